@@ -1,0 +1,1 @@
+"""UVCC console: the operator's side. It never imports torch; only ``ui`` imports textual."""

@@ -1,0 +1,1 @@
+"""Events, the pure reducer, detectors and the journal. No textual, no network."""

@@ -1,0 +1,310 @@
+"""Everything that can happen to a run, as frozen records.
+
+Operations append events to the journal; the reducer folds them; nothing else holds state. An event is written
+once and never changed, so a field is only ever added, with a default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+_REGISTRY: dict[str, type[Event]] = {}
+_E = TypeVar("_E", bound="type[Event]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events. ``ts`` is the console's wall clock in seconds (0.0 = to be stamped by the journal)."""
+
+    kind: ClassVar[str] = ""
+    ts: float = 0.0
+
+
+def _event(kind: str) -> Any:
+    def register(cls: _E) -> _E:
+        cls.kind = kind
+        _REGISTRY[kind] = cls
+        return cls
+
+    return register
+
+
+@_event("run_created")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCreated(Event):
+    """A rollout was planned. ``profile`` is the resolved profile; ``stages`` the plan in order."""
+
+    run: str
+    profile_name: str
+    job_kind: str
+    replicas: int
+    pipeline_stages: int
+    tensor: int
+    stages: list[str]
+    profile: dict[str, Any] = field(default_factory=dict)
+
+
+@_event("stage")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageChanged(Event):
+    """A rollout stage moved: pending | running | ok | failed | skipped | waiting."""
+
+    name: str
+    status: str
+    detail: str = ""
+
+
+@_event("gate")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateMeasured(Event):
+    """One gate with what was wanted and what was measured."""
+
+    name: str
+    ok: bool
+    wanted: str
+    measured: str
+
+
+@_event("pod")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodChanged(Event):
+    """A pod's life: planned | creating | booting | ready | agent | lost | deleting | gone | failed.
+
+    ``address`` is ``user@host:port``; ``host_key`` the pinned SSH host key (``ssh-ed25519 AAAA...``); ``identity`` the
+    OpenSSH public key of the party identity born on the pod. Empty values keep what was known.
+    """
+
+    pod: str
+    party: int
+    replica: int
+    provider: str
+    state: str
+    address: str = ""
+    price_hr: float = 0.0
+    detail: str = ""
+    identity: str = ""
+    host_key: str = ""
+
+
+@_event("link")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkChanged(Event):
+    """The console's path to a pod (path: ssh | relay | peer | lease | api) went up or down."""
+
+    pod: str
+    path: str
+    up: bool
+    detail: str = ""
+
+
+@_event("phase")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseStarted(Event):
+    """The smoke or full job begins under ``engine_run`` (the run id on the pods); ``attempt`` counts resumes."""
+
+    phase: str
+    engine_run: str
+    steps: int
+    sid_job: str
+    attempt: int = 0
+
+
+@_event("heartbeat")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat(Event):
+    """One heartbeat record of one worker, as written on the pod (``record``: DESIGN section 4)."""
+
+    pod: str
+    coord: str
+    record: dict[str, Any]
+
+
+@_event("metric")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric(Event):
+    """One row of training.csv (or val.csv with split="val") of one worker."""
+
+    coord: str
+    step: int
+    values: dict[str, float]
+    split: str = "train"
+
+
+@_event("engine")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEvent(Event):
+    """One line of a pod's events.jsonl."""
+
+    pod: str
+    level: str
+    event: str
+    fields: dict[str, Any]
+    at: float = 0.0
+
+
+@_event("lines")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLines(Event):
+    """Plain text lines of one file on one pod, in order."""
+
+    pod: str
+    src: str
+    lines: list[str]
+
+
+@_event("worker")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProcess(Event):
+    """A worker process started or exited. ``signal`` names what ended it, if a signal did."""
+
+    pod: str
+    coord: str
+    state: str
+    pid: int = 0
+    rc: int | None = None
+    signal: str = ""
+
+
+@_event("root")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootReported(Event):
+    """A worker finalised an epoch: its root and, per peer, the digest of the leaves both should hold."""
+
+    coord: str
+    epoch: int
+    root: str
+    pairs: dict[str, str] = field(default_factory=dict)
+
+
+@_event("fork")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkDetected(Event):
+    """Two parties disagree about what they exchanged in an epoch."""
+
+    epoch: int
+    parties: list[int]
+    detail: str = ""
+
+
+@_event("halt_requested")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltRequested(Event):
+    """Somebody wants the run held, halted or released. Written before the first byte is sent."""
+
+    nonce: str
+    mode: str
+    by: str
+    drill: bool = False
+    reason: str = ""
+
+
+@_event("halt_ack")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltAck(Event):
+    """Evidence from one pod for one nonce: sent | seen | held | halted | gone | released | unknown."""
+
+    pod: str
+    nonce: str
+    stage: str
+    step: int = -1
+    checkpoint: str = ""
+    detail: str = ""
+    path: str = "ssh"
+
+
+@_event("halt_done")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltDone(Event):
+    """The ladder ended: how many pods verified at which step in how many seconds."""
+
+    nonce: str
+    mode: str
+    verified: int
+    total: int
+    step: int
+    seconds: float
+    drill: bool = False
+
+
+@_event("cost")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTick(Event):
+    """Spending so far and its rate, in US dollars."""
+
+    hourly: float
+    spent: float
+    forecast: float = 0.0
+    runway_h: float | None = None
+
+
+@_event("result")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultReported(Event):
+    """One worker's final result: hash and what the policy reveals."""
+
+    coord: str
+    phase: str
+    result_hash: str
+    values: dict[str, float]
+
+
+@_event("verdict")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict(Event):
+    """The verifier's word on a proof bundle."""
+
+    phase: str
+    ok: bool
+    global_root: str
+    sid_job: str
+    detail: str = ""
+    bundle: str = ""
+
+
+@_event("alert")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert(Event):
+    """Something the operator should see: level info | warn | error, evidence and remedy."""
+
+    level: str
+    name: str
+    text: str
+    remedy: str = ""
+    subject: str = ""
+
+
+@_event("intent")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent(Event):
+    """Somebody asked for something: resume | teardown | stop | retry | skip | confirm, ..."""
+
+    action: str
+    by: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@_event("run_ended")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(Event):
+    """The rollout is over: ok | failed | halted | torn_down. ``leaks`` must be empty."""
+
+    status: str
+    detail: str = ""
+    leaks: list[str] = field(default_factory=list)
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event's fields without its kind."""
+    return {f.name: getattr(event, f.name) for f in dataclasses.fields(event) if f.name != "ts"}
+
+
+def from_json(kind: str, ts: float, data: Mapping[str, Any]) -> Event | None:
+    """Read an event back; None for a kind this version does not know. Unknown fields are dropped."""
+    cls = _REGISTRY.get(kind)
+    if cls is None:
+        return None
+    known = {f.name for f in dataclasses.fields(cls)}
+    return cls(ts=ts, **{k: v for k, v in data.items() if k in known and k != "ts"})

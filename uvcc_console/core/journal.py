@@ -1,0 +1,117 @@
+"""The run's journal: an append-only SQLite file. Whatever anybody shows or resumes is a view of it.
+
+Several processes may append (the conductor, the halt sidecar, a CLI verb); readers poll ``since``. Appends are
+durable (WAL, synchronous=FULL) before the call returns: the halt ladder relies on it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.state import reduce
+from uvcc_engine.contract.errors import UnreadableError, UvccError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS events(
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, ts REAL NOT NULL,
+  source TEXT NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS by_kind ON events(kind, seq);
+"""
+
+
+class Journal:
+    """One open journal. Not shared between threads: open one each."""
+
+    def __init__(
+        self, path: Path, *, source: str = "", readonly: bool = False, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = path
+        self._source = source
+        self._clock = clock
+        if readonly and not path.exists():
+            raise UnreadableError(f"no journal at {path}", "see the runs with: uvcc runs")
+        try:
+            self._db = sqlite3.connect(path, timeout=10, isolation_level=None)
+            if not readonly:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")
+                self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as e:
+            raise UnreadableError(f"journal {path}: {e}", "is the disk full, or the folder not writable?") from e
+
+    def append(self, *batch: ev.Event) -> int:
+        """Write events durably, in order; returns the last sequence number. Raises UvccError if the disk refuses."""
+        now = self._clock()
+        rows = [(e.ts or now, self._source, e.kind, json.dumps(ev.to_json(e), separators=(",", ":"))) for e in batch]
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            cursor = self._db.cursor()
+            last = 0
+            for row in rows:
+                cursor.execute("INSERT INTO events(ts, source, kind, data) VALUES (?,?,?,?)", row)
+                last = cursor.lastrowid or last
+            self._db.execute("COMMIT")
+        except sqlite3.OperationalError as e:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise UvccError(f"cannot write the journal {self.path}: {e}", "free disk space; nothing was lost") from e
+        return last
+
+    def since(self, seq: int, limit: int = 10_000) -> Iterator[tuple[int, ev.Event]]:
+        """Events after ``seq`` in order; kinds of a newer version are skipped."""
+        rows = self._db.execute(
+            "SELECT seq, ts, kind, data FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit)
+        ).fetchall()
+        for number, ts, kind, data in rows:
+            event = ev.from_json(kind, ts, json.loads(data))
+            if event is not None:
+                yield number, event
+
+    def last_seq(self) -> int:
+        row = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()
+        return int(row[0])
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class Follower:
+    """Keeps a snapshot up to date with a journal; ``poll`` returns the new events."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.snapshot = Snapshot()
+
+    def poll(self, limit: int = 10_000) -> list[ev.Event]:
+        """Fold what is new; at most ``limit`` events, so that a caller can stay responsive."""
+        new: list[ev.Event] = []
+        for seq, event in self._journal.since(self.snapshot.seq, limit):
+            self.snapshot = reduce(self.snapshot, event, seq)
+            new.append(event)
+        return new
+
+
+def read_all(journal: Journal) -> Snapshot:
+    """The newest snapshot."""
+    follower = Follower(journal)
+    while follower.poll():
+        pass
+    return follower.snapshot
+
+
+def iter_events(path: Path) -> Iterable[tuple[int, ev.Event]]:
+    """Every event of a journal file, in order."""
+    journal = Journal(path, readonly=True)
+    try:
+        seq = 0
+        while batch := list(journal.since(seq)):
+            yield from batch
+            seq = batch[-1][0]
+    finally:
+        journal.close()

@@ -1,0 +1,35 @@
+"""Where things lie on the operator's machine. ``UVCC_HOME`` overrides the platform's data folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from uvcc_engine.contract.errors import UvccError
+
+
+def data_dir() -> Path:
+    """The data folder, not necessarily existing."""
+    if home := os.environ.get("UVCC_HOME"):
+        return Path(home)
+    from platformdirs import user_data_path
+
+    return user_data_path("uvcc", appauthor=False)
+
+
+def runs_dir() -> Path:
+    return data_dir() / "runs"
+
+
+def run_dir(run: str) -> Path:
+    """Folder of one run: journal.sqlite, artifacts/, keys of this run's operator."""
+    return runs_dir() / run
+
+
+def ensure(path: Path, mode: int = 0o700) -> Path:
+    """Create a private folder; a clear error where that is impossible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=mode)
+    except OSError as e:
+        raise UvccError(f"cannot create {path}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
+    return path

@@ -1,0 +1,169 @@
+"""The immutable picture of one run. TUI, CLI, replay and detectors read this and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from uvcc_console.core.series import Series
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """One rollout stage. status: pending | running | waiting | ok | failed | skipped."""
+
+    name: str
+    status: str = "pending"
+    detail: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateView:
+    name: str
+    ok: bool
+    wanted: str
+    measured: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod. ``paths`` maps a halt path to (up, since)."""
+
+    pod: str
+    party: int
+    replica: int
+    provider: str
+    state: str
+    address: str = ""
+    price_hr: float = 0.0
+    detail: str = ""
+    identity: str = ""
+    host_key: str = ""
+    paths: Mapping[str, tuple[bool, float]] = field(default_factory=lambda: EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker. ``beat`` is its last heartbeat record, ``beat_ts`` when the console received it."""
+
+    coord: str
+    pod: str = ""
+    phase: str = ""
+    step: int = -1
+    beat_ts: float = 0.0
+    beat: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    root_epoch: int = -1
+    root: str = ""
+    state: str = ""
+    rc: int | None = None
+    signal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochAgreement:
+    """What is known of one epoch: roots by worker and whether every pair of parties agrees so far."""
+
+    epoch: int
+    roots: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    pairs: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class HaltView:
+    """The running or last halt. ``acks``: pod -> (stage, step, checkpoint, ts). mode: hold | halt | release."""
+
+    nonce: str = ""
+    mode: str = ""
+    by: str = ""
+    drill: bool = False
+    asked: float = 0.0
+    acks: Mapping[str, tuple[str, int, str, float]] = field(default_factory=lambda: EMPTY)
+    done: bool = False
+    verified: int = 0
+    total: int = 0
+    step: int = -1
+    seconds: float = 0.0
+    last_drill_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One line of the merged event log."""
+
+    ts: float
+    level: str
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictView:
+    ok: bool
+    global_root: str
+    sid_job: str
+    detail: str
+    bundle: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One run at one moment. ``seq`` is the journal sequence it reflects."""
+
+    run: str = ""
+    profile_name: str = ""
+    profile: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    job_kind: str = ""
+    status: str = "planned"
+    detail: str = ""
+    created: float = 0.0
+    updated: float = 0.0
+    seq: int = 0
+    phase: str = ""
+    engine_run: str = ""
+    attempt: int = 0
+    steps_planned: int = 0
+    sid_job: str = ""
+    replicas: int = 1
+    pipeline_stages: int = 1
+    tensor: int = 1
+    stages: tuple[StageView, ...] = ()
+    gates: tuple[GateView, ...] = ()
+    pods: Mapping[str, PodView] = field(default_factory=lambda: EMPTY)
+    workers: Mapping[str, WorkerView] = field(default_factory=lambda: EMPTY)
+    series: Mapping[str, Mapping[str, Series]] = field(default_factory=lambda: EMPTY)
+    agreement: tuple[EpochAgreement, ...] = ()
+    agreed_epoch: int = -1
+    fork: str = ""
+    halt: HaltView = field(default_factory=HaltView)
+    hourly: float = 0.0
+    spent: float = 0.0
+    forecast: float = 0.0
+    runway_h: float | None = None
+    results: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: EMPTY)
+    result_hashes: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    verdicts: Mapping[str, VerdictView] = field(default_factory=lambda: EMPTY)
+    alerts: tuple[LogEntry, ...] = ()
+    log: tuple[LogEntry, ...] = ()
+    leaks: tuple[str, ...] = ()
+
+    @property
+    def stage(self) -> StageView | None:
+        """The stage that is running or waiting, else the last one that ended."""
+        ended = None
+        for s in self.stages:
+            if s.status in ("running", "waiting"):
+                return s
+            if s.status in ("ok", "failed", "skipped"):
+                ended = s
+        return ended
+
+    @property
+    def step(self) -> int:
+        """The lowest step any live worker reports; -1 before the first heartbeat."""
+        return min((w.step for w in self.workers.values()), default=-1)

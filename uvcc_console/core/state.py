@@ -1,0 +1,320 @@
+"""The pure reducer: (snapshot, event) -> snapshot. No clock, no I/O, no exceptions for odd input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.series import Series
+from uvcc_console.core.snapshot import (
+    EpochAgreement,
+    GateView,
+    HaltView,
+    LogEntry,
+    PodView,
+    Snapshot,
+    StageView,
+    VerdictView,
+    WorkerView,
+)
+
+LOG_KEEP = 2000
+AGREEMENT_KEEP = 64
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _put(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
+    return MappingProxyType({**mapping, key: value})
+
+
+def _log(s: Snapshot, e: ev.Event, level: str, source: str, text: str) -> Snapshot:
+    return replace(s, log=(*s.log[-(LOG_KEEP - 1) :], LogEntry(e.ts, level, source, text)))
+
+
+def _created(s: Snapshot, e: ev.RunCreated) -> Snapshot:
+    return replace(
+        s,
+        run=e.run,
+        profile_name=e.profile_name,
+        profile=MappingProxyType(dict(e.profile)),
+        job_kind=e.job_kind,
+        created=e.ts,
+        replicas=e.replicas,
+        pipeline_stages=e.pipeline_stages,
+        tensor=e.tensor,
+        status="running",
+        stages=tuple(StageView(n) for n in e.stages),
+    )
+
+
+def _stage(s: Snapshot, e: ev.StageChanged) -> Snapshot:
+    def move(v: StageView) -> StageView:
+        started = e.ts if e.status == "running" and v.status != "waiting" else v.started
+        ended = e.ts if e.status in ("ok", "failed", "skipped") else 0.0
+        return replace(v, status=e.status, detail=e.detail, started=started, ended=ended)
+
+    stages = tuple(move(v) if v.name == e.name else v for v in s.stages)
+    if e.name not in {v.name for v in stages}:
+        stages = (*stages, move(StageView(e.name)))
+    level = "error" if e.status == "failed" else "info"
+    text = f"stage {e.name} {e.status}" + (f": {e.detail}" if e.detail else "")
+    return _log(replace(s, stages=stages), e, level, "rollout", text)
+
+
+def _gate(s: Snapshot, e: ev.GateMeasured) -> Snapshot:
+    kept = tuple(g for g in s.gates if g.name != e.name)
+    gate = GateView(e.name, e.ok, e.wanted, e.measured)
+    text = f"gate {e.name}: {'ok' if e.ok else 'FAILED'} (wanted {e.wanted}, measured {e.measured})"
+    return _log(replace(s, gates=(*kept, gate)), e, "info" if e.ok else "error", "gate", text)
+
+
+def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
+    old = s.pods.get(e.pod)
+    view = PodView(
+        e.pod,
+        e.party,
+        e.replica,
+        e.provider,
+        e.state,
+        e.address or (old.address if old else ""),
+        e.price_hr or (old.price_hr if old else 0.0),
+        e.detail,
+        e.identity or (old.identity if old else ""),
+        e.host_key or (old.host_key if old else ""),
+        old.paths if old else MappingProxyType({}),
+    )
+    s = replace(s, pods=_put(s.pods, e.pod, view))
+    level = "error" if e.state in ("failed", "lost") else "info"
+    return _log(s, e, level, e.pod, f"pod {e.state}" + (f": {e.detail}" if e.detail else ""))
+
+
+def _link(s: Snapshot, e: ev.LinkChanged) -> Snapshot:
+    pod = s.pods.get(e.pod)
+    if pod is None:
+        return s
+    s = replace(s, pods=_put(s.pods, e.pod, replace(pod, paths=_put(pod.paths, e.path, (e.up, e.ts)))))
+    return _log(
+        s, e, "info" if e.up else "warn", e.pod, f"path {e.path} {'up' if e.up else 'down'} {e.detail}".rstrip()
+    )
+
+
+def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
+    fresh = e.engine_run != s.engine_run
+    s = replace(
+        s,
+        phase=e.phase,
+        engine_run=e.engine_run,
+        attempt=e.attempt,
+        steps_planned=e.steps,
+        sid_job=e.sid_job,
+        halt=HaltView(last_drill_s=s.halt.last_drill_s),
+        status="running",
+        workers=MappingProxyType({}) if fresh else s.workers,
+        series=MappingProxyType({}) if fresh else s.series,
+        agreement=() if fresh else s.agreement,
+        agreed_epoch=-1 if fresh else s.agreed_epoch,
+    )
+    resumed = f", resume {e.attempt}" if e.attempt else ""
+    return _log(s, e, "info", "rollout", f"{e.phase} starts: {e.steps} steps{resumed}, sid_job {e.sid_job[:12]}")
+
+
+def _worker_of(s: Snapshot, coord: str) -> WorkerView:
+    return s.workers.get(coord) or WorkerView(coord)
+
+
+def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
+    r = e.record
+    w = replace(
+        _worker_of(s, e.coord),
+        pod=e.pod,
+        phase=str(r.get("phase", "")),
+        step=int(r.get("step", -1)),
+        beat_ts=e.ts,
+        beat=MappingProxyType(dict(r)),
+    )
+    return replace(s, workers=_put(s.workers, e.coord, w))
+
+
+def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
+    by_name = s.series.get(e.coord, MappingProxyType({}))
+    for name, value in e.values.items():
+        key = name if e.split == "train" else f"{e.split}_{name}"
+        line = by_name.get(key, Series())
+        if line.last and line.last[0] >= e.step:
+            line = line.truncated(e.step)
+        by_name = _put(by_name, key, line.append(float(e.step), value))
+    return replace(s, series=_put(s.series, e.coord, by_name))
+
+
+def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
+    fields = " ".join(f"{k}={v}" for k, v in e.fields.items())
+    return _log(s, e, e.level, e.pod, f"{e.event} {fields}".rstrip())
+
+
+def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
+    new = tuple(LogEntry(e.ts, "debug", f"{e.pod}/{e.src}", line) for line in e.lines[-LOG_KEEP:])
+    return replace(s, log=(*s.log, *new)[-LOG_KEEP:])
+
+
+def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
+    w = replace(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal)
+    s = replace(s, workers=_put(s.workers, e.coord, w))
+    if e.state != "exited":
+        return s
+    how = f"killed by {e.signal}" if e.signal else f"exit {e.rc}"
+    return _log(s, e, "info" if e.rc == 0 else "error", e.pod, f"worker {e.coord} {how}")
+
+
+def _root(s: Snapshot, e: ev.RootReported) -> Snapshot:
+    w = replace(_worker_of(s, e.coord), root_epoch=e.epoch, root=e.root)
+    known = {a.epoch: a for a in s.agreement}
+    a = known.get(e.epoch, EpochAgreement(e.epoch))
+    known[e.epoch] = replace(
+        a, roots=_put(a.roots, e.coord, e.root), pairs=_put(a.pairs, e.coord, MappingProxyType(dict(e.pairs)))
+    )
+    kept = tuple(known[k] for k in sorted(known)[-AGREEMENT_KEEP:])
+    s = replace(s, workers=_put(s.workers, e.coord, w), agreement=kept)
+    expected = 3 * s.replicas * s.pipeline_stages * s.tensor
+    if len(known[e.epoch].roots) == expected and not _disagreement(known[e.epoch]):
+        s = replace(s, agreed_epoch=max(s.agreed_epoch, e.epoch))
+    return s
+
+
+def _disagreement(a: EpochAgreement) -> tuple[str, str] | None:
+    """The first two workers whose records of their common channel differ. Keys of ``pairs`` are peer coords."""
+    for coord in sorted(a.pairs):
+        for peer, digest in a.pairs[coord].items():
+            other = a.pairs.get(peer, {}).get(coord)
+            if other is not None and other != digest:
+                return coord, peer
+    return None
+
+
+def _fork(s: Snapshot, e: ev.ForkDetected) -> Snapshot:
+    who = " and ".join(f"P{p}" for p in e.parties)
+    text = f"FORK at epoch {e.epoch}: {who} disagree. {e.detail}".rstrip()
+    return _log(replace(s, fork=text), e, "error", "ledger", text)
+
+
+def _halt_requested(s: Snapshot, e: ev.HaltRequested) -> Snapshot:
+    if e.nonce == s.halt.nonce:
+        halt = replace(s.halt, mode=e.mode, by=e.by, done=False)
+    else:
+        halt = HaltView(e.nonce, e.mode, e.by, e.drill, e.ts, total=len(s.pods), last_drill_s=s.halt.last_drill_s)
+    what = "drill" if e.drill else e.mode.upper()
+    text = f"{what} asked by {e.by}" + (f": {e.reason}" if e.reason else "")
+    return _log(replace(s, halt=halt), e, "info" if e.drill else "warn", "halt", text)
+
+
+_HALT_ORDER = ("unknown", "sent", "seen", "held", "released", "halted", "gone")
+
+
+def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
+    if e.nonce != s.halt.nonce:
+        return s
+    old = s.halt.acks.get(e.pod)
+    rank = {name: i for i, name in enumerate(_HALT_ORDER)}
+    if old and rank.get(e.stage, 0) < rank.get(old[0], 0):
+        return s
+    step = e.step if e.step >= 0 or not old else old[1]
+    ack = (e.stage, step, e.checkpoint or (old[2] if old else ""), e.ts)
+    s = replace(s, halt=replace(s.halt, acks=_put(s.halt.acks, e.pod, ack)))
+    where = f" at step {e.step}" if e.step >= 0 else ""
+    return _log(s, e, "error" if e.stage == "unknown" else "info", e.pod, f"{e.stage}{where} {e.detail}".rstrip())
+
+
+def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
+    if e.nonce != s.halt.nonce:
+        return s
+    drill_s = e.seconds if e.drill else s.halt.last_drill_s
+    halt = replace(
+        s.halt, done=True, verified=e.verified, total=e.total, step=e.step, seconds=e.seconds, last_drill_s=drill_s
+    )
+    s = replace(s, halt=halt)
+    if e.mode == "halt":
+        s = replace(s, status="halted", detail=f"at step {e.step}")
+    name = "drill" if e.drill else e.mode.upper()
+    unknown = f", {e.total - e.verified} unknown" if e.verified < e.total else ""
+    text = f"{name} {e.verified}/{e.total} verified{unknown} at step {e.step}, {e.seconds:.1f} s"
+    return _log(s, e, "info" if e.verified == e.total else "error", "halt", text)
+
+
+def _cost(s: Snapshot, e: ev.CostTick) -> Snapshot:
+    return replace(s, hourly=e.hourly, spent=e.spent, forecast=e.forecast, runway_h=e.runway_h)
+
+
+def _result(s: Snapshot, e: ev.ResultReported) -> Snapshot:
+    s = replace(
+        s,
+        results=_put(s.results, e.phase, MappingProxyType(dict(e.values))),
+        result_hashes=_put(s.result_hashes, f"{e.phase}/{e.coord}", e.result_hash),
+    )
+    values = " ".join(f"{k}={v:.4f}" for k, v in e.values.items())
+    return _log(s, e, "info", e.coord, f"result {e.result_hash[:12]} {values}")
+
+
+def _verdict(s: Snapshot, e: ev.Verdict) -> Snapshot:
+    view = VerdictView(e.ok, e.global_root, e.sid_job, e.detail, e.bundle)
+    text = f"{e.phase} VERIFIED, global root {e.global_root[:12]}" if e.ok else f"{e.phase} NOT VERIFIED: {e.detail}"
+    return _log(replace(s, verdicts=_put(s.verdicts, e.phase, view)), e, "info" if e.ok else "error", "verify", text)
+
+
+def _alert(s: Snapshot, e: ev.Alert) -> Snapshot:
+    text = e.text + (f" ({e.remedy})" if e.remedy else "")
+    entry = LogEntry(e.ts, e.level, e.subject or e.name, text)
+    return replace(s, alerts=(*s.alerts[-99:], entry), log=(*s.log[-(LOG_KEEP - 1) :], entry))
+
+
+def _intent(s: Snapshot, e: ev.Intent) -> Snapshot:
+    return _log(s, e, "info", e.by, f"asked for {e.action}")
+
+
+def _ended(s: Snapshot, e: ev.RunEnded) -> Snapshot:
+    s = replace(s, status=e.status, detail=e.detail, leaks=tuple(e.leaks))
+    return _log(s, e, "info" if e.status == "ok" else "warn", "rollout", f"run ended: {e.status} {e.detail}".rstrip())
+
+
+_REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
+    ev.RunCreated: _created,
+    ev.StageChanged: _stage,
+    ev.GateMeasured: _gate,
+    ev.PodChanged: _pod,
+    ev.LinkChanged: _link,
+    ev.PhaseStarted: _phase,
+    ev.Heartbeat: _heartbeat,
+    ev.Metric: _metric,
+    ev.EngineEvent: _engine,
+    ev.LogLines: _lines,
+    ev.WorkerProcess: _worker,
+    ev.RootReported: _root,
+    ev.ForkDetected: _fork,
+    ev.HaltRequested: _halt_requested,
+    ev.HaltAck: _halt_ack,
+    ev.HaltDone: _halt_done,
+    ev.CostTick: _cost,
+    ev.ResultReported: _result,
+    ev.Verdict: _verdict,
+    ev.Alert: _alert,
+    ev.Intent: _intent,
+    ev.RunEnded: _ended,
+}
+
+
+def reduce(s: Snapshot, e: ev.Event, seq: int | None = None) -> Snapshot:
+    """Fold one event into the snapshot."""
+    reducer = _REDUCERS.get(type(e))
+    if reducer is not None:
+        s = reducer(s, e)
+    return replace(s, updated=max(s.updated, e.ts), seq=seq if seq is not None else s.seq + 1)
+
+
+def fold(events: Iterable[ev.Event], start: Snapshot | None = None) -> Snapshot:
+    """Fold many."""
+    s = start or Snapshot()
+    for e in events:
+        s = reduce(s, e)
+    return s

@@ -1,0 +1,1 @@
+"""Providers, SSH, the agent client and the spend ledger."""

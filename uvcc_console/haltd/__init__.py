@@ -1,0 +1,1 @@
+"""The halt sidecar: its own process with its own warm connections."""

@@ -1,0 +1,1 @@
+"""Log bundle, figures, handoff and verification of files."""

@@ -1,0 +1,1 @@
+"""Plan, stages, gates, the halt ladder, resume and collection."""

@@ -1,0 +1,1 @@
+"""One process per pod: supervises workers, streams files, obeys HALT."""

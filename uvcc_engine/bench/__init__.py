@@ -1,0 +1,1 @@
+"""Every benchmark that the README quotes."""

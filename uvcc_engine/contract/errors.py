@@ -1,0 +1,63 @@
+"""The one error hierarchy of UVCC. Every error says what is wrong and what the operator can do."""
+
+from __future__ import annotations
+
+
+class UvccError(Exception):
+    """Something an operator can act on: ``what`` happened, and the ``cure``."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, cure: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.cure = cure
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.cure})" if self.cure else self.what
+
+
+class ConfigError(UvccError):
+    """A profile, job or option is wrong; names the key and the nearest known one."""
+
+    exit_code = 2
+
+
+class UnreadableError(UvccError):
+    """A file that must be read is missing, cut short or not of its format."""
+
+    exit_code = 2
+
+
+class ProtocolError(UvccError):
+    """A party broke the protocol; ``party`` names it (-1 where it cannot be told)."""
+
+    exit_code = 3
+
+    def __init__(self, what: str, cure: str = "", *, party: int = -1) -> None:
+        super().__init__(what, cure)
+        self.party = party
+
+
+class PeerLostError(UvccError):
+    """A party gave no sign of life for longer than the agreed wait."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, cure: str = "", *, party: int = -1) -> None:
+        super().__init__(what, cure)
+        self.party = party
+
+
+class VerificationError(UvccError):
+    """Evidence does not hold; ``check`` names the first thing that failed."""
+
+    def __init__(self, check: str, what: str, cure: str = "") -> None:
+        super().__init__(f"{check}: {what}", cure)
+        self.check = check
+
+
+class UnreachableError(UvccError):
+    """A pod, relay or provider cannot be reached. Its state is unknown, never assumed."""
+
+    exit_code = 5

@@ -1,0 +1,46 @@
+"""Messages between a console and a pod's agent: JSON lines, one object a line, both ways.
+
+Commands carry a ``nonce`` and are answered by exactly one ``ack`` with the same nonce. Everything else the agent
+sends by itself. Unknown keys are ignored on reading, so that an older console can watch a newer agent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+VERSION: Final = 1
+
+# console -> agent
+HELLO: Final = "hello"  # {version, cursors: {"run/file": [ino, off]}, lease_s, holder}
+WATCH: Final = "watch"  # {run, cursors?}: stream this run's files
+LAUNCH: Final = "launch"  # {run, workers: [WorkerSpec...]}: fork one process per spec
+HALT: Final = "halt"  # {run, mode: hold|halt|release, deadline, nonce}
+SIGNAL: Final = "signal"  # {run, coord|None, signal: USR1|TERM|KILL}: to process groups by recorded identity
+POLICY: Final = "policy"  # {policy: canonical JSON text}: the agent checks it and signs; ack carries {signature}
+RELAY: Final = "relay"  # {run, action: start|stop, config}; ack carries {url, pid}
+PROBE: Final = "probe"  # ack carries the probe JSON (python, torch, gpu, memory, disk, clock)
+LEASE: Final = "lease"  # {ttl_s}: renew; without renewal the agent halts its runs by itself
+STOP: Final = "stop"  # end every worker and the relay of this agent, then the agent
+# agent -> console
+ACK: Final = "ack"  # {nonce, ok, error?, cure?, ...}
+LINES: Final = "lines"  # {run, src, ino, off, seq, ts, lines: [...]}; off = offset after the last line
+REWIND: Final = "rewind"  # {run, src, reason: truncated|rotated}
+DROPPED: Final = "dropped"  # {n}: telemetry lines this agent had to drop for this console
+PROC: Final = "proc"  # {run, coord, pid, state: started|exited, rc, signal, ts}
+HALTED: Final = "halted"  # {run, nonce, stage: seen|held|halted|gone, coord?, step, checkpoint?, ts}
+TELEMETRY: Final = "telemetry"  # {ts, cpu, mem_mib, disk_free_mib, gpus: [...]}
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One message as one line."""
+    return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+def decode(line: bytes | str) -> dict[str, Any]:
+    """Read one line; raises ValueError if it is not a JSON object with an ``op``."""
+    found = json.loads(line)
+    if not isinstance(found, dict) or not isinstance(found.get("op"), str):
+        raise ValueError("not an agent message")
+    return found

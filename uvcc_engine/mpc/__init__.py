@@ -1,0 +1,1 @@
+"""Three-party replicated secret sharing over Z_2^64."""

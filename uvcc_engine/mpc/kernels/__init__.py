@@ -1,0 +1,1 @@
+"""Local arithmetic behind one small interface, one module per device."""

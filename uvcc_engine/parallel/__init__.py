@@ -1,0 +1,1 @@
+"""Topology, ids, process groups and schedules."""

@@ -1,0 +1,1 @@
+"""The cross-party message plane: frames, exactly-once channels, secure sessions, links."""

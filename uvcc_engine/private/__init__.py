@@ -1,0 +1,1 @@
+"""Secret-shared training: job, data, layers, models, worker and the data owner's client."""

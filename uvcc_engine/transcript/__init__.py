@@ -1,0 +1,1 @@
+"""Transcript, Merkle roots, policy, proof bundle, signatures and the verifier. No torch."""

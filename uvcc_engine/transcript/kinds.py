@@ -1,0 +1,27 @@
+"""Kinds of transcript messages. Numbers are part of the leaf format: never reuse one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OPEN: Final = 1  # a missing share, or its hash, of a value that becomes public
+RESHARE: Final = 2  # the additive product share that re-establishes replication
+DEALER: Final = 3  # truncation and comparison material from the dealing party
+LIFT: Final = 4  # a move between arithmetic and boolean planes
+INPUT: Final = 5  # a client input was unsealed (local leaf)
+RESULT: Final = 6  # a revealed or final value (local leaf)
+CHECKPOINT: Final = 7  # a checkpoint became durable (local leaf)
+POLICY: Final = 8  # the policy this session runs under (local leaf)
+PIPELINE: Final = 9  # activations or gradients between stages, inside a party (local leaf)
+
+NAMES: Final = {
+    OPEN: "OPEN",
+    RESHARE: "RESHARE",
+    DEALER: "DEALER",
+    LIFT: "LIFT",
+    INPUT: "INPUT",
+    RESULT: "RESULT",
+    CHECKPOINT: "CHECKPOINT",
+    POLICY: "POLICY",
+    PIPELINE: "PIPELINE",
+}
