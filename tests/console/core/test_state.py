@@ -1,0 +1,192 @@
+"""The reducer: what a run looks like after what happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Follower, Journal, read_all
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.state import fold, reduce
+from uvcc_engine.contract.errors import UnreadableError
+
+CREATED = ev.RunCreated(
+    ts=1.0,
+    run="r",
+    profile_name="demo",
+    job_kind="private",
+    replicas=1,
+    pipeline_stages=1,
+    tensor=1,
+    stages=["plan", "full"],
+)
+COORDS = ("p0r0s0t0", "p1r0s0t0", "p2r0s0t0")
+
+
+def _pairs(coord: str, digest: str) -> dict[str, str]:
+    return {c: digest for c in COORDS if c != coord}
+
+
+def test_stages_move_in_order() -> None:
+    s = fold(
+        [CREATED, ev.StageChanged(ts=2, name="plan", status="running"), ev.StageChanged(ts=3, name="plan", status="ok")]
+    )
+    assert [(x.name, x.status) for x in s.stages] == [("plan", "ok"), ("full", "pending")]
+    assert s.stages[0].started == 2
+    assert s.stages[0].ended == 3
+    assert s.stage is s.stages[0]
+
+
+def test_an_epoch_is_agreed_only_when_all_workers_reported_and_no_pair_differs() -> None:
+    s = fold([CREATED])
+    for coord in COORDS[:2]:
+        s = reduce(s, ev.RootReported(coord=coord, epoch=4, root="aa" + coord, pairs=_pairs(coord, "d")))
+    assert s.agreed_epoch == -1
+    s = reduce(s, ev.RootReported(coord=COORDS[2], epoch=4, root="bb", pairs=_pairs(COORDS[2], "d")))
+    assert s.agreed_epoch == 4
+
+
+def test_a_differing_pair_is_not_agreement() -> None:
+    s = fold([CREATED])
+    for coord in COORDS:
+        digest = "x" if coord == COORDS[1] else "d"
+        s = reduce(s, ev.RootReported(coord=coord, epoch=4, root=coord, pairs=_pairs(coord, digest)))
+    assert s.agreed_epoch == -1
+
+
+def test_acks_of_another_halt_are_not_believed_and_never_go_back() -> None:
+    s = fold([CREATED, ev.HaltRequested(nonce="n1", mode="hold", by="f9")])
+    s = reduce(s, ev.HaltAck(pod="p0r0", nonce="old", stage="halted", step=9))
+    assert not s.halt.acks
+    s = reduce(s, ev.HaltAck(pod="p0r0", nonce="n1", stage="held", step=9))
+    s = reduce(s, ev.HaltAck(pod="p0r0", nonce="n1", stage="seen"))
+    assert s.halt.acks["p0r0"][:2] == ("held", 9)
+
+
+def test_the_second_press_of_the_same_halt_keeps_its_evidence() -> None:
+    s = fold(
+        [
+            CREATED,
+            ev.HaltRequested(nonce="n", mode="hold", by="f9"),
+            ev.HaltAck(pod="p", nonce="n", stage="held", step=3),
+            ev.HaltRequested(nonce="n", mode="halt", by="f9"),
+        ]
+    )
+    assert s.halt.mode == "halt"
+    assert s.halt.acks["p"][0] == "held"
+
+
+def test_drill_time_survives_the_next_phase() -> None:
+    s = fold(
+        [
+            CREATED,
+            ev.HaltRequested(nonce="d", mode="hold", by="wizard", drill=True),
+            ev.HaltDone(nonce="d", mode="release", verified=3, total=3, step=1, seconds=0.8, drill=True),
+            ev.PhaseStarted(phase="full", engine_run="r.full", steps=10, sid_job="ab"),
+        ]
+    )
+    assert s.halt.last_drill_s == 0.8
+    assert s.status == "running"
+
+
+def test_a_resume_truncates_the_curve_instead_of_drawing_back() -> None:
+    s = fold([CREATED])
+    for step, loss in [(1, 2.0), (2, 1.5), (3, 1.2), (2, 1.4)]:
+        s = reduce(s, ev.Metric(coord="p0r0s0t0", step=step, values={"loss": loss}))
+    assert list(s.series["p0r0s0t0"]["loss"]) == [(1, 2.0), (2, 1.4)]
+
+
+class ReducerMachine(RuleBasedStateMachine):
+    """Any order of events: never an exception, never a lie about agreement or halts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s: Snapshot = fold([CREATED])
+        self.events: list[ev.Event] = [CREATED]
+
+    def _apply(self, event: ev.Event) -> None:
+        self.events.append(event)
+        self.s = reduce(self.s, event)
+
+    @rule(coord=st.sampled_from(COORDS), step=st.integers(-1, 50))
+    def beat(self, coord: str, step: int) -> None:
+        self._apply(ev.Heartbeat(pod=coord[:4], coord=coord, record={"step": step, "phase": "train"}))
+
+    @rule(coord=st.sampled_from(COORDS), epoch=st.integers(0, 4), digest=st.sampled_from(["d", "d", "d", "x"]))
+    def root(self, coord: str, epoch: int, digest: str) -> None:
+        self._apply(ev.RootReported(coord=coord, epoch=epoch, root=coord + digest, pairs=_pairs(coord, digest)))
+
+    @rule(nonce=st.sampled_from(["a", "b"]), mode=st.sampled_from(["hold", "halt", "release"]))
+    def ask(self, nonce: str, mode: str) -> None:
+        self._apply(ev.HaltRequested(nonce=nonce, mode=mode, by="f9"))
+
+    @rule(
+        nonce=st.sampled_from(["a", "b"]),
+        pod=st.sampled_from(["p0r0", "p1r0"]),
+        stage=st.sampled_from(["seen", "held", "halted"]),
+    )
+    def ack(self, nonce: str, pod: str, stage: str) -> None:
+        self._apply(ev.HaltAck(pod=pod, nonce=nonce, stage=stage, step=3))
+
+    @rule(step=st.integers(0, 30), loss=st.floats(0, 5))
+    def metric(self, step: int, loss: float) -> None:
+        self._apply(ev.Metric(coord=COORDS[0], step=step, values={"loss": loss}))
+
+    @invariant()
+    def agreement_has_evidence(self) -> None:
+        if self.s.agreed_epoch >= 0:
+            agreed = {a.epoch: a for a in self.s.agreement}.get(self.s.agreed_epoch)
+            assert agreed is not None
+            assert len(agreed.roots) == 3
+
+    @invariant()
+    def curves_run_forward(self) -> None:
+        for by_name in self.s.series.values():
+            for line in by_name.values():
+                assert list(line.xs()) == sorted(set(line.xs()))
+
+    @invariant()
+    def replay_is_the_same(self) -> None:
+        if len(self.events) % 7 == 0:
+            assert fold(self.events) == self.s
+
+
+ReducerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestReducer = ReducerMachine.TestCase
+
+
+def test_journal_round_trip_and_two_writers(tmp_path: Path) -> None:
+    one = Journal(tmp_path / "j.sqlite", source="conductor", clock=lambda: 5.0)
+    two = Journal(tmp_path / "j.sqlite", source="haltd", clock=lambda: 6.0)
+    one.append(CREATED, ev.StageChanged(name="plan", status="running"))
+    two.append(ev.HaltRequested(nonce="n", mode="hold", by="f9"))
+    follower = Follower(Journal(tmp_path / "j.sqlite", readonly=True))
+    assert [e.kind for e in follower.poll()] == ["run_created", "stage", "halt_requested"]
+    assert follower.snapshot.halt.asked == 6.0
+    assert follower.poll() == []
+    one.append(ev.RunEnded(status="ok"))
+    assert [e.kind for e in follower.poll()] == ["run_ended"]
+    assert read_all(one) == follower.snapshot
+
+
+def test_a_missing_journal_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableError, match="uvcc runs"):
+        Journal(tmp_path / "none.sqlite", readonly=True)
+
+
+def test_events_of_a_newer_version_are_skipped_not_fatal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.sqlite")
+    journal.append(CREATED)
+    journal._db.execute("INSERT INTO events(ts, source, kind, data) VALUES (1, 'x', 'from_the_future', '{}')")
+    assert read_all(journal).run == "r"
+
+
+def test_unknown_fields_are_dropped_and_every_kind_round_trips() -> None:
+    assert ev.from_json("run_ended", 1.0, {"status": "ok", "new_field": 1}) == ev.RunEnded(ts=1.0, status="ok")
+    for kind, cls in ev._REGISTRY.items():
+        assert cls.kind == kind

@@ -1,0 +1,54 @@
+"""What the project promises about itself: import contracts, light start-up, no machine paths."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def _modules_after(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint('\\n'.join(m.split('.')[0] for m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["uvcc_console.cli.main", "uvcc_console.core.journal", "uvcc_engine.contract.wire"])
+def test_light_imports(module: str) -> None:
+    loaded = _modules_after(f"import {module}")
+    assert not loaded & {"torch", "textual", "numpy", "asyncssh"}
+
+
+def test_uvcc_help_loads_neither_torch_nor_textual() -> None:
+    loaded = _modules_after(
+        "from uvcc_console.cli.main import main\nimport contextlib, io\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    try: main(['--help'])\n    except SystemExit: pass"
+    )
+    assert not loaded & {"torch", "textual"}
+
+
+def test_importing_the_ui_does_not_load_torch() -> None:
+    loaded = _modules_after("import uvcc_console.ui.app")
+    assert "textual" in loaded
+    assert "torch" not in loaded
+
+
+def test_no_path_of_a_machine_in_tracked_files() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    bad = re.compile(r"(^|[\s\"'=(])/(work|farm)/\w|index-url|--registry", re.M)
+    found = []
+    for name in tracked.stdout.split():
+        path = ROOT / name
+        if name == "tests/test_hygiene.py" or path.suffix in {".npz", ".png"} or not path.is_file():
+            continue
+        if bad.search(path.read_text("utf-8", errors="replace")):
+            found.append(name)
+    assert found == []
