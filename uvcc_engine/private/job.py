@@ -1,0 +1,97 @@
+"""The job of a private run: what is trained, how, and what it reveals. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from typing import Any, Final
+
+from uvcc_engine.contract.errors import ConfigError
+
+REVEALABLE: Final = ("loss", "accuracy", "weights")
+SCHEDULES: Final = ("linear", "constant")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateJob:
+    """One secret-shared training job; the policy carries it, so every party trains exactly this.
+
+    ``reveal`` lists what is opened: ``loss`` (the batch mean, every ``loss_every`` steps), ``accuracy`` (the count of
+    correct test rows, once at the end) and ``weights`` (final weights, sealed to the data owner). The batch order, the
+    initial weights and the schedule are public functions of ``seed``.
+    """
+
+    model: str = "mlp-digits"
+    steps: int = 60
+    batch: int = 128
+    lr: float = 0.5
+    momentum: float = 0.9
+    schedule: str = "linear"
+    seed: int = 7
+    frac_bits: int = 16
+    reveal: tuple[str, ...] = ("loss", "accuracy")
+    loss_every: int = 1
+    checkpoint_every: int = 10
+    test_rows: int = 360
+    kind: str = "private"
+
+    def __post_init__(self) -> None:
+        if self.kind != "private":
+            raise ConfigError(f"job.kind is {self.kind!r}", "a private job has kind 'private'")
+        for name in ("steps", "batch", "loss_every", "checkpoint_every", "test_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"job.{name} is {getattr(self, name)}", "it must be at least 1")
+        if not (math.isfinite(self.lr) and 0.0 < self.lr <= 16.0):
+            raise ConfigError(f"job.lr is {self.lr}", "give a learning rate in (0, 16]")
+        if not 0.0 <= self.momentum < 1.0:
+            raise ConfigError(f"job.momentum is {self.momentum}", "give a momentum in [0, 1)")
+        if not 8 <= self.frac_bits <= 24:
+            raise ConfigError(f"job.frac_bits is {self.frac_bits}", "give 8 to 24 fractional bits; 16 is usual")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"job.seed is {self.seed}", "give a seed of 0 to 2^63 - 1")
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(f"job.schedule is {self.schedule!r}", f"one of {', '.join(SCHEDULES)}")
+        for item in self.reveal:
+            if item not in REVEALABLE:
+                raise ConfigError(f"job.reveal: unknown item {item!r}", _nearest(item, REVEALABLE))
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> PrivateJob:
+        """Read a job. Raises ConfigError naming an unknown key and the nearest known one, or a wrong type."""
+        kinds = {f.name: type(f.default) for f in fields(cls)}
+        values: dict[str, Any] = {}
+        for key, value in found.items():
+            if key not in kinds:
+                raise ConfigError(f"job: unknown key {key!r}", _nearest(key, kinds))
+            values[key] = _typed(key, value, kinds[key])
+        return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain JSON values; ``from_json`` reads it back unchanged."""
+        return asdict(self) | {"reveal": list(self.reveal)}
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of step ``step`` (from 0)."""
+        return self.lr * (1.0 - step / self.steps) if self.schedule == "linear" else self.lr
+
+    def reveals_loss(self, step: int) -> bool:
+        """Whether the mean loss of this step is opened (the first and last step always are, if loss is revealed)."""
+        return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
+
+
+def _typed(key: str, value: Any, kind: type) -> Any:
+    if kind is tuple:
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+    elif kind is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    elif isinstance(value, kind) and not isinstance(value, bool):
+        return value
+    raise ConfigError(f"job.{key} is {value!r}", f"it must be a {'list of words' if kind is tuple else kind.__name__}")
+
+
+def _nearest(key: str, known: Any) -> str:
+    return f"did you mean {get_close_matches(key, list(known), n=1, cutoff=0.0)[0]!r}?"
