@@ -1,0 +1,119 @@
+"""The model as a whole: decode equals prefill, sizes are the planned ones, it learns to retrieve."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from uvcc_engine.nsa import decode
+from uvcc_engine.nsa.config import ModelConfig, NSAConfig
+from uvcc_engine.nsa.model import LanguageModel, gate_metrics, parameter_count
+
+TINY = ModelConfig(
+    vocab=32,
+    dim=32,
+    n_layers=2,
+    n_heads=6,
+    n_kv_groups=2,
+    d_k=8,
+    d_v=8,
+    nsa=NSAConfig(l=8, d=4, l_sel=8, n_sel=4, w=10),
+)
+FLAT = ModelConfig(
+    vocab=32, dim=32, n_layers=1, n_heads=4, n_kv_groups=1, d_k=8, d_v=8, nsa=NSAConfig(l=8, d=8, l_sel=8, n_sel=3, w=8)
+)
+
+
+@pytest.mark.parametrize("cfg", [TINY, FLAT])
+def test_decode_equals_prefill(cfg: ModelConfig) -> None:
+    torch.manual_seed(1)
+    model = LanguageModel(cfg).double().eval()
+    tokens = torch.randint(0, cfg.vocab, (2, 70))
+    with torch.no_grad():
+        whole = model(tokens)
+    state = decode.start(model, 2)
+    for t in range(70):
+        torch.testing.assert_close(decode.step(model, state, tokens[:, t]), whole[:, t], rtol=1e-9, atol=1e-9)
+    assert state.reads < cfg.n_layers * sum(range(1, 71)) * 2
+
+
+def test_m7c_is_the_planned_size() -> None:
+    assert parameter_count(ModelConfig(vocab=50257)) == pytest.approx(122e6, rel=0.03)
+    assert parameter_count(ModelConfig(vocab=256)) == pytest.approx(83e6, rel=0.04)
+
+
+def test_no_output_of_the_model_sees_the_future() -> None:
+    torch.manual_seed(2)
+    model = LanguageModel(TINY).eval()
+    tokens = torch.randint(0, 32, (1, 64))
+    with torch.no_grad():
+        base = model(tokens)
+        for j in (1, 8, 23, 24, 40, 63):
+            edited = tokens.clone()
+            edited[0, j] = (edited[0, j] + 1) % 32
+            assert torch.equal(model(edited)[:, :j], base[:, :j])
+
+
+def test_recomputation_changes_no_gradient() -> None:
+    torch.manual_seed(3)
+    model = LanguageModel(TINY)
+    tokens = torch.randint(0, 32, (2, 40))
+    grads = []
+    for recompute in (False, True):
+        model.recompute = recompute
+        model.zero_grad()
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for a, b in zip(*grads, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_gate_metrics_see_a_collapse() -> None:
+    even = torch.full((1, 4, 2, 3), 0.5)
+    metrics = gate_metrics([even])
+    assert metrics is not None
+    assert metrics.entropy_mean == pytest.approx(1.0986, abs=1e-3)
+    assert metrics.collapse_frac == 0
+    collapsed = torch.tensor([0.99, 0.001, 0.001]).expand(1, 4, 2, 3)
+    metrics = gate_metrics([even, collapsed])
+    assert metrics is not None
+    assert metrics.collapse_frac == 0.5
+
+
+def test_a_short_training_learns_to_copy_from_far_away() -> None:
+    """A key seen once, far outside the window, must be found again: only compression and selection reach it."""
+    torch.manual_seed(4)
+    cfg = ModelConfig(
+        vocab=16,
+        dim=48,
+        n_layers=2,
+        n_heads=4,
+        n_kv_groups=2,
+        d_k=16,
+        d_v=16,
+        nsa=NSAConfig(l=4, d=4, l_sel=4, n_sel=5, w=4),
+    )
+    model = LanguageModel(cfg)
+    optim = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    gen = torch.Generator().manual_seed(5)
+
+    def batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Filler 0s, one value token 1..12 behind marker 13 at a random place, marker 14 at the end asks for it."""
+        rows = torch.zeros(n, 32, dtype=torch.int64)
+        where = torch.randint(0, 20, (n,), generator=gen)
+        value = torch.randint(1, 13, (n,), generator=gen)
+        index = torch.arange(n)
+        rows[index, where], rows[index, where + 1], rows[:, -1] = 13, value, 14
+        return rows, value
+
+    for _ in range(250):
+        rows, value = batch(64)
+        loss = F.cross_entropy(model(rows)[:, -1], value)
+        optim.zero_grad()
+        loss.backward()
+        optim.step()
+    rows, value = batch(200)
+    with torch.no_grad():
+        hit = (model(rows)[:, -1].argmax(-1) == value).float().mean()
+    assert hit > 0.9, float(hit)

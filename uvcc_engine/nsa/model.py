@@ -1,0 +1,134 @@
+"""The M7C language model: a pre-norm decoder around NSA (or around dense attention, the benchmarks' baseline)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from uvcc_engine.nsa import blocks
+from uvcc_engine.nsa.attention import NSAttention
+from uvcc_engine.nsa.config import ModelConfig
+from uvcc_engine.nsa.rope import rope_tables, rotate
+
+
+class DenseAttention(nn.Module):
+    """Causal grouped-query attention of the same width: what NSA's speed is measured against."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.q = nn.Linear(cfg.dim, cfg.n_heads * cfg.d_k, bias=False)
+        self.kv = nn.Linear(cfg.dim, cfg.n_kv_groups * (cfg.d_k + cfg.d_v), bias=False)
+        self.out = nn.Linear(cfg.n_heads * cfg.d_v, cfg.dim, bias=False)
+
+    def forward(self, x: Tensor, doc_start: Tensor | None = None) -> tuple[Tensor, None]:
+        """x [B, S, dim] -> (y [B, S, dim], None)."""
+        b, s, _ = x.shape
+        c = self.cfg
+        position = torch.arange(s, device=x.device)
+        cos, sin = rope_tables(position, c.d_k, base=c.rope_base, scale=c.rope_scale, dtype=x.dtype)
+        q = rotate(self.q(x).view(b, s, c.n_heads, c.d_k), cos[:, None], sin[:, None])
+        k, v = self.kv(x).view(b, s, c.n_kv_groups, c.d_k + c.d_v).split((c.d_k, c.d_v), dim=-1)
+        k = rotate(k, cos[:, None], sin[:, None])
+        mask = blocks.causal_mask(position, doc_start, s)[:, None] if doc_start is not None else None
+        o = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )
+        return self.out(o.transpose(1, 2).flatten(-2)), None
+
+
+class Block(nn.Module):
+    """Attention and a GELU MLP of four times the width, each behind an RMSNorm."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.norm_a = nn.RMSNorm(cfg.dim)
+        self.attention = NSAttention(cfg) if cfg.attention == "nsa" else DenseAttention(cfg)
+        self.norm_m = nn.RMSNorm(cfg.dim)
+        self.up = nn.Linear(cfg.dim, 4 * cfg.dim, bias=False)
+        self.down = nn.Linear(4 * cfg.dim, cfg.dim, bias=False)
+
+    def forward(self, x: Tensor, doc_start: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        y, gates = self.attention(self.norm_a(x), doc_start)
+        x = x + y
+        return x + self.down(F.gelu(self.up(self.norm_m(x)))), gates
+
+
+@dataclass(frozen=True, slots=True)
+class GateMetrics:
+    """Health of the three gates over all layers. Entropy in nats of the normalised gates (at most ln 3 = 1.0986)."""
+
+    entropy_mean: float
+    entropy_min: float
+    max_gate: float
+    collapse_frac: float
+    branch_shares: tuple[float, float, float]
+
+
+class LanguageModel(nn.Module):
+    """Token ids -> logits. The embedding is tied to the output."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.embed = nn.Embedding(cfg.vocab, cfg.dim)
+        self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.n_layers))
+        self.norm = nn.RMSNorm(cfg.dim)
+        self.recompute = False
+        self.apply(self._init)
+        for name, p in self.named_parameters():
+            if name.endswith(("attention.out.weight", ".down.weight")) and p.ndim == 2:
+                nn.init.normal_(p, std=0.02 / (2 * cfg.n_layers) ** 0.5)
+
+    @staticmethod
+    def _init(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def forward(self, tokens: Tensor, doc_start: Tensor | None = None, *, gates: list[Tensor] | None = None) -> Tensor:
+        """tokens [B, S] int64 -> logits [B, S, vocab]. ``gates`` collects each layer's [B, S, H, 3], detached."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            if self.recompute and self.training:
+                x, g = checkpoint(block, x, doc_start, use_reentrant=False)
+            else:
+                x, g = block(x, doc_start)
+            if gates is not None and g is not None:
+                gates.append(g.detach())
+        return F.linear(self.norm(x), self.embed.weight)
+
+
+def parameter_count(cfg: ModelConfig) -> int:
+    """Number of parameters, counted on the meta device: costs no memory."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in LanguageModel(cfg).parameters())
+
+
+@torch.no_grad()
+def gate_metrics(gates: list[Tensor]) -> GateMetrics | None:
+    """Over all layers, tokens and heads. A gate is collapsed below 0.1 nats with a share above 0.95."""
+    if not gates:
+        return None
+    share = torch.stack([g.float() for g in gates])
+    share = share / share.sum(-1, keepdim=True).clamp_min(1e-9)
+    entropy = -(share * share.clamp_min(1e-9).log()).sum(-1)
+    top = share.amax(-1)
+    a, b, c = share.flatten(0, -2).mean(0).tolist()
+    return GateMetrics(
+        entropy_mean=float(entropy.mean()),
+        entropy_min=float(entropy.min()),
+        max_gate=float(top.max()),
+        collapse_frac=float(((entropy < 0.1) & (top > 0.95)).float().mean()),
+        branch_shares=(a, b, c),
+    )
