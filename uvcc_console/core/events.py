@@ -35,7 +35,10 @@ def _event(kind: str) -> Any:
 @_event("run_created")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCreated(Event):
-    """A rollout was planned. ``profile`` is the resolved profile; ``stages`` the plan in order."""
+    """A rollout was planned. ``profile`` is the resolved profile; ``stages`` the plan in order.
+
+    ``seed`` makes identities and nonces repeatable (demonstrations only); None draws them fresh.
+    """
 
     run: str
     profile_name: str
@@ -45,6 +48,7 @@ class RunCreated(Event):
     tensor: int
     stages: list[str]
     profile: dict[str, Any] = field(default_factory=dict)
+    seed: int | None = None
 
 
 @_event("stage")
@@ -187,6 +191,15 @@ class ForkDetected(Event):
     epoch: int
     parties: list[int]
     detail: str = ""
+
+
+@_event("cursor")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CursorMoved(Event):
+    """How far a pod's files have become events: ``run/file`` -> [inode, offset]. Written with those events."""
+
+    pod: str
+    cursors: dict[str, list[int]]
 
 
 @_event("halt_requested")

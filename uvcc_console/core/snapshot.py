@@ -113,7 +113,11 @@ class VerdictView:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One run at one moment. ``seq`` is the journal sequence it reflects."""
+    """One run at one moment. ``seq`` is the journal sequence it reflects.
+
+    ``status``: planned | running | halted | failed while the run lives (the last two can be resumed); once ``ended``
+    is set (a time stamp), the final word of ``RunEnded``. ``seed``: see ``RunCreated``.
+    """
 
     run: str = ""
     profile_name: str = ""
@@ -151,6 +155,8 @@ class Snapshot:
     alerts: tuple[LogEntry, ...] = ()
     log: tuple[LogEntry, ...] = ()
     leaks: tuple[str, ...] = ()
+    ended: float = 0.0
+    seed: int | None = None
 
     @property
     def stage(self) -> StageView | None:

@@ -46,6 +46,7 @@ def _created(s: Snapshot, e: ev.RunCreated) -> Snapshot:
         replicas=e.replicas,
         pipeline_stages=e.pipeline_stages,
         tensor=e.tensor,
+        seed=e.seed,
         status="running",
         stages=tuple(StageView(n) for n in e.stages),
     )
@@ -62,7 +63,12 @@ def _stage(s: Snapshot, e: ev.StageChanged) -> Snapshot:
         stages = (*stages, move(StageView(e.name)))
     level = "error" if e.status == "failed" else "info"
     text = f"stage {e.name} {e.status}" + (f": {e.detail}" if e.detail else "")
-    return _log(replace(s, stages=stages), e, level, "rollout", text)
+    s = replace(s, stages=stages)
+    if e.status == "failed":
+        s = replace(s, status="failed", detail=e.detail)
+    elif e.status == "running" and s.status in ("failed", "halted") and e.name != "teardown":
+        s = replace(s, status="running", detail="")
+    return _log(s, e, level, "rollout", text)
 
 
 def _gate(s: Snapshot, e: ev.GateMeasured) -> Snapshot:
@@ -274,7 +280,7 @@ def _intent(s: Snapshot, e: ev.Intent) -> Snapshot:
 
 
 def _ended(s: Snapshot, e: ev.RunEnded) -> Snapshot:
-    s = replace(s, status=e.status, detail=e.detail, leaks=tuple(e.leaks))
+    s = replace(s, status=e.status, detail=e.detail, leaks=tuple(e.leaks), ended=e.ts)
     return _log(s, e, "info" if e.status == "ok" else "warn", "rollout", f"run ended: {e.status} {e.detail}".rstrip())
 
 

@@ -1,0 +1,90 @@
+"""The journal as an asyncio process uses it: batched appends, a snapshot that follows, waiting for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Follower, Journal
+from uvcc_console.core.snapshot import Snapshot
+
+T = TypeVar("T")
+POLL_S = 0.03
+BATCH_S = 0.1
+MAX_QUEUE = 20_000
+
+
+class Bus:
+    """One process's end of the journal. ``commit`` is durable when it returns; ``record`` within ``BATCH_S``."""
+
+    def __init__(self, journal: Journal, *, poll_s: float = POLL_S, batch_s: float = BATCH_S) -> None:
+        self._journal = journal
+        self._follower = Follower(journal)
+        self._queue: list[ev.Event] = []
+        self._dropped = 0
+        self._poll_s = poll_s
+        self._batch_s = batch_s
+        self._changed = asyncio.Event()
+        self._listeners: list[Callable[[ev.Event], None]] = []
+        self._drain()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Everything known so far, own appends included."""
+        return self._follower.snapshot
+
+    def listen(self, listener: Callable[[ev.Event], None]) -> None:
+        """Call ``listener`` with every event from now on, whoever wrote it, in journal order."""
+        self._listeners.append(listener)
+
+    def commit(self, *batch: ev.Event) -> None:
+        """Append durably, after what was queued, and fold. Raises UvccError if the disk refuses."""
+        queued, self._queue = self._queue, []
+        if self._dropped:
+            text = f"{self._dropped} telemetry records were dropped: they came faster than the disk takes them"
+            batch = (*batch, ev.Alert(level="warn", name="dropped", text=text))
+            self._dropped = 0
+        if queued or batch:
+            self._journal.append(*queued, *batch)
+        self._drain()
+
+    def record(self, events: Sequence[ev.Event]) -> None:
+        """Queue telemetry for the next batch. A full queue drops and counts; it never blocks and never hides it."""
+        room = MAX_QUEUE - len(self._queue)
+        self._queue.extend(events[: max(0, room)])
+        self._dropped += max(0, len(events) - max(0, room))
+
+    def _drain(self) -> None:
+        while batch := self._follower.poll():
+            for event in batch:
+                for listener in self._listeners:
+                    listener(event)
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    async def run(self) -> None:
+        """Write the queue and follow the journal until cancelled."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        try:
+            while True:
+                if self._queue and loop.time() - last >= self._batch_s:
+                    self.commit()
+                    last = loop.time()
+                else:
+                    self._drain()
+                await asyncio.sleep(self._poll_s)
+        finally:
+            self.commit()
+
+    async def wait(self, condition: Callable[[Snapshot], T | None], timeout: float | None = None) -> T:
+        """The first truthy value of ``condition`` over the snapshots from now on. Raises TimeoutError."""
+        async with asyncio.timeout(timeout):
+            while True:
+                changed = self._changed
+                found = condition(self.snapshot)
+                if found:
+                    return found
+                await changed.wait()

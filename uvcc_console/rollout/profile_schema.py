@@ -1,0 +1,169 @@
+"""What a profile may say: strict models, every field with its meaning and default (DESIGN section 12)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds(value: Any) -> Any:
+    """``90``, ``"90s"``, ``"15m"``, ``"1h30m"`` -> seconds. Anything unreadable is left for the model to refuse."""
+    if not isinstance(value, str):
+        return value
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", value)
+    if not parts or "".join(n + u for n, u in parts) != value.replace(" ", ""):
+        raise ValueError("a duration like 90s, 15m or 1h")
+    return sum(float(n) * _UNITS[u] for n, u in parts)
+
+
+Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
+Reveal = Literal["loss", "accuracy", "weights", "gradients_norm"]
+
+
+class Strict(BaseModel):
+    """Base of every part: unknown keys and silent conversions are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PrivateJob(Strict):
+    """Training on secret shares, three parties."""
+
+    kind: Literal["private"]
+    model: str = "mlp-digits"
+    data: str = "digits"
+    steps: int = Field(gt=0)
+    batch: int = Field(default=64, gt=0)
+    lr: float = Field(default=0.1, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    fraction_bits: int = Field(default=16, ge=8, le=28)
+    seed: int = Field(default=7, ge=0)
+    reveal: list[Reveal] = ["loss", "accuracy"]
+    checkpoint_every: int = Field(default=0, ge=0)
+    model_options: dict[str, Any] = {}
+
+
+class LmJob(Strict):
+    """Ordinary multi-GPU language-model training with the engine's trainer. ``config`` names or holds its settings."""
+
+    kind: Literal["lm"]
+    config: str | dict[str, Any] = "m7c_125m_80g"
+    steps: int = Field(gt=0)
+    ranks: int = Field(default=1, gt=0)
+    seed: int = Field(default=7, ge=0)
+    overrides: dict[str, Any] = {}
+
+
+class CommandJob(Strict):
+    """Any program that writes the run contract into ``$UVCC_RUN_DIR``."""
+
+    kind: Literal["command"]
+    argv: list[str] = Field(min_length=1)
+    steps: int = Field(gt=0)
+    ranks: int = Field(default=1, gt=0)
+
+
+class TopologyPart(Strict):
+    replicas: int = Field(default=1, ge=1, le=64)
+    stages: int = Field(default=1, ge=1, le=64)
+    tensor: int = Field(default=1, ge=1, le=64)
+    microbatches: int = Field(default=1, ge=1, le=1024)
+
+
+class FleetPart(Strict):
+    """Where pods come from. ``per_party`` names the provider domain of each of the three parties."""
+
+    provider: Literal["local", "inventory", "prime"] = "local"
+    per_party: list[str] = []
+    hosts: str = ""
+    gpu: str = ""
+    gpus: int = Field(default=1, ge=0)
+    gpu_memory: int = Field(default=0, ge=0)
+    image: str = ""
+    socket: str = ""
+    regions: list[str] = []
+    country: str = ""
+    spot: bool = False
+    disk: int = Field(default=0, ge=0)
+    data_center: str = ""
+    max_price: float = Field(default=0.0, ge=0)
+    ssh_key: str = ""
+    keep_pods: bool = False
+    attach_prefix: str = ""
+    base_url: str = ""
+    packages: list[str] = []
+
+    @model_validator(mode="after")
+    def _complete(self) -> FleetPart:
+        if self.per_party and len(self.per_party) != 3:
+            raise ValueError(f"per_party names one provider for each of the three parties, not {len(self.per_party)}")
+        if self.provider == "inventory" and not self.hosts:
+            raise ValueError("provider inventory needs hosts: the path of the YAML list of machines")
+        return self
+
+
+class SmokePart(Strict):
+    """What the smoke changes; everything else is as in the full run. ``steps: 0`` leaves the smoke out."""
+
+    replicas: int = Field(default=1, ge=1)
+    steps: int = Field(default=2, ge=0)
+
+
+class GatesPart(Strict):
+    """What must be measured before the full run starts."""
+
+    loss_falls: bool = True
+    result_hashes: int = Field(default=1, ge=1)
+    verifier: Literal["ok", "any"] = "ok"
+    halt_drill_s: float = Field(default=5.0, ge=0)
+    clock_skew_s: float = Field(default=30.0, gt=0)
+    disk_free_mib: int = Field(default=512, ge=0)
+    toks_per_s: float = Field(default=0.0, ge=0)
+
+
+class LimitsPart(Strict):
+    """Caps in US dollars (0 = nothing may be spent) and lifetimes.
+
+    ``ttl``: the run's whole life; ``wait``: how long a halted or failed run keeps its pods for a resume;
+    ``stall``: how long no worker may make a step before the run counts as hung.
+    """
+
+    hourly: float = Field(default=0.0, ge=0)
+    total: float = Field(default=0.0, ge=0)
+    ttl: Seconds = 3600.0
+    wait: Seconds = 900.0
+    stall: Seconds = 120.0
+
+
+class HaltPart(Strict):
+    """``lease``: the pods halt by themselves when nobody renewed for so long. ``auto``: rungs that need no typed id."""
+
+    lease: Seconds = 60.0
+    auto: list[Literal["hold", "halt", "term", "kill", "terminate"]] = ["hold", "halt", "term"]
+
+
+class Profile(Strict):
+    """One way of running."""
+
+    job: PrivateJob | LmJob | CommandJob = Field(discriminator="kind")
+    topology: TopologyPart = TopologyPart()
+    fleet: FleetPart = FleetPart()
+    link: Literal["auto", "direct", "relay", "nats"] = "auto"
+    smoke: SmokePart = SmokePart()
+    gates: GatesPart = GatesPart()
+    limits: LimitsPart = LimitsPart()
+    halt: HaltPart = HaltPart()
+    env: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _fits(self) -> Profile:
+        if self.smoke.replicas > self.topology.replicas:
+            raise ValueError(
+                f"smoke.replicas is {self.smoke.replicas} but topology.replicas only {self.topology.replicas}"
+            )
+        return self
