@@ -1,0 +1,192 @@
+"""The data owner's side: what each party gets, what it cannot get, and what happens to altered files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.private import client
+from uvcc_engine.private.data import Dataset, one_hot
+from uvcc_engine.private.datafiles import read_rows
+from uvcc_engine.private.inputs import SharedInputs, open_inputs, share_dataset
+from uvcc_engine.private.sealing import seal, unseal
+from uvcc_engine.transcript.identity import Identity, PublicIdentity
+
+RNG = np.random.default_rng(0)
+PARTIES = [Identity(bytes([i + 1]) * 32, bytes([i + 9]) * 32) for i in range(3)]
+PUBLIC: tuple[PublicIdentity, ...] = tuple(p.public for p in PARTIES)
+OWNER = Identity(b"o" * 32, b"w" * 32)
+DATA = Dataset(RNG.normal(size=(7, 5)), RNG.integers(0, 3, 7), RNG.normal(size=(4, 5)), RNG.integers(0, 3, 4), 3)
+
+
+def shared(seed: int | None = 1, data: Dataset = DATA) -> SharedInputs:
+    return share_dataset(data, 16, PUBLIC, OWNER, seed)
+
+
+def test_parties_hold_replicated_components_that_sum_to_the_data() -> None:
+    made = shared()
+    got = [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], policy_inputs=made.public()) for i in range(3)]
+    wanted = {"train_x": DATA.train_x, "test_x": DATA.test_x, "train_y": one_hot(DATA.train_y, 3)}
+    for name, values in wanted.items():
+        lo = [g.tensors[name][0] for g in got]
+        for i in range(3):
+            assert np.array_equal(got[i].tensors[name][1], lo[(i + 1) % 3])
+        with np.errstate(over="ignore"):
+            assert np.array_equal(lo[0] + lo[1] + lo[2], np.rint(values * 65536).astype(np.int64))
+    assert got[0].rows("train_x") == 7
+
+
+def test_a_partys_file_holds_neither_the_third_component_nor_the_data() -> None:
+    made = shared()
+    plain = [unseal(made.boxes[i], party=PARTIES[i], owner=OWNER.public)[0] for i in range(3)]
+    opened = [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], policy_inputs=made.public()) for i in range(3)]
+    clear = np.rint(DATA.train_x * 65536).astype("<i8").tobytes()
+    for i in range(3):
+        third = opened[(i + 1) % 3].tensors["train_x"][1].astype("<i8").tobytes()
+        assert third not in plain[i]
+        assert clear[:40] not in plain[i]
+        assert opened[i].tensors["train_x"][0].astype("<i8").tobytes() in plain[i]
+        for box in made.boxes:
+            assert clear[:16] not in box
+            assert plain[i][40:120] not in box
+
+
+def test_only_the_addressed_party_opens_its_file() -> None:
+    made = shared()
+    with pytest.raises(VerificationError, match="another party"):
+        open_inputs(made.boxes[1], party=0, identity=PARTIES[0], policy_inputs=made.public())
+    with pytest.raises(VerificationError, match="this is party 2"):
+        open_inputs(made.boxes[1], party=2, identity=PARTIES[1], policy_inputs=made.public())
+
+
+def test_every_flipped_byte_of_a_box_is_refused() -> None:
+    box = seal(b"components", owner=OWNER, to=PUBLIC[0], about={"party": 0})
+    assert unseal(box, party=PARTIES[0], owner=OWNER.public) == (b"components", {"party": 0})
+    for at in range(len(box)):
+        altered = bytearray(box)
+        altered[at] ^= 1
+        with pytest.raises((UnreadableError, VerificationError)):
+            unseal(bytes(altered), party=PARTIES[0], owner=OWNER.public)
+    for length in range(0, len(box), 7):
+        with pytest.raises((UnreadableError, VerificationError)):
+            unseal(box[:length], party=PARTIES[0], owner=OWNER.public)
+
+
+def test_another_owner_cannot_seal_in_this_owners_name() -> None:
+    impostor = Identity(b"o" * 32, b"i" * 32)
+    box = seal(b"x", owner=impostor, to=PUBLIC[0], about={})
+    with pytest.raises(VerificationError, match="another owner"):
+        unseal(box, party=PARTIES[0], owner=OWNER.public)
+    forged = box.replace(impostor.public.x25519.encode(), OWNER.public.x25519.encode())
+    with pytest.raises(VerificationError, match="altered"):
+        unseal(forged, party=PARTIES[0], owner=OWNER.public)
+
+
+def test_a_component_other_than_the_committed_one_is_refused() -> None:
+    made, other = shared(1), shared(2)
+    with pytest.raises(VerificationError, match="component 0 is not the one"):
+        open_inputs(other.boxes[0], party=0, identity=PARTIES[0], policy_inputs=made.public())
+
+
+def test_a_seed_repeats_everything_and_never_repeats_masks_for_other_data() -> None:
+    assert shared(1) == shared(1)
+    assert shared(1).commitments != shared(2).commitments
+    assert shared(None).commitments != shared(None).commitments
+    changed = Dataset(DATA.train_x + 1.0, DATA.train_y, DATA.test_x, DATA.test_y, 3)
+    masks = [
+        open_inputs(s.boxes[0], party=0, identity=PARTIES[0], policy_inputs=s.public()).tensors["train_x"]
+        for s in (shared(1), shared(1, changed))
+    ]
+    assert not (masks[0][0] == masks[1][0]).any()
+    assert not (masks[0][1] == masks[1][1]).any()
+
+
+def test_values_outside_the_range_are_refused_by_name() -> None:
+    for value, words in ((np.nan, "not finite"), (5000.0, "beyond 1024")):
+        x = DATA.train_x.copy()
+        x[0, 0] = value
+        with pytest.raises(ConfigError, match=f"train features .*{words}"):
+            shared(1, Dataset(x, DATA.train_y, DATA.test_x, DATA.test_y, 3))
+    with pytest.raises(ConfigError, match="three different"):
+        share_dataset(DATA, 16, (PUBLIC[0], PUBLIC[0], PUBLIC[1]), OWNER)
+
+
+def run_client(tmp_path: Path, *more: str, job: dict[str, object] | None = None) -> int:
+    (tmp_path / "job.json").write_text(json.dumps(job or {"kind": "private", "model": "mlp-digits"}))
+    (tmp_path / "parties.json").write_text(json.dumps([p.to_json() for p in PUBLIC]))
+    options = ["--job", "job.json", "--parties", "parties.json", "--owner", "owner", "--out", "out"]
+    return client.main([str(tmp_path / o) if not o.startswith("--") else o for o in options] + list(more))
+
+
+def test_share_writes_files_that_open_and_repeat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_client(tmp_path, "--seed", "5") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["rows"] == {"train": 1437, "test": 360}
+    public = json.loads((tmp_path / "out" / "commitments.json").read_text())
+    assert set(public) == {"commitments", "owner"}
+    first = [(tmp_path / "out" / f"sealed-p{i}.bin").read_bytes() for i in range(3)]
+    assert oct((tmp_path / "owner" / "x25519").stat().st_mode & 0o777) == "0o600"
+    got = open_inputs(first[2], party=2, identity=PARTIES[2], policy_inputs=public)
+    assert got.tensors["train_x"][0].shape == (1437, 64)
+    again = tmp_path / "again"
+    again.mkdir()
+    assert run_client(again, "--seed", "5") == 0
+    assert [(again / "out" / f"sealed-p{i}.bin").read_bytes() for i in range(3)] == first
+
+
+def test_share_explains_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_client(tmp_path, job={"modle": "mlp-digits"}) == 2
+    assert "did you mean 'model'" in capsys.readouterr().err
+    assert run_client(tmp_path, job={"model": "secureml-a"}) == 2
+    assert "takes 784 and 10" in capsys.readouterr().err
+    assert run_client(tmp_path, "--data", str(tmp_path / "none.csv")) == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x, y = RNG.integers(0, 255, (6, 4)).astype(np.uint8), np.array([0, 1, 2, 0, 1, 2], np.uint8)
+    np.savez(tmp_path / "d.npz", images=x, labels=y)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    table = np.column_stack([x, y])
+    np.savetxt(tmp_path / "d.csv", table, delimiter=",", fmt="%d", header="a,b,c,d,label", comments="")
+    torch.save({"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, tmp_path / "d.pt")
+    idx_x = struct.pack(">HBB3I", 0, 8, 3, 6, 2, 2) + x.tobytes()
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_x))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">HBBI", 0, 8, 1, 6) + y.tobytes())
+    pairs: list[tuple[str, str | None]] = [
+        ("d.npz", None),
+        ("x.npy", "y.npy"),
+        ("d.csv", None),
+        ("d.pt", None),
+        ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte"),
+    ]
+    for name, labels in pairs:
+        found = read_rows(tmp_path / name, tmp_path / labels if labels else None)
+        assert np.array_equal(found[0], x), name
+        assert np.array_equal(found[1], y), name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.npz", b"not a zip", "cannot read"),
+        ("a.csv", b"1,2,x\n3,4,y\n", "cannot read"),
+        ("a.csv", b"1\n2\n", "column"),
+        ("a.csv", b"1,0.5\n2,1\n", "whole numbers"),
+        ("a.pt", b"junk", "cannot read"),
+        ("a.xyz", b"", "format"),
+        ("a.npy", b"\x93NUMPY", "one array only"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UvccError, match=words):
+        read_rows(tmp_path / name)

@@ -1,0 +1,98 @@
+"""The data owner's command: split the inputs, seal two components to each party, publish the commitments.
+
+Runs where the data is. What leaves are three files, each readable by one party only and none sufficient alone, and
+``commitments.json``, which the policy binds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.private.data import Dataset, load_digits, split
+from uvcc_engine.private.datafiles import read_rows
+from uvcc_engine.private.inputs import SharedInputs, share_dataset
+from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.private.models import find_model
+from uvcc_engine.transcript.identity import Identity, PublicIdentity
+
+
+def dataset_for(job: PrivateJob, path: Path | None = None, labels: Path | None = None) -> Dataset:
+    """The rows a job trains on: the packaged digits, or the owner's file, split by the job's public seed.
+
+    Raises ConfigError if the rows do not fit the model.
+    """
+    model = find_model(job.model)
+    if path is None:
+        data = load_digits(job.seed, job.test_rows)
+    else:
+        x, y = read_rows(path, labels)
+        data = split(x, y, job.seed, job.test_rows, model.classes)
+    if data.train_x.shape[1] != model.features or data.classes != model.classes:
+        raise ConfigError(
+            f"the data has {data.train_x.shape[1]} features and {data.classes} classes,"
+            f" {job.model} takes {model.features} and {model.classes}",
+            "choose a model that fits the data, or name the data file",
+        )
+    return data
+
+
+def load_owner(folder: Path, seed: int | None) -> Identity:
+    """The owner's key pair in ``folder`` (0700, keys 0600); made there at first use, from ``seed`` if one is given."""
+    if (folder / "public.json").exists():
+        return Identity.load(folder)
+    if seed is None:
+        return Identity.create(folder)
+    return Identity.create_seeded(folder, f"uvcc-data-owner-{seed}".encode())
+
+
+def load_parties(path: Path) -> tuple[PublicIdentity, ...]:
+    """The three public identities, p0 first. Raises UnreadableError."""
+    try:
+        found: Any = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UnreadableError(f"cannot read {path}: {error}", "a JSON list of three public identities") from error
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise UnreadableError(f"{path} is not a list of identities", "a JSON list of three public identities")
+    return tuple(PublicIdentity.from_json(item) for item in found)
+
+
+def write_shared(shared: SharedInputs, out: Path) -> list[str]:
+    """Write ``sealed-p{0,1,2}.bin`` and ``commitments.json``; returns their names."""
+    out.mkdir(parents=True, exist_ok=True)
+    names = [f"sealed-p{i}.bin" for i in range(3)]
+    for name, box in zip(names, shared.boxes, strict=True):
+        files.write_atomic(out / name, box, mode=0o600, durable=False)
+    files.write_json(out / "commitments.json", shared.public(), durable=False)
+    return [*names, "commitments.json"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``uvcc-engine share``: returns the exit code; the summary goes to stdout as one JSON line."""
+    parser = argparse.ArgumentParser(prog="uvcc-engine share", description="Split inputs and seal them to the parties.")
+    parser.add_argument("--job", type=Path, required=True, help="job file (JSON, as in the profile's `job`)")
+    parser.add_argument("--parties", type=Path, required=True, help="JSON list of the three public identities")
+    parser.add_argument("--owner", type=Path, required=True, help="folder of the owner's key pair (made if missing)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the sealed files and commitments.json")
+    parser.add_argument("--data", type=Path, help=".npz, .npy, .csv, .pt or IDX file; the packaged digits without it")
+    parser.add_argument("--labels", type=Path, help="labels file, where --data holds one array only")
+    parser.add_argument("--seed", type=int, help="make keys and shares deterministic (demonstrations, reruns)")
+    args = parser.parse_args(argv)
+    try:
+        job = PrivateJob.from_json(files.read_json(args.job))
+        data = dataset_for(job, args.data, args.labels)
+        owner = load_owner(args.owner, args.seed)
+        shared = share_dataset(data, job.frac_bits, load_parties(args.parties), owner, args.seed)
+        names = write_shared(shared, args.out)
+    except UvccError as error:
+        print(f"uvcc-engine share: {error}", file=sys.stderr)
+        return error.exit_code
+    rows = {"train": len(data.train_y), "test": len(data.test_y)}
+    print(json.dumps(shared.public() | {"files": names, "rows": rows}))
+    return 0

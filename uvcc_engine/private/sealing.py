@@ -1,0 +1,113 @@
+"""A sealed box from the data owner to one party: only that party opens it, and only that owner can have made it.
+
+X25519 twice (owner's static key and a fresh ephemeral key, both with the party's static key), HKDF-SHA256,
+ChaCha20-Poly1305: the authenticated one-way pattern "X" of the Noise framework (Perrin, 2018) with the two
+agreements combined in one key derivation. Every box has its own ephemeral key, hence its own AEAD key, so the nonce
+is constant. Layout: magic, LE32 header length, header (canonical JSON, authenticated), ciphertext.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256, Hash
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from uvcc_engine.contract.errors import UnreadableError, VerificationError
+from uvcc_engine.transcript.identity import Identity, PublicIdentity
+
+MAGIC: Final = b"UVCCBOX1"
+_NONCE: Final = bytes(12)
+_MAX_HEADER: Final = 1 << 16
+
+
+def canonical(value: Any) -> bytes:
+    """JSON with sorted keys and no spaces; integers, strings, booleans, lists and objects only."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def derive(secret: bytes, label: str, salt: bytes = b"") -> bytes:
+    """32 bytes from ``secret`` for one purpose (HKDF-SHA256, RFC 5869)."""
+    return HKDF(algorithm=SHA256(), length=32, salt=salt, info=b"UVCC_PRIVATE_V1|" + label.encode()).derive(secret)
+
+
+def sha256(*parts: bytes | memoryview) -> bytes:
+    """SHA-256 of the concatenation, without joining large buffers."""
+    state = Hash(SHA256())
+    for part in parts:
+        state.update(part)
+    return state.finalize()
+
+
+def seal(
+    plaintext: bytes, *, owner: Identity, to: PublicIdentity, about: dict[str, Any], entropy: bytes | None = None
+) -> bytes:
+    """Seal ``plaintext`` to one party.
+
+    ``about`` travels in clear but authenticated. ``entropy`` (32 bytes) makes the box deterministic; it is bound to
+    the plaintext and the recipient, so that two different boxes never share a key. Fresh randomness otherwise.
+    """
+    if entropy is None:
+        agreement = os.urandom(32)
+    else:
+        agreement = derive(entropy, "box-ephemeral", sha256(plaintext, to.x25519.encode(), canonical(about)))
+    ephemeral = Identity(bytes(32), agreement)  # only its X25519 half is used
+    header = canonical(
+        {
+            "about": about,
+            "ephemeral": ephemeral.public.x25519,
+            "owner": owner.public.to_json(),
+            "to": to.x25519,
+        }
+    )
+    key = _key(owner.pair_secret(to, sha256(header), "box"), ephemeral.pair_secret(to, sha256(header), "box"))
+    body = ChaCha20Poly1305(key).encrypt(_NONCE, plaintext, header)
+    return MAGIC + struct.pack("<I", len(header)) + header + body
+
+
+def unseal(box: bytes, *, party: Identity, owner: PublicIdentity) -> tuple[bytes, dict[str, Any]]:
+    """Open a box that ``owner`` sealed to ``party``; returns (plaintext, about).
+
+    Raises UnreadableError if it is not a box, VerificationError if it is for another party, by another owner, or was
+    altered.
+    """
+    header, start = _header(box)
+    if header["to"] != party.public.x25519:
+        raise VerificationError("inputs", "the sealed input is for another party", "send each party its own file")
+    if header["owner"]["x25519"] != owner.x25519:
+        raise VerificationError("inputs", "the sealed input is by another owner than the policy names", "share again")
+    salt = sha256(box[len(MAGIC) + 4 : start])
+    ephemeral = PublicIdentity(owner.ed25519, header["ephemeral"])
+    key = _key(party.pair_secret(owner, salt, "box"), party.pair_secret(ephemeral, salt, "box"))
+    try:
+        plain = ChaCha20Poly1305(key).decrypt(_NONCE, box[start:], box[len(MAGIC) + 4 : start])
+    except InvalidTag:
+        what = "the sealed input was altered or is not by this owner"
+        raise VerificationError("inputs", what, "share again") from None
+    return plain, header["about"]
+
+
+def _key(static: bytes, ephemeral: bytes) -> bytes:
+    return derive(static + ephemeral, "box-key")
+
+
+def _header(box: bytes) -> tuple[dict[str, Any], int]:
+    start = len(MAGIC) + 4
+    if len(box) < start or box[: len(MAGIC)] != MAGIC:
+        raise UnreadableError("not a sealed input", "make it with `uvcc-engine share`")
+    (length,) = struct.unpack_from("<I", box, len(MAGIC))
+    if length > _MAX_HEADER or len(box) < start + length + 16:
+        raise UnreadableError("the sealed input is cut short", "copy it again")
+    try:
+        header = json.loads(box[start : start + length])
+        fields = (header["to"], header["ephemeral"], header["owner"]["x25519"])
+        if not all(isinstance(value, str) for value in fields) or not isinstance(header["about"], dict):
+            raise ValueError("fields of other types")
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableError(f"the sealed input has no readable header: {error}", "copy it again") from error
+    return header, start + length
