@@ -1,0 +1,202 @@
+"""What a language-model run is: one frozen tree, read strictly from YAML, overridden by the known environment names.
+
+A key or an ``NSA_*`` variable that would have no effect is an error: a flag that is silently ignored once cost a
+day on the wrong model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.nsa.config import ModelConfig, NSAConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Where text comes from. ``source``: local (files below ``path``), fineweb_edu (hub stream) or synthetic."""
+
+    source: str = "local"
+    path: str = ""
+    tokenizer: str = "byte"  # byte (256 symbols, 0 = end of document) or gpt2 (50257, 50256 = end of document)
+    val_percent: int = 1  # documents whose hash falls in this share are held out, for ever
+    queue: int = 4  # prefetched batches
+    retries: int = 5  # attempts per fetch before a source counts as unreachable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """How it is computed. Weights and optimizer states stay fp32; ``precision`` is that of the arithmetic."""
+
+    device: str = "auto"  # auto | cpu | cuda
+    precision: str = "bf16"  # bf16 | fp32
+    gradient_checkpointing: bool = False
+    compile: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DDPConfig:
+    """Knobs of DistributedDataParallel (seed 004). The first iteration always synchronises: static graphs need it."""
+
+    compress: str = "bf16"  # bf16 | off
+    bucket_mb: int = 25
+    static_graph: bool = False
+    find_unused: bool = False
+    broadcast_buffers: bool = False
+    gradient_as_bucket_view: bool = True
+    timeout_min: float = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """``batch_size`` is global (all ranks, one micro-batch); a step is one optimizer step."""
+
+    steps: int = 200
+    seq_len: int = 128
+    batch_size: int = 8
+    accumulate: int = 1
+    lr: float = 3e-4
+    warmup: int = 20
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    seed: int = 1337
+    log_every: int = 1
+    eval_every: int = 0  # 0 = never
+    eval_batches: int = 10
+    save_every: int = 0  # 0 = at the end and on halt only
+    keep: int = 3  # verified checkpoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LMConfig:
+    """The whole run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    ddp: DDPConfig = field(default_factory=DDPConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        _one_of("data.source", self.data.source, ("local", "fineweb_edu", "synthetic"))
+        _one_of("data.tokenizer", self.data.tokenizer, ("byte", "gpt2"))
+        _one_of("runtime.device", self.runtime.device, ("auto", "cpu", "cuda"))
+        _one_of("runtime.precision", self.runtime.precision, ("bf16", "fp32"))
+        _one_of("ddp.compress", self.ddp.compress, ("bf16", "off"))
+        if self.data.source == "local" and not self.data.path:
+            raise ConfigError("data.path is missing", "name a file or folder of text, or set data.source")
+        wanted = VOCAB[self.data.tokenizer]
+        if self.model.vocab != wanted:
+            raise ConfigError(
+                f"model.vocab={self.model.vocab} does not fit data.tokenizer={self.data.tokenizer}",
+                f"set it to {wanted}",
+            )
+        for name in ("steps", "seq_len", "batch_size", "accumulate"):
+            if getattr(self.train, name) < 1:
+                raise ConfigError(f"train.{name}={getattr(self.train, name)}", "it must be at least 1")
+
+
+VOCAB: Final = {"byte": 256, "gpt2": 50257}
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        near = difflib.get_close_matches(value, known, 1)
+        raise ConfigError(f"{name}={value!r} is unknown", f"did you mean {near[0]}?" if near else " | ".join(known))
+
+
+def _build(cls: type[Any], raw: Any, where: str) -> Any:
+    """A dataclass from a mapping; every key must exist, every value must have the field's type."""
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{where or 'config'} is {type(raw).__name__}", "it must be a mapping")
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in fields(cls)}
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            raise ConfigError(
+                f"unknown key {path}", f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+            )
+        values[key] = _coerce(hints[key], value, path)
+    return cls(**values)
+
+
+def _coerce(wanted: Any, value: Any, path: str) -> Any:
+    if is_dataclass(wanted) and isinstance(wanted, type):
+        return _build(wanted, value, path)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if wanted is float and isinstance(value, str):  # YAML reads 2e-4 as text
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if (
+        isinstance(wanted, types.UnionType)
+        or (wanted is int and isinstance(value, bool))
+        or not isinstance(value, wanted)
+    ):
+        raise ConfigError(f"{path} is {value!r}", f"wanted: {getattr(wanted, '__name__', wanted)}")
+    return value
+
+
+def from_mapping(raw: Mapping[str, Any]) -> LMConfig:
+    """Read a resolved mapping. Raises ConfigError naming the key and the nearest known one.
+
+    ``nsa`` may stand beside ``model``, as in the older configs.
+    """
+    tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
+    if "nsa" in tree:
+        nsa = tree.pop("nsa")
+        tree["model"] = {**tree.get("model", {}), "nsa": nsa}
+    built: LMConfig = _build(LMConfig, tree, "")
+    return built
+
+
+def load(name_or_path: str) -> dict[str, Any]:
+    """A packaged config by name (``m7c_125m_80g``) or a YAML file: the raw mapping. Raises UnreadableError."""
+    import yaml
+
+    packaged = resources.files("uvcc_engine.train") / "configs" / f"{name_or_path}.yaml"
+    path = Path(name_or_path)
+    if packaged.is_file():
+        text = packaged.read_text()
+    elif path.is_file():
+        text = path.read_text()
+    else:
+        names = sorted(p.name[:-5] for p in (resources.files("uvcc_engine.train") / "configs").iterdir())
+        near = difflib.get_close_matches(name_or_path, names, 1)
+        raise UnreadableError(f"no config {name_or_path}", f"did you mean {near[0]}?" if near else ", ".join(names))
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        raise UnreadableError(f"{name_or_path} is not YAML: {e}") from e
+    if not isinstance(raw, dict):
+        raise UnreadableError(f"{name_or_path} holds no mapping")
+    return raw
+
+
+def pick_for_vram(mib: int) -> str:
+    """The M7C config for a GPU's memory (seed 001): at least 75,000 MiB, 35,000 MiB, or less."""
+    return "m7c_125m_80g" if mib >= 75_000 else "m7c_125m_40g" if mib >= 35_000 else "m7c_125m_24g"
+
+
+def to_mapping(cfg: LMConfig) -> dict[str, Any]:
+    """The effective config as plain data, for run.json."""
+    return dataclasses.asdict(cfg)
+
+
+def with_nsa(cfg: LMConfig, **over: int) -> LMConfig:
+    """A copy with other block geometry."""
+    nsa: NSAConfig = replace(cfg.model.nsa, **over)
+    return replace(cfg, model=replace(cfg.model, nsa=nsa))

@@ -1,0 +1,122 @@
+"""Data parallelism of the language-model trainer: the process group, DDP's settings, collective decisions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.train.config import DDPConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """This rank's place. ``world`` 1 needs no process group at all."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def lead(self) -> bool:
+        return self.rank == 0
+
+    def largest(self, values: Sequence[int]) -> list[int]:
+        """Element-wise maximum over all ranks: how ranks decide together (halt, not-a-number)."""
+        if self.world == 1:
+            return list(values)
+        t = torch.tensor(list(values), dtype=torch.int64, device=self.device)
+        dist.all_reduce(t, op=dist.ReduceOp.MAX)
+        return [int(v) for v in t.tolist()]
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sum over all ranks."""
+        if self.world == 1:
+            return list(values)
+        t = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        dist.all_reduce(t)
+        return [float(v) for v in t.tolist()]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank."""
+        if self.world == 1:
+            return [value]
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+
+def choose_device(wanted: str, local_rank: int) -> torch.device:
+    """auto takes CUDA if there is any. Raises ConfigError if CUDA was asked for and is absent."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("runtime.device is cuda, but no CUDA device is visible", "runtime.device: auto or cpu")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def start_group(device: str, timeout_min: float) -> Group:
+    """Join the world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe (torchrun or the agent set them)."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if world > 1:
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(minutes=timeout_min))
+    return Group(rank, world, chosen)
+
+
+def stop_group(group: Group) -> None:
+    if group.world > 1 and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _bf16_hook(world: int, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Reduce a bucket in bf16. torch's own hook needs CUDA; this one runs on gloo and NCCL alike."""
+    small = bucket.buffer().to(torch.bfloat16).div_(world)
+    work = dist.all_reduce(small, async_op=True)
+    assert work is not None
+
+    def back(done: torch.futures.Future[Any]) -> Tensor:
+        return bucket.buffer().copy_(done.value()[0])
+
+    return work.get_future().then(back)  # type: ignore[no-any-return]
+
+
+def wrap(model: nn.Module, group: Group, cfg: DDPConfig) -> nn.Module:
+    """DDP with the profile's settings, or the bare model in a world of one."""
+    if group.world == 1:
+        return model
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=[group.device.index] if group.device.type == "cuda" else None,
+        bucket_cap_mb=cfg.bucket_mb,
+        static_graph=cfg.static_graph,
+        find_unused_parameters=cfg.find_unused,
+        broadcast_buffers=cfg.broadcast_buffers,
+        gradient_as_bucket_view=cfg.gradient_as_bucket_view,
+    )
+    if cfg.compress == "bf16":
+        ddp.register_comm_hook(group.world, _bf16_hook)  # type: ignore[arg-type]
+    return ddp
+
+
+def without_sync(model: nn.Module, skip: bool) -> AbstractContextManager[Any]:
+    """``no_sync`` for all but the last micro-batch. Never in the first iteration: a static graph must see a reduction."""
+    if skip and isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return nullcontext()

@@ -1,0 +1,91 @@
+"""The older launchers' environment names, read strictly: each has an effect that is shown, or it is refused."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.train.config import LMConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One variable that was honoured: what it set, for run.json and the console."""
+
+    name: str
+    value: str
+    meaning: str
+
+
+def _flag(value: str) -> bool:
+    if value not in ("0", "1"):
+        raise ValueError("wanted 0 or 1")
+    return value == "1"
+
+
+def _ddp(**over: object) -> Callable[[LMConfig], LMConfig]:
+    return lambda c: replace(c, ddp=replace(c.ddp, **over))  # type: ignore[arg-type]
+
+
+def _train(**over: object) -> Callable[[LMConfig], LMConfig]:
+    return lambda c: replace(c, train=replace(c.train, **over))  # type: ignore[arg-type]
+
+
+def _runtime(**over: object) -> Callable[[LMConfig], LMConfig]:
+    return lambda c: replace(c, runtime=replace(c.runtime, **over))  # type: ignore[arg-type]
+
+
+def _always(needed: str) -> Callable[[str], Callable[[LMConfig], LMConfig]]:
+    """A switch of the older system whose good setting is the only behaviour here."""
+
+    def parse(value: str) -> Callable[[LMConfig], LMConfig]:
+        if value != needed:
+            raise ValueError(f"only {needed}: this trainer has no other path")
+        return lambda c: c
+
+    return parse
+
+
+def _gc_off(value: str) -> Callable[[LMConfig], LMConfig]:
+    off = _flag(value)
+    return _runtime(gradient_checkpointing=False) if off else lambda c: c
+
+
+KNOWN: Final[dict[str, tuple[str, Callable[[str], Callable[[LMConfig], LMConfig]]]]] = {
+    "NSA_PREFILL_BATCHED": ("batched prefill (always on)", _always("1")),
+    "NSA_SEL_RANGES_V2": ("vectorised selection (always on)", _always("1")),
+    "NSA_DDP_COMPRESS": ("ddp.compress", lambda v: _ddp(compress=v)),
+    "NSA_DDP_BUCKET_MB": ("ddp.bucket_mb", lambda v: _ddp(bucket_mb=int(v))),
+    "NSA_DDP_STATIC_GRAPH": ("ddp.static_graph", lambda v: _ddp(static_graph=_flag(v))),
+    "NSA_DDP_FIND_UNUSED": ("ddp.find_unused", lambda v: _ddp(find_unused=_flag(v))),
+    "NSA_DDP_BROADCAST_BUFFERS": ("ddp.broadcast_buffers", lambda v: _ddp(broadcast_buffers=_flag(v))),
+    "NSA_DDP_GRAD_AS_BUCKET_VIEW": ("ddp.gradient_as_bucket_view", lambda v: _ddp(gradient_as_bucket_view=_flag(v))),
+    "NSA_DDP_DISABLE_GC": ("runtime.gradient_checkpointing off", _gc_off),
+    "NSA_NO_GC": ("runtime.gradient_checkpointing off", _gc_off),
+    "NSA_PG_TIMEOUT_MIN": ("ddp.timeout_min", lambda v: _ddp(timeout_min=float(v))),
+    "NSA_SEQ_LEN": ("train.seq_len", lambda v: _train(seq_len=int(v))),
+    "NSA_BATCH_SIZE": ("train.batch_size", lambda v: _train(batch_size=int(v))),
+    "NSA_ACCUM": ("train.accumulate", lambda v: _train(accumulate=int(v))),
+    "NSA_LR": ("train.lr", lambda v: _train(lr=float(v))),
+}
+
+
+def apply(cfg: LMConfig, environ: Mapping[str, str]) -> tuple[LMConfig, list[Effect]]:
+    """Fold the ``NSA_*`` variables into the config. Raises ConfigError for an unknown name or a bad value."""
+    effects = []
+    for name in sorted(n for n in environ if n.startswith("NSA_")):
+        if name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, 1)
+            raise ConfigError(
+                f"{name} is set but has no effect here", f"did you mean {near[0]}?" if near else "unset it"
+            )
+        meaning, parse = KNOWN[name]
+        try:
+            cfg = parse(environ[name])(cfg)
+        except ValueError as e:
+            raise ConfigError(f"{name}={environ[name]!r}: {e}", f"it sets {meaning}") from e
+        effects.append(Effect(name, environ[name], meaning))
+    return cfg, effects
