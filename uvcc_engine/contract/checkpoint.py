@@ -1,0 +1,325 @@
+"""Checkpoints that are whole or absent, and proved before they are believed. Standard library only.
+
+``checkpoints/step-N/`` holds the files of every rank of this directory (``rank{N}.safetensors`` and others) and
+``MANIFEST.json``, which names each with size and SHA-256. All is written to ``step-N.tmp-<token>/``, fsynced, renamed
+in one step, and the parent fsynced; so a directory without the suffix is complete, and a reader still checks every
+byte. One rank per directory calls :func:`save`. Several ranks call :func:`write_rank` with one agreed token, then one
+of them, after a barrier, :func:`commit`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
+
+MANIFEST: Final = "MANIFEST.json"
+FORMAT: Final = 1
+CHUNK: Final = 4 << 20
+Content = bytes | Callable[[Path], object]
+"""A file's bytes, or a function that writes the file at the path it is given."""
+
+_STEP_DIR = re.compile(r"step-(\d+)")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """One rank's part: its files as {name: {bytes, sha256}} and what it needs to go on exactly where it was."""
+
+    rank: int
+    coord: str
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    epoch_root: str = ""
+    cursors: dict[str, Any] = field(default_factory=dict)
+    rng: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a verified checkpoint holds. ``sha256`` of the manifest file names the checkpoint everywhere else."""
+
+    path: Path
+    sha256: str
+    run: str
+    step: int
+    topology: dict[str, Any]
+    ranks: dict[int, RankState]
+
+    def rank(self, rank: int) -> RankState:
+        """One rank's part. Raises VerificationError if the checkpoint has none."""
+        if rank not in self.ranks:
+            raise VerificationError(
+                "checkpoint", f"{self.path} holds no state of rank {rank}", "was the topology changed?"
+            )
+        return self.ranks[rank]
+
+
+def step_dir(root: Path, step: int) -> Path:
+    return root / f"step-{step}"
+
+
+def rank_file(rank: int) -> str:
+    """The usual name of a rank's tensors."""
+    return f"rank{rank}.safetensors"
+
+
+def save(
+    root: Path,
+    *,
+    run: str,
+    step: int,
+    rank: int = 0,
+    coord: str = "p0r0s0t0",
+    topology: Mapping[str, Any],
+    contents: Mapping[str, Content],
+    epoch_root: str = "",
+    cursors: Mapping[str, Any] | None = None,
+    rng: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Write and commit the checkpoint of a directory's only rank. Raises UvccError; then nothing of it is left."""
+    token = uuid.uuid4().hex[:12]
+    state = RankState(
+        rank=rank,
+        coord=coord,
+        epoch_root=epoch_root,
+        cursors=dict(cursors or {}),
+        rng=dict(rng or {}),
+        extra=dict(extra or {}),
+    )
+    try:
+        write_rank(root, step, token, state, contents)
+        return commit(root, run=run, step=step, token=token, ranks=[rank], topology=topology)
+    except BaseException:
+        shutil.rmtree(_temporary(root, step, token), ignore_errors=True)
+        raise
+
+
+def write_rank(root: Path, step: int, token: str, state: RankState, contents: Mapping[str, Content]) -> None:
+    """Write one rank's files and its part of the manifest into the directory that ``token`` names."""
+    folder = _temporary(root, step, token)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        described = {name: _write_file(folder, name, contents[name]) for name in sorted(contents)}
+    except OSError as error:
+        raise files.write_failed(folder, error) from error
+    part = {**_state_json(state), "files": described}
+    files.write_atomic(folder / _part_name(state.rank), _canonical(part))
+
+
+def commit(
+    root: Path, *, run: str, step: int, token: str, ranks: Iterable[int], topology: Mapping[str, Any]
+) -> Manifest:
+    """Merge the ranks' parts into the manifest and make the checkpoint appear. All ranks must have returned.
+
+    A checkpoint of the same step that is already there is kept if it is the same, byte for byte, else replaced.
+    """
+    folder, final = _temporary(root, step, token), step_dir(root, step)
+    parts = {str(rank): files.read_json(folder / _part_name(rank)) for rank in sorted(ranks)}
+    body = {"format": FORMAT, "run": run, "step": step, "topology": dict(topology), "ranks": parts}
+    for rank in parts:
+        (folder / _part_name(int(rank))).unlink()
+    files.write_atomic(folder / MANIFEST, _canonical({"body": body, "body_sha256": _sha256(_canonical(body))}))
+    aside = None
+    try:
+        files.fsync_dir(folder)
+        if final.exists():
+            if (same := _same(final, read_manifest(folder).sha256)) is not None:
+                shutil.rmtree(folder)
+                return same
+            aside = root / f"step-{step}.old-{token}"
+            os.rename(final, aside)
+        os.rename(folder, final)
+        files.fsync_dir(root)
+    except OSError as error:
+        raise files.write_failed(final, error) from error
+    if aside is not None:
+        shutil.rmtree(aside, ignore_errors=True)
+    return read_manifest(final)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone, checked against itself; the files are not read. Raises VerificationError."""
+    try:
+        raw = (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        raise VerificationError("checkpoint", f"{folder} has no manifest: {error.strerror}") from error
+    try:
+        whole = json.loads(raw)
+        body = whole["body"]
+        if _canonical(whole) != raw or whole["body_sha256"] != _sha256(_canonical(body)):
+            raise VerificationError("checkpoint", f"{folder / MANIFEST} was altered", "use an earlier checkpoint")
+        if body["format"] != FORMAT:
+            raise VerificationError("checkpoint", f"{folder} has format {body['format']}, this version reads {FORMAT}")
+        ranks = {int(rank): RankState(**part) for rank, part in body["ranks"].items()}
+        return Manifest(
+            path=folder,
+            sha256=_sha256(raw),
+            run=body["run"],
+            step=body["step"],
+            topology=body["topology"],
+            ranks=ranks,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise VerificationError("checkpoint", f"{folder / MANIFEST} is damaged", "use an earlier checkpoint") from error
+
+
+def verify(folder: Path, sha256: str = "") -> Manifest:
+    """Read every byte of a checkpoint and check it; ``sha256`` = the manifest hash it must have, if known.
+
+    Raises VerificationError naming the first file that is missing or altered.
+    """
+    steps = verify_in_steps(folder, sha256)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            manifest: Manifest = done.value
+            return manifest
+
+
+def verify_in_steps(folder: Path, sha256: str = "") -> Generator[None, None, Manifest]:
+    """:func:`verify` for a caller that has other work: yields after every 4 MiB read."""
+    manifest = read_manifest(folder)
+    if sha256 and manifest.sha256 != sha256:
+        raise VerificationError("checkpoint", f"{folder} is another checkpoint than the one named", "look at the step")
+    for state in manifest.ranks.values():
+        for name, wanted in state.files.items():
+            path = folder / name
+            digest, size = hashlib.sha256(), 0
+            try:
+                with path.open("rb") as f:
+                    while chunk := f.read(CHUNK):
+                        digest.update(chunk)
+                        size += len(chunk)
+                        yield
+            except OSError as error:
+                raise VerificationError("checkpoint", f"{path} cannot be read: {error.strerror}") from error
+            if size != wanted["bytes"] or digest.hexdigest() != wanted["sha256"]:
+                raise VerificationError("checkpoint", f"{path} was altered", "use an earlier checkpoint")
+    return manifest
+
+
+def steps_present(root: Path) -> list[int]:
+    """Steps of the committed checkpoints, newest first; unfinished ones are not counted."""
+    if not root.is_dir():
+        return []
+    found = [_STEP_DIR.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir()]
+    return sorted((int(m.group(1)) for m in found if m), reverse=True)
+
+
+def latest_verified(
+    root: Path,
+    *,
+    run: str = "",
+    not_after: int | None = None,
+    on_bad: Callable[[Path, VerificationError], object] = lambda path, error: None,
+) -> Manifest | None:
+    """The newest checkpoint that verifies (of ``run``, not after a step), or None. ``on_bad`` hears of the others."""
+    for step in steps_present(root):
+        if not_after is not None and step > not_after:
+            continue
+        folder = step_dir(root, step)
+        try:
+            manifest = verify(folder)
+            if manifest.step != step:
+                raise VerificationError("checkpoint", f"{folder} holds step {manifest.step}", "it was renamed")
+            if run and manifest.run != run:
+                raise VerificationError("checkpoint", f"{folder} is of run {manifest.run}", f"wanted {run}")
+            return manifest
+        except VerificationError as error:
+            on_bad(folder, error)
+    return None
+
+
+def prune(root: Path, keep: int) -> list[int]:
+    """Delete what is older than the newest ``keep`` verified checkpoints; returns the steps deleted.
+
+    A broken checkpoint does not count as kept, and stays until ``keep`` verified ones are newer than it. Remains of
+    interrupted writes up to the newest verified step go too.
+    """
+    if keep < 1:
+        raise ConfigError(f"cannot keep {keep} checkpoints", "keep at least 1, better 2")
+    verified: list[int] = []
+    deleted: list[int] = []
+    for step in steps_present(root):
+        if len(verified) >= keep:
+            shutil.rmtree(step_dir(root, step), ignore_errors=True)
+            deleted.append(step)
+            continue
+        try:
+            verify(step_dir(root, step))
+            verified.append(step)
+        except VerificationError:
+            continue
+    for entry in root.iterdir() if verified else ():
+        rest = re.fullmatch(r"step-(\d+)\.(?:tmp|old)-.*", entry.name)
+        if rest and int(rest.group(1)) <= verified[0]:
+            shutil.rmtree(entry, ignore_errors=True)
+    return deleted
+
+
+def _same(folder: Path, sha256: str) -> Manifest | None:
+    try:
+        return verify(folder, sha256)
+    except VerificationError:
+        return None
+
+
+def _temporary(root: Path, step: int, token: str) -> Path:
+    return root / f"step-{step}.tmp-{token}"
+
+
+def _part_name(rank: int) -> str:
+    return f"MANIFEST.rank{rank}.json"
+
+
+def _write_file(folder: Path, name: str, content: Content) -> dict[str, Any]:
+    """Write, fsync and describe one file; the hash is of what was read back."""
+    if not _FILE_NAME.fullmatch(name) or name.startswith("MANIFEST"):
+        raise ConfigError(f"not a checkpoint file name: {name!r}", "use letters, digits, '.', '_' and '-'")
+    path = folder / name
+    if path.exists():
+        raise UvccError(f"two ranks write {path}", "give each file its rank in the name")
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        content(path)
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as f:
+        os.fsync(f.fileno())
+        while chunk := f.read(CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _state_json(state: RankState) -> dict[str, Any]:
+    return {
+        "rank": state.rank,
+        "coord": state.coord,
+        "epoch_root": state.epoch_root,
+        "cursors": state.cursors,
+        "rng": state.rng,
+        "extra": state.extra,
+    }
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

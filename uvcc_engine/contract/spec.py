@@ -1,0 +1,89 @@
+"""What one worker process is to do, as the console sends it and the agent hands it over. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.files import checked_run_id
+
+KINDS: Final = ("private", "lm", "command")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One worker of one engine run on one pod.
+
+    ``dir`` is the run directory ("" = the agent's ``runs/<run>``); ``identity_dir``, ``policy``, ``signatures`` and
+    ``inputs`` are paths on the pod ("" where the kind of job has none), relative ones from the agent's root. ``link``
+    says how parties reach each other. ``lead`` marks the worker that writes ``training.csv`` and ``exit.json`` of a
+    directory that several share. ``env`` is added to the environment; ``argv`` is the command of kind "command".
+    """
+
+    run: str
+    kind: str
+    coord: str
+    topology: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
+    dir: str = ""
+    identity_dir: str = ""
+    policy: str = ""
+    signatures: str = ""
+    inputs: str = ""
+    link: dict[str, Any] = field(default_factory=dict)
+    resume: bool = False
+    attempt: int = 0
+    lead: bool = True
+    env: dict[str, str] = field(default_factory=dict)
+    argv: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        checked_run_id(self.run)
+        from uvcc_engine.parallel.topology import Coord
+
+        Coord.parse(self.coord)
+        if self.kind not in KINDS:
+            raise ConfigError(f"unknown kind of worker {self.kind!r}", f"one of {', '.join(KINDS)}")
+        if self.kind == "command" and not self.argv:
+            raise ConfigError("a command worker without argv", "give the command to run")
+
+    @property
+    def rank(self) -> int:
+        """Rank inside the party's world, which names the heartbeat file."""
+        from uvcc_engine.parallel.topology import Coord, Topology
+
+        known = {f.name for f in dataclasses.fields(Topology)}
+        topology = Topology(**{k: int(v) for k, v in self.topology.items() if k in known})
+        return topology.local_rank(Coord.parse(self.coord))
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> WorkerSpec:
+        """Strict: raises ConfigError naming an unknown key and the nearest known one, or a value of a wrong type."""
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        for key, value in data.items():
+            if key not in fields:
+                near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
+                raise ConfigError(f"unknown key {key!r} in a worker spec", f"did you mean {near[0]!r}?")
+            _check_type(key, value, str(fields[key].type))
+        missing = [k for k in ("run", "kind", "coord") if k not in data]
+        if missing:
+            raise ConfigError(f"a worker spec without {missing[0]!r}", "every worker needs run, kind and coord")
+        return cls(**data)
+
+
+def _check_type(key: str, value: Any, wanted: str) -> None:
+    """``wanted`` is one of the annotations above."""
+    name = wanted.partition("[")[0]
+    kind = {"str": str, "bool": bool, "int": int, "dict": dict, "list": list}[name]
+    good = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if good and wanted in ("dict[str, str]", "list[str]"):
+        good = all(isinstance(v, str) for v in (value.values() if kind is dict else value))
+    if not good:
+        raise ConfigError(f"{key} of a worker spec is {value!r}", f"it must be {wanted}")
