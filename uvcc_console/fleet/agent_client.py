@@ -1,0 +1,275 @@
+"""The console's end of one pod's agent channel: requests with their acknowledgements, and all the agent tells.
+
+The channel is an SSH exec of the agent's bridge. When the link is lost the client comes back by itself, says hello
+with the cursors of every file it has read so far and asks for the same runs again, so nothing is read twice or missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import asyncssh
+
+from uvcc_console.fleet.ssh import PodLink, classify
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import ProtocolError, UnreachableError, UvccError, VerificationError
+
+ROOT = ".uvcc"
+_QUEUE = 4096
+_CHUNK = 1 << 18
+_LONGEST_LINE = 64 << 20
+
+
+class AgentClient:
+    """One attached console. ``holder`` names it in the agent's log; ``on_link(up, detail)`` hears of every change.
+
+    ``cursors`` maps ``run/file`` to (inode, offset) where reading goes on; ``lease_s`` > 0 asks the agent to halt its
+    runs when it hears nothing for so long.
+    """
+
+    def __init__(
+        self,
+        link: PodLink,
+        root: str = ROOT,
+        *,
+        holder: str = "console",
+        lease_s: float = 0.0,
+        cursors: Mapping[str, tuple[int, int]] | None = None,
+        on_link: Callable[[bool, str], None] | None = None,
+        command: str = "",
+    ) -> None:
+        self.link = link
+        self.hello: dict[str, Any] = {}
+        self.cursors: dict[str, tuple[int, int]] = dict(cursors or {})
+        self.dropped = 0
+        self._command = command or f"exec /bin/sh {root}/attach"
+        self._holder = holder
+        self._lease_s = lease_s
+        self._on_link = on_link
+        self._watched: list[str] = []
+        self._pending: dict[str, list[asyncio.Future[dict[str, Any]]]] = {}
+        self._queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(_QUEUE)
+        self._consumed = False
+        self._process: asyncssh.SSHClientProcess[bytes] | None = None
+        self._attached = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._failure: UvccError | None = None
+        self._detail = ""
+
+    @property
+    def up(self) -> bool:
+        return self._attached.is_set()
+
+    async def start(self, *, patience_s: float = 30.0) -> dict[str, Any]:
+        """Attach, trying again until ``patience_s`` is over; returns the agent's answer to hello.
+
+        Raises UnreachableError, or VerificationError if the pod shows another host key than before.
+        """
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep(), name=f"agent {self.link.name}")
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._wait_attached()
+        except TimeoutError:
+            raise UnreachableError(
+                f"the agent of pod {self.link.name} does not answer: {self._detail or 'silent'}", "see its agent.log"
+            ) from None
+        return self.hello
+
+    async def _wait_attached(self) -> None:
+        """Return when attached; raise what ended the client for good."""
+        assert self._keeper is not None
+        if self._failure is not None:
+            raise self._failure
+        if self.up:
+            return
+        waiter = asyncio.ensure_future(self._attached.wait())
+        try:
+            await asyncio.wait({waiter, self._keeper}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+        if not self.up:
+            raise self._failure or UnreachableError(f"the channel to pod {self.link.name} is closed")
+
+    async def request(self, op: str, *, nonce: str = "", timeout: float = 30.0, **fields: Any) -> dict[str, Any]:
+        """Send a command and return its acknowledgement.
+
+        Raises UvccError with the agent's words if it refuses, UnreachableError if no acknowledgement came: the
+        command may or may not have been obeyed. All commands may be sent again with the same ``nonce``.
+        """
+        name = nonce or secrets.token_hex(8)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout):
+                if self._keeper is None:
+                    raise UnreachableError(f"the channel to pod {self.link.name} was not started")
+                await self._wait_attached()
+                ack = await self._exchange(name, {"op": op, "nonce": name, **fields}, answer)
+        except TimeoutError:
+            raise UnreachableError(
+                f"pod {self.link.name} did not acknowledge {op} in {timeout:g} s", "its state is unknown; try again"
+            ) from None
+        if not ack.get("ok", False):
+            raise UvccError(f"pod {self.link.name}: {ack.get('error', f'{op} failed')}", str(ack.get("cure", "")))
+        return ack
+
+    async def _exchange(
+        self, nonce: str, message: dict[str, Any], answer: asyncio.Future[dict[str, Any]]
+    ) -> dict[str, Any]:
+        process = self._process
+        if process is None:
+            raise UnreachableError(f"the link to pod {self.link.name} was lost", "its state is unknown; try again")
+        self._pending.setdefault(nonce, []).append(answer)
+        try:
+            process.stdin.write(wire.encode(message))
+            await process.stdin.drain()
+            return await answer
+        except (OSError, asyncssh.Error) as e:
+            raise classify(e, self.link.name, self.link.address) from e
+        finally:
+            waiting = self._pending.get(nonce, [])
+            if answer in waiting:
+                waiting.remove(answer)
+            if not waiting:
+                self._pending.pop(nonce, None)
+
+    async def watch(self, run: str, *, timeout: float = 30.0) -> None:
+        """Have a run's files streamed, now and after every reconnect."""
+        if run not in self._watched:
+            self._watched.append(run)
+        await self.request(wire.WATCH, run=run, cursors=self._cursors_of(run), timeout=timeout)
+
+    def _cursors_of(self, run: str) -> dict[str, list[int]]:
+        return {key: list(value) for key, value in self.cursors.items() if key.startswith(f"{run}/")}
+
+    async def messages(self) -> AsyncIterator[dict[str, Any]]:
+        """Everything the agent sends by itself, in order, over all reconnects, until ``close``."""
+        self._consumed = True
+        while (message := await self._queue.get()) is not None:
+            yield message
+
+    async def _keep(self) -> None:
+        """Attach again and again; ends only for a changed host key."""
+        attempt = 0
+        while True:
+            try:
+                await self._session()
+                attempt = 0 if self.hello else attempt + 1
+            except VerificationError as e:
+                self._failure = e
+                self._changed(False, str(e))
+                return
+            except UvccError as e:
+                self._changed(False, str(e))
+                attempt += 1
+            await asyncio.sleep(self.link.backoff(attempt))
+
+    def _changed(self, up: bool, detail: str) -> None:
+        was, self._detail = self.up, detail
+        if up:
+            self._attached.set()
+        else:
+            self._attached.clear()
+            self._process = None
+            lost = UnreachableError(f"the link to pod {self.link.name} was lost: {detail}", "its state is unknown")
+            for futures in self._pending.values():
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(lost)
+        if was != up and self._on_link is not None:
+            self._on_link(up, detail)
+
+    async def _session(self) -> None:
+        """One attachment, from the bridge's start to its end."""
+        process = await self.link.open(self._command)
+        self._process = process
+        reading = asyncio.create_task(self._read(process))
+        try:
+            async with asyncio.timeout(self.link.timeouts.operation):
+                await self._greet()
+            self._changed(True, "")
+            await reading
+            trouble = "closed"
+            if process.exit_status is not None:
+                said = await process.stderr.read(4096)
+                lines = bytes(said).decode(errors="replace").strip().splitlines()
+                trouble = lines[-1] if lines else f"the bridge ended with {process.exit_status}"
+            self._changed(False, trouble)
+        except TimeoutError:
+            self._changed(False, "the agent did not answer hello")
+        except (OSError, asyncssh.Error) as e:
+            self._changed(False, str(classify(e, self.link.name, self.link.address)))
+        finally:
+            reading.cancel()
+            process.close()
+            with contextlib.suppress(asyncio.CancelledError, OSError, asyncssh.Error, UvccError):
+                await reading
+
+    async def _greet(self) -> None:
+        hello = {
+            "version": wire.VERSION,
+            "cursors": {key: list(value) for key, value in self.cursors.items()},
+            "lease_s": self._lease_s,
+            "holder": self._holder,
+        }
+        self.hello = await self._command_ack({"op": wire.HELLO, **hello})
+        for run in self._watched:
+            await self._command_ack({"op": wire.WATCH, "run": run, "cursors": self._cursors_of(run)})
+
+    async def _command_ack(self, message: dict[str, Any]) -> dict[str, Any]:
+        nonce = secrets.token_hex(8)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        ack = await self._exchange(nonce, {**message, "nonce": nonce}, answer)
+        if not ack.get("ok", False):
+            raise UvccError(f"pod {self.link.name}: {ack.get('error', 'refused')}", str(ack.get("cure", "")))
+        return ack
+
+    async def _read(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
+        """Read until the bridge ends. A line that is no message is a fault of the agent and ends the session."""
+        rest = b""
+        while data := await process.stdout.read(_CHUNK):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _LONGEST_LINE:
+                raise ProtocolError(f"the agent of pod {self.link.name} sends a line without end")
+            for line in lines:
+                try:
+                    message = wire.decode(line)
+                except ValueError:
+                    raise ProtocolError(f"the agent of pod {self.link.name} sent {line[:80]!r}") from None
+                await self._dispatch(message)
+        self._fail_pending()
+
+    def _fail_pending(self) -> None:
+        for futures in self._pending.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(UnreachableError(f"the bridge on pod {self.link.name} ended"))
+
+    async def _dispatch(self, message: dict[str, Any]) -> None:
+        if message["op"] == wire.ACK:
+            waiting = self._pending.get(str(message.get("nonce", "")))
+            for future in waiting or ():
+                if not future.done():
+                    future.set_result(message)
+                    break
+            return
+        if not self._consumed and self._queue.full():
+            self.dropped += 1  # nobody listens on this client: acknowledgements must still get through
+            return
+        await self._queue.put(message)
+        if message["op"] == wire.LINES:
+            self.cursors[f"{message['run']}/{message['src']}"] = (int(message["ino"]), int(message["off"]))
+
+    async def close(self) -> None:
+        """Detach. The agent, its workers and the SSH connection stay."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        self._changed(False, "closed by the console")
+        with contextlib.suppress(asyncio.QueueFull):
+            self._queue.put_nowait(None)

@@ -1,0 +1,178 @@
+"""From a bare host to an answering agent: wheel, Python, agent. Idempotent, and each step is reported."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from uvcc_console.fleet import pod
+from uvcc_console.fleet.agent_client import ROOT, AgentClient
+from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.fleet.wheel import Wheel
+from uvcc_engine.contract.errors import UnreachableError, UvccError
+
+# what the engine imports on a pod; torch first, since it must come from the image
+NEEDED = (
+    "torch",
+    "numpy",
+    "cryptography",
+    "safetensors",
+    "asyncssh",
+    "starlette",
+    "uvicorn",
+    "httptools",
+    "httpx",
+    "yaml",
+    "rfc8785",
+    "google_crc32c",
+)
+INSTALL_S = 900.0
+ANSWER_S = 90.0
+Progress = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrapped:
+    """What runs on the pod now. ``versions`` of Python and the needed packages; ``agent`` its answer to hello."""
+
+    python: str
+    code_hash: str
+    boot_id: str
+    home: str
+    versions: dict[str, str] = field(default_factory=dict)
+    agent: dict[str, Any] = field(default_factory=dict)
+
+
+def _script(name: str) -> bytes:
+    return files(pod).joinpath(name).read_bytes()
+
+
+async def _python_on(link: PodLink, python: str, script: str, *args: str, timeout: float = 60.0) -> dict[str, Any]:
+    """Run one of the pod scripts with a Python of the pod; it prints one JSON object."""
+    command = " ".join([shlex.quote(python), "-", *(shlex.quote(a) for a in args)])
+    text = await link.sh(command, timeout=timeout, stdin=_script(script))
+    try:
+        found = json.loads(text.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise UvccError(f"pod {link.name}: {script} answered {text[:80]!r}", "see the pod by hand") from None
+    assert isinstance(found, dict)
+    return found
+
+
+async def _choose_python(link: PodLink, wheel: Wheel, packages: Sequence[str], say: Progress) -> dict[str, Any]:
+    """The image's Python if it has all that is needed, else a venv on top of it. Raises UvccError with the reason."""
+    candidates = (await link.sh(pod.PYTHONS)).splitlines()
+    if not candidates:
+        raise UvccError(f"pod {link.name} has no Python 3.11 or newer", "choose another image")
+    venv = f"{ROOT}/venv/bin/python"
+    surveys = []
+    for python in candidates:
+        survey = await _python_on(link, python, "survey.py", *NEEDED, *packages)
+        if not survey["missing"]:
+            return survey
+        surveys.append(survey)
+    best = min(surveys, key=lambda s: ("torch" in s["missing"], len(s["missing"])))
+    say("python", f"installing {', '.join(best['missing'])}")
+    made = f"{shlex.quote(best['python'])} -m venv --system-site-packages {ROOT}/venv"
+    wanted = " ".join(shlex.quote(w) for w in (f"{ROOT}/wheel/{wheel.path.name}[engine]", *packages))
+    pip = f"{venv} -m pip install --no-input --disable-pip-version-check --quiet {wanted}"
+    if "torch" in best["missing"]:
+        pip += " torch"
+    await link.sh(f"{made} && {pip}", timeout=INSTALL_S)
+    survey = await _python_on(link, venv, "survey.py", *NEEDED, *packages)
+    if survey["missing"]:
+        raise UvccError(
+            f"pod {link.name} still lacks {', '.join(survey['missing'])}", "choose an image that has PyTorch"
+        )
+    return survey
+
+
+async def bootstrap(
+    link: PodLink,
+    wheel: Wheel,
+    on_progress: Progress | None = None,
+    *,
+    identity_seed: str = "",
+    packages: Sequence[str] = (),
+) -> Bootstrapped:
+    """Bring one pod up to an agent that answers, running exactly this wheel; safe to repeat.
+
+    ``identity_seed`` (demo only) makes the party's identity reproducible. Raises UvccError or UnreachableError naming
+    the step that failed; what was done stays and is found again.
+    """
+
+    def say(step: str, detail: str = "") -> None:
+        if on_progress is not None:
+            on_progress(step, detail)
+
+    say("connect", link.address)
+    await link.connect_until(ANSWER_S)
+    say("wheel", wheel.sha256[:12])
+    await _install_wheel(link, wheel, say)
+    say("python")
+    survey = await _choose_python(link, wheel, packages, say)
+    say("agent", f"python {survey['versions']['python']}, torch {survey['versions'].get('torch', '?')}")
+    await _start_agent(link, wheel, survey["python"], identity_seed)
+    hello = await _wait_for_agent(link)
+    say("ready", wheel.sha256[:12])
+    return Bootstrapped(
+        survey["python"], wheel.sha256, survey["boot_id"], survey["home"], dict(survey["versions"]), hello
+    )
+
+
+async def _install_wheel(link: PodLink, wheel: Wheel, say: Progress) -> None:
+    """Upload unless this very wheel lies there; verify its hash on the pod; unpack to its own folder."""
+    remote = f"{ROOT}/wheel/{wheel.path.name}"
+    folders = f"mkdir -p {ROOT}/wheel {ROOT}/runs {ROOT}/relay"
+    done = await link.sh(f"umask 077; {folders}; cat {ROOT}/{wheel.site_name}/CODE_HASH 2>/dev/null || :")
+    if done == wheel.sha256:
+        return
+    say("upload", f"{wheel.path.stat().st_size >> 10} KiB")
+    await link.put(wheel.path, remote)
+    candidates = (await link.sh(pod.PYTHONS)).splitlines()
+    if not candidates:
+        raise UvccError(f"pod {link.name} has no Python 3.11 or newer", "choose another image")
+    say("unpack", wheel.site_name)
+    await _python_on(link, candidates[0], "unpack.py", remote, wheel.sha256, f"{ROOT}/{wheel.site_name}")
+
+
+async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: str) -> None:
+    """Write the two launchers and start the agent detached, unless one with this code answers already."""
+    env = {"UVCC_IDENTITY_SEED": identity_seed} if identity_seed else {}
+    exports = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in env.items())
+    head = f'#!/bin/sh\numask 077\ncd "$HOME" || exit 1\nexport PYTHONPATH="$HOME/{ROOT}/{wheel.site_name}" PYTHONUNBUFFERED=1\n'
+    py = shlex.quote(python)
+    await link.put(f'{head}exec {py} -S -m uvcc_engine.agent.attach --root "$HOME/{ROOT}"\n'.encode(), f"{ROOT}/attach")
+    await link.put(
+        f'{head}{exports}exec {py} -m uvcc_engine.agent --root "$HOME/{ROOT}"\n'.encode(), f"{ROOT}/start", mode=0o700
+    )
+    await link.sh(pod.START, timeout=30.0)
+
+
+async def _wait_for_agent(link: PodLink) -> dict[str, Any]:
+    client = AgentClient(link, holder="bootstrap")
+    try:
+        return await client.start(patience_s=ANSWER_S)
+    except UnreachableError as e:
+        tail = await link.run(f"tail -n 3 {ROOT}/agent.log")
+        raise UvccError(f"{e.what}; its log ends: {tail.text or 'empty'}", "fix the image or the packages") from e
+    finally:
+        await client.close()
+
+
+async def bootstrap_all(
+    links: Sequence[PodLink], wheel: Wheel, on_progress: Callable[[str, str, str], None] | None = None, **options: Any
+) -> list[Bootstrapped]:
+    """Bootstrap many pods at once; ``on_progress(pod, step, detail)``. The first failure cancels the others."""
+
+    def reporter(name: str) -> Progress:
+        return lambda step, detail: on_progress(name, step, detail) if on_progress is not None else None
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(bootstrap(link, wheel, reporter(link.name), **options)) for link in links]
+    return [task.result() for task in tasks]

@@ -1,0 +1,93 @@
+"""What the fleet costs: every pod counts from the moment its creation was asked for until it is proven gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from uvcc_console.core import events as ev
+
+# states in which a provider does not bill: nothing was asked for yet, or it is proven gone
+_FREE = ("planned", "gone")
+
+
+@dataclass(slots=True)
+class _Meter:
+    price_hr: float
+    since: float
+    until: float | None = None
+
+    def cost(self, now: float) -> float:
+        end = now if self.until is None else self.until
+        return self.price_hr * max(0.0, end - self.since) / 3600.0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Accrues US dollars from PodChanged events, so that it can be rebuilt from the journal at any time.
+
+    ``hourly_cap`` and ``total_cap``: 0 means that nothing may be spent. ``wallet`` is the provider's balance if known.
+    """
+
+    hourly_cap: float = 0.0
+    total_cap: float = 0.0
+    wallet: float | None = None
+    clock: Callable[[], float] = time.time
+    _meters: dict[str, list[_Meter]] = field(default_factory=dict)
+
+    def apply(self, event: ev.Event) -> None:
+        """Start, re-price or stop a pod's meter. A pod of state failed or lost may still be billed: it runs on."""
+        if not isinstance(event, ev.PodChanged):
+            return
+        meters = self._meters.setdefault(event.pod, [])
+        running = meters[-1] if meters and meters[-1].until is None else None
+        if event.state in _FREE:
+            if running is not None:
+                running.until = event.ts
+        elif running is None:
+            if event.price_hr > 0:
+                meters.append(_Meter(event.price_hr, event.ts))
+        elif event.price_hr > 0:
+            running.price_hr = max(running.price_hr, event.price_hr)
+
+    @property
+    def hourly(self) -> float:
+        """US dollars an hour of all pods that are not proven gone."""
+        return sum(m.price_hr for meters in self._meters.values() for m in meters if m.until is None)
+
+    def spent(self, now: float | None = None) -> float:
+        """US dollars so far, by this machine's clock."""
+        at = self.clock() if now is None else now
+        return sum(m.cost(at) for meters in self._meters.values() for m in meters)
+
+    def tick(self, remaining_s: float | None = None) -> ev.CostTick:
+        """The event for now; ``remaining_s`` is how long the run is expected to go on."""
+        now = self.clock()
+        spent, hourly = self.spent(now), self.hourly
+        forecast = spent + hourly * remaining_s / 3600.0 if remaining_s is not None else 0.0
+        left = self.wallet if self.wallet is not None else None
+        runway = left / hourly if left is not None and hourly > 0 else None
+        return ev.CostTick(hourly=hourly, spent=spent, forecast=forecast, runway_h=runway)
+
+    def allows(self, extra_hourly: float, hours: float = 0.0) -> str:
+        """Why pods for ``extra_hourly`` more, held for ``hours``, may not be created; empty when they may."""
+        if extra_hourly <= 0:
+            return ""
+        if self.hourly + extra_hourly > self.hourly_cap:
+            return f"{self.hourly + extra_hourly:.2f} $/h is over limits.hourly {self.hourly_cap:.2f}"
+        total = self.spent() + (self.hourly + extra_hourly) * hours
+        if total > self.total_cap:
+            return f"{total:.2f} $ over {hours:.1f} h is over limits.total {self.total_cap:.2f}"
+        if self.wallet is not None and total > self.wallet:
+            return f"{total:.2f} $ over {hours:.1f} h is over the wallet's {self.wallet:.2f}"
+        return ""
+
+    def breach(self) -> str:
+        """Which cap the fleet is over now; empty when none. The total is met before it is passed by a minute's cost."""
+        hourly, spent = self.hourly, self.spent()
+        if hourly > self.hourly_cap:
+            return f"{hourly:.2f} $/h is over limits.hourly {self.hourly_cap:.2f}"
+        if hourly > 0 and spent + hourly / 60.0 > self.total_cap:
+            return f"{spent:.2f} $ spent reaches limits.total {self.total_cap:.2f}"
+        return ""

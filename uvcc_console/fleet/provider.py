@@ -1,0 +1,145 @@
+"""What a provider of pods must be able to do. A further one is one file and one line in ``_PROVIDERS``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from uvcc_engine.contract.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequest:
+    """One pod that is wanted. ``name`` is unique for ever: it is how an uncertain create is looked up again.
+
+    ``gpu`` and ``image`` are the provider's own names, empty for any. ``max_price_hr`` is US dollars an hour for the
+    whole pod, None for no cap of its own. ``disk_gib`` 0 takes what the offer includes.
+    """
+
+    name: str
+    party: int
+    replica: int
+    gpu: str = ""
+    gpu_count: int = 0
+    image: str = ""
+    region: str = ""
+    want_provider: str = ""
+    max_price_hr: float | None = None
+    spot: bool = False
+    disk_gib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod that exists. ``provider_id`` is the provider's key to it; ``price_hr`` US dollars an hour."""
+
+    name: str
+    party: int
+    replica: int
+    provider: str
+    provider_id: str
+    user: str = ""
+    host: str = ""
+    port: int = 0
+    price_hr: float = 0.0
+    region: str = ""
+    jump: str = ""
+
+    @property
+    def address(self) -> str:
+        """``user@host:port``, as the journal keeps it."""
+        return f"{self.user}@{self.host}:{self.port}" if self.host else ""
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelStep:
+    """One constraint, how many offers were left after it, and why the others went."""
+
+    constraint: str
+    left: int
+    removed: int
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuoteLine:
+    """What one pod would cost and where it would run."""
+
+    request: PodRequest
+    provider: str
+    region: str
+    price_hr: float
+    offer: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """Prices for a whole fleet at one moment. ``runway_h`` is the wallet over the hourly price, None if unknown."""
+
+    lines: tuple[QuoteLine, ...]
+    at: float
+    funnel: tuple[FunnelStep, ...] = ()
+    wallet: float | None = None
+
+    @property
+    def hourly(self) -> float:
+        return sum(line.price_hr for line in self.lines)
+
+    @property
+    def runway_h(self) -> float | None:
+        return self.wallet / self.hourly if self.wallet is not None and self.hourly > 0 else None
+
+
+class Provider(Protocol):
+    """Creates and deletes pods. Every call has its own time limit; UnreachableError means the outcome is unknown."""
+
+    name: str
+
+    async def quote(self, requests: Sequence[PodRequest]) -> Quote:
+        """Price the fleet; raises ConfigError naming the constraint that leaves nothing."""
+        ...
+
+    async def create(self, request: PodRequest) -> Pod:
+        """Create the pod, or adopt the one that already has this name."""
+        ...
+
+    async def wait_ready(self, pod: Pod) -> Pod:
+        """Wait until SSH should answer; returns the pod with its address. Raises UvccError if it never will."""
+        ...
+
+    async def delete(self, pod: Pod) -> None:
+        """End the pod and prove it absent. Deleting an absent pod succeeds. Raises UnreachableError if unproven."""
+        ...
+
+    async def list(self, prefix: str) -> list[Pod]:
+        """Every pod whose name starts with ``prefix`` that may still cost something, whoever made it."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections. The pods stay."""
+        ...
+
+
+_PROVIDERS: dict[str, str] = {
+    "local": "uvcc_console.fleet.local:make",
+}
+
+
+def provider_for(fleet: Mapping[str, Any], run_dir: Path, *, ttl_s: float = 3600.0) -> Provider:
+    """The provider that a profile's ``fleet`` section names; ``ttl_s`` is the run's longest life.
+
+    Raises ConfigError for an unknown provider, or for a key of ``fleet`` that this provider does not know.
+    """
+    name = str(fleet.get("provider", "local"))
+    target = _PROVIDERS.get(name)
+    if target is None:
+        near = difflib.get_close_matches(name, _PROVIDERS, n=1, cutoff=0.4)
+        cure = f"did you mean {near[0]}?" if near else f"known: {', '.join(_PROVIDERS)}"
+        raise ConfigError(f"fleet.provider is {name!r}", cure)
+    module, attribute = target.split(":")
+    make: Callable[[Mapping[str, Any], Path, float], Provider] = getattr(importlib.import_module(module), attribute)
+    return make(fleet, run_dir, ttl_s)
