@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,11 +37,11 @@ class SharedInputs:
 
     boxes: tuple[bytes, bytes, bytes]
     commitments: tuple[str, str, str]
-    owner: PublicIdentity
+    owner: str
 
     def public(self) -> dict[str, Any]:
-        """The ``inputs`` entry of a policy."""
-        return {"commitments": list(self.commitments), "owner": self.owner.to_json()}
+        """The ``inputs`` entry of a policy; ``owner`` is the owner's X25519 public key in hex."""
+        return {"commitments": list(self.commitments), "owner": self.owner}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def share_dataset(
         for i in range(PARTIES)
     )
     found = [commitment(blinds[c], parts[c]) for c in range(PARTIES)]
-    return SharedInputs((boxes[0], boxes[1], boxes[2]), (found[0], found[1], found[2]), owner.public)
+    return SharedInputs((boxes[0], boxes[1], boxes[2]), (found[0], found[1], found[2]), owner.public.x25519)
 
 
 def commitment(blind: bytes, component: bytes | memoryview) -> str:
@@ -109,19 +109,18 @@ def commitment(blind: bytes, component: bytes | memoryview) -> str:
     return sha256(b"UVCC_INPUT_COMMIT_V1", blind, component).hex()
 
 
-def open_inputs(box: bytes, *, party: int, identity: Identity, policy_inputs: Mapping[str, Any]) -> PartyInputs:
+def open_inputs(box: bytes, *, party: int, identity: Identity, owner: str, commitments: Sequence[str]) -> PartyInputs:
     """Unseal a party's file and check both components against the commitments of the policy.
 
     Raises UnreadableError or VerificationError naming what does not hold.
     """
-    owner = PublicIdentity.from_json(policy_inputs["owner"])
     plain, about = unseal(box, party=identity, owner=owner)
     if about != {"format": _FORMAT, "party": party}:
         raise VerificationError("inputs", f"the sealed input says {about}", f"this is party {party}; send its own file")
     halves: list[tuple[int, dict[str, Ring]]] = []
     for slot, (blind, encoded) in enumerate(_unpack(plain)):
         component = (party + slot) % PARTIES
-        if commitment(blind, encoded) != policy_inputs["commitments"][component]:
+        if commitment(blind, encoded) != commitments[component]:
             raise VerificationError(
                 "inputs", f"component {component} is not the one the policy commits to", "share the data again"
             )

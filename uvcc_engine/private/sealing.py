@@ -24,6 +24,7 @@ from uvcc_engine.transcript.identity import Identity, PublicIdentity
 MAGIC: Final = b"UVCCBOX1"
 _NONCE: Final = bytes(12)
 _MAX_HEADER: Final = 1 << 16
+_NO_SIGNER: Final = Identity(bytes(32), bytes(32)).public.ed25519
 
 
 def canonical(value: Any) -> bytes:
@@ -61,7 +62,7 @@ def seal(
         {
             "about": about,
             "ephemeral": ephemeral.public.x25519,
-            "owner": owner.public.to_json(),
+            "owner": owner.public.x25519,
             "to": to.x25519,
         }
     )
@@ -70,8 +71,8 @@ def seal(
     return MAGIC + struct.pack("<I", len(header)) + header + body
 
 
-def unseal(box: bytes, *, party: Identity, owner: PublicIdentity) -> tuple[bytes, dict[str, Any]]:
-    """Open a box that ``owner`` sealed to ``party``; returns (plaintext, about).
+def unseal(box: bytes, *, party: Identity, owner: str) -> tuple[bytes, dict[str, Any]]:
+    """Open a box that ``owner`` (X25519 public key, hex) sealed to ``party``; returns (plaintext, about).
 
     Raises UnreadableError if it is not a box, VerificationError if it is for another party, by another owner, or was
     altered.
@@ -79,17 +80,21 @@ def unseal(box: bytes, *, party: Identity, owner: PublicIdentity) -> tuple[bytes
     header, start = _header(box)
     if header["to"] != party.public.x25519:
         raise VerificationError("inputs", "the sealed input is for another party", "send each party its own file")
-    if header["owner"]["x25519"] != owner.x25519:
+    if header["owner"] != owner:
         raise VerificationError("inputs", "the sealed input is by another owner than the policy names", "share again")
     salt = sha256(box[len(MAGIC) + 4 : start])
-    ephemeral = PublicIdentity(owner.ed25519, header["ephemeral"])
-    key = _key(party.pair_secret(owner, salt, "box"), party.pair_secret(ephemeral, salt, "box"))
+    key = _key(*(party.pair_secret(_agreement_key(k), salt, "box") for k in (owner, header["ephemeral"])))
     try:
         plain = ChaCha20Poly1305(key).decrypt(_NONCE, box[start:], box[len(MAGIC) + 4 : start])
     except InvalidTag:
         what = "the sealed input was altered or is not by this owner"
         raise VerificationError("inputs", what, "share again") from None
     return plain, header["about"]
+
+
+def _agreement_key(x25519: str) -> PublicIdentity:
+    """An X25519 key as a peer to agree with; the signing half plays no part in an agreement."""
+    return PublicIdentity(_NO_SIGNER, x25519)
 
 
 def _key(static: bytes, ephemeral: bytes) -> bytes:
@@ -105,7 +110,7 @@ def _header(box: bytes) -> tuple[dict[str, Any], int]:
         raise UnreadableError("the sealed input is cut short", "copy it again")
     try:
         header = json.loads(box[start : start + length])
-        fields = (header["to"], header["ephemeral"], header["owner"]["x25519"])
+        fields = (header["to"], header["ephemeral"], header["owner"])
         if not all(isinstance(value, str) for value in fields) or not isinstance(header["about"], dict):
             raise ValueError("fields of other types")
     except (ValueError, KeyError, TypeError) as error:

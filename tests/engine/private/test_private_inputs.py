@@ -31,7 +31,7 @@ def shared(seed: int | None = 1, data: Dataset = DATA) -> SharedInputs:
 
 def test_parties_hold_replicated_components_that_sum_to_the_data() -> None:
     made = shared()
-    got = [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], policy_inputs=made.public()) for i in range(3)]
+    got = [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], **made.public()) for i in range(3)]
     wanted = {"train_x": DATA.train_x, "test_x": DATA.test_x, "train_y": one_hot(DATA.train_y, 3)}
     for name, values in wanted.items():
         lo = [g.tensors[name][0] for g in got]
@@ -44,8 +44,8 @@ def test_parties_hold_replicated_components_that_sum_to_the_data() -> None:
 
 def test_a_partys_file_holds_neither_the_third_component_nor_the_data() -> None:
     made = shared()
-    plain = [unseal(made.boxes[i], party=PARTIES[i], owner=OWNER.public)[0] for i in range(3)]
-    opened = [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], policy_inputs=made.public()) for i in range(3)]
+    plain = [unseal(made.boxes[i], party=PARTIES[i], owner=OWNER.public.x25519)[0] for i in range(3)]
+    opened = [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], **made.public()) for i in range(3)]
     clear = np.rint(DATA.train_x * 65536).astype("<i8").tobytes()
     for i in range(3):
         third = opened[(i + 1) % 3].tensors["train_x"][1].astype("<i8").tobytes()
@@ -60,38 +60,38 @@ def test_a_partys_file_holds_neither_the_third_component_nor_the_data() -> None:
 def test_only_the_addressed_party_opens_its_file() -> None:
     made = shared()
     with pytest.raises(VerificationError, match="another party"):
-        open_inputs(made.boxes[1], party=0, identity=PARTIES[0], policy_inputs=made.public())
+        open_inputs(made.boxes[1], party=0, identity=PARTIES[0], **made.public())
     with pytest.raises(VerificationError, match="this is party 2"):
-        open_inputs(made.boxes[1], party=2, identity=PARTIES[1], policy_inputs=made.public())
+        open_inputs(made.boxes[1], party=2, identity=PARTIES[1], **made.public())
 
 
 def test_every_flipped_byte_of_a_box_is_refused() -> None:
     box = seal(b"components", owner=OWNER, to=PUBLIC[0], about={"party": 0})
-    assert unseal(box, party=PARTIES[0], owner=OWNER.public) == (b"components", {"party": 0})
+    assert unseal(box, party=PARTIES[0], owner=OWNER.public.x25519) == (b"components", {"party": 0})
     for at in range(len(box)):
         altered = bytearray(box)
         altered[at] ^= 1
         with pytest.raises((UnreadableError, VerificationError)):
-            unseal(bytes(altered), party=PARTIES[0], owner=OWNER.public)
+            unseal(bytes(altered), party=PARTIES[0], owner=OWNER.public.x25519)
     for length in range(0, len(box), 7):
         with pytest.raises((UnreadableError, VerificationError)):
-            unseal(box[:length], party=PARTIES[0], owner=OWNER.public)
+            unseal(box[:length], party=PARTIES[0], owner=OWNER.public.x25519)
 
 
 def test_another_owner_cannot_seal_in_this_owners_name() -> None:
     impostor = Identity(b"o" * 32, b"i" * 32)
     box = seal(b"x", owner=impostor, to=PUBLIC[0], about={})
     with pytest.raises(VerificationError, match="another owner"):
-        unseal(box, party=PARTIES[0], owner=OWNER.public)
+        unseal(box, party=PARTIES[0], owner=OWNER.public.x25519)
     forged = box.replace(impostor.public.x25519.encode(), OWNER.public.x25519.encode())
     with pytest.raises(VerificationError, match="altered"):
-        unseal(forged, party=PARTIES[0], owner=OWNER.public)
+        unseal(forged, party=PARTIES[0], owner=OWNER.public.x25519)
 
 
 def test_a_component_other_than_the_committed_one_is_refused() -> None:
     made, other = shared(1), shared(2)
     with pytest.raises(VerificationError, match="component 0 is not the one"):
-        open_inputs(other.boxes[0], party=0, identity=PARTIES[0], policy_inputs=made.public())
+        open_inputs(other.boxes[0], party=0, identity=PARTIES[0], **made.public())
 
 
 def test_a_seed_repeats_everything_and_never_repeats_masks_for_other_data() -> None:
@@ -100,7 +100,7 @@ def test_a_seed_repeats_everything_and_never_repeats_masks_for_other_data() -> N
     assert shared(None).commitments != shared(None).commitments
     changed = Dataset(DATA.train_x + 1.0, DATA.train_y, DATA.test_x, DATA.test_y, 3)
     masks = [
-        open_inputs(s.boxes[0], party=0, identity=PARTIES[0], policy_inputs=s.public()).tensors["train_x"]
+        open_inputs(s.boxes[0], party=0, identity=PARTIES[0], **s.public()).tensors["train_x"]
         for s in (shared(1), shared(1, changed))
     ]
     assert not (masks[0][0] == masks[1][0]).any()
@@ -132,7 +132,7 @@ def test_share_writes_files_that_open_and_repeat(tmp_path: Path, capsys: pytest.
     assert set(public) == {"commitments", "owner"}
     first = [(tmp_path / "out" / f"sealed-p{i}.bin").read_bytes() for i in range(3)]
     assert oct((tmp_path / "owner" / "x25519").stat().st_mode & 0o777) == "0o600"
-    got = open_inputs(first[2], party=2, identity=PARTIES[2], policy_inputs=public)
+    got = open_inputs(first[2], party=2, identity=PARTIES[2], **public)
     assert got.tensors["train_x"][0].shape == (1437, 64)
     again = tmp_path / "again"
     again.mkdir()
