@@ -179,6 +179,10 @@ class Batch:
     fetch_s: float
 
 
+MAX_SKIPPED = 100_000
+"""So many documents of other ranks or of the other split in a row mean that none of ours will ever come."""
+
+
 class Packer:
     """Turns this rank's documents into rows of ``seq_len + 1`` tokens. Neighbouring rows share no token."""
 
@@ -208,12 +212,17 @@ class Packer:
         """The next ``rows`` rows. Raises UnreachableError if the source keeps failing."""
         began = time.perf_counter()
         pending = deque(self._cursor.tokens)
+        skipped = 0
         while len(pending) < rows * self._width:
             number, text = self._next_document()
             self._cursor.document = number + 1
             if number % self._world == self._rank and held_out(text, self._percent) == self._val:
                 pending.extend(self._tokenizer.encode(text))
                 pending.append(self._tokenizer.eos)
+                skipped = 0
+            elif (skipped := skipped + 1) > MAX_SKIPPED:
+                split = "held-out" if self._val else "training"
+                raise UnreadableError(f"no {split} document in {skipped} documents", "change data.val_percent")
         flat = [pending.popleft() for _ in range(rows * self._width)]
         self._cursor.tokens = list(pending)
         tokens = torch.tensor(flat, dtype=torch.int64).view(rows, self._width)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from uvcc_engine.contract.errors import ConfigError
@@ -85,16 +86,21 @@ def stop_group(group: Group) -> None:
         dist.destroy_process_group()
 
 
-def _bf16_hook(world: int, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _bf16_hook(world: int, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Reduce a bucket in bf16. torch's own hook needs CUDA; this one runs on gloo and NCCL alike."""
     small = bucket.buffer().to(torch.bfloat16).div_(world)
     work = dist.all_reduce(small, async_op=True)
     assert work is not None
 
     def back(done: torch.futures.Future[Any]) -> Tensor:
-        return bucket.buffer().copy_(done.value()[0])
+        full: Tensor = bucket.buffer().copy_(done.value()[0])
+        return full
 
     return work.get_future().then(back)  # type: ignore[no-any-return]
+
+
+# DDP compares these annotations with the classes themselves, which postponed evaluation has turned into text
+_bf16_hook.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Future[Tensor]})
 
 
 def wrap(model: nn.Module, group: Group, cfg: DDPConfig) -> nn.Module:
@@ -107,16 +113,16 @@ def wrap(model: nn.Module, group: Group, cfg: DDPConfig) -> nn.Module:
         bucket_cap_mb=cfg.bucket_mb,
         static_graph=cfg.static_graph,
         find_unused_parameters=cfg.find_unused,
-        broadcast_buffers=cfg.broadcast_buffers,
+        forward_sync_buffers=cfg.broadcast_buffers,
         gradient_as_bucket_view=cfg.gradient_as_bucket_view,
     )
     if cfg.compress == "bf16":
-        ddp.register_comm_hook(group.world, _bf16_hook)  # type: ignore[arg-type]
+        ddp.register_comm_hook(group.world, _bf16_hook)
     return ddp
 
 
 def without_sync(model: nn.Module, skip: bool) -> AbstractContextManager[Any]:
-    """``no_sync`` for all but the last micro-batch. Never in the first iteration: a static graph must see a reduction."""
+    """``no_sync`` for all but the last micro-batch; never in the first iteration, where a static graph must reduce."""
     if skip and isinstance(model, DistributedDataParallel):
         return model.no_sync()
     return nullcontext()

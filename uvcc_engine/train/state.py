@@ -1,0 +1,104 @@
+"""What a checkpoint of the language model holds, and how a resume continues exactly there.
+
+Rank 0 writes the tensors (weights and AdamW moments, all fp32); every rank writes its RNG and its data cursor.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.train.data import Cursor
+from uvcc_engine.train.distributed import Group
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Flat names: ``model.<parameter>`` and ``optim.<parameter>.<moment>``."""
+    found = {f"model.{n}": p.detach().cpu().contiguous() for n, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        for key in MOMENTS:
+            if key in optimizer.state[p]:
+                found[f"optim.{name}.{key}"] = optimizer.state[p][key].detach().cpu().contiguous()
+    return found
+
+
+@torch.no_grad()
+def load_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, found: dict[str, Tensor]) -> None:
+    """Put the tensors back; strict in both directions. Raises VerificationError naming the first that does not fit."""
+    wanted = {f"model.{n}": p for n, p in model.named_parameters()}
+    weights = {n: t for n, t in found.items() if n.startswith("model.")}
+    for name in sorted(wanted.keys() ^ weights.keys()):
+        raise VerificationError("checkpoint", f"{name} is only on one side", "resume with the config it was saved with")
+    for name, p in wanted.items():
+        if weights[name].shape != p.shape:
+            raise VerificationError(
+                "checkpoint", f"{name} is {tuple(weights[name].shape)}, the model's {tuple(p.shape)}"
+            )
+        p.copy_(weights[name])
+        moments = {k: found[f"optim.{name[6:]}.{k}"] for k in MOMENTS if f"optim.{name[6:]}.{k}" in found}
+        if moments:
+            optimizer.state[p] = {k: (v if k == "step" else v.to(p.device)).clone() for k, v in moments.items()}
+            if p.device.type == "cuda":  # the fused kernel wants its step counter on the device
+                optimizer.state[p]["step"] = optimizer.state[p]["step"].to(p.device)
+
+
+def save(
+    root: Path,
+    group: Group,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    run: str,
+    step: int,
+    cursor: dict[str, Any],
+    keep: int,
+) -> tuple[str, str]:
+    """Write ``step-N`` together; returns (manifest sha256, sha256 of the tensors). ``step`` = optimizer steps done."""
+    from safetensors.torch import save as encode
+
+    token = str(group.gather(uuid.uuid4().hex[:12])[0])
+    contents: dict[str, ck.Content] = {}
+    if group.lead:
+        contents[ck.rank_file(0)] = encode(tensors_of(model, optimizer))
+    rng = {"torch": bytes(torch.get_rng_state().tolist()).hex()}
+    coord = f"p0r{group.rank}s0t0"
+    state = ck.RankState(rank=group.rank, coord=coord, cursors={"data": cursor}, rng=rng)
+    ck.write_rank(root, step, token, state, contents)
+    group.barrier()
+    manifest_sha = ""
+    if group.lead:
+        topology = {"replicas": group.world, "stages": 1, "tensor": 1}
+        manifest_sha = ck.commit(
+            root, run=run, step=step, token=token, ranks=range(group.world), topology=topology
+        ).sha256
+        ck.prune(root, keep)
+    shas = group.gather(manifest_sha)
+    manifest = ck.read_manifest(ck.step_dir(root, step))
+    return str(shas[0]), str(manifest.rank(0).files[ck.rank_file(0)]["sha256"])
+
+
+def restore(
+    manifest: ck.Manifest, group: Group, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[int, Cursor]:
+    """Load a verified checkpoint; returns (steps done, this rank's data cursor).
+
+    In a world of another size every rank goes on at the first document that some rank had not read: a few documents
+    are read twice, none is lost.
+    """
+    from safetensors.torch import load_file
+
+    load_tensors(model, optimizer, load_file(manifest.path / ck.rank_file(0)))
+    if int(manifest.topology.get("replicas", 1)) == group.world:
+        mine = manifest.rank(group.rank)
+        torch.set_rng_state(torch.tensor(list(bytes.fromhex(mine.rng["torch"])), dtype=torch.uint8))
+        return manifest.step, Cursor.from_json(mine.cursors["data"])
+    first = min(int(r.cursors["data"]["document"]) for r in manifest.ranks.values())
+    return manifest.step, Cursor(first, [])

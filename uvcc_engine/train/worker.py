@@ -1,0 +1,212 @@
+"""The language-model worker: from a spec (agent) or a config name (torchrun) to a run directory."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import math
+import os
+import platform
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uvcc_engine import __version__
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.errors import PeerLostError, UvccError
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.writer import RunWriter, Ticker
+from uvcc_engine.nsa.model import parameter_count
+from uvcc_engine.train import config as lm_config
+from uvcc_engine.train import env as lm_env
+from uvcc_engine.train.data import Cursor, Packer, make_documents, make_tokenizer
+from uvcc_engine.train.distributed import Group, start_group, stop_group
+from uvcc_engine.train.loop import Trainer
+from uvcc_engine.train.watchdog import Watchdog
+
+
+def resolve(job: Mapping[str, Any]) -> lm_config.LMConfig:
+    """A job section: ``config`` names a packaged config or file, other sections override its keys."""
+    raw = lm_config.load(str(job["config"])) if job.get("config") else {}
+    for section, over in job.items():
+        if section in ("kind", "config", "plan"):
+            continue
+        raw[section] = {**raw.get(section, {}), **over} if isinstance(over, Mapping) else over
+    return lm_config.from_mapping(raw)
+
+
+def check_plan(cfg: lm_config.LMConfig, plan: Mapping[str, Any]) -> None:
+    """Refuse a config that is not the one that was planned (parameters, seq_len, precision, save_every)."""
+    facts = {
+        "parameters": parameter_count(cfg.model),
+        "seq_len": cfg.train.seq_len,
+        "precision": cfg.runtime.precision,
+        "save_every": cfg.train.save_every,
+    }
+    for key, wanted in plan.items():
+        if key not in facts:
+            raise UvccError(f"plan.{key} is unknown", f"known: {', '.join(facts)}")
+        if facts[key] != wanted:
+            raise UvccError(f"{key} is {facts[key]}, the plan says {wanted}", "fix the config or the plan")
+
+
+def train(
+    cfg: lm_config.LMConfig, directory: Path, run: str, *, coord: str = "", effects: list[lm_env.Effect] | None = None
+) -> int:
+    """Run this rank to its end; the exit code. Auto-resumes from the newest verified checkpoint of this run."""
+    group = start_group(cfg.runtime.device, cfg.ddp.timeout_min)
+    root = directory / "checkpoints"
+    bad: list[str] = []
+    found = ck.latest_verified(root, run=run, on_bad=lambda path, error: bad.append(f"{path.name}: {error}"))
+    manifest = found if group.world == 1 else _common(group, root, found)
+    resume_step = manifest.step if manifest else None
+    where = coord or f"p0r{group.rank}s0t0"
+    with RunWriter.open(directory, run, group.rank, where, lead=group.lead, resume_step=resume_step) as writer:
+        asked = _signals(directory, group.rank)
+        if group.lead:
+            writer.describe(_facts(cfg, group, effects or []))
+        for text in bad:
+            writer.event("checkpoint_refused", level="warn", detail=text)
+
+        def on_stall(age: float, threshold: float, dump: str) -> None:
+            writer.event("watchdog_dump", level="warn", age_s=round(age, 1), threshold_s=round(threshold, 1), dump=dump)
+
+        watchdog = Watchdog(directory, group.rank, on_stall)
+        with Ticker(writer):
+            watchdog.start()
+            try:
+                return _train(cfg, group, writer, manifest, asked, watchdog)
+            finally:
+                watchdog.stop()
+                stop_group(group)
+
+
+def _train(
+    cfg: lm_config.LMConfig,
+    group: Group,
+    writer: RunWriter,
+    manifest: ck.Manifest | None,
+    asked: list[int],
+    watchdog: Watchdog,
+) -> int:
+    tokenizer = make_tokenizer(cfg.data.tokenizer)
+    documents = make_documents(cfg.data, cfg.train.seed)
+
+    def packer(val: bool, cursor: Cursor | None) -> Packer:
+        return Packer(
+            documents,
+            tokenizer,
+            seq_len=cfg.train.seq_len,
+            rank=group.rank,
+            world=group.world,
+            val=val,
+            val_percent=cfg.data.val_percent,
+            cursor=cursor,
+            retries=cfg.data.retries,
+        )
+
+    step = manifest.step if manifest else 0
+    try:
+        trainer = Trainer(cfg, group, writer, tokenizer, packer, stop_asked=lambda: bool(asked), on_step=watchdog.beat)
+        if manifest:
+            trainer.resume_from(manifest)
+            writer.event("resumed", step=manifest.step, checkpoint=manifest.sha256)
+        writer.event("party_start", step=trainer.steps_done, world=group.world)
+        writer.heartbeat(trainer.steps_done, "start", "boot")
+        outcome = trainer.run()
+        step = outcome.step
+    except UvccError as error:
+        writer.event("run_failed", level="error", error=error.what, cure=error.cure)
+        writer.exit("failed", step=step, error=error)
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except torch.OutOfMemoryError as error:
+        cure = "smaller train.batch_size with more train.accumulate, or runtime.gradient_checkpointing: true"
+        writer.exit("failed", step=step, error=UvccError(f"out of GPU memory: {error}", cure))
+        return 1
+    except RuntimeError as error:  # what gloo and NCCL raise when another rank is gone
+        traceback.print_exc()
+        cure = "look at the other ranks' exit.json, then resume from the last checkpoint"
+        writer.event("peer_lost", level="error", error=str(error))
+        writer.exit("failed", step=step, error=PeerLostError(f"a collective failed: {error}", cure))
+        return PeerLostError.exit_code
+    if outcome.status == "done":
+        writer.result(outcome.tensors_sha256, {"loss": outcome.loss} if math.isfinite(outcome.loss) else {})
+        writer.event("run_done", step=outcome.step, tensors_sha256=outcome.tensors_sha256)
+    writer.exit(outcome.status, step=outcome.step, checkpoint=outcome.checkpoint)
+    return 0
+
+
+def _common(group: Group, root: Path, found: ck.Manifest | None) -> ck.Manifest | None:
+    """The newest checkpoint that every rank can read (they may be on different pods)."""
+    step = min(int(s) for s in group.gather(found.step if found else -1))
+    return None if step < 0 else ck.verify(ck.step_dir(root, step))
+
+
+def _signals(directory: Path, rank: int) -> list[int]:
+    """SIGTERM asks for a halt; SIGUSR1 dumps every thread's stack. Returns the list that a request appends to."""
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    dump = (directory / f"stackdump_rank{rank}.txt").open("a")
+    faulthandler.register(signal.SIGUSR1, dump, all_threads=True)
+    return asked
+
+
+def _facts(cfg: lm_config.LMConfig, group: Group, effects: list[lm_env.Effect]) -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else ""
+    return {
+        "kind": "lm",
+        "version": __version__,
+        "config": lm_config.to_mapping(cfg),
+        "parameters": parameter_count(cfg.model),
+        "world": group.world,
+        "device": str(group.device),
+        "gpu": gpu,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "environment": {e.name: f"{e.value} ({e.meaning})" for e in effects},
+    }
+
+
+def main(spec: WorkerSpec) -> int:
+    """Entry point of the agent. ``spec.env`` carries RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    directory = Path(spec.dir)
+    try:
+        cfg = resolve(spec.job)
+        check_plan(cfg, spec.job.get("plan", {}))
+        cfg, effects = lm_env.apply(cfg, os.environ)
+    except UvccError as error:
+        with RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer:
+            writer.exit("failed", error=error)
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return train(cfg, directory, spec.run, coord=spec.coord, effects=effects)
+
+
+def cli(argv: list[str]) -> int:
+    """``uvcc-engine train CONFIG --out DIR`` (alone or under torchrun)."""
+    parser = argparse.ArgumentParser(prog="uvcc-engine train", description="train the language model")
+    parser.add_argument("config", help="a packaged config (train_showcase, m7c_125m_80g, ...) or a YAML file")
+    parser.add_argument("--out", type=Path, required=True, help="run directory")
+    parser.add_argument("--run", default="", help="run id (default: the directory's name)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
+    args = parser.parse_args(argv)
+    cfg, effects = lm_env.apply(lm_config.from_mapping(_overridden(lm_config.load(args.config), args.set)), os.environ)
+    return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects)
+
+
+def _overridden(raw: dict[str, Any], pairs: list[str]) -> dict[str, Any]:
+    import yaml
+
+    for pair in pairs:
+        path, _, value = pair.partition("=")
+        section, _, key = path.partition(".")
+        if not key or not value:
+            raise UvccError(f"--set {pair}", "write it like --set train.steps=100")
+        raw[section] = {**raw.get(section, {}), key: yaml.safe_load(value)}
+    return raw
