@@ -1,0 +1,168 @@
+"""Votes, digests and the resume step among three parties."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from uvcc_engine.contract.control import HaltRequest
+from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.plane.api import Buffer, Tag
+from uvcc_engine.private.votes import GO_ON, HALT, HOLD, PeerStoppedError, Table, Vote
+
+
+class ControlOnly:
+    """A plane whose control stream is a queue per pair; it carries nothing else."""
+
+    def __init__(self, party: int, mail: dict[tuple[int, int], queue.Queue[bytes]]) -> None:
+        self.party = party
+        self.mail = mail
+
+    def send_control(self, dst: int, body: bytes) -> None:
+        self.mail[(self.party, dst)].put(body)
+
+    def recv_control(self, src: int, timeout: float | None = None) -> bytes:
+        try:
+            return self.mail[(src, self.party)].get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError from None
+
+    def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
+        raise AssertionError("votes are never part of the transcript")
+
+    def recv(self, src: int, tag: Tag) -> memoryview:
+        raise AssertionError("votes are never part of the transcript")
+
+    def close(self, *, graceful: bool = True) -> None:
+        return
+
+
+def tables(run: str = "r", wait_s: float = 5.0) -> list[Table]:
+    mail: dict[tuple[int, int], queue.Queue[bytes]] = {
+        (a, b): queue.Queue() for a in range(3) for b in range(3) if a != b
+    }
+    return [Table(ControlOnly(p, mail), run, wait_s=wait_s) for p in range(3)]
+
+
+def together(work: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run one callable per party at the same time; results or exceptions in order."""
+
+    def caught(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (ProtocolError, PeerLostError) as error:
+            return error
+
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(caught, work))
+
+
+def step(table: Table, number: int, vote: Vote, digests: dict[int, str]) -> Vote:
+    table.open_step(number, vote, digests)
+    return table.close_step(number, vote, digests)
+
+
+PAIRS = [{1: "01", 2: "02"}, {0: "01", 2: "12"}, {0: "02", 1: "12"}]
+
+
+@pytest.mark.parametrize("votes", [(0, 0, 0), (0, 1, 0), (2, 0, 1), (1, 1, 0)])
+def test_the_largest_vote_decides_for_all(votes: tuple[int, int, int]) -> None:
+    mine = [Vote(v, f"n{v}" if v else "") for v in votes]
+    got = together([lambda t=t, v=v, d=d: step(t, 3, v, d) for t, v, d in zip(tables(), mine, PAIRS, strict=True)])
+    assert got == [Vote(max(votes), f"n{max(votes)}" if max(votes) else "")] * 3
+
+
+def test_a_fork_names_the_pair_at_both_ends_and_leaves_the_third_alone() -> None:
+    forked = [PAIRS[0], {0: "01", 2: "xx"}, PAIRS[2]]
+    got = together([lambda t=t, d=d: step(t, 4, Vote(), d) for t, d in zip(tables(), forked, strict=True)])
+    assert got[0] == Vote()
+    assert isinstance(got[1], ProtocolError)
+    assert "P1 and P2 fork in epoch 3" in got[1].what
+    assert got[1].party == 2
+    assert isinstance(got[2], ProtocolError)
+    assert got[2].party == 1
+
+
+def test_a_party_at_another_step_or_run_is_named() -> None:
+    t = tables()
+    got = together([lambda i=i: step(t[i], 5 if i < 2 else 6, Vote(), PAIRS[i]) for i in range(3)])
+    assert [e.party for e in got] == [2, 2, 0]
+    mail = t[0]._plane.mail  # type: ignore[attr-defined]
+    strangers = [Table(ControlOnly(p, mail), "other" if p == 1 else "r", wait_s=1.0) for p in range(3)]
+    for q in mail.values():
+        while not q.empty():
+            q.get()
+    got = together([lambda i=i: step(strangers[i], 1, Vote(), PAIRS[i]) for i in range(3)])
+    assert got[0].party == 1
+    assert "speaks for run 'other'" in got[0].what
+
+
+def test_hold_lasts_until_every_party_is_released() -> None:
+    scripts = [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
+    stays: list[list[Vote]] = [[], [], []]
+
+    def run(i: int, t: Table) -> Vote:
+        turns = iter(scripts[i])
+
+        def poll() -> Vote:
+            v = next(turns)
+            return Vote(v, "n" if v else "")
+
+        return t.hold(7, poll, stays[i].append)
+
+    assert together([lambda i=i, t=t: run(i, t) for i, t in enumerate(tables())]) == [Vote()] * 3
+    assert stays == [[Vote(HOLD, "n")] * 2] * 3
+
+
+def test_one_halt_ends_a_hold_for_all() -> None:
+    got = together(
+        [
+            lambda i=i, t=t: t.hold(7, lambda: Vote(HALT if i == 1 else HOLD, f"n{i}"), lambda v: None)
+            for i, t in enumerate(tables())
+        ]
+    )
+    assert got == [Vote(HALT, "n1")] * 3
+
+
+def test_the_newest_common_checkpoint_is_chosen() -> None:
+    for steps, wanted in (([[30, 20, 10], [20, 10], [30, 20]], 20), ([[30], [20], [10]], 0), ([[], [5], [5]], 0)):
+        got = together([lambda t=t, s=s: t.agree_step(s) for t, s in zip(tables(), steps, strict=True)])
+        assert got == [wanted] * 3
+
+
+def test_a_party_that_stops_tells_why_and_who() -> None:
+    t = tables()
+    t[0].tell_stopped(ProtocolError("P1 opened two values", "look at P1", party=1))
+    with pytest.raises(PeerStoppedError) as error:
+        t[2].hear("vote", step=1)
+    assert error.value.party == 1
+    assert error.value.what == "P1 opened two values"
+    lost = PeerLostError("P0 is gone", party=0)
+    found = t[1].reason_of(lost)
+    assert (found.what, found.party) == ("P1 opened two values", 1)
+    assert t[1].reason_of(lost) is lost  # nothing more was said
+
+
+def test_silence_and_nonsense_are_named() -> None:
+    t = tables(wait_s=0.01)
+    with pytest.raises(PeerLostError, match="P1 said nothing"):
+        t[0].hear("vote")
+    for body in (b"\xff", b"[1]", json.dumps({"topic": "vote", "run": "r", "vote": 9, "nonce": ""}).encode()):
+        t = tables()
+        t[1]._plane.send_control(0, body)
+        t[2].say("vote", vote=0, nonce="", digest="", step=1)
+        with pytest.raises(ProtocolError) as error:
+            t[0].close_step(1, Vote(), {})
+        assert error.value.party == 1
+
+
+def test_votes_follow_the_control_file() -> None:
+    assert Vote.of(None) == Vote(GO_ON)
+    assert Vote.of(HaltRequest("hold", "n")) == Vote(HOLD, "n")
+    assert Vote.of(HaltRequest("release", "n")).vote == GO_ON
+    assert Vote.of(HaltRequest("halt", "n")).mode == "halt"

@@ -1,0 +1,222 @@
+"""What the three parties tell each other beside the protocol: votes on going on, digests, the resume step, the end.
+
+At the start of a step every party sends its vote and the digests of the epoch before; at the end of the step it reads
+the other two. The largest vote wins, so all stop at the same step, and a fork of the transcript is found one step
+after it happened, without a round of its own. Messages are JSON on the plane's control stream: sealed, in order,
+never part of the transcript.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from uvcc_engine.contract.control import MODES, HaltRequest
+from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.writer import error_fields
+from uvcc_engine.plane.api import Plane
+
+PARTIES: Final = 3
+GO_ON: Final = 0
+HOLD: Final = 1
+HALT: Final = 2
+HOLD_ROUND_S: Final = 0.05
+_LAST_WORDS_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What a party wants (0 go on, 1 hold, 2 halt) and the halt request's nonce, if one caused it."""
+
+    vote: int = GO_ON
+    nonce: str = ""
+
+    @classmethod
+    def of(cls, request: HaltRequest | None) -> Vote:
+        """The vote that a control file asks for."""
+        return cls() if request is None else cls(request.vote, request.nonce)
+
+    @property
+    def mode(self) -> str:
+        return MODES[self.vote]
+
+
+class PeerStoppedError(PeerLostError):
+    """Another party ended its run and said why; ``exit_code`` as for a lost peer."""
+
+
+class Table:
+    """The control conversation of one party with the other two.
+
+    ``wait_s`` bounds every wait for a message; the plane itself reports a dead peer earlier.
+    """
+
+    def __init__(self, plane: Plane, run: str, *, wait_s: float = 900.0) -> None:
+        self.party = plane.party
+        self.peers = tuple(p for p in range(PARTIES) if p != plane.party)
+        self._plane = plane
+        self._run = run
+        self._wait_s = wait_s
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def say(self, topic: str, per_peer: Mapping[int, Mapping[str, Any]] | None = None, **fields: Any) -> None:
+        """Send one message to both peers; ``per_peer`` adds fields for one of them."""
+        for peer in self.peers:
+            more = per_peer[peer] if per_peer else {}
+            self._plane.send_control(peer, _encode({"topic": topic, "run": self._run, **fields, **more}))
+
+    def hear(self, topic: str, **expected: Any) -> dict[int, dict[str, Any]]:
+        """The next message of each peer, which must be of this topic and carry the expected fields.
+
+        Raises ProtocolError if it is not, PeerStoppedError if the peer says that it stopped, PeerLostError.
+        """
+        found: dict[int, dict[str, Any]] = {}
+        for peer in self.peers:
+            message = self._receive(peer, self._wait_s)
+            if message["topic"] != topic or any(message.get(k) != v for k, v in expected.items()):
+                where = ", ".join(f"{k} {v}" for k, v in expected.items())
+                raise ProtocolError(
+                    f"P{peer} is at {message['topic']} {message.get('step', '')} where {topic} {where} was due".strip(),
+                    "all parties must run the same code from the same checkpoint",
+                    party=peer,
+                )
+            found[peer] = message
+        return found
+
+    def _receive(self, peer: int, timeout: float) -> dict[str, Any]:
+        try:
+            body = self._plane.recv_control(peer, timeout)
+        except TimeoutError:
+            raise PeerLostError(f"P{peer} said nothing for {timeout:g} s", "look at its pod", party=peer) from None
+        message = _decode(body, peer)
+        if message["run"] != self._run:
+            raise ProtocolError(f"P{peer} speaks for run {message['run']!r}, this is {self._run!r}", party=peer)
+        if message["topic"] == "stopped":
+            raise _stopped(message, peer)
+        return message
+
+    def tell_stopped(self, error: BaseException) -> None:
+        """Tell both peers why this party stops, so that they end within seconds. Never raises on a dead link."""
+        for peer in self.peers:
+            try:
+                self._plane.send_control(peer, _encode({"topic": "stopped", "run": self._run, **error_fields(error)}))
+            except (UvccError, OSError):
+                continue  # that peer is gone; the other may still listen
+
+    def reason_of(self, error: PeerLostError) -> PeerLostError:
+        """Why a peer is gone: what it or the third party said before it went, else ``error`` itself."""
+        for peer in sorted(self.peers, key=lambda p: p != error.party):
+            deadline = time.monotonic() + _LAST_WORDS_S
+            while (left := deadline - time.monotonic()) > 0:
+                try:
+                    self._receive(peer, left)
+                except PeerStoppedError as stopped:
+                    return stopped
+                except (UvccError, OSError):
+                    break
+        return error
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def open_step(self, step: int, mine: Vote, digests: Mapping[int, str]) -> None:
+        """Send this step's vote, with the digest shared with each peer of the epoch before ("" if none)."""
+        self.say("vote", {p: {"digest": digests.get(p, "")} for p in self.peers}, step=step, **_vote_json(mine))
+
+    def close_step(self, step: int, mine: Vote, digests: Mapping[int, str]) -> Vote:
+        """Read both votes of this step; returns the largest. Raises ProtocolError naming a pair that disagrees."""
+        heard = self.hear("vote", step=step)
+        for peer, message in heard.items():
+            self._compare(peer, step - 1, digests.get(peer, ""), str(message.get("digest", "")))
+        return _largest([mine, *(_vote_of(m, p) for p, m in heard.items())])
+
+    def settle(self, step: int, digests: Mapping[int, str], **facts: Any) -> dict[int, dict[str, Any]]:
+        """Exchange the digests of the last epoch done (``step`` = steps done) and ``facts``; returns the peers'."""
+        self.say("settle", {p: {"digest": digests.get(p, "")} for p in self.peers}, step=step, **facts)
+        heard = self.hear("settle", step=step)
+        for peer, message in heard.items():
+            self._compare(peer, step - 1, digests.get(peer, ""), str(message.get("digest", "")))
+        return heard
+
+    def _compare(self, peer: int, epoch: int, ours: str, theirs: str) -> None:
+        if ours != theirs:
+            raise ProtocolError(
+                f"the transcripts of P{self.party} and P{peer} fork in epoch {epoch}:"
+                f" {ours[:16] or 'none'} and {theirs[:16] or 'none'}",
+                "compare their leaves with `uvcc verify`; do not resume",
+                party=peer,
+            )
+
+    def hold(self, step: int, poll: Callable[[], Vote], stay: Callable[[Vote], None]) -> Vote:
+        """Stay in a vote loop until all parties want to go on or one wants to halt; returns that decision.
+
+        ``poll`` reads the own vote, ``stay`` is called with every round's decision (heartbeat).
+        """
+        pause = threading.Event()  # its timed wait ends early when a signal arrives
+        turn = 0
+        while True:
+            mine = poll()
+            self.say("hold", step=step, turn=turn, **_vote_json(mine))
+            heard = self.hear("hold", step=step, turn=turn)
+            decision = _largest([mine, *(_vote_of(m, p) for p, m in heard.items())])
+            if decision.vote != HOLD:
+                return decision
+            stay(decision)
+            pause.wait(HOLD_ROUND_S)
+            turn += 1
+
+    def agree_step(self, steps: list[int]) -> int:
+        """The newest checkpoint step that all three parties hold verified; 0 = from the start."""
+        self.say("resume", steps=steps)
+        common = set(steps)
+        for peer, message in self.hear("resume").items():
+            theirs = message.get("steps")
+            if not isinstance(theirs, list) or not all(isinstance(s, int) for s in theirs):
+                raise ProtocolError(f"P{peer} sent a malformed list of checkpoints", party=peer)
+            common &= set(theirs)
+        return max(common, default=0)
+
+
+def _encode(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _decode(body: bytes, peer: int) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("topic"), str) or "run" not in found:
+        raise ProtocolError(f"P{peer} sent a malformed control message", party=peer)
+    return found
+
+
+def _vote_json(vote: Vote) -> dict[str, Any]:
+    return {"vote": vote.vote, "nonce": vote.nonce}
+
+
+def _vote_of(message: Mapping[str, Any], peer: int) -> Vote:
+    vote, nonce = message.get("vote"), message.get("nonce")
+    if vote not in (GO_ON, HOLD, HALT) or not isinstance(nonce, str):
+        raise ProtocolError(f"P{peer} sent a malformed vote", party=peer)
+    return Vote(int(vote), nonce)
+
+
+def _largest(votes: list[Vote]) -> Vote:
+    """The largest vote; its nonce is the first non-empty one among equals (the own vote comes first)."""
+    top = max(v.vote for v in votes)
+    nonces = [v.nonce for v in votes if v.vote == top and v.nonce]
+    return replace(Vote(top), nonce=nonces[0] if nonces else "")
+
+
+def _stopped(message: Mapping[str, Any], peer: int) -> PeerStoppedError:
+    party = message.get("party")
+    named = party if isinstance(party, int) and 0 <= party < PARTIES else peer
+    what = str(message.get("error", "no reason given"))
+    if not what.startswith("P"):
+        what = f"P{peer} stopped: {what}"
+    return PeerStoppedError(what, str(message.get("cure", "")), party=named)
