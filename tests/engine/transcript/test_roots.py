@@ -1,0 +1,65 @@
+"""Ids and roots against values computed here with hashlib from the formulas alone."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+
+from uvcc_engine.parallel import ids
+from uvcc_engine.parallel.topology import Coord, Topology
+from uvcc_engine.transcript import kinds, roots
+from uvcc_engine.transcript.leaf import Leaf, blind_state, blinded_digest, epoch_prefix, leaf_hash, position
+
+JOB = hashlib.sha256(b"a job").digest()
+
+
+def H(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def le(value: int, size: int) -> bytes:
+    return value.to_bytes(size, "little")
+
+
+def test_ids() -> None:
+    rep = H(b"UVCC_SID_REPLICA_V1", JOB, le(3, 4))
+    sub = H(b"UVCC_SID_SUB_V1", rep, le(2, 1), le(1, 2))
+    assert ids.sid_replica(JOB, 3) == rep
+    assert ids.sid_sub(rep, 2, 1) == sub == roots.sid_of(JOB, Coord(3, 0, 2, 1)) == roots.sid_of(JOB, Coord(3, 2, 2, 1))
+    op = H(b"UVCC_OPID_V1", sub, le(7, 4), le(1, 1), le(5, 2), le(9, 2))
+    assert ids.sgir_op_id32(sub, 7, 1, 5, 9) == int.from_bytes(op[:4], "little")
+    fss = H(b"UVCC_FSSID_V1", sub, le(7, 4), le(5, 2), le(2, 2), le(4, 2), le(6, 4))
+    assert ids.fss_id64(sub, 7, 5, 2, 4, 6) == int.from_bytes(fss[:8], "little")
+
+
+def test_replica_and_global_roots() -> None:
+    topology = Topology(replicas=2, stages=2, tensor=2)
+    worker = {c: H(str(c).encode()) for c in topology.coords()}
+    replicas = []
+    for r in range(2):
+        ordered = [H(f"p{p}r{r}s{s}t{t}".encode()) for p in range(3) for s in range(2) for t in range(2)]
+        replicas.append(H(b"UVCC_REPLICA_ROOT_V1", H(b"UVCC_SID_REPLICA_V1", JOB, le(r, 4)), le(11, 4), *ordered))
+    found, top = roots.epoch_roots(JOB, topology, 11, worker)
+    assert found == replicas
+    assert top == H(b"UVCC_GLOBAL_ROOT_V1", JOB, le(11, 4), *replicas)
+    assert roots.run_root(JOB, [top, JOB]) == H(b"UVCC_RUN_ROOT_V1", JOB, le(2, 4), top, JOB)
+    assert roots.subsession_root(JOB, 5, [top, JOB, top]) == H(b"UVCC_SUB_ROOT_V1", JOB, le(5, 4), top, JOB, top)
+
+
+def test_leaf_layout_hash_and_blind() -> None:
+    sub, key, payload = H(b"sub"), H(b"key"), b"a share"
+    blind = hmac.new(
+        key,
+        b"UVCC_BLIND_V1" + sub + le(6, 4) + bytes([kinds.OPEN, 1, 2]) + le(10, 4) + le(0, 4) + le(3, 8),
+        hashlib.sha256,
+    ).digest()
+    state = blind_state(key, sub, 6)
+    state.update(position(kinds.OPEN, 1, 2, 10, 0, 3))
+    assert state.digest() == blind
+    digest = blinded_digest(blind, payload)
+    assert digest == H(blind, payload)
+    record = Leaf(0, kinds.OPEN, 1, 2, 10, 0, 3, len(payload), digest).pack()
+    assert record == bytes([0, kinds.OPEN, 1, 2]) + le(10, 4) + le(0, 4) + le(3, 8) + le(7, 8) + digest
+    assert leaf_hash(epoch_prefix(sub, 6), record) == H(b"\x00UVCC_LEAF_V1", sub, struct.pack("<I", 6), record)
+    assert Leaf.unpack(record).key == (3, 10, 0, 0, 1, 2, kinds.OPEN)

@@ -1,0 +1,308 @@
+"""The store: agreement of both ends, duplicates, crash and resume, order, time per leaf."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+import pytest
+from transcript_exchange import exchange
+
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
+from uvcc_engine.plane.api import Recorder, Tag
+from uvcc_engine.transcript import files, kinds
+from uvcc_engine.transcript.leaf import RECORD, Leaf, epoch_prefix, leaf_hash
+from uvcc_engine.transcript.merkle import root_from_inclusion, tree_root
+from uvcc_engine.transcript.replay import first_difference, summarise
+from uvcc_engine.transcript.store import TranscriptStore
+
+SID = hashlib.sha256(b"sub").digest()
+
+
+def key(a: int, b: int) -> bytes:
+    return hashlib.sha256(bytes(sorted((a, b)))).digest()
+
+
+def open_store(folder: Path, party: int, resume_epoch: int = 0, sid: bytes = SID) -> TranscriptStore:
+    pairs = {p: key(party, p) for p in range(3) if p != party}
+    return TranscriptStore(
+        folder / f"p{party}",
+        party=party,
+        sid_sub=sid,
+        own_key=b"%d" % party,
+        pair_keys=pairs,
+        resume_epoch=resume_epoch,
+    )
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> dict[int, TranscriptStore]:
+    return {p: open_store(tmp_path, p) for p in range(3)}
+
+
+def run_epochs(stores: dict[int, TranscriptStore], epochs: range, seed: int = 0) -> list[dict[int, bytes]]:
+    found = []
+    for epoch in epochs:
+        for s in stores.values():
+            s.begin_epoch(epoch)
+        exchange(stores, epoch, seed)
+        roots = {p: s.finalize_epoch() for p, s in stores.items()}
+        for a in range(3):
+            for b in range(3):
+                assert a == b or roots[a].pairs[b] == roots[b].pairs[a]
+        found.append({p: r.root for p, r in roots.items()})
+    return found
+
+
+def test_is_a_recorder(stores: dict[int, TranscriptStore]) -> None:
+    recorder: Recorder = stores[0]
+    stores[0].begin_epoch(0)
+    recorder.record(0, 1, Tag(0, 0, 0, kinds.OPEN), b"x")
+    assert stores[0].finalize_epoch().leaves == 1
+
+
+def test_both_ends_agree_and_roots_are_those_of_the_records(stores: dict[int, TranscriptStore]) -> None:
+    roots = run_epochs(stores, range(3))
+    for epoch in range(3):
+        for p, s in stores.items():
+            records = s.records(epoch)
+            keys = [Leaf.unpack(r).key for r in records]
+            assert keys == sorted(set(keys))
+            assert roots[epoch][p] == tree_root(leaf_hash(epoch_prefix(SID, epoch), r) for r in records)
+            assert s.summary(epoch).root == roots[epoch][p]
+    assert len({r for e in roots for r in e.values()}) == 9
+
+
+def test_arrival_order_does_not_matter(tmp_path: Path) -> None:
+    tags = [(0, s, o, kinds.OPEN) for s in (0, 1) for o in range(20)]
+    found = set()
+    for trial in range(3):
+        store = open_store(tmp_path / str(trial), 0)
+        store.begin_epoch(0)
+        random.Random(trial).shuffle(tags)
+        for tag in tags:
+            store.record(0, 1, tag, b"payload %d" % tag[2])
+            store.record(1, 2, tag, memoryview(bytearray(b"other %d" % tag[2])))
+        found.add((store.finalize_epoch().root, tuple(store.summary(0).pairs.items())))
+    assert len(found) == 1
+
+
+def test_equal_repeat_is_harmless_and_differing_repeat_names_the_sender(stores: dict[int, TranscriptStore]) -> None:
+    s = stores[0]
+    s.begin_epoch(0)
+    s.record(1, 2, (0, 0, 0, kinds.OPEN), b"share")
+    s.record(1, 2, (0, 0, 0, kinds.OPEN), b"share")
+    with pytest.raises(ProtocolError, match="P2->P0") as found:
+        s.record(1, 2, (0, 0, 0, kinds.OPEN), b"sharf")
+    assert found.value.party == 2
+    s.record(1, 1, (0, 0, 0, kinds.OPEN), b"sharf")
+    assert s.finalize_epoch().leaves == 2
+
+
+def test_digest_is_blinded(stores: dict[int, TranscriptStore], tmp_path: Path) -> None:
+    """The same payload under another key or at another place has another digest, and never its plain hash."""
+    for s in stores.values():
+        s.begin_epoch(0)
+    stores[0].record(0, 1, (0, 0, 0, kinds.OPEN), b"1")
+    stores[0].record(0, 2, (0, 0, 0, kinds.OPEN), b"1")
+    stores[0].record(0, 2, (0, 0, 1, kinds.OPEN), b"1")
+    stores[0].record_local((0, 0, 0, kinds.PIPELINE), b"1")
+    stores[0].finalize_epoch()
+    digests = {Leaf.unpack(r).digest for r in stores[0].records(0)}
+    assert len(digests) == 4
+    assert hashlib.sha256(b"1").digest() not in digests
+
+
+@pytest.mark.parametrize(
+    ("direction", "peer", "tag"),
+    [
+        (0, 1, (1, 0, 0, kinds.OPEN)),
+        (0, 0, (0, 0, 0, kinds.OPEN)),
+        (0, 3, (0, 0, 0, kinds.OPEN)),
+        (0, 1, (0, 0, 0, kinds.RESULT)),
+        (0, 1, (0, 0, 0, 99)),
+        (0, 1, (0, 0, 1 << 32, kinds.OPEN)),
+        (0, 1, (0, -1, 0, kinds.OPEN)),
+    ],
+)
+def test_what_is_no_message_is_refused(stores: dict[int, TranscriptStore], direction: int, peer: int, tag: Tag) -> None:
+    stores[0].begin_epoch(0)
+    with pytest.raises(ConfigError):
+        stores[0].record(direction, peer, tag, b"x")
+    with pytest.raises(ConfigError):
+        stores[0].record_local((0, 0, 0, kinds.OPEN), b"x")
+
+
+def test_epochs_go_in_order(stores: dict[int, TranscriptStore]) -> None:
+    s = stores[0]
+    with pytest.raises(ConfigError):
+        s.begin_epoch(1)
+    with pytest.raises(ConfigError):
+        s.finalize_epoch()
+    s.begin_epoch(0)
+    with pytest.raises(ConfigError, match="is open"):
+        s.begin_epoch(1)
+
+
+def test_openings_lead_to_the_root(stores: dict[int, TranscriptStore]) -> None:
+    for s in stores.values():
+        s.begin_epoch(0)
+    exchange(stores, 0)
+    stores[1].record_local((0, 0, 0, kinds.POLICY), b"policy hash")
+    stores[1].record_local((0, 9, 9, kinds.RESULT), b"result")
+    found = stores[1].finalize_epoch()
+    assert found.opened == len(stores[1].openings) == 2
+    for o in stores[1].openings:
+        leaf = Leaf.unpack(o.record)
+        assert hashlib.sha256(o.blind + o.payload).digest() == leaf.digest
+        hashed = leaf_hash(epoch_prefix(SID, 0), o.record)
+        assert root_from_inclusion(hashed, o.index, found.leaves, o.proof) == found.root
+
+
+def reopen(stores: dict[int, TranscriptStore], folder: Path, epoch: int) -> dict[int, TranscriptStore]:
+    for s in stores.values():
+        s.close()
+    return {p: open_store(folder, p, epoch) for p in stores}
+
+
+def test_resume_repeats_and_goes_on(stores: dict[int, TranscriptStore], tmp_path: Path) -> None:
+    first = run_epochs(stores, range(5))
+    before = (tmp_path / "p0" / files.LEAVES).read_bytes()
+    again = reopen(stores, tmp_path, 2)
+    assert run_epochs(again, range(2, 7))[:3] == first[2:]
+    assert (tmp_path / "p0" / files.LEAVES).read_bytes().startswith(before)
+    assert again[0].epochs == 7
+
+
+def test_resume_detects_an_altered_message(stores: dict[int, TranscriptStore], tmp_path: Path) -> None:
+    for s in stores.values():
+        s.begin_epoch(0)
+        for o in range(3):
+            s.record(1, (s.party + 1) % 3, (0, 0, o, kinds.OPEN), b"%d" % o)
+        s.finalize_epoch()
+    s = reopen(stores, tmp_path, 0)[0]
+    s.begin_epoch(0)
+    s.record(1, 1, (0, 0, 0, kinds.OPEN), b"0")
+    with pytest.raises(ProtocolError) as altered:
+        s.record(1, 1, (0, 0, 1, kinds.OPEN), b"x")
+    assert altered.value.party == 1
+    with pytest.raises(ProtocolError, match="had no") as added:
+        s.record(1, 2, (0, 0, 9, kinds.OPEN), b"new")
+    assert added.value.party == 2
+    with pytest.raises(ProtocolError, match="not repeated") as omitted:
+        s.finalize_epoch()
+    assert omitted.value.party == 1
+
+
+def test_killed_in_an_epoch_what_was_received_before_a_send_is_remembered(tmp_path: Path) -> None:
+    """No close, no finalise: the process is gone. The open epoch's leaves still bind the peer."""
+    s = open_store(tmp_path, 0)
+    s.begin_epoch(0)
+    s.record(1, 1, (0, 0, 0, kinds.OPEN), b"first")
+    s.record(0, 2, (0, 0, 1, kinds.RESHARE), b"depends on it")
+    s.record(1, 1, (0, 0, 2, kinds.OPEN), b"nothing sent since")
+    s._pending.clear()
+    s.close(sync=False)
+    again = open_store(tmp_path, 0)
+    again.begin_epoch(0)
+    with pytest.raises(ProtocolError, match="differs"):
+        again.record(1, 1, (0, 0, 0, kinds.OPEN), b"other")
+    again.record(1, 1, (0, 0, 0, kinds.OPEN), b"first")
+    with pytest.raises(ProtocolError, match="not repeated"):
+        again.finalize_epoch()
+    again.record(0, 2, (0, 0, 1, kinds.RESHARE), b"depends on it")
+    again.record(1, 1, (0, 0, 2, kinds.OPEN), b"may differ")
+    assert again.finalize_epoch().leaves == 3
+    again.begin_epoch(1)
+    assert again.finalize_epoch().leaves == 0
+
+
+def test_two_crashes_keep_the_open_epoch(tmp_path: Path) -> None:
+    s = open_store(tmp_path, 0)
+    for epoch in (0, 1):
+        s.begin_epoch(epoch)
+        s.record(1, 1, (epoch, 0, 0, kinds.OPEN), b"%d" % epoch)
+        if epoch == 0:
+            s.finalize_epoch()
+    s.close()
+    middle = open_store(tmp_path, 0)  # resumed, crashed again while repeating epoch 0
+    middle.begin_epoch(0)
+    middle.close(sync=False)
+    last = open_store(tmp_path, 0, 1)
+    last.begin_epoch(1)
+    with pytest.raises(ProtocolError):
+        last.record(1, 1, (1, 0, 0, kinds.OPEN), b"changed")
+
+
+@pytest.mark.parametrize("cut", [1, 30, RECORD.size, 500])
+def test_power_loss_in_the_last_block(stores: dict[int, TranscriptStore], tmp_path: Path, cut: int) -> None:
+    first = run_epochs(stores, range(3))
+    for s in stores.values():
+        s.close()
+    path = tmp_path / "p0" / files.LEAVES
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = {p: open_store(tmp_path, p, 1) for p in range(3)}
+    assert again[0].epochs == 2
+    assert run_epochs(again, range(1, 3)) == first[1:]
+
+
+def test_power_loss_that_left_zeros(stores: dict[int, TranscriptStore], tmp_path: Path) -> None:
+    run_epochs(stores, range(3))
+    for s in stores.values():
+        s.close()
+    path = tmp_path / "p0" / files.LEAVES
+    data = path.read_bytes()
+    path.write_bytes(data[:-200] + bytes(200))
+    assert open_store(tmp_path, 0, 2).epochs == 2
+
+
+def test_refuses_what_is_not_its_own(stores: dict[int, TranscriptStore], tmp_path: Path) -> None:
+    run_epochs(stores, range(1))
+    with pytest.raises(ConfigError, match="another process"):
+        open_store(tmp_path, 0)
+    stores[0].close()
+    with pytest.raises(ConfigError, match="another session"):
+        open_store(tmp_path, 0, sid=bytes(32))
+    with pytest.raises(ConfigError, match="holds 1 epochs"):
+        open_store(tmp_path, 0, 2)
+    with pytest.raises(ConfigError, match="keys"):
+        TranscriptStore(tmp_path / "x", party=0, sid_sub=SID, own_key=b"", pair_keys={1: b""})
+
+
+def test_first_difference_names_the_message(stores: dict[int, TranscriptStore]) -> None:
+    run_epochs(stores, range(1))
+    mine, theirs = stores[0].records(0), stores[1].records(0)
+    assert first_difference(mine, theirs, 0, 1) == ""
+    common = [i for i, r in enumerate(theirs) if {Leaf.unpack(r).src, Leaf.unpack(r).dst} == {0, 1}]
+    changed = list(theirs)
+    leaf = Leaf.unpack(changed[common[3]])
+    changed[common[3]] = leaf._replace(digest=bytes(32)).pack()
+    text = first_difference(mine, changed, 0, 1)
+    assert f"P{leaf.src}->P{leaf.dst}" in text
+    assert f"op {leaf.op}" in text
+    assert "00000000" in text
+    dropped = theirs[: common[5]] + theirs[common[5] + 1 :]
+    assert "missing at P1" in first_difference(mine, dropped, 0, 1)
+    assert "missing at P1" in first_difference(dropped, mine, 1, 0)
+    assert "missing at P0" in first_difference([], theirs, 0, 1)
+
+
+def test_replay_refuses_disorder_repeats_and_foreign_leaves(stores: dict[int, TranscriptStore]) -> None:
+    run_epochs(stores, range(1))
+    records = stores[0].records(0)
+    assert summarise([b"".join(records)], SID, 0, 0).root == summarise(records, SID, 0, 0).root
+    swapped = [records[1], records[0], *records[2:]]
+    for bad, named in ((swapped, "comes after"), ([*records, records[-1]], "twice"), (stores[1].records(0), "no leaf")):
+        with pytest.raises(VerificationError, match=named):
+            summarise([b"".join(bad)], SID, 0, 0)
+
+
+def test_damaged_epoch_order_is_refused(stores: dict[int, TranscriptStore], tmp_path: Path) -> None:
+    run_epochs(stores, range(2))
+    stores[0].close()
+    path = tmp_path / "p0" / files.LEAVES
+    (_, block), *_ = list(files.blocks(path))
+    path.write_bytes(path.read_bytes()[block.end :])
+    with pytest.raises(UnreadableError, match="where 0 belongs"):
+        open_store(tmp_path, 0)

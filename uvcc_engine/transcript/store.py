@@ -1,0 +1,335 @@
+"""The transcript store of one worker: append-only per epoch, with an explicit finalisation.
+
+Leaves of the open epoch live in memory and in ``open.bin``; finalising sorts them, hashes them once and appends one
+block to ``leaves.bin``. What was received is handed to the operating system before anything that depends on it is sent,
+so after a killed process every message received again is compared with the one received before. ``fsync`` happens at
+checkpoints and at the end only: after a power cut the store holds at least everything up to the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
+from uvcc_engine.transcript import files
+from uvcc_engine.transcript.leaf import (
+    LOCAL_KINDS,
+    OPENED_KINDS,
+    RECEIVED,
+    RECORD,
+    SENT,
+    WIRE_KINDS,
+    Buffer,
+    Key,
+    Leaf,
+    blind_state,
+    blinded_digest,
+    epoch_prefix,
+    leaf_hash,
+    name_of,
+    position,
+)
+from uvcc_engine.transcript.merkle import inclusion_proof
+from uvcc_engine.transcript.replay import peers_of, summarise
+from uvcc_engine.transcript.roots import EpochRoot
+
+Tag = tuple[int, int, int, int]  # epoch, stream, op, kind; plane.api.Tag is one
+_RERUN: Final = "a resume must repeat every message; otherwise take the next attempt"
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A local leaf with its payload and blind, and the RFC 6962 proof that it is in the epoch's root."""
+
+    epoch: int
+    index: int
+    record: bytes
+    blind: bytes
+    payload: bytes
+    proof: tuple[bytes, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        hexed = {"record": self.record.hex(), "blind": self.blind.hex(), "payload": self.payload.hex()}
+        return {"epoch": self.epoch, "index": self.index, "proof": [p.hex() for p in self.proof], **hexed}
+
+
+class TranscriptStore:
+    """Records one worker's messages. Used by one thread; one process at a time (the file is locked)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        party: int,
+        sid_sub: bytes,
+        own_key: bytes,
+        pair_keys: Mapping[int, bytes],
+        resume_epoch: int = 0,
+    ) -> None:
+        """Open or create. ``own_key`` blinds local leaves, ``pair_keys[peer]`` those exchanged with ``peer``.
+
+        With epochs already on disk, work goes on at ``resume_epoch``; every leaf recorded again must match.
+        Raises ConfigError (other session, epochs missing, in use), UnreadableError (damaged file).
+        """
+        if sorted(pair_keys) != list(peers_of(party)):
+            raise ConfigError(f"P{party} needs blinding keys for {peers_of(party)}, got {sorted(pair_keys)}")
+        self.party = party
+        self.folder = folder
+        self.openings: tuple[Opening, ...] = ()
+        self._sid = sid_sub
+        self._keys = {party: own_key, **pair_keys}
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._fd = os.open(folder / files.LEAVES, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._wal = -1
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._blocks = self._scan()
+            self._wal = os.open(folder / files.OPEN_EPOCH, os.O_RDWR | os.O_CREAT, 0o600)
+            self._wal_epoch, self._wal_records = self._read_open_epoch()
+        except BlockingIOError as e:
+            self.close(sync=False)
+            raise ConfigError(
+                f"another process writes the transcript in {folder}", "is the worker still running?"
+            ) from e
+        except BaseException:
+            self.close(sync=False)
+            raise
+        if not 0 <= resume_epoch <= len(self._blocks):
+            self.close(sync=False)
+            raise ConfigError(
+                f"the transcript in {folder} holds {len(self._blocks)} epochs; cannot go on at {resume_epoch}", _RERUN
+            )
+        self._drop_torn(resume_epoch)
+        self._epoch = -1
+        self._next = resume_epoch
+        self._leaves: dict[Key, bytes] = {}
+        self._before: Mapping[Key, bytes] = {}
+        self._sealed = False
+        self._pending: list[bytes] = []
+        self._to_open: list[tuple[Key, bytes, bytes]] = []
+        self._blind: dict[int, Any] = {}
+
+    # ---- opening what is on disk -------------------------------------------------------------------------------
+
+    def _scan(self) -> list[files.Block]:
+        """Find the sealed epochs; a block cut short by a power loss is removed (its epoch was never synced)."""
+        found: list[files.Block] = []
+        size = os.fstat(self._fd).st_size
+        with open(self._fd, "rb", closefd=False) as file:
+            at = 0
+            while True:
+                try:
+                    block = files.next_block(file, at, size)
+                except UnreadableError:
+                    os.ftruncate(self._fd, at)
+                    break
+                if block is None:
+                    break
+                if block.sid_sub != self._sid:
+                    raise ConfigError(f"{self.folder} holds the transcript of another session", "use a new run folder")
+                if block.epoch != len(found):
+                    raise UnreadableError(f"{self.folder} holds epoch {block.epoch} where {len(found)} belongs")
+                found.append(block)
+                at = block.end
+        return found
+
+    def _drop_torn(self, first: int) -> None:
+        """Remove blocks from ``first`` on whose leaves a power loss damaged; those epochs are executed again anyway."""
+        for block in self._blocks[first:]:
+            try:
+                self.summary(block.epoch)
+            except (UnreadableError, VerificationError):
+                os.ftruncate(self._fd, block.at - files.HEADER.size)
+                del self._blocks[block.epoch :]
+                break
+
+    def _read_open_epoch(self) -> tuple[int, dict[Key, bytes]]:
+        data = os.pread(self._wal, os.fstat(self._wal).st_size, 0)
+        if len(data) < files.OPEN_HEADER.size:
+            return -1, {}
+        magic, epoch, sid = files.OPEN_HEADER.unpack_from(data)
+        if magic != files.OPEN_MAGIC or sid != self._sid or epoch != len(self._blocks):
+            return -1, {}  # of an epoch that was sealed since
+        whole = len(data) - (len(data) - files.OPEN_HEADER.size) % RECORD.size
+        starts = range(files.OPEN_HEADER.size, whole, RECORD.size)
+        return epoch, {Leaf.unpack(r).key: r for r in (data[i : i + RECORD.size] for i in starts)}
+
+    def _start_open_epoch(self, epoch: int) -> None:
+        """Make open.bin ready for records of this epoch, keeping what an interrupted attempt left there."""
+        if epoch == self._wal_epoch:
+            kept = b"".join(self._wal_records.values())
+        else:
+            kept, self._wal_epoch, self._wal_records = b"", epoch, {}
+        whole = files.OPEN_HEADER.pack(files.OPEN_MAGIC, epoch, self._sid) + kept
+        os.ftruncate(self._wal, len(whole) if kept else 0)
+        os.pwrite(self._wal, whole, 0)
+        os.lseek(self._wal, 0, os.SEEK_END)
+
+    # ---- epochs ------------------------------------------------------------------------------------------------
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs are finalised on disk."""
+        return len(self._blocks)
+
+    @property
+    def next_epoch(self) -> int:
+        return self._next
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Open the next epoch. Raises ConfigError if it is not the next, or one is still open."""
+        if self._epoch >= 0 or epoch != self._next:
+            at = f"epoch {self._epoch} is open" if self._epoch >= 0 else f"epoch {self._next} is next"
+            raise ConfigError(f"cannot begin epoch {epoch}: {at}", "finalise epochs in order")
+        self._sealed = epoch < len(self._blocks)
+        if self._sealed:
+            self._before = {Leaf.unpack(r).key: r for r in self.records(epoch)}
+        else:
+            self._start_open_epoch(epoch)
+            self._before = self._wal_records
+        self._blind = {p: blind_state(k, self._sid, epoch) for p, k in self._keys.items()}
+        self._leaves, self._pending, self._to_open = {}, [], []
+        self._epoch = epoch
+
+    def finalize_epoch(self) -> EpochRoot:
+        """Close the epoch: sort, hash, append. ``openings`` then holds the epoch's local leaves with their proofs.
+
+        Raises ProtocolError if the epoch had been recorded before and a message is missing now.
+        """
+        epoch = self._epoch
+        if epoch < 0:
+            raise ConfigError("no epoch is open", "begin_epoch first")
+        if missing := self._before.keys() - self._leaves.keys():
+            key = min(missing)
+            raise ProtocolError(f"epoch {epoch}: {name_of(key)} was not repeated", _RERUN, party=self._other(key))
+        order = sorted(self._leaves)
+        ordered = [self._leaves[k] for k in order]
+        data = b"".join(ordered)
+        summary = summarise((data,), self._sid, epoch, self.party)
+        self.openings = self._prove(order, ordered) if self._to_open else ()
+        if not self._sealed:
+            head = files.header(epoch, len(order), self._sid, summary.root)
+            at = os.fstat(self._fd).st_size
+            _write(self._fd, head + data)
+            self._blocks.append(files.Block(epoch, len(order), self._sid, summary.root, at + len(head)))
+        elif self._blocks[epoch].root != summary.root:
+            raise UnreadableError(f"{self.folder}: the stored root of epoch {epoch} is not that of its leaves", _RERUN)
+        self._epoch, self._next = -1, epoch + 1
+        return summary
+
+    def _prove(self, order: list[Key], ordered: list[bytes]) -> tuple[Opening, ...]:
+        prefix = epoch_prefix(self._sid, self._epoch)
+        hashes = [leaf_hash(prefix, r) for r in ordered]
+        found = []
+        for key, blind, payload in sorted(self._to_open):
+            i = order.index(key)
+            found.append(Opening(self._epoch, i, ordered[i], blind, payload, tuple(inclusion_proof(hashes, i))))
+        return tuple(found)
+
+    # ---- leaves ------------------------------------------------------------------------------------------------
+
+    def record(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
+        """Note a message: ``direction`` 0 = sent to ``peer``, 1 = received from it. See plane.api.Recorder.
+
+        Raises ProtocolError naming the sender if this message was recorded before with other content.
+        """
+        epoch, stream, op, kind = tag
+        state = self._blind.get(peer)
+        if epoch != self._epoch or state is None or kind not in WIRE_KINDS or peer == self.party:
+            raise ConfigError(f"no transcript message: {tag} with P{peer} while epoch {self._epoch} is open")
+        src, dst = (peer, self.party) if direction else (self.party, peer)
+        self._note((stream, op, 0, direction, src, dst, kind), state, payload)
+        if direction == SENT and self._pending:
+            self._flush()
+
+    def record_local(self, tag: Tag, payload: Buffer) -> None:
+        """Note an event inside this party (kinds INPUT, RESULT, CHECKPOINT, POLICY, PIPELINE).
+
+        All but PIPELINE are opened in the bundle: their payload becomes public. Raises like :meth:`record`.
+        """
+        epoch, stream, op, kind = tag
+        if epoch != self._epoch or kind not in LOCAL_KINDS:
+            raise ConfigError(f"no local transcript event: {tag} while epoch {self._epoch} is open")
+        key = (stream, op, 0, SENT, self.party, self.party, kind)
+        known = key in self._leaves
+        blind = self._note(key, self._blind[self.party], payload)
+        if kind in OPENED_KINDS and not known:
+            self._to_open.append((key, blind, bytes(payload)))
+
+    def _note(self, key: Key, state: Any, payload: Buffer) -> bytes:
+        stream, op, chunk, direction, src, dst, kind = key
+        size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+        try:
+            state = state.copy()
+            state.update(position(kind, src, dst, op, chunk, stream))
+            blind: bytes = state.digest()
+            record = RECORD.pack(direction, kind, src, dst, op, chunk, stream, size, blinded_digest(blind, payload))
+        except struct.error as e:
+            raise ConfigError(f"not a leaf: {name_of(key)}: {e}", "op has 32 bits, stream 64") from e
+        known = self._leaves.get(key) or self._before.get(key)
+        if known is None:
+            if self._sealed:
+                raise ProtocolError(f"epoch {self._epoch} had no {name_of(key)} before", _RERUN, party=src)
+            self._pending.append(record)
+        elif known != record:
+            raise self._conflict(Leaf.unpack(known), size)
+        self._leaves[key] = record
+        return blind
+
+    def _conflict(self, known: Leaf, size: int) -> ProtocolError:
+        what = f"epoch {self._epoch}: {known.name} differs from what was recorded before ({known.size} B, now {size} B)"
+        whose = f"P{known.src} sent another message under the same name" if known.direction == RECEIVED else _RERUN
+        return ProtocolError(what, whose, party=known.src)
+
+    def _other(self, key: Key) -> int:
+        return key[4] if key[4] != self.party else key[5]
+
+    def _flush(self) -> None:
+        """Hand what is noted to the operating system: it survives the end of this process."""
+        _write(self._wal, b"".join(self._pending))
+        self._pending.clear()
+
+    # ---- reading and closing -----------------------------------------------------------------------------------
+
+    def records(self, epoch: int) -> list[bytes]:
+        """The records of a finalised epoch in canonical order. Raises ConfigError if there is none."""
+        if not 0 <= epoch < len(self._blocks):
+            raise ConfigError(f"epoch {epoch} is not finalised in {self.folder}")
+        with open(self._fd, "rb", closefd=False) as file:
+            return list(files.records(file, self._blocks[epoch]))
+
+    def summary(self, epoch: int) -> EpochRoot:
+        """Recompute what finalising this epoch returned. Raises UnreadableError if the file no longer agrees."""
+        found = summarise(self.records(epoch), self._sid, epoch, self.party)
+        if found.root != self._blocks[epoch].root:
+            raise UnreadableError(f"{self.folder}: the stored root of epoch {epoch} is not that of its leaves", _RERUN)
+        return found
+
+    def sync(self) -> None:
+        """Make everything finalised durable against power loss."""
+        os.fsync(self._fd)
+
+    def close(self, *, sync: bool = True) -> None:
+        """Close the files; an open epoch stays in ``open.bin``. Harmless twice."""
+        if self._fd < 0:
+            return
+        if sync:
+            if self._pending:
+                self._flush()
+            self.sync()
+        os.close(self._fd)
+        if self._wal >= 0:
+            os.close(self._wal)
+        self._fd = self._wal = -1
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
