@@ -224,8 +224,8 @@ def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
         return s
     old = s.halt.acks.get(e.pod)
     rank = {name: i for i, name in enumerate(_HALT_ORDER)}
-    if old and rank.get(e.stage, 0) < rank.get(old[0], 0):
-        return s
+    if old and e.stage != "unknown" and rank.get(e.stage, 0) < rank.get(old[0], 0):
+        return s  # evidence never goes back, but a pod that falls silent afterwards is unknown
     step = e.step if e.step >= 0 or not old else old[1]
     ack = (e.stage, step, e.checkpoint or (old[2] if old else ""), e.ts)
     s = replace(s, halt=replace(s.halt, acks=_put(s.halt.acks, e.pod, ack)))

@@ -145,12 +145,11 @@ async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: 
     """Write the two launchers and start the agent detached, unless one with this code answers already."""
     env = {"UVCC_IDENTITY_SEED": identity_seed} if identity_seed else {}
     exports = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in env.items())
-    head = f'#!/bin/sh\numask 077\ncd "$HOME" || exit 1\nexport PYTHONPATH="$HOME/{ROOT}/{wheel.site_name}" PYTHONUNBUFFERED=1\n'
-    py = shlex.quote(python)
-    await link.put(f'{head}exec {py} -S -m uvcc_engine.agent.attach --root "$HOME/{ROOT}"\n'.encode(), f"{ROOT}/attach")
-    await link.put(
-        f'{head}{exports}exec {py} -m uvcc_engine.agent --root "$HOME/{ROOT}"\n'.encode(), f"{ROOT}/start", mode=0o700
-    )
+    path = f'export PYTHONPATH="$HOME/{ROOT}/{wheel.site_name}" PYTHONUNBUFFERED=1'
+    head = f'#!/bin/sh\numask 077\ncd "$HOME" || exit 1\n{path}\n{exports}exec {shlex.quote(python)}'
+    # the bridge needs the standard library only; -S spares it the site packages
+    await link.put(f'{head} -S -m uvcc_engine.agent.attach --root "$HOME/{ROOT}"\n'.encode(), f"{ROOT}/attach")
+    await link.put(f'{head} -m uvcc_engine.agent --root "$HOME/{ROOT}"\n'.encode(), f"{ROOT}/start", mode=0o700)
     await link.sh(pod.START, timeout=30.0)
 
 

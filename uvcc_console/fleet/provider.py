@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from uvcc_console.core.suggest import nearest
 from uvcc_engine.contract.errors import ConfigError
 
 
@@ -137,8 +137,8 @@ def provider_for(fleet: Mapping[str, Any], run_dir: Path, *, ttl_s: float = 3600
     name = str(fleet.get("provider", "local"))
     target = _PROVIDERS.get(name)
     if target is None:
-        near = difflib.get_close_matches(name, _PROVIDERS, n=1, cutoff=0.4)
-        cure = f"did you mean {near[0]}?" if near else f"known: {', '.join(_PROVIDERS)}"
+        near = nearest(name, _PROVIDERS)
+        cure = f"did you mean {near}?" if near else f"known: {', '.join(_PROVIDERS)}"
         raise ConfigError(f"fleet.provider is {name!r}", cure)
     module, attribute = target.split(":")
     make: Callable[[Mapping[str, Any], Path, float], Provider] = getattr(importlib.import_module(module), attribute)

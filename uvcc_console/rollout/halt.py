@@ -1,0 +1,351 @@
+"""The halt ladder: hold -> halt -> TERM -> KILL -> terminate, as a state machine without clock, network or disk.
+
+Whoever drives it says what happened (``start``, ``request``, ``report``, ``acked``, ``link``, ``tick``) with the time
+on a monotonic clock, and carries out the actions that come back: ``Send`` first, then ``Record``. Nothing counts as
+verified without evidence from the pod; a pod that gives none by its rung's deadline is ``unknown``, and stays so
+until it speaks. Commands are sent again, under the same nonce, until they are acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from uvcc_console.core import events as ev
+
+HOLD, RELEASE, HALT, TERM, KILL, TERMINATE = "hold", "release", "halt", "term", "kill", "terminate"
+_AFTER = {HALT: TERM, TERM: KILL, KILL: TERMINATE}
+# evidence in the order in which it counts; "released" belongs to the release rung alone
+_ORDER = {"": 0, "sent": 1, "seen": 2, "held": 3, "halted": 4, "gone": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds. ``commit``: a hold becomes a halt; the others: when a pod that said nothing is unknown on that rung."""
+
+    commit: float = 3.0
+    hold: float = 10.0
+    release: float = 5.0
+    halt: float = 60.0
+    term: float = 15.0
+    kill: float = 5.0
+    terminate: float = 120.0
+    resend: float = 0.5
+    resend_late: float = 2.0
+
+    def of(self, rung: str) -> float:
+        return {
+            HOLD: self.hold,
+            RELEASE: self.release,
+            HALT: self.halt,
+            TERM: self.term,
+            KILL: self.kill,
+            TERMINATE: self.terminate,
+        }[rung]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this rung's command to the pod; ``deadline_s``: seconds from now after which a hold is a halt by itself."""
+
+    pod: str
+    rung: str
+    deadline_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Append this event to the journal."""
+
+    event: ev.Event
+
+
+Action = Send | Record
+
+
+@dataclass(slots=True)
+class _Pod:
+    workers: int
+    up: bool = True
+    sent_at: float = float("-inf")
+    acked: str = ""  # the rung whose command the agent acknowledged
+    recorded: str = ""
+    released: bool = False
+    unknown: bool = False
+    stage: str = ""
+    coords: dict[str, str] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    checkpoints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        return max(self.steps.values(), default=-1)
+
+    @property
+    def checkpoint(self) -> str:
+        return next((c for _, c in sorted(self.checkpoints.items()) if c), "")
+
+    def learn(self, stage: str, coord: str) -> str:
+        """Fold one report; the pod is as far as its slowest worker. ``coord`` empty speaks for the whole pod."""
+        if coord:
+            if _ORDER[stage] > _ORDER[self.coords.get(coord, "")]:
+                self.coords[coord] = stage
+            slowest = min(self.coords.values(), key=_ORDER.__getitem__)
+            stage = slowest if len(self.coords) >= self.workers else min(slowest, "seen", key=_ORDER.__getitem__)
+        if _ORDER[stage] > _ORDER[self.stage]:
+            self.stage = stage
+        return self.stage
+
+
+class Ladder:
+    """One halt, by its nonce. ``pods`` maps each pod to its number of workers; ``auto`` lists the armed rungs.
+
+    ``done`` turns true with the first HaltDone of the final rung. Later evidence from unknown pods is still taken.
+    """
+
+    def __init__(
+        self,
+        nonce: str,
+        pods: Mapping[str, int],
+        *,
+        drill: bool = False,
+        auto: Collection[str] = (HOLD, HALT, TERM),
+        times: Times | None = None,
+        by: str = "haltd",
+    ) -> None:
+        self.nonce = nonce
+        self.drill = drill
+        self.rung = ""
+        self.done = False
+        self._by = by
+        self._auto = frozenset(auto)
+        self._times = times or Times()
+        self._pods = {name: _Pod(max(1, workers)) for name, workers in pods.items()}
+        self._began = 0.0
+        self._entered = 0.0
+        self._verified_before = -1
+
+    # what happens
+
+    def start(self, mode: str, now: float) -> list[Action]:
+        """The request itself; ``mode`` is hold or halt (a release of nothing ends at once)."""
+        self._began = now
+        if mode == RELEASE:
+            return self._finish(RELEASE, now)
+        return self._enter(HOLD if mode == HOLD else HALT, now)
+
+    def request(self, mode: str, now: float) -> list[Action]:
+        """A further request under the same nonce: commit, release, or a rung that somebody typed the run id for."""
+        if mode == RELEASE:
+            if self.rung == HOLD:
+                return self._enter(RELEASE, now)
+            if self.rung in (HALT, TERM, KILL, TERMINATE):
+                return [self._alert("warn", "halt_release_late", "the halt is committed; a release comes too late")]
+            return []
+        if mode == HALT and self.rung in (HOLD, RELEASE):
+            return [] if self.done else self._enter(HALT, now)
+        if mode in (TERM, KILL, TERMINATE) and _ORDER_OF_RUNG[mode] > _ORDER_OF_RUNG.get(self.rung, 0):
+            self.done = False
+            return self._enter(mode, now)
+        return []
+
+    def acked(self, pod: str, rung: str, now: float) -> list[Action]:
+        """The agent acknowledged the command of ``rung``."""
+        p = self._pods.get(pod)
+        if p is None or rung != self.rung:
+            return []
+        p.acked = rung
+        p.unknown = False
+        return self.report(pod, "seen", now) if _ORDER[p.stage] < _ORDER["seen"] else []
+
+    def report(
+        self,
+        pod: str,
+        stage: str,
+        now: float,
+        *,
+        coord: str = "",
+        step: int = -1,
+        checkpoint: str = "",
+        path: str = "ssh",
+        detail: str = "",
+    ) -> list[Action]:
+        """Evidence from a pod or from one of its workers."""
+        p = self._pods.get(pod)
+        if p is None or (stage not in _ORDER and stage != "released"):
+            return []
+        if step >= 0:
+            p.steps[coord] = step
+        if checkpoint:
+            p.checkpoints[coord] = checkpoint
+        p.unknown = False
+        if stage == "released":
+            p.released = p.released or self.rung == RELEASE
+        else:
+            p.learn(stage, coord)
+        said = "released" if stage == "released" else p.stage
+        out: list[Action] = []
+        if said and said != p.recorded:
+            p.recorded = said
+            out.append(Record(self._ack(pod, said, detail, path)))
+        return out + self._advance(now)
+
+    def link(self, pod: str, up: bool, now: float) -> list[Action]:
+        """The path to a pod went down or came back."""
+        p = self._pods.get(pod)
+        if p is None or p.up == up:
+            return []
+        p.up = up
+        if not self.rung or self._satisfied(p):
+            return []
+        if up:
+            p.sent_at = float("-inf")
+            return self._resend(now)
+        return self._mark_unknown(pod, "its link is down")
+
+    def tick(self, now: float) -> list[Action]:
+        """Time passed: send again, commit, give up on a rung."""
+        if not self.rung:
+            return []
+        out = self._resend(now)
+        waited = now - self._entered
+        if self.rung == HOLD and not self.drill and not self.done and waited >= self._times.commit:
+            return out + self._commit(now, "the hold was not released")
+        if not self.done and waited >= self._times.of(self.rung):
+            out += self._overdue(now)
+        return out
+
+    # rungs
+
+    def _enter(self, rung: str, now: float) -> list[Action]:
+        self.rung, self._entered = rung, now
+        out: list[Action] = []
+        for p in self._pods.values():
+            p.sent_at = float("-inf")
+            p.acked = ""
+            p.released = False
+        out += self._resend(now)
+        for name, p in self._pods.items():
+            if not p.up and not self._satisfied(p):
+                out += self._mark_unknown(name, "its link is down")
+        return out + self._advance(now)
+
+    def _resend(self, now: float) -> list[Action]:
+        """The rung's command to every pod that neither acknowledged it nor shows its effect; sends come first."""
+        again = self._times.resend if not self.done else self._times.resend_late
+        sends: list[Action] = []
+        records: list[Action] = []
+        for name, p in self._pods.items():
+            if not p.up or p.acked == self.rung or self._satisfied(p) or now - p.sent_at < again:
+                continue
+            p.sent_at = now
+            sends.append(Send(name, self.rung, self._hold_deadline()))
+            if not p.recorded:
+                p.recorded = p.stage = "sent"
+                records.append(Record(self._ack(name, "sent")))
+        return sends + records
+
+    def _hold_deadline(self) -> float:
+        """After this a held worker halts by itself: the console may have died. A drill leaves room to release."""
+        t = self._times
+        if self.rung != HOLD:
+            return 0.0
+        return t.hold + 2 * t.release if self.drill else t.commit + 2.0
+
+    def _satisfied(self, p: _Pod) -> bool:
+        if self.rung == HOLD:
+            return _ORDER[p.stage] >= _ORDER["held"]
+        if self.rung == RELEASE:
+            return p.released
+        return p.stage == "gone"
+
+    def _advance(self, now: float) -> list[Action]:
+        """Go on when every pod has shown what this rung asks for."""
+        verified = sum(self._satisfied(p) for p in self._pods.values())
+        if verified < len(self._pods) or not self.rung:
+            return []
+        if self.rung == HOLD:
+            return self._enter(RELEASE, now) if self.drill and not self.done else []
+        if self.done and verified == self._verified_before:
+            return []
+        return self._finish(self.rung, now)
+
+    def _commit(self, now: float, why: str) -> list[Action]:
+        asked = ev.HaltRequested(nonce=self.nonce, mode=HALT, by=self._by, reason=why)
+        sends = self._enter(HALT, now)
+        return [*(a for a in sends if isinstance(a, Send)), Record(asked), *(a for a in sends if isinstance(a, Record))]
+
+    def _overdue(self, now: float) -> list[Action]:
+        """The rung's time is over: what did not answer is unknown, and the next armed rung is tried."""
+        late = [name for name, p in self._pods.items() if not self._satisfied(p)]
+        out: list[Action] = []
+        for name in late:
+            out += self._mark_unknown(name, f"no evidence of {self.rung} in {self._times.of(self.rung):g} s")
+        if self.rung == HOLD:
+            return out + self._enter(RELEASE, now)  # only a drill waits for its hold; it never turns into a halt
+        if self.rung == RELEASE and not self.drill:
+            return out + self._commit(now, f"{', '.join(late)} did not acknowledge the release")
+        following = _AFTER.get(self.rung, "")
+        if following and following in self._auto:
+            return out + self._enter(following, now)
+        return out + self._finish(self.rung, now)
+
+    def _verified(self, p: _Pod) -> bool:
+        """Whether this pod's evidence answers the request as it was made."""
+        if self.rung == RELEASE:
+            return p.released and (not self.drill or _ORDER[p.stage] >= _ORDER["held"])
+        return self._satisfied(p)
+
+    def _finish(self, rung: str, now: float) -> list[Action]:
+        self.done = True
+        self.rung = rung
+        verified = [name for name, p in self._pods.items() if self._verified(p)]
+        self._verified_before = len(verified)
+        steps = {p.step for p in self._pods.values() if p.step >= 0}
+        mode = HOLD if self.drill else RELEASE if rung == RELEASE else HALT
+        out: list[Action] = []
+        if len(steps) > 1:
+            where = ", ".join(f"{n} at {p.step}" for n, p in sorted(self._pods.items()) if p.step >= 0)
+            out.append(self._alert("error", "halt_step_mismatch", f"the pods stopped at different steps: {where}"))
+        lost = [n for n, p in sorted(self._pods.items()) if mode == HALT and p.stage == "gone" and not p.checkpoint]
+        if lost:
+            text = f"stopped without a checkpoint: {', '.join(lost)}"
+            out.append(self._alert("warn", "halt_no_checkpoint", text, "resume goes back to the last common one"))
+        stuck = [n for n, p in sorted(self._pods.items()) if self.drill and not p.released]
+        if stuck:
+            text = f"the drill was not released on {', '.join(stuck)}"
+            out.append(
+                self._alert("error", "drill_not_released", text, "these pods halt by themselves at the deadline")
+            )
+        done = ev.HaltDone(
+            nonce=self.nonce,
+            mode=mode,
+            verified=len(verified),
+            total=len(self._pods),
+            step=min(steps, default=-1),
+            seconds=now - self._began,
+            drill=self.drill,
+        )
+        return [*out, Record(done)]
+
+    # events
+
+    def _ack(self, pod: str, stage: str, detail: str = "", path: str = "ssh") -> ev.HaltAck:
+        p = self._pods[pod]
+        return ev.HaltAck(
+            pod=pod, nonce=self.nonce, stage=stage, step=p.step, checkpoint=p.checkpoint, detail=detail, path=path
+        )
+
+    def _mark_unknown(self, pod: str, why: str) -> list[Action]:
+        p = self._pods[pod]
+        if p.unknown:
+            return []
+        p.unknown = True
+        p.recorded = "unknown"
+        return [Record(self._ack(pod, "unknown", why))]
+
+    def _alert(self, level: str, name: str, text: str, remedy: str = "") -> Record:
+        return Record(ev.Alert(level=level, name=name, text=text, remedy=remedy, subject="halt"))
+
+
+_ORDER_OF_RUNG = {HOLD: 1, RELEASE: 1, HALT: 2, TERM: 3, KILL: 4, TERMINATE: 5}
