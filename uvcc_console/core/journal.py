@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from uvcc_console.core import events as ev
@@ -63,10 +63,11 @@ class Journal:
             raise UvccError(f"cannot write the journal {self.path}: {e}", "free disk space; nothing was lost") from e
         return last
 
-    def since(self, seq: int, limit: int = 10_000) -> Iterator[tuple[int, ev.Event]]:
-        """Events after ``seq`` in order; kinds of a newer version are skipped."""
+    def since(self, seq: int, limit: int = 10_000, kinds: Sequence[str] = ()) -> Iterator[tuple[int, ev.Event]]:
+        """Events after ``seq`` in order, all or only those of ``kinds``; kinds of a newer version are skipped."""
+        only = f"AND kind IN ({','.join('?' * len(kinds))}) " if kinds else ""
         rows = self._db.execute(
-            "SELECT seq, ts, kind, data FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit)
+            f"SELECT seq, ts, kind, data FROM events WHERE seq > ? {only}ORDER BY seq LIMIT ?", (seq, *kinds, limit)
         ).fetchall()
         for number, ts, kind, data in rows:
             event = ev.from_json(kind, ts, json.loads(data))

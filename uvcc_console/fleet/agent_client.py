@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ class AgentClient:
         self.hello: dict[str, Any] = {}
         self.cursors: dict[str, tuple[int, int]] = dict(cursors or {})
         self.dropped = 0
+        self.clock_skew = 0.0  # seconds that the pod's clock is ahead of this one's
         self._command = command or f"exec /bin/sh {root}/attach"
         self._holder = holder
         self._lease_s = lease_s
@@ -64,13 +66,17 @@ class AgentClient:
     def up(self) -> bool:
         return self._attached.is_set()
 
+    def begin(self) -> None:
+        """Start attaching in the background, for ever; ``start`` also waits for it."""
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep(), name=f"agent {self.link.name}")
+
     async def start(self, *, patience_s: float = 30.0) -> dict[str, Any]:
         """Attach, trying again until ``patience_s`` is over; returns the agent's answer to hello.
 
         Raises UnreachableError, or VerificationError if the pod shows another host key than before.
         """
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep(), name=f"agent {self.link.name}")
+        self.begin()
         try:
             async with asyncio.timeout(patience_s):
                 await self._wait_attached()
@@ -117,6 +123,32 @@ class AgentClient:
             raise UvccError(f"pod {self.link.name}: {ack.get('error', f'{op} failed')}", str(ack.get("cure", "")))
         return ack
 
+    def post(self, op: str, *, nonce: str, **fields: Any) -> asyncio.Future[dict[str, Any]] | None:
+        """Hand a command to the network before returning; None if the channel is down. The future is its answer.
+
+        For the halt ladder: the bytes are on their way before anything is written to disk. The future ends with
+        UnreachableError when the link is lost.
+        """
+        process = self._process
+        if not self.up or process is None:
+            return None
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._pending.setdefault(nonce, []).append(answer)
+        try:
+            process.stdin.write(wire.encode({"op": op, "nonce": nonce, **fields}))
+        except (OSError, asyncssh.Error):
+            self._forget(nonce, answer)
+            return None
+        answer.add_done_callback(lambda done: self._forget(nonce, done))
+        return answer
+
+    def _forget(self, nonce: str, answer: asyncio.Future[dict[str, Any]]) -> None:
+        waiting = self._pending.get(nonce, [])
+        if answer in waiting:
+            waiting.remove(answer)
+        if not waiting:
+            self._pending.pop(nonce, None)
+
     async def _exchange(
         self, nonce: str, message: dict[str, Any], answer: asyncio.Future[dict[str, Any]]
     ) -> dict[str, Any]:
@@ -131,11 +163,7 @@ class AgentClient:
         except (OSError, asyncssh.Error) as e:
             raise classify(e, self.link.name, self.link.address) from e
         finally:
-            waiting = self._pending.get(nonce, [])
-            if answer in waiting:
-                waiting.remove(answer)
-            if not waiting:
-                self._pending.pop(nonce, None)
+            self._forget(nonce, answer)
 
     async def watch(self, run: str, *, timeout: float = 30.0) -> None:
         """Have a run's files streamed, now and after every reconnect."""
@@ -176,10 +204,7 @@ class AgentClient:
             self._attached.clear()
             self._process = None
             lost = UnreachableError(f"the link to pod {self.link.name} was lost: {detail}", "its state is unknown")
-            for futures in self._pending.values():
-                for future in futures:
-                    if not future.done():
-                        future.set_exception(lost)
+            self._fail_pending(lost)
         if was != up and self._on_link is not None:
             self._on_link(up, detail)
 
@@ -216,7 +241,10 @@ class AgentClient:
             "lease_s": self._lease_s,
             "holder": self._holder,
         }
+        sent = time.time()
         self.hello = await self._command_ack({"op": wire.HELLO, **hello})
+        theirs = self.hello.get("ts")
+        self.clock_skew = float(theirs) - (sent + time.time()) / 2 if isinstance(theirs, int | float) else 0.0
         for run in self._watched:
             await self._command_ack({"op": wire.WATCH, "run": run, "cursors": self._cursors_of(run)})
 
@@ -241,13 +269,14 @@ class AgentClient:
                 except ValueError:
                     raise ProtocolError(f"the agent of pod {self.link.name} sent {line[:80]!r}") from None
                 await self._dispatch(message)
-        self._fail_pending()
+        self._fail_pending(UnreachableError(f"the bridge on pod {self.link.name} ended"))
 
-    def _fail_pending(self) -> None:
-        for futures in self._pending.values():
-            for future in futures:
+    def _fail_pending(self, error: UvccError) -> None:
+        for futures in list(self._pending.values()):
+            for future in list(futures):
                 if not future.done():
-                    future.set_exception(UnreachableError(f"the bridge on pod {self.link.name} ended"))
+                    future.set_exception(error)
+                    future.exception()  # whoever waits gets it; a posted command may have nobody waiting
 
     async def _dispatch(self, message: dict[str, Any]) -> None:
         if message["op"] == wire.ACK:

@@ -3,7 +3,8 @@
 Whoever drives it says what happened (``start``, ``request``, ``report``, ``acked``, ``link``, ``tick``) with the time
 on a monotonic clock, and carries out the actions that come back: ``Send`` first, then ``Record``. Nothing counts as
 verified without evidence from the pod; a pod that gives none by its rung's deadline is ``unknown``, and stays so
-until it speaks. Commands are sent again, under the same nonce, until they are acknowledged.
+until it speaks. A worker of which the agent says ``unknown`` (process absent, no proof of how it ended) cannot be
+verified any more: the ladder does not wait for it. Commands are sent again, under the same nonce, until acknowledged.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ class _Pod:
     sent_at: float = float("-inf")
     acked: str = ""  # the rung whose command the agent acknowledged
     recorded: str = ""
-    released: bool = False
     unknown: bool = False
+    released_by: set[str] = field(default_factory=set)
+    absent: dict[str, str] = field(default_factory=dict)  # workers that ended without proof, and what is missing
     stage: str = ""
     coords: dict[str, str] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
@@ -84,6 +86,16 @@ class _Pod:
     @property
     def checkpoint(self) -> str:
         return next((c for _, c in sorted(self.checkpoints.items()) if c), "")
+
+    @property
+    def released(self) -> bool:
+        return "" in self.released_by or len(self.released_by) >= self.workers
+
+    @property
+    def hopeless(self) -> bool:
+        """Every worker has ended, at least one of them without proof."""
+        ended = set(self.absent) | {c for c, stage in self.coords.items() if stage == "gone"}
+        return bool(self.absent) and ("" in self.absent or len(ended) >= self.workers)
 
     def learn(self, stage: str, coord: str) -> str:
         """Fold one report; the pod is as far as its slowest worker. ``coord`` empty speaks for the whole pod."""
@@ -172,18 +184,23 @@ class Ladder:
     ) -> list[Action]:
         """Evidence from a pod or from one of its workers."""
         p = self._pods.get(pod)
-        if p is None or (stage not in _ORDER and stage != "released"):
+        if p is None or (stage not in _ORDER and stage not in ("released", "unknown")):
             return []
         if step >= 0:
             p.steps[coord] = step
         if checkpoint:
             p.checkpoints[coord] = checkpoint
+        if stage == "unknown":
+            p.absent[coord] = detail
+            p.unknown = False
+            return self._mark_unknown(pod, f"{coord} {detail}".strip()) + self._advance(now)
         p.unknown = False
         if stage == "released":
-            p.released = p.released or self.rung == RELEASE
+            if self.rung == RELEASE:
+                p.released_by.add(coord)
+            said = "released" if p.released else p.recorded
         else:
-            p.learn(stage, coord)
-        said = "released" if stage == "released" else p.stage
+            said = p.learn(stage, coord)
         out: list[Action] = []
         if said and said != p.recorded:
             p.recorded = said
@@ -223,7 +240,7 @@ class Ladder:
         for p in self._pods.values():
             p.sent_at = float("-inf")
             p.acked = ""
-            p.released = False
+            p.released_by.clear()
         out += self._resend(now)
         for name, p in self._pods.items():
             if not p.up and not self._satisfied(p):
@@ -236,7 +253,7 @@ class Ladder:
         sends: list[Action] = []
         records: list[Action] = []
         for name, p in self._pods.items():
-            if not p.up or p.acked == self.rung or self._satisfied(p) or now - p.sent_at < again:
+            if not p.up or p.acked == self.rung or self._satisfied(p) or p.hopeless or now - p.sent_at < again:
                 continue
             p.sent_at = now
             sends.append(Send(name, self.rung, self._hold_deadline()))
@@ -256,17 +273,17 @@ class Ladder:
         if self.rung == HOLD:
             return _ORDER[p.stage] >= _ORDER["held"]
         if self.rung == RELEASE:
-            return p.released
+            return p.released or p.stage == "gone"
         return p.stage == "gone"
 
     def _advance(self, now: float) -> list[Action]:
-        """Go on when every pod has shown what this rung asks for."""
-        verified = sum(self._satisfied(p) for p in self._pods.values())
-        if verified < len(self._pods) or not self.rung:
+        """Go on when every pod has shown what this rung asks for, or cannot show it any more."""
+        pods = self._pods.values()
+        if not self.rung or not all(self._satisfied(p) or p.hopeless for p in pods):
             return []
         if self.rung == HOLD:
             return self._enter(RELEASE, now) if self.drill and not self.done else []
-        if self.done and verified == self._verified_before:
+        if self.done and sum(self._verified(p) for p in pods) == self._verified_before:
             return []
         return self._finish(self.rung, now)
 
@@ -293,7 +310,7 @@ class Ladder:
     def _verified(self, p: _Pod) -> bool:
         """Whether this pod's evidence answers the request as it was made."""
         if self.rung == RELEASE:
-            return p.released and (not self.drill or _ORDER[p.stage] >= _ORDER["held"])
+            return self._satisfied(p) and (not self.drill or _ORDER[p.stage] >= _ORDER["held"])
         return self._satisfied(p)
 
     def _finish(self, rung: str, now: float) -> list[Action]:
@@ -311,7 +328,7 @@ class Ladder:
         if lost:
             text = f"stopped without a checkpoint: {', '.join(lost)}"
             out.append(self._alert("warn", "halt_no_checkpoint", text, "resume goes back to the last common one"))
-        stuck = [n for n, p in sorted(self._pods.items()) if self.drill and not p.released]
+        stuck = [n for n, p in sorted(self._pods.items()) if self.drill and not self._satisfied(p)]
         if stuck:
             text = f"the drill was not released on {', '.join(stuck)}"
             out.append(

@@ -1,0 +1,45 @@
+"""``python -m uvcc_console.haltd RUN``: the halt sidecar of one run, a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+
+from uvcc_console.core import paths
+from uvcc_console.haltd.service import Service
+from uvcc_console.rollout import spawn
+from uvcc_engine.contract.errors import UvccError
+
+
+async def _serve(run: str) -> None:
+    run_dir = paths.run_dir(run)
+    task = asyncio.ensure_future(Service(run_dir).run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    spawn.write_record(run_dir, spawn.HALTD)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="uvcc-haltd", description="halt sidecar of one run")
+    parser.add_argument("run")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)
+    try:
+        if spawn.running(paths.run_dir(args.run), spawn.HALTD):
+            return 0  # one is enough
+        asyncio.run(_serve(args.run))
+    except UvccError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return e.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

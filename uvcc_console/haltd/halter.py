@@ -1,0 +1,177 @@
+"""Drives a halt ladder over the pods' agent channels: its sends become commands, the agents' words its evidence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from uvcc_console.core import events as ev
+from uvcc_console.rollout import halt
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import UvccError
+
+log = logging.getLogger(__name__)
+_SIGNALS = {halt.TERM: "TERM", halt.KILL: "KILL"}
+
+
+class Channel(Protocol):
+    """What the ladder needs of an AgentClient."""
+
+    clock_skew: float
+
+    @property
+    def up(self) -> bool: ...
+
+    def post(self, op: str, *, nonce: str, **fields: Any) -> asyncio.Future[dict[str, Any]] | None: ...
+
+
+class Halter:
+    """At most one ladder at a time; a further request under a new nonce takes over and never weakens the old one.
+
+    ``append`` writes events durably; ``terminate(pod)`` ends a pod at its provider and returns when it is proven gone.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[str, Channel],
+        append: Callable[[list[ev.Event]], None],
+        *,
+        auto: Collection[str] = (halt.HOLD, halt.HALT, halt.TERM),
+        times: halt.Times | None = None,
+        terminate: Callable[[str], Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ladder: halt.Ladder | None = None
+        self._channels = channels
+        self._append = append
+        self.auto = auto
+        self._times = times
+        self._terminate = terminate
+        self._clock = clock
+        self._run = ""
+        self._nonces: set[str] = set()
+        self._busy: set[asyncio.Future[Any]] = set()
+
+    @property
+    def active(self) -> bool:
+        """Whether a ladder still climbs."""
+        return self.ladder is not None and not self.ladder.done
+
+    def request(self, asked: ev.HaltRequested, run: str, pods: Mapping[str, int]) -> None:
+        """Obey a request from the journal about engine run ``run``; ``pods`` maps its pods to their workers."""
+        now = self._clock()
+        if self.ladder is not None and asked.nonce == self.ladder.nonce:
+            self._act(self.ladder.request(asked.mode, now))
+            return
+        committed = self.active and self.ladder is not None and self.ladder.rung not in (halt.HOLD, halt.RELEASE)
+        if not committed:
+            self._nonces.clear()
+        elif self.ladder is not None:
+            self._nonces.add(self.ladder.nonce)
+        mode = halt.HALT if committed else asked.mode
+        drill = asked.drill and not committed
+        self._run = run
+        ladder = halt.Ladder(asked.nonce, pods, drill=drill, auto=self.auto, times=self._times)
+        self.ladder = ladder
+        for pod in pods:
+            channel = self._channels.get(pod)
+            if channel is None or not channel.up:
+                ladder.link(pod, False, now)
+        self._act(ladder.start(mode, now))
+
+    def message(self, pod: str, message: Mapping[str, Any]) -> None:
+        """Something an agent said by itself."""
+        if self.ladder is None or message.get("run") != self._run:
+            return
+        if message["op"] != wire.HALTED or not self._concerns(message):
+            return
+        self._act(
+            self.ladder.report(
+                pod,
+                str(message.get("stage", "")),
+                self._clock(),
+                coord=str(message.get("coord") or ""),
+                step=int(message.get("step", -1)),
+                checkpoint=str(message.get("checkpoint") or ""),
+                detail=str(message.get("detail") or ""),
+            )
+        )
+
+    def _concerns(self, message: Mapping[str, Any]) -> bool:
+        """Evidence for this nonce; or of a halt that an earlier, superseded nonce brought about."""
+        assert self.ladder is not None
+        nonce = message.get("nonce")
+        return nonce == self.ladder.nonce or (nonce in self._nonces and message.get("stage") in ("halted", "gone"))
+
+    def link(self, pod: str, up: bool) -> None:
+        """A channel went down or came up."""
+        if self.ladder is not None:
+            self._act(self.ladder.link(pod, up, self._clock()))
+
+    def tick(self) -> None:
+        """Call often: it is the ladder's clock."""
+        if self.ladder is not None:
+            self._act(self.ladder.tick(self._clock()))
+
+    def _act(self, actions: list[halt.Action]) -> None:
+        """Commands first, then the disk, whatever order they came in."""
+        for action in actions:
+            if isinstance(action, halt.Send):
+                self._send(action)
+        records = [a.event for a in actions if isinstance(a, halt.Record)]
+        for done in [r for r in records if isinstance(r, ev.HaltDone)]:
+            records += [replace(done, nonce=nonce) for nonce in sorted(self._nonces)]  # who asked first wants to know
+        if records:
+            self._append(records)
+
+    def _send(self, send: halt.Send) -> None:
+        assert self.ladder is not None
+        if send.rung == halt.TERMINATE:
+            self._terminate_pod(send.pod)
+            return
+        channel = self._channels.get(send.pod)
+        if channel is None:
+            return
+        nonce = self.ladder.nonce
+        if send.rung in _SIGNALS:
+            answer = channel.post(
+                wire.SIGNAL, nonce=f"{nonce}.{send.rung}", run=self._run, coord=None, signal=_SIGNALS[send.rung]
+            )
+        else:
+            deadline = time.time() + channel.clock_skew + send.deadline_s if send.deadline_s else 0.0
+            answer = channel.post(wire.HALT, nonce=nonce, run=self._run, mode=send.rung, deadline=deadline)
+        if answer is not None:
+            answer.add_done_callback(partial(self._answered, send.pod, send.rung, nonce))
+
+    def _answered(self, pod: str, rung: str, nonce: str, answer: asyncio.Future[dict[str, Any]]) -> None:
+        if answer.cancelled() or answer.exception() is not None or self.ladder is None or self.ladder.nonce != nonce:
+            return
+        ack, now = answer.result(), self._clock()
+        if not ack.get("ok", False):
+            log.warning("pod %s refused %s: %s", pod, rung, ack.get("error"))
+            return
+        self._act(self.ladder.acked(pod, rung, now))
+
+    def _terminate_pod(self, pod: str) -> None:
+        if self._terminate is None or self.ladder is None:
+            return
+        nonce = self.ladder.nonce
+
+        async def end() -> None:
+            assert self._terminate is not None
+            try:
+                await self._terminate(pod)
+            except UvccError as e:
+                log.error("pod %s could not be terminated: %s", pod, e)
+                return
+            if self.ladder is not None and self.ladder.nonce == nonce:
+                self._act(self.ladder.report(pod, "gone", self._clock(), path="api", detail="the pod is gone"))
+
+        task = asyncio.ensure_future(end())
+        self._busy.add(task)
+        task.add_done_callback(self._busy.discard)

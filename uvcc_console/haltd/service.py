@@ -1,0 +1,219 @@
+"""The halt sidecar: warm agent channels to every pod of a run, and an eye on the journal for whoever wants to stop it.
+
+It has its own SSH connections, so neither a busy console nor a dead one delays a halt, and it renews the pods' lease.
+``run_halt`` is the same code for one request, used when no sidecar lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.core.snapshot import PodView, Snapshot
+from uvcc_console.fleet.agent_client import AgentClient
+from uvcc_console.fleet.keys import operator_key
+from uvcc_console.fleet.provider import Pod, provider_for
+from uvcc_console.fleet.ssh import PodLink, Timeouts
+from uvcc_console.haltd.halter import Halter
+from uvcc_console.haltd.view import View
+from uvcc_console.rollout import halt, spawn
+from uvcc_console.rollout.profile_schema import seconds
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import UnreachableError, UnreadableError, UvccError
+
+log = logging.getLogger(__name__)
+POLL_S = 0.01
+WARM_S = 5.0
+_ATTACHABLE = ("agent", "lost")
+_TIMEOUTS = Timeouts(connect=5.0, login=5.0, operation=10.0, keepalive_s=2.0, keepalive_count=2, backoff_last=2.0)
+
+
+class Channels:
+    """One agent channel per pod, opened as pods appear in the journal and closed as they go."""
+
+    def __init__(self, run_dir: Path, holder: str) -> None:
+        self.clients: dict[str, AgentClient] = {}
+        self.on_link: Callable[[str, bool], None] = lambda pod, up: None
+        self.on_message: Callable[[str, dict[str, object]], None] = lambda pod, message: None
+        self._run_dir = run_dir
+        self._holder = holder
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def sync(self, snapshot: Snapshot, lease_s: float) -> None:
+        """Open and close channels so that they match the pods."""
+        for name, pod in snapshot.pods.items():
+            if pod.state in _ATTACHABLE and pod.address and name not in self.clients:
+                self._open(pod, lease_s, str(snapshot.profile.get("fleet", {}).get("ssh_key", "")))
+            elif pod.state in ("gone", "failed") and name in self.clients:
+                self._tasks.pop(name).cancel()
+
+    def _open(self, pod: PodView, lease_s: float, key_file: str) -> None:
+        key = operator_key(self._run_dir, key_file)
+        link = PodLink(pod.pod, pod.address, key, host_key=pod.host_key, timeouts=_TIMEOUTS)
+        client = AgentClient(
+            link, holder=self._holder, lease_s=lease_s, on_link=lambda up, detail: self.on_link(pod.pod, up)
+        )
+        self.clients[pod.pod] = client
+        self._tasks[pod.pod] = asyncio.create_task(self._serve(pod.pod, client, lease_s))
+
+    async def _serve(self, name: str, client: AgentClient, lease_s: float) -> None:
+        """Read what the agent says, and renew the lease, until cancelled."""
+        renewing = asyncio.create_task(self._renew(client, lease_s))
+        try:
+            client.begin()
+            async for message in client.messages():
+                self.on_message(name, message)
+        finally:
+            renewing.cancel()
+            self.clients.pop(name, None)
+            await client.close()
+            await client.link.close()
+
+    async def _renew(self, client: AgentClient, lease_s: float) -> None:
+        while lease_s > 0:
+            await asyncio.sleep(lease_s / 4)
+            try:
+                await client.request(wire.LEASE, ttl_s=lease_s, timeout=lease_s / 4)
+            except UvccError as e:
+                log.warning("the lease of pod %s was not renewed: %s", client.link.name, e)
+
+    async def warm(self, limit_s: float) -> None:
+        """Wait until every channel is up, at most ``limit_s``; those that are not come later."""
+        starting = [asyncio.ensure_future(c.start(patience_s=limit_s)) for c in self.clients.values()]
+        await asyncio.gather(*starting, return_exceptions=True)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Service:
+    """One run's halts. ``only`` restricts it to one request, after which ``run`` returns."""
+
+    def __init__(self, run_dir: Path, *, only: str = "", times: halt.Times | None = None) -> None:
+        self._run_dir = run_dir
+        self._only = only
+        self._ended = False
+        self._journal = Journal(run_dir / spawn.JOURNAL, source="haltd")
+        self._view = View(self._journal)
+        self._channels = Channels(run_dir, "halt" if only else "haltd")
+        self._halter = Halter(self._channels.clients, self._append, times=times, terminate=self._terminate)
+        self._channels.on_link = self._halter.link
+        self._channels.on_message = self._halter.message
+
+    def _append(self, events: list[ev.Event]) -> None:
+        self._journal.append(*events)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._view.snapshot
+
+    async def run(self) -> None:
+        """Serve until the run has ended or all its pods are gone; with ``only``, until that halt is done."""
+        try:
+            for event in self._view.poll():
+                self._note(event)
+            self._sync()
+            if self._only:
+                await self._channels.warm(WARM_S)
+            self._resume()
+            while not self._over():
+                for event in self._view.poll():
+                    self._heed(event)
+                self._halter.tick()
+                await asyncio.sleep(POLL_S)
+        finally:
+            await self._channels.close()
+            self._journal.close()
+
+    def _sync(self) -> None:
+        profile = self.snapshot.profile.get("halt", {})
+        lease = 0.0 if self._only else float(seconds(profile.get("lease", 60.0)))
+        self._halter.auto = tuple(profile.get("auto", (halt.HOLD, halt.HALT, halt.TERM)))
+        self._channels.sync(self.snapshot, lease)
+
+    def _resume(self) -> None:
+        """Take up a halt that was asked for before this process lived and that nobody finished."""
+        asked = self.snapshot.halt
+        if asked.nonce and not asked.done and (not self._only or asked.nonce == self._only):
+            self._request(ev.HaltRequested(nonce=asked.nonce, mode=asked.mode, by=asked.by, drill=asked.drill))
+
+    def _note(self, event: ev.Event) -> None:
+        """A run that ended may be taken up again: its pods or workers come back."""
+        if isinstance(event, ev.RunEnded):
+            self._ended = True
+        elif isinstance(event, ev.PhaseStarted) or (isinstance(event, ev.PodChanged) and event.state in _ATTACHABLE):
+            self._ended = False
+
+    def _heed(self, event: ev.Event) -> None:
+        self._note(event)
+        if isinstance(event, ev.PodChanged | ev.RunCreated):
+            self._sync()
+        elif isinstance(event, ev.HaltRequested) and (not self._only or event.nonce == self._only):
+            self._request(event)
+
+    def _request(self, asked: ev.HaltRequested) -> None:
+        self._halter.request(asked, self.snapshot.engine_run, self._view.targets())
+
+    def _over(self) -> bool:
+        s = self.snapshot
+        if self._only:
+            ladder = self._halter.ladder
+            return ladder is not None and ladder.nonce == self._only and ladder.done
+        return self._ended or (bool(s.pods) and all(p.state == "gone" for p in s.pods.values()))
+
+    async def _terminate(self, name: str) -> None:
+        """Delete a pod at its provider; returns when it is proven gone."""
+        s = self.snapshot
+        provider = provider_for(dict(s.profile.get("fleet", {})), self._run_dir)
+        try:
+            prefix = f"uvcc-{s.run}-{name}"
+            for pod in await provider.list(prefix):
+                if pod.name == prefix:
+                    await _delete(provider.delete, pod)
+        finally:
+            await provider.close()
+
+
+async def _delete(delete: Callable[[Pod], Awaitable[None]], pod: Pod) -> None:
+    for last in (False, False, True):
+        try:
+            return await delete(pod)
+        except UnreachableError:
+            if last:
+                raise
+
+
+async def run_halt(run_dir: Path, request: ev.HaltRequested, *, patience_s: float = 180.0) -> ev.HaltDone:
+    """Write the request down and see it through: by the run's sidecar if it lives, else in this process.
+
+    Raises UnreachableError when the ladder gave no verdict in ``patience_s`` seconds.
+    """
+    path = run_dir / spawn.JOURNAL
+    if not path.exists():
+        raise UnreadableError(f"no run at {run_dir}", "see the runs with: uvcc runs")
+    journal = Journal(path, source=request.by or "halt")
+    try:
+        asked = journal.append(request)
+        end = time.monotonic() + patience_s
+        while time.monotonic() < end:
+            for _, event in journal.since(asked, kinds=(ev.HaltDone.kind,)):
+                if isinstance(event, ev.HaltDone) and event.nonce == request.nonce:
+                    return event
+            if not spawn.running(run_dir, spawn.HALTD):
+                async with asyncio.timeout(max(1.0, end - time.monotonic())):
+                    await Service(run_dir, only=request.nonce).run()
+            else:
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        pass  # told below
+    finally:
+        journal.close()
+    raise UnreachableError(f"no verdict on the halt in {patience_s:g} s", "see: uvcc status; try: uvcc halt --now")
