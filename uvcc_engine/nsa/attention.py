@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from uvcc_engine.nsa import blocks
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
-from uvcc_engine.nsa.rope import rope_tables, rotate
+from uvcc_engine.nsa.rope import first_positions, rotate
 
 BRANCHES = ("cmp", "sel", "win")
 
@@ -57,43 +57,35 @@ class NSAttention(nn.Module):
         self.gate = nn.Sequential(nn.Linear(cfg.dim, hidden), nn.SiLU(), nn.Linear(hidden, 3 * h))
         self.out = nn.Linear(h * cfg.d_v, cfg.dim, bias=False)
 
-    def project(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor]:
-        """x [B, S, dim] -> q [B, S, H, dk], k and v per branch [B, S, G, d], gates [B, S, H, 3] in (0, 1)."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x [B, S, dim] -> q [B, S, H, dk], k and v [B, S, 3, G, d] per branch, gates [B, S, H, 3] in (0, 1)."""
         b, s, _ = x.shape
         c = self.cfg
         q = self.q(x).view(b, s, c.n_heads, c.d_k)
-        kv = self.kv(x).view(b, s, 3, c.n_kv_groups, c.d_k + c.d_v)
-        k, v = kv.split((c.d_k, c.d_v), dim=-1)
+        k, v = self.kv(x).split((3 * c.n_kv_groups * c.d_k, 3 * c.n_kv_groups * c.d_v), dim=-1)
         gates = torch.sigmoid(self.gate(x)).view(b, s, c.n_heads, 3)
-        return q, list(k.unbind(2)), list(v.unbind(2)), gates
+        return q, k.view(b, s, 3, -1, c.d_k), v.view(b, s, 3, -1, c.d_v), gates
 
     def forward(self, x: Tensor, doc_start: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x [B, S, dim] -> (y [B, S, dim], gates [B, S, H, 3] for the gate metrics)."""
         b, s, _ = x.shape
+        c, nsa = self.cfg, self.cfg.nsa
         q, k, v, gates = self.project(x)
-        position = torch.arange(s, device=x.device)
-        cos, sin = rope_tables(
-            position, self.cfg.d_k, base=self.cfg.rope_base, scale=self.cfg.rope_scale, dtype=x.dtype
-        )
-        cos, sin = cos[:, None], sin[:, None]
-        q = rotate(q, cos, sin)
-        k_sel, k_win = rotate(k[1], cos, sin), rotate(k[2], cos, sin)
-        n_cmp = self.cfg.nsa.n_cmp(s)
+        table = first_positions(s, c.d_k, c.rope_base, c.rope_scale, q.dtype, x.device)[:, None]
+        q = rotate(q, table)
+        k_token = rotate(k[:, :, 1:].flatten(2, 3), table)  # selection's groups, then the window's
+        v_token = v[:, :, 1:].flatten(2, 3)
         starts = doc_start if doc_start is not None else torch.zeros(b, s, dtype=torch.int64, device=x.device)
+        position = torch.arange(s, device=x.device)
+        n_cmp = nsa.n_cmp(s)
         o_cmp, p_cmp = None, None
         if n_cmp:
-            k_cmp = rotate(
-                self.phi_k(k[0]),
-                cos[: n_cmp * self.cfg.nsa.d : self.cfg.nsa.d],
-                sin[: n_cmp * self.cfg.nsa.d : self.cfg.nsa.d],
-            )
-            o_cmp, p_cmp = compressed_attention(self.cfg.nsa, q, k_cmp, self.phi_v(v[0]), position, starts)
-        o_sel, o_win = selected_and_window(
-            self.cfg.nsa, q, (k_sel, v[1]), (k_win, v[2]), p_cmp, position, starts, packed=doc_start is not None
-        )
-        y = gates[..., 1:2] * o_sel + gates[..., 2:3] * o_win
+            k_cmp = rotate(self.phi_k(k[:, :, 0]), table[: n_cmp * nsa.d : nsa.d])
+            o_cmp, p_cmp = compressed_attention(nsa, q, k_cmp, self.phi_v(v[:, :, 0]), position, starts)
+        both = selected_and_window(nsa, q, k_token, v_token, p_cmp, position, starts, packed=doc_start is not None)
+        y = torch.einsum("bsjhd,bshj->bshd", both, gates[..., 1:])
         if o_cmp is not None:
-            y = y + gates[..., 0:1] * o_cmp
+            y = torch.addcmul(y, o_cmp, gates[..., 0:1])
         return self.out(y.flatten(-2)), gates
 
 
@@ -125,28 +117,33 @@ def importance(cfg: NSAConfig, p_cmp: Tensor, n_blocks: int) -> Tensor:
 def selected_and_window(
     cfg: NSAConfig,
     q: Tensor,
-    sel: tuple[Tensor, Tensor],
-    win: tuple[Tensor, Tensor],
+    k: Tensor,
+    v: Tensor,
     p_cmp: Tensor | None,
     q_pos: Tensor,
     doc_start: Tensor,
     *,
     packed: bool,
-) -> tuple[Tensor, Tensor]:
-    """Both token-level branches by masked SDPA. q [B, S, H, dk]; sel/win = (k, v) [B, S, G, d] -> two [B, S, H, dv]."""
-    _, s, heads, _ = q.shape
-    n_blocks, groups = cfg.n_blocks(s), sel[0].shape[2]
-    everything = n_blocks <= cfg.n_sel  # then the selection is all that causality allows
-    if everything and cfg.w >= s and not packed:
-        both = _sdpa(torch.cat((q, q), 2), torch.cat((sel[0], win[0]), 2), torch.cat((sel[1], win[1]), 2), None)
-        return both[:, :, :heads], both[:, :, heads:]
-    if everything or p_cmp is None:
-        sel_mask = blocks.causal_mask(q_pos, doc_start, s)[:, None]
+) -> Tensor:
+    """Both token-level branches by masked SDPA.
+
+    q [B, S, H, dk]; k and v [B, S, 2G, d], selection's groups first -> [B, S, 2, H, dv], selection first.
+    """
+    b, s, heads, _ = q.shape
+    n_blocks, groups = cfg.n_blocks(s), k.shape[2] // 2
+    everything = n_blocks <= cfg.n_sel or p_cmp is None  # then the selection is all that causality allows
+    if everything and cfg.w >= s:  # and the window is the same: one call serves both
+        mask = blocks.causal_mask(q_pos, doc_start, s)[:, None] if packed else None
+        return _sdpa(q.repeat(1, 1, 2, 1), k, v, mask).reshape(b, s, 2, heads, -1)
+    if everything:
+        sel_mask = blocks.causal_mask(q_pos, doc_start, s)[:, None] if packed else None
     else:
+        assert p_cmp is not None
         chosen = blocks.select_blocks(cfg, importance(cfg, p_cmp, n_blocks), q_pos, doc_start)
         sel_mask = blocks.token_mask(cfg, chosen, q_pos, doc_start, s).repeat_interleave(heads // groups, dim=1)
-    o_sel = _sdpa(q, *sel, sel_mask)
-    return o_sel, _sdpa(q, *win, blocks.window_mask(cfg, q_pos, doc_start, s)[:, None])
+    o_sel = _sdpa(q, k[:, :, :groups], v[:, :, :groups], sel_mask)
+    window = blocks.window_mask(cfg, q_pos, doc_start, s)[:, None]
+    return torch.stack((o_sel, _sdpa(q, k[:, :, groups:], v[:, :, groups:], window)), dim=2)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

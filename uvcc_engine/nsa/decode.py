@@ -72,13 +72,13 @@ def _attend(layer: NSAttention, x: Tensor, cache: LayerCache, state: DecodeState
     cfg, nsa, t = layer.cfg, layer.cfg.nsa, state.position
     q, k, v, gates = layer.project(x)
     here = torch.tensor([t], device=x.device)
-    cos, sin = rope_tables(here, cfg.d_k, base=cfg.rope_base, scale=cfg.rope_scale, dtype=x.dtype)
-    q = rotate(q, cos[:, None], sin[:, None])
-    cache.sel_k = torch.cat((cache.sel_k, rotate(k[1], cos[:, None], sin[:, None])), 1)
-    cache.sel_v = torch.cat((cache.sel_v, v[1]), 1)
-    cache.win_k = torch.cat((cache.win_k, rotate(k[2], cos[:, None], sin[:, None])), 1)[:, -nsa.w :]
-    cache.win_v = torch.cat((cache.win_v, v[2]), 1)[:, -nsa.w :]
-    _grow_compressed(layer, cache, k[0], v[0], t)
+    table = rope_tables(here, cfg.d_k, base=cfg.rope_base, scale=cfg.rope_scale, dtype=q.dtype)[:, None]
+    q = rotate(q, table)
+    cache.sel_k = torch.cat((cache.sel_k, rotate(k[:, :, 1], table)), 1)
+    cache.sel_v = torch.cat((cache.sel_v, v[:, :, 1]), 1)
+    cache.win_k = torch.cat((cache.win_k, rotate(k[:, :, 2], table)), 1)[:, -nsa.w :]
+    cache.win_v = torch.cat((cache.win_v, v[:, :, 2]), 1)[:, -nsa.w :]
+    _grow_compressed(layer, cache, k[:, :, 0], v[:, :, 0], t)
     start_of_doc = torch.zeros(x.shape[0], 1, dtype=torch.int64, device=x.device)
     n_blocks = nsa.n_blocks(t + 1)
     y = gates[..., 2:3] * _one_query(q, cache.win_k, cache.win_v, None)
@@ -103,8 +103,8 @@ def _grow_compressed(layer: NSAttention, cache: LayerCache, k: Tensor, v: Tensor
     if nsa.n_cmp(t + 1) == nsa.n_cmp(t):
         return
     first = torch.tensor([t + 1 - nsa.l], device=k.device)
-    cos, sin = rope_tables(first, cfg.d_k, base=cfg.rope_base, scale=cfg.rope_scale, dtype=k.dtype)
-    new_k = rotate(layer.phi_k(cache.raw_k[:, -nsa.l :]), cos[:, None], sin[:, None])
+    table = rope_tables(first, cfg.d_k, base=cfg.rope_base, scale=cfg.rope_scale, dtype=k.dtype)[:, None]
+    new_k = rotate(layer.phi_k(cache.raw_k[:, -nsa.l :]), table)
     cache.cmp_k = torch.cat((cache.cmp_k, new_k), 1)
     cache.cmp_v = torch.cat((cache.cmp_v, layer.phi_v(cache.raw_v[:, -nsa.l :])), 1)
     cache.raw_k, cache.raw_v = cache.raw_k[:, -(nsa.l - nsa.d) :], cache.raw_v[:, -(nsa.l - nsa.d) :]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from uvcc_engine.nsa import blocks
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
-from uvcc_engine.nsa.rope import rope_tables, rotate
+from uvcc_engine.nsa.rope import first_positions, rotate
 
 
 class DenseAttention(nn.Module):
@@ -29,12 +29,14 @@ class DenseAttention(nn.Module):
         """x [B, S, dim] -> (y [B, S, dim], None)."""
         b, s, _ = x.shape
         c = self.cfg
-        position = torch.arange(s, device=x.device)
-        cos, sin = rope_tables(position, c.d_k, base=c.rope_base, scale=c.rope_scale, dtype=x.dtype)
-        q = rotate(self.q(x).view(b, s, c.n_heads, c.d_k), cos[:, None], sin[:, None])
-        k, v = self.kv(x).view(b, s, c.n_kv_groups, c.d_k + c.d_v).split((c.d_k, c.d_v), dim=-1)
-        k = rotate(k, cos[:, None], sin[:, None])
-        mask = blocks.causal_mask(position, doc_start, s)[:, None] if doc_start is not None else None
+        q = self.q(x).view(b, s, c.n_heads, c.d_k)
+        table = first_positions(s, c.d_k, c.rope_base, c.rope_scale, q.dtype, x.device)[:, None]
+        k, v = self.kv(x).split((c.n_kv_groups * c.d_k, c.n_kv_groups * c.d_v), dim=-1)
+        q, k = rotate(q, table), rotate(k.view(b, s, -1, c.d_k), table)
+        v = v.view(b, s, -1, c.d_v)
+        mask = None
+        if doc_start is not None:
+            mask = blocks.causal_mask(torch.arange(s, device=x.device), doc_start, s)[:, None]
         o = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),

@@ -1,6 +1,8 @@
-"""Rotary position embedding per head (Su et al. 2021), half-split layout, with linear position scaling."""
+"""Rotary position embedding per head (Su et al. 2021), neighbouring pairs, with linear position scaling."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -8,14 +10,26 @@ from torch import Tensor
 
 def rope_tables(
     positions: Tensor, dim: int, *, base: float, scale: float, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """cos and sin for integer positions [...]: two tensors [..., dim // 2]. Angles are computed in float64."""
+) -> Tensor:
+    """Rotations of integer positions [...] as cos and sin: [..., dim // 2, 2]. Angles are computed in float64."""
     rate = base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim)
     angle = positions.to(torch.float64)[..., None] / scale * rate
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    return torch.stack((angle.cos(), angle.sin()), dim=-1).to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x[..., i], x[..., i + dim/2]). cos and sin broadcast against x[..., : dim/2]."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+@lru_cache(maxsize=16)
+def first_positions(s: int, dim: int, base: float, scale: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The tables of positions 0..s-1 [s, dim // 2, 2], computed once and shared by all layers."""
+    with torch.inference_mode(False), torch.no_grad():
+        return rope_tables(torch.arange(s, device=device), dim, base=base, scale=scale, dtype=dtype)
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotate the pairs (x[..., 2i], x[..., 2i+1]). ``table`` [..., dim // 2, 2] broadcasts against x's pairs."""
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    if x.dtype in (torch.float32, torch.float64):  # one complex product instead of four real ones
+        turned = torch.view_as_complex(pairs) * torch.view_as_complex(table)
+        return torch.view_as_real(turned).flatten(-2)
+    a, b = pairs.unbind(-1)
+    cos, sin = table.unbind(-1)
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)

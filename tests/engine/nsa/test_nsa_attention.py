@@ -33,16 +33,16 @@ def _oracle(layer: NSAttention, x: Tensor, starts: Tensor | None) -> Tensor:
     names = ("cmp", "sel", "win")
 
     def rope(vec: Tensor, pos: int) -> Tensor:
-        cos, sin = rope_tables(torch.tensor(pos), cfg.d_k, base=cfg.rope_base, scale=cfg.rope_scale, dtype=vec.dtype)
-        return rotate(vec, cos, sin)
+        table = rope_tables(torch.tensor(pos), cfg.d_k, base=cfg.rope_base, scale=cfg.rope_scale, dtype=vec.dtype)
+        return rotate(vec, table)
 
     rows = []
     for b in range(x.shape[0]):
         result = nsa_oracle(
             cfg.nsa,
             q[b],
-            {n: k[i][b] for i, n in enumerate(names)},
-            {n: v[i][b] for i, n in enumerate(names)},
+            {n: k[b, :, i] for i, n in enumerate(names)},
+            {n: v[b, :, i] for i, n in enumerate(names)},
             gates[b],
             layer.phi_k.block,
             layer.phi_v.block,
@@ -54,7 +54,7 @@ def _oracle(layer: NSAttention, x: Tensor, starts: Tensor | None) -> Tensor:
 
 
 @pytest.mark.parametrize("nsa", [SMALL, ODD])
-@pytest.mark.parametrize("s", [1, 7, 8, 33, 80])
+@pytest.mark.parametrize("s", [1, 7, 8, 33, 60])
 def test_masked_path_equals_the_oracle(nsa: NSAConfig, s: int) -> None:
     layer = _layer(nsa)
     x = torch.randn(2, s, 24, dtype=torch.float64)
@@ -128,8 +128,7 @@ def test_rope_depends_on_distance_only() -> None:
     def dot(i: int, j: int) -> float:
         turned = []
         for vec, pos in ((q, i), (k, j)):
-            cos, sin = rope_tables(torch.tensor(pos), 64, base=10_000.0, scale=2.0, dtype=torch.float64)
-            turned.append(rotate(vec, cos, sin))
+            turned.append(rotate(vec, rope_tables(torch.tensor(pos), 64, base=1e4, scale=2.0, dtype=torch.float64)))
         return float(turned[0] @ turned[1])
 
     assert dot(10, 5) == pytest.approx(dot(110, 105), abs=1e-9)
