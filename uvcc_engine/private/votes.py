@@ -1,13 +1,14 @@
-"""What the three parties tell each other beside the protocol: votes on going on, digests, the resume step, the end.
+"""What the three parties tell each other beside the protocol: votes on going on, roots, the resume step, the end.
 
-At the start of a step every party sends its vote and the digests of the epoch before; at the end of the step it reads
-the other two. The largest vote wins, so all stop at the same step, and a fork of the transcript is found one step
-after it happened, without a round of its own. Messages are JSON on the plane's control stream: sealed, in order,
-never part of the transcript.
+At the start of a step every party sends its vote, with its signed root of the epoch before as a note; at the end of
+the step it reads the other two. The largest vote wins, so all stop at the same step, and a fork of the transcript is
+found one step after it happened, without a round of its own. Messages are JSON on the plane's control stream: sealed,
+in order, never part of the transcript.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -65,7 +66,7 @@ class Table:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def say(self, topic: str, per_peer: Mapping[int, Mapping[str, Any]] | None = None, **fields: Any) -> None:
-        """Send one message to both peers; ``per_peer`` adds fields for one of them."""
+        """Send one message to both peers; ``per_peer`` adds the fields that differ between them."""
         for peer in self.peers:
             more = per_peer[peer] if per_peer else {}
             self._plane.send_control(peer, _encode({"topic": topic, "run": self._run, **fields, **more}))
@@ -123,33 +124,20 @@ class Table:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def open_step(self, step: int, mine: Vote, digests: Mapping[int, str]) -> None:
-        """Send this step's vote, with the digest shared with each peer of the epoch before ("" if none)."""
-        self.say("vote", {p: {"digest": digests.get(p, "")} for p in self.peers}, step=step, **_vote_json(mine))
+    def open_step(self, step: int, mine: Vote, notes: Mapping[int, bytes]) -> None:
+        """Send this step's vote, with a note to each peer (``notes`` may be empty)."""
+        self.say("vote", _attached(self.peers, notes), step=step, **_vote_json(mine))
 
-    def close_step(self, step: int, mine: Vote, digests: Mapping[int, str]) -> Vote:
-        """Read both votes of this step; returns the largest. Raises ProtocolError naming a pair that disagrees."""
+    def close_step(self, step: int, mine: Vote) -> tuple[Vote, dict[int, bytes]]:
+        """Read both votes of this step; returns the largest and the notes that came with them."""
         heard = self.hear("vote", step=step)
-        for peer, message in heard.items():
-            self._compare(peer, step - 1, digests.get(peer, ""), str(message.get("digest", "")))
-        return _largest([mine, *(_vote_of(m, p) for p, m in heard.items())])
+        decision = _largest([mine, *(_vote_of(m, p) for p, m in heard.items())])
+        return decision, {p: _note_of(m, p) for p, m in heard.items()}
 
-    def settle(self, step: int, digests: Mapping[int, str], **facts: Any) -> dict[int, dict[str, Any]]:
-        """Exchange the digests of the last epoch done (``step`` = steps done) and ``facts``; returns the peers'."""
-        self.say("settle", {p: {"digest": digests.get(p, "")} for p in self.peers}, step=step, **facts)
-        heard = self.hear("settle", step=step)
-        for peer, message in heard.items():
-            self._compare(peer, step - 1, digests.get(peer, ""), str(message.get("digest", "")))
-        return heard
-
-    def _compare(self, peer: int, epoch: int, ours: str, theirs: str) -> None:
-        if ours != theirs:
-            raise ProtocolError(
-                f"the transcripts of P{self.party} and P{peer} fork in epoch {epoch}:"
-                f" {ours[:16] or 'none'} and {theirs[:16] or 'none'}",
-                "compare their leaves with `uvcc verify`; do not resume",
-                party=peer,
-            )
+    def exchange(self, topic: str, notes: Mapping[int, bytes], **expected: Any) -> dict[int, bytes]:
+        """Send a note to each peer and wait for theirs of the same topic and ``expected`` fields."""
+        self.say(topic, _attached(self.peers, notes), **expected)
+        return {p: _note_of(m, p) for p, m in self.hear(topic, **expected).items()}
 
     def hold(self, step: int, poll: Callable[[], Vote], stay: Callable[[Vote], None]) -> Vote:
         """Stay in a vote loop until all parties want to go on or one wants to halt; returns that decision.
@@ -193,6 +181,17 @@ def _decode(body: bytes, peer: int) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("topic"), str) or "run" not in found:
         raise ProtocolError(f"P{peer} sent a malformed control message", party=peer)
     return found
+
+
+def _attached(peers: tuple[int, ...], notes: Mapping[int, bytes]) -> dict[int, dict[str, str]]:
+    return {p: {"note": base64.b64encode(notes.get(p, b"")).decode()} for p in peers}
+
+
+def _note_of(message: Mapping[str, Any], peer: int) -> bytes:
+    try:
+        return base64.b64decode(message["note"], validate=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"P{peer} sent a malformed note", party=peer) from error
 
 
 def _vote_json(vote: Vote) -> dict[str, Any]:

@@ -62,42 +62,36 @@ def together(work: Sequence[Callable[[], Any]]) -> list[Any]:
         return list(pool.map(caught, work))
 
 
-def step(table: Table, number: int, vote: Vote, digests: dict[int, str]) -> Vote:
-    table.open_step(number, vote, digests)
-    return table.close_step(number, vote, digests)
-
-
-PAIRS = [{1: "01", 2: "02"}, {0: "01", 2: "12"}, {0: "02", 1: "12"}]
+def step(table: Table, number: int, vote: Vote) -> Vote:
+    table.open_step(number, vote, {p: b"root of P%d for P%d" % (table.party, p) for p in table.peers})
+    decision, notes = table.close_step(number, vote)
+    assert notes == {p: b"root of P%d for P%d" % (p, table.party) for p in table.peers}
+    return decision
 
 
 @pytest.mark.parametrize("votes", [(0, 0, 0), (0, 1, 0), (2, 0, 1), (1, 1, 0)])
 def test_the_largest_vote_decides_for_all(votes: tuple[int, int, int]) -> None:
     mine = [Vote(v, f"n{v}" if v else "") for v in votes]
-    got = together([lambda t=t, v=v, d=d: step(t, 3, v, d) for t, v, d in zip(tables(), mine, PAIRS, strict=True)])
+    got = together([lambda t=t, v=v: step(t, 3, v) for t, v in zip(tables(), mine, strict=True)])
     assert got == [Vote(max(votes), f"n{max(votes)}" if max(votes) else "")] * 3
 
 
-def test_a_fork_names_the_pair_at_both_ends_and_leaves_the_third_alone() -> None:
-    forked = [PAIRS[0], {0: "01", 2: "xx"}, PAIRS[2]]
-    got = together([lambda t=t, d=d: step(t, 4, Vote(), d) for t, d in zip(tables(), forked, strict=True)])
-    assert got[0] == Vote()
-    assert isinstance(got[1], ProtocolError)
-    assert "P1 and P2 fork in epoch 3" in got[1].what
-    assert got[1].party == 2
-    assert isinstance(got[2], ProtocolError)
-    assert got[2].party == 1
+def test_an_exchange_gives_each_peer_its_own_note() -> None:
+    notes = [{p: bytes([t.party, p]) for p in t.peers} for t in tables()]
+    got = together([lambda t=t, n=n: t.exchange("root", n, step=2) for t, n in zip(tables(), notes, strict=True)])
+    assert got == [{p: bytes([p, me]) for p in range(3) if p != me} for me in range(3)]
 
 
 def test_a_party_at_another_step_or_run_is_named() -> None:
     t = tables()
-    got = together([lambda i=i: step(t[i], 5 if i < 2 else 6, Vote(), PAIRS[i]) for i in range(3)])
+    got = together([lambda i=i: step(t[i], 5 if i < 2 else 6, Vote()) for i in range(3)])
     assert [e.party for e in got] == [2, 2, 0]
     mail = t[0]._plane.mail  # type: ignore[attr-defined]
     strangers = [Table(ControlOnly(p, mail), "other" if p == 1 else "r", wait_s=1.0) for p in range(3)]
     for q in mail.values():
         while not q.empty():
             q.get()
-    got = together([lambda i=i: step(strangers[i], 1, Vote(), PAIRS[i]) for i in range(3)])
+    got = together([lambda i=i: step(strangers[i], 1, Vote()) for i in range(3)])
     assert got[0].party == 1
     assert "speaks for run 'other'" in got[0].what
 
@@ -152,12 +146,13 @@ def test_silence_and_nonsense_are_named() -> None:
     t = tables(wait_s=0.01)
     with pytest.raises(PeerLostError, match="P1 said nothing"):
         t[0].hear("vote")
-    for body in (b"\xff", b"[1]", json.dumps({"topic": "vote", "run": "r", "vote": 9, "nonce": ""}).encode()):
+    bad_vote = {"topic": "vote", "run": "r", "vote": 9, "nonce": "", "step": 1}
+    for body in (b"\xff", b"[1]", json.dumps(bad_vote).encode()):
         t = tables()
         t[1]._plane.send_control(0, body)
-        t[2].say("vote", vote=0, nonce="", digest="", step=1)
+        t[2].say("vote", vote=0, nonce="", note="", step=1)
         with pytest.raises(ProtocolError) as error:
-            t[0].close_step(1, Vote(), {})
+            t[0].close_step(1, Vote())
         assert error.value.party == 1
 
 
