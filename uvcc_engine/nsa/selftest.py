@@ -97,6 +97,7 @@ def rope_shift(device: torch.device, rows: int) -> str:
 
 def gradients(device: torch.device, rows: int) -> str:
     """Autograd against central differences in float64, for parameters of all three branches."""
+    torch.manual_seed(4)
     model = LanguageModel(replace(SHAPE, n_layers=1, dim=24)).to(device).double()
     tokens = torch.randint(0, 64, (1, 70), generator=torch.Generator().manual_seed(4)).to(device)
 
@@ -104,7 +105,7 @@ def gradients(device: torch.device, rows: int) -> str:
         return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     loss().backward()  # type: ignore[no-untyped-call]
-    worst, h = 0.0, 1e-6
+    worst, h = 0.0, 1e-4
     names = ("q.weight", "kv.weight", "phi_k.up.weight", "phi_v.down.weight", "gate.0.weight")
     with torch.no_grad():
         for name in names:
