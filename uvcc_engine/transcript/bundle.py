@@ -1,0 +1,203 @@
+"""The proof bundle: one canonical JSON file that ties policy, identities, every epoch root and the result together.
+
+Its layout is published as ``proof_bundle.schema.json`` beside this module. Reading is strict: an unknown field, a
+different spelling or a missing part makes the file unreadable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.parallel.topology import PARTIES, Coord
+from uvcc_engine.transcript import files
+from uvcc_engine.transcript.canonical import canonical, parse_canonical
+from uvcc_engine.transcript.evidence import read_signed
+from uvcc_engine.transcript.leaf import RECORD
+from uvcc_engine.transcript.logs import read_lines
+from uvcc_engine.transcript.policy import Policy, read_signatures
+from uvcc_engine.transcript.roots import epoch_roots, run_root
+from uvcc_engine.transcript.statements import ResultStatement, RootStatement, Signed, coord_of, count, digest, exact
+from uvcc_engine.transcript.store import Opening
+
+FORMAT: Final = "uvcc-proof-bundle-v1"
+NAME: Final = "proof_bundle.json"
+POLICY_FILE: Final = "policy.json"
+SIGNATURES_FILE: Final = "policy_signatures.json"
+SCHEMA: Final = Path(__file__).with_name("proof_bundle.schema.json")
+_FIELDS: Final = ("epochs", "format", "policy", "policy_signatures", "result_hashes", "run_root", "workers")
+_HEX = re.compile(r"(?:[0-9a-f]{2})*")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPart:
+    """One worker's evidence: its signed roots in epoch order, opened local leaves, signed result."""
+
+    coord: Coord
+    roots: tuple[tuple[Signed, RootStatement], ...]
+    openings: tuple[Opening, ...]
+    result: tuple[Signed, ResultStatement]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle as read: well-formed, nothing checked. ``epochs``, ``run_root`` and ``result_hashes`` are as stated."""
+
+    policy: Policy
+    signatures: Mapping[int, str]
+    workers: tuple[WorkerPart, ...]
+    epochs: Sequence[Mapping[str, Any]]
+    run_root: str
+    result_hashes: Sequence[str]
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read a bundle file. Raises UnreadableError (ConfigError from the policy inside included)."""
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise UnreadableError(f"cannot read {path}: {e.strerror}", "name the proof_bundle.json or its folder") from e
+    found = exact(parse_canonical(data, str(path)), _FIELDS, "proof bundle")
+    if found["format"] != FORMAT:
+        raise UnreadableError(f"{path} is of format {str(found['format'])[:60]!r}, not {FORMAT}")
+    try:
+        policy = Policy.from_json(found["policy"])
+    except ConfigError as e:
+        raise UnreadableError(f"the bundle's policy: {e.what}", e.cure) from e
+    signatures = exact(found["policy_signatures"], [str(p) for p in range(PARTIES)], "list of policy signatures")
+    if not all(isinstance(s, str) for s in signatures.values()):
+        raise UnreadableError("a policy signature is not a text")
+    hashes = _list(found["result_hashes"], "result_hashes")
+    for value in (found["run_root"], *hashes):
+        digest(value, "a root or result hash")
+    return Bundle(
+        policy,
+        {int(p): s for p, s in signatures.items()},
+        tuple(_worker(w) for w in _list(found["workers"], "workers")),
+        [exact(e, ("epoch", "global_root", "replica_roots"), "epoch") for e in _list(found["epochs"], "epochs")],
+        found["run_root"],
+        hashes,
+    )
+
+
+def _worker(data: Any) -> WorkerPart:
+    found = exact(data, ("coord", "openings", "result", "roots"), "worker")
+    roots = [Signed.from_json(r) for r in _list(found["roots"], "roots")]
+    result = Signed.from_json(found["result"])
+    return WorkerPart(
+        coord_of(found["coord"]),
+        tuple((r, RootStatement.from_json(r.statement)) for r in roots),
+        tuple(_opening(o) for o in _list(found["openings"], "openings")),
+        (result, ResultStatement.from_json(result.statement)),
+    )
+
+
+def _opening(data: Any) -> Opening:
+    found = exact(data, ("blind", "epoch", "index", "payload", "proof", "record"), "opening")
+    record, payload = _bytes(found["record"], "record"), _bytes(found["payload"], "payload")
+    if len(record) != RECORD.size:
+        raise UnreadableError(f"an opened leaf has {len(record)} bytes, not {RECORD.size}")
+    return Opening(
+        count(found["epoch"], "epoch", 2**32),
+        count(found["index"], "index", 2**48),
+        record,
+        digest(found["blind"], "blind"),
+        payload,
+        tuple(digest(p, "proof") for p in _list(found["proof"], "proof")),
+    )
+
+
+def _list(data: Any, what: str) -> list[Any]:
+    if not isinstance(data, list):
+        raise UnreadableError(f"{what} is not a list")
+    return data
+
+
+def _bytes(data: Any, what: str) -> bytes:
+    if not isinstance(data, str) or not _HEX.fullmatch(data):
+        raise UnreadableError(f"{what} is not lower-case hex")
+    return bytes.fromhex(data)
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------
+
+
+def find_folders(root: Path) -> dict[Coord, Path]:
+    """Every worker's transcript folder under ``root``. Raises UnreadableError if one worker has two, or an odd name."""
+    found: dict[Coord, Path] = {}
+    for folder in sorted(p for p in root.rglob(files.folder_name("*")) if p.is_dir()):
+        coord = coord_of(folder.name.removeprefix(files.folder_name("")))
+        if coord in found:
+            raise UnreadableError(f"two transcripts of {coord}: {found[coord]} and {folder}", "keep one of them")
+        found[coord] = folder
+    return found
+
+
+def assemble(policy: Policy, signatures: Mapping[int, str], folders: Mapping[Coord, Path]) -> bytes:
+    """The bundle's bytes from every worker's transcript folder (roots.jsonl, openings.jsonl, result.json).
+
+    Raises UnreadableError if a worker's part is missing or damaged. Checks nothing: that is the verifier's work.
+    """
+    wanted = sorted(policy.topology.coords())
+    if missing := [str(c) for c in wanted if c not in folders]:
+        raise UnreadableError(f"no transcript of {', '.join(missing)}", "fetch it from the pod")
+    parts, roots, hashes = [], [], []
+    for coord in wanted:
+        folder = folders[coord]
+        signed = [Signed.from_json(o) for o in read_lines(folder / files.ROOTS)]
+        result = read_signed(folder / files.RESULT)
+        openings = read_lines(folder / files.OPENINGS)
+        parts.append(
+            {
+                "coord": str(coord),
+                "openings": openings,
+                "result": result.to_json(),
+                "roots": [s.to_json() for s in signed],
+            }
+        )
+        roots.append([RootStatement.from_json(s.statement).root.root for s in signed])
+        hashes.append(ResultStatement.from_json(result.statement).result_hash.hex())
+    epochs, overall = derived_roots(policy, wanted, roots)
+    return canonical(
+        {
+            "epochs": epochs,
+            "format": FORMAT,
+            "policy": policy.to_json(),
+            "policy_signatures": {str(p): s for p, s in sorted(signatures.items())},
+            "result_hashes": sorted(set(hashes)),
+            "run_root": overall,
+            "workers": parts,
+        }
+    )
+
+
+def derived_roots(
+    policy: Policy, coords: Sequence[Coord], roots: Sequence[Sequence[bytes]]
+) -> tuple[list[dict[str, Any]], str]:
+    """Replica and global roots of every epoch all workers finished, and the run root over them."""
+    epochs, tops = [], []
+    for epoch, row in enumerate(zip(*roots, strict=False)):
+        replicas, top = epoch_roots(policy.sid_job, policy.topology, epoch, dict(zip(coords, row, strict=True)))
+        epochs.append({"epoch": epoch, "global_root": top.hex(), "replica_roots": [r.hex() for r in replicas]})
+        tops.append(top)
+    return epochs, run_root(policy.sid_job, tops).hex()
+
+
+def assemble_folder(root: Path, out: Path | None = None) -> Path:
+    """Assemble from a folder with policy.json, policy_signatures.json and transcripts anywhere below; returns the file.
+
+    ``out`` defaults to ``root/proof_bundle.json``; it is replaced as a whole. Raises UnreadableError, ConfigError.
+    """
+    policy = Policy.load(root / POLICY_FILE)
+    signatures = read_signatures(root / SIGNATURES_FILE)
+    data = assemble(policy, signatures, find_folders(root))
+    path = out or root / NAME
+    temporary = path.with_suffix(".part")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+    return path

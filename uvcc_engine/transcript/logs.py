@@ -1,0 +1,62 @@
+"""Append-only files of JSON lines beside a transcript: a line cut short by a crash is removed on opening."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from uvcc_engine.contract.errors import UnreadableError
+
+
+def read_lines(path: Path) -> list[Any]:
+    """The objects of a JSON-lines file. Raises UnreadableError naming the line."""
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise UnreadableError(f"cannot read {path}: {e.strerror}", "fetch it again") from e
+    found = []
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as e:
+            raise UnreadableError(f"{path}:{number} is not JSON: {e}", "fetch it again") from e
+    if data and not data.endswith(b"\n"):
+        raise UnreadableError(f"{path} is cut short", "fetch it again")
+    return found
+
+
+class LineLog:
+    """Lines appended to a file; what survives a killed process is whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create; ``lines`` holds what was there before. Raises UnreadableError."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        data = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            os.ftruncate(self._fd, whole)
+        self.lines = data[:whole].splitlines(keepends=True)
+        self.path = path
+
+    def objects(self) -> list[Any]:
+        """What was there, parsed. Raises UnreadableError."""
+        try:
+            return [json.loads(line) for line in self.lines]
+        except ValueError as e:
+            raise UnreadableError(f"{self.path} is damaged: {e}", "take the next attempt") from e
+
+    def append(self, line: bytes) -> None:
+        """Write one whole line (with its newline) at once."""
+        view = memoryview(line)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
