@@ -213,26 +213,24 @@ class AgentClient:
         process = await self.link.open(self._command)
         self._process = process
         reading = asyncio.create_task(self._read(process))
+        trouble = "closed"
         try:
             async with asyncio.timeout(self.link.timeouts.operation):
                 await self._greet()
             self._changed(True, "")
             await reading
-            trouble = "closed"
-            if process.exit_status is not None:
-                said = await process.stderr.read(4096)
-                lines = bytes(said).decode(errors="replace").strip().splitlines()
-                trouble = lines[-1] if lines else f"the bridge ended with {process.exit_status}"
-            self._changed(False, trouble)
         except TimeoutError:
-            self._changed(False, "the agent did not answer hello")
+            trouble = "the agent did not answer hello"
+        except UnreachableError as e:
+            trouble = e.what
         except (OSError, asyncssh.Error) as e:
-            self._changed(False, str(classify(e, self.link.name, self.link.address)))
+            trouble = classify(e, self.link.name, self.link.address).what
         finally:
             reading.cancel()
-            process.close()
             with contextlib.suppress(asyncio.CancelledError, OSError, asyncssh.Error, UvccError):
                 await reading
+            process.close()
+        self._changed(False, await _last_words(process) or trouble)
 
     async def _greet(self) -> None:
         hello = {
@@ -259,17 +257,19 @@ class AgentClient:
     async def _read(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
         """Read until the bridge ends. A line that is no message is a fault of the agent and ends the session."""
         rest = b""
-        while data := await process.stdout.read(_CHUNK):
-            *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _LONGEST_LINE:
-                raise ProtocolError(f"the agent of pod {self.link.name} sends a line without end")
-            for line in lines:
-                try:
-                    message = wire.decode(line)
-                except ValueError:
-                    raise ProtocolError(f"the agent of pod {self.link.name} sent {line[:80]!r}") from None
-                await self._dispatch(message)
-        self._fail_pending(UnreachableError(f"the bridge on pod {self.link.name} ended"))
+        try:
+            while data := await process.stdout.read(_CHUNK):
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > _LONGEST_LINE:
+                    raise ProtocolError(f"the agent of pod {self.link.name} sends a line without end")
+                for line in lines:
+                    try:
+                        message = wire.decode(line)
+                    except ValueError:
+                        raise ProtocolError(f"the agent of pod {self.link.name} sent {line[:80]!r}") from None
+                    await self._dispatch(message)
+        finally:
+            self._fail_pending(UnreachableError(f"the bridge on pod {self.link.name} ended"))
 
     def _fail_pending(self, error: UvccError) -> None:
         for futures in list(self._pending.values()):
@@ -302,3 +302,14 @@ class AgentClient:
         self._changed(False, "closed by the console")
         with contextlib.suppress(asyncio.QueueFull):
             self._queue.put_nowait(None)
+
+
+async def _last_words(process: asyncssh.SSHClientProcess[bytes]) -> str:
+    """The last line of a bridge's standard error, if it wrote one before it ended."""
+    try:
+        async with asyncio.timeout(0.5):
+            said = await process.stderr.read(4096)
+    except (TimeoutError, OSError, asyncssh.Error):
+        return ""
+    lines = bytes(said).decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""

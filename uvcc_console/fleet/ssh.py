@@ -215,14 +215,11 @@ class PodLink:
                 connection = await self._use()
                 process = await connection.create_process(command, encoding=None)
                 try:
-                    output = asyncio.ensure_future(process.communicate(stdin))
-                    done = await output
-                    status = process.exit_status
-                    signal = process.exit_signal[0] if process.exit_signal else ""
-                    return Completed(status, bytes(done[0] or b""), bytes(done[1] or b""), signal)
-                except (TimeoutError, asyncssh.ConnectionLost, asyncio.CancelledError):
+                    out, err = await process.communicate(stdin)
+                finally:
                     process.close()
-                    raise
+                signal = process.exit_signal[0] if process.exit_signal else ""
+                return Completed(process.exit_status, bytes(out or b""), bytes(err or b""), signal)
         except TimeoutError:
             if not self.up:
                 raise classify(TimeoutError(), self.name, self.address) from None

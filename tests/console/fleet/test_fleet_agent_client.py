@@ -1,0 +1,187 @@
+"""AgentClient against an agent in this process: acknowledgements, streams, and links that break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from agentfake import AgentFake
+from sshfake import SshFake
+
+from uvcc_console.fleet.agent_client import AgentClient
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
+
+
+@pytest.fixture
+async def client_of(ssh_fake, link_to, agent_fake: AgentFake) -> AsyncIterator[Callable]:
+    made: list[AgentClient] = []
+
+    async def make(**options: object) -> tuple[SshFake, AgentClient]:
+        host = await ssh_fake(agent_fake)
+        client = AgentClient(link_to(host.address), **options)
+        made.append(client)
+        return host, client
+
+    yield make
+    for client in made:
+        await client.close()
+
+
+async def test_hello_names_the_holder_and_its_answer_is_kept(client_of, agent_fake: AgentFake) -> None:
+    agent_fake.answers[wire.HELLO] = lambda m: {"agent": "x", "pid": 7}
+    host, client = await client_of(holder="haltd", lease_s=60.0, cursors={"r.full/events.jsonl": (5, 100)})
+    hello = await client.start()
+    assert hello["pid"] == 7
+    said = agent_fake.of(wire.HELLO)[0]
+    assert (said["holder"], said["lease_s"]) == ("haltd", 60.0)
+    assert said["cursors"] == {"r.full/events.jsonl": [5, 100]}
+    assert host.commands == ["exec /bin/sh .uvcc/attach"]
+
+
+async def test_each_request_gets_its_own_acknowledgement(client_of, agent_fake: AgentFake) -> None:
+    agent_fake.answers["probe"] = lambda m: {"echo": m["n"]}
+    _, client = await client_of()
+    await client.start()
+    acks = await asyncio.gather(*(client.request("probe", n=n) for n in range(50)))
+    assert [a["echo"] for a in acks] == list(range(50))
+
+
+async def test_a_refusal_carries_the_agents_words(client_of, agent_fake: AgentFake) -> None:
+    agent_fake.answers["launch"] = lambda m: {"ok": False, "error": "no such run", "cure": "launch it first"}
+    _, client = await client_of()
+    await client.start()
+    with pytest.raises(UvccError, match="no such run") as caught:
+        await client.request("launch", run="x")
+    assert caught.value.cure == "launch it first"
+
+
+async def test_silence_is_unreachable_and_names_the_command(client_of, agent_fake: AgentFake) -> None:
+    agent_fake.answers["probe"] = lambda m: None
+    _, client = await client_of()
+    await client.start()
+    with pytest.raises(UnreachableError, match="did not acknowledge probe"):
+        await client.request("probe", timeout=0.05)
+
+
+async def test_a_lost_link_fails_what_waits_and_comes_back_by_itself(client_of, agent_fake: AgentFake) -> None:
+    seen: list[bool] = []
+    back = asyncio.Event()
+
+    def on_link(up: bool, detail: str) -> None:
+        seen.append(up)
+        if seen == [True, False, True]:
+            back.set()
+
+    agent_fake.answers["probe"] = lambda m: None
+    host, client = await client_of(on_link=on_link)
+    await client.start()
+    waiting = asyncio.create_task(client.request("probe"))
+    await agent_fake.until("probe")
+    host.drop()
+    with pytest.raises(UnreachableError):
+        await waiting
+    await asyncio.wait_for(back.wait(), 5)
+    agent_fake.answers["probe"] = lambda m: {}
+    assert (await client.request("probe"))["ok"]
+
+
+async def test_watching_goes_on_from_the_cursor_after_a_reconnect(client_of, agent_fake: AgentFake) -> None:
+    host, client = await client_of()
+    await client.start()
+    await client.watch("r.full")
+    got = client.messages()
+    agent_fake.tell(op="lines", run="r.full", src="events.jsonl", ino=9, off=64, seq=1, ts=0.0, lines=["a", "b"])
+    assert (await anext(got))["lines"] == ["a", "b"]
+    host.drop()
+    watches = await agent_fake.until(wire.WATCH, 2)
+    assert watches[1]["cursors"] == {"r.full/events.jsonl": [9, 64]}
+    assert agent_fake.of(wire.HELLO)[1]["cursors"] == {"r.full/events.jsonl": [9, 64]}
+    agent_fake.tell(op="lines", run="r.full", src="events.jsonl", ino=9, off=66, seq=2, ts=0.0, lines=["c"])
+    assert (await anext(got))["lines"] == ["c"]
+
+
+async def test_acknowledgements_pass_even_if_nobody_reads_the_stream(client_of, agent_fake: AgentFake) -> None:
+    _, client = await client_of()
+    await client.start()
+    for n in range(6000):
+        agent_fake.tell(op="telemetry", ts=float(n), cpu=0.0)
+    assert (await client.request("probe"))["ok"]
+    assert client.dropped > 0
+
+
+async def test_a_reader_that_is_slow_loses_nothing(client_of, agent_fake: AgentFake) -> None:
+    _, client = await client_of()
+    await client.start()
+    got = client.messages()
+    agent_fake.tell(op="telemetry", ts=-1.0)
+    assert (await anext(got))["ts"] == -1.0
+    for n in range(10_000):
+        agent_fake.tell(op="telemetry", ts=float(n))
+    assert [(await anext(got))["ts"] for _ in range(10_000)] == [float(n) for n in range(10_000)]
+    assert client.dropped == 0
+
+
+async def test_garbage_ends_the_session_but_not_the_client(client_of, agent_fake: AgentFake) -> None:
+    details: list[str] = []
+    up_again = asyncio.Event()
+
+    def on_link(up: bool, detail: str) -> None:
+        details.append(detail)
+        if up and len(details) > 1:
+            up_again.set()
+
+    _, client = await client_of(on_link=on_link)
+    await client.start()
+    agent_fake.attached[0].stdout.write(b"Traceback (most recent call last):\n")
+    await asyncio.wait_for(up_again.wait(), 5)
+    assert any("Traceback" in d for d in details)
+
+
+async def test_a_bridge_that_cannot_start_says_why(ssh_fake, link_to) -> None:
+    async def broken(process) -> None:
+        process.stderr.write(b"/bin/sh: .uvcc/attach: not found\n")
+        process.exit(127)
+
+    host = await ssh_fake(broken)
+    client = AgentClient(link_to(host.address))
+    with pytest.raises(UnreachableError, match="not found"):
+        await client.start(patience_s=0.5)
+    await client.close()
+
+
+async def test_a_changed_host_key_ends_the_client(client_of, ssh_fake, agent_fake: AgentFake) -> None:
+    down = asyncio.Event()
+    host, client = await client_of(on_link=lambda up, detail: None if up else down.set())
+    await client.start()
+    await host.stop()
+    await ssh_fake(agent_fake, port=host.port)
+    await asyncio.wait_for(down.wait(), 5)
+    with pytest.raises(VerificationError):
+        await client.request("probe")
+
+
+async def test_posting_puts_the_bytes_on_their_way_before_it_returns(client_of, agent_fake: AgentFake) -> None:
+    host, client = await client_of()
+    assert client.post(wire.HALT, nonce="n", run="r", mode="hold") is None  # not attached yet
+    await client.start()
+    answer = client.post(wire.HALT, nonce="n", run="r", mode="hold", deadline=0.0)
+    assert answer is not None
+    assert (await answer)["ok"]
+    assert agent_fake.of(wire.HALT)[0]["mode"] == "hold"
+    agent_fake.answers[wire.HALT] = lambda m: None
+    lost = client.post(wire.HALT, nonce="n", run="r", mode="halt", deadline=0.0)
+    assert lost is not None
+    host.drop()
+    with pytest.raises(UnreachableError):
+        await lost
+
+
+async def test_the_clock_skew_of_the_pod_is_known(client_of, agent_fake: AgentFake) -> None:
+    import time
+
+    agent_fake.answers[wire.HELLO] = lambda m: {"ts": time.time() + 3600.0}
+    _, client = await client_of()
+    await client.start()
+    assert abs(client.clock_skew - 3600.0) < 2.0

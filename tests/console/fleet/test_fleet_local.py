@@ -1,0 +1,216 @@
+"""Local pods are real processes with a real SSH server; when they are deleted nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.fleet import keys, localpod, procs
+from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.provider import Pod, PodRequest, provider_for
+from uvcc_console.fleet.ssh import PodLink, Timeouts
+from uvcc_engine.contract.errors import ConfigError, UnreachableError
+
+QUICK = Timeouts(connect=2.0, login=2.0, operation=10.0, keepalive_s=0.2, keepalive_count=2)
+
+
+@pytest.fixture
+async def provider(run_dir: Path) -> AsyncIterator[LocalProvider]:
+    made = provider_for({"provider": "local"}, run_dir, ttl_s=120.0)
+    assert isinstance(made, LocalProvider)
+    yield made
+    for pod in await made.list("uvcc-test-"):
+        if pod.provider_id.startswith(str(made._base)):
+            await made.delete(pod)
+    await made.close()
+
+
+def request(party: int = 0, replica: int = 0) -> PodRequest:
+    return PodRequest(f"uvcc-test-{os.getpid()}-p{party}r{replica}", party, replica)
+
+
+async def up(provider: LocalProvider, party: int = 0) -> Pod:
+    return await provider.wait_ready(await provider.create(request(party)))
+
+
+def link(run_dir: Path, pod: Pod) -> PodLink:
+    return PodLink(pod.name, pod.address, keys.operator_key(run_dir), timeouts=QUICK)
+
+
+async def test_three_pods_are_apart(provider: LocalProvider, run_dir: Path) -> None:
+    pods = await asyncio.gather(*(up(provider, p) for p in range(3)))
+    links = [link(run_dir, pod) for pod in pods]
+    homes = await asyncio.gather(*(x.sh("pwd") for x in links))
+    assert homes == [pod.provider_id for pod in pods]
+    assert len({x.host_key for x in links}) == 3
+    assert len({pod.port for pod in pods}) == 3
+    for x in links:
+        await x.close()
+
+
+async def test_a_session_sees_its_own_environment_only(provider, run_dir, monkeypatch) -> None:
+    for name in ("PYTHONPATH", "VIRTUAL_ENV", "PRIME_API_KEY", "UVCC_HOME"):
+        monkeypatch.setenv(name, "secret")
+    x = link(run_dir, await up(provider))
+    env = dict(line.split("=", 1) for line in (await x.sh("env")).splitlines() if "=" in line)
+    assert not {"PYTHONPATH", "VIRTUAL_ENV", "PRIME_API_KEY", "UVCC_HOME"} & set(env)
+    assert env["HOME"] == env["UVCC_POD"] == await x.sh("pwd")
+    assert Path(await x.sh("command -v python3")).parent == Path(sys.executable).parent
+    assert len(env["HOME"]) < 60
+    await x.close()
+
+
+async def test_streams_exit_codes_and_signals_pass_unchanged(provider, run_dir) -> None:
+    x = link(run_dir, await up(provider))
+    noise = os.urandom(300_000)
+    done = await x.run("cat; exit 7", stdin=noise)
+    assert (done.exit, done.stdout) == (7, noise)
+    assert (await x.run("echo out; echo err >&2")).stderr == b"err\n"
+    assert (await x.run("kill -9 $$")).signal == "KILL"
+    process = await x.open("trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.01; done")
+    assert await process.stdout.readline() == b"ready\n"
+    process.send_signal("TERM")
+    assert await process.stdout.read() == b"got it\n"
+    await process.wait()
+    assert process.exit_status == 5
+    await x.close()
+
+
+async def test_only_the_runs_key_opens_it_and_ten_sessions_are_the_limit(provider, run_dir, tmp_path) -> None:
+    pod = await up(provider)
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    with pytest.raises(UnreachableError, match="refuses the key"):
+        await link(stranger, pod).connect()
+    x = link(run_dir, pod)
+    opened = [await x.open("cat") for _ in range(10)]
+    with pytest.raises(UnreachableError, match="no further session"):
+        await x.open("cat")
+    for process in opened:
+        process.stdin.write_eof()
+        await process.wait()
+    assert await x.sh("echo again") == "again"
+    await x.close()
+
+
+async def test_deleting_ends_what_moved_to_other_sessions_and_removes_the_home(provider, run_dir) -> None:
+    pod = await up(provider)
+    x = link(run_dir, pod)
+    await x.sh(
+        "setsid -f sh -c 'setsid sleep 977 & trap \"\" TERM; while :; do sleep 0.1; done' </dev/null >a.log 2>&1"
+    )
+    await x.sh("(setsid -f env -i sleep 978 </dev/null >/dev/null 2>&1); echo x > file")
+    mark = pod.provider_id
+    while len(procs.marked(mark)) < 4:  # pod, shell, its child, its sleep
+        await asyncio.sleep(0.01)
+    unmarked = await x.sh("pgrep -f 'sleep 978' | head -1") or "0"
+    await x.close()
+    await provider.delete(pod)
+    assert procs.marked(mark) == set()
+    assert procs.identify(int(unmarked)) is None  # it had dropped the mark, but not its parentage
+    assert not Path(mark).exists()
+    assert not Path(mark).parent.exists()
+    await provider.delete(pod)  # idempotent
+    assert [p for p in await provider.list(pod.name)] == []
+
+
+async def test_an_ended_orphan_leaves_no_zombie(provider, run_dir) -> None:
+    pod = await up(provider)
+    x = link(run_dir, pod)
+    pid = int(await x.sh("setsid -f sh -c 'echo $$ > pid; exit 0' </dev/null >/dev/null 2>&1; sleep 0.1; cat pid"))
+    async with asyncio.timeout(5):
+        while Path(f"/proc/{pid}").exists():
+            await asyncio.sleep(0.02)
+    await x.close()
+
+
+async def test_a_killed_pod_is_listed_and_its_orphans_are_swept(provider, run_dir) -> None:
+    pod = await up(provider)
+    x = link(run_dir, pod)
+    await x.sh("setsid -f sleep 979 </dev/null >/dev/null 2>&1")
+    (server,) = [p for p in procs.marked(pod.provider_id) if b"localpod" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    os.kill(server, signal.SIGKILL)
+    sweeper = provider_for({}, run_dir)
+    (found,) = await sweeper.list(pod.name)
+    assert found.provider_id == pod.provider_id
+    await sweeper.delete(found)
+    assert procs.marked(pod.provider_id) == set()
+    assert not Path(pod.provider_id).exists()
+
+
+async def test_a_frozen_pod_can_be_deleted(provider, run_dir) -> None:
+    pod = await up(provider)
+    x = link(run_dir, pod)
+    await x.connect()
+    for pid in procs.marked(pod.provider_id):
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(UnreachableError):  # the keepalive notices, well before the time-out
+        await x.run("echo hello", timeout=60.0)
+    assert not x.up
+    await provider.delete(pod)
+    assert procs.marked(pod.provider_id) == set()
+
+
+async def test_a_pod_ends_with_its_runs_folder(provider, run_dir) -> None:
+    pod = await up(provider)
+    child = provider._children[pod.provider_id]
+    for file in run_dir.iterdir():
+        file.unlink()
+    run_dir.rmdir()
+    assert await asyncio.to_thread(child.wait, 10) == 0
+    assert not Path(pod.provider_id).exists()
+    assert not Path(pod.provider_id).with_suffix(".pod").exists()
+
+
+async def test_a_pod_ends_when_its_time_is_over(run_dir: Path) -> None:
+    short = provider_for({}, run_dir, ttl_s=0.3)
+    assert isinstance(short, LocalProvider)
+    pod = await short.create(request(2))
+    assert await asyncio.to_thread(short._children[pod.provider_id].wait, 10) == 0
+    assert await short.list(pod.name) == []
+    assert procs.marked(pod.provider_id) == set()
+
+
+async def test_creating_again_adopts_the_pod(provider, run_dir) -> None:
+    pod = await up(provider)
+    other = provider_for({}, run_dir)
+    assert await other.create(request()) == pod
+    assert len([p for p in await other.list(pod.name)]) == 1
+
+
+async def test_a_pod_that_cannot_start_is_told_with_its_last_words(run_dir, monkeypatch) -> None:
+    provider = provider_for({}, run_dir)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    pod = await provider.create(request(1))
+    with pytest.raises(Exception, match="ended while starting"):
+        await provider.wait_ready(pod)
+    await provider.delete(pod)
+    assert await provider.list(pod.name) == []
+
+
+def test_an_unknown_provider_names_the_nearest(run_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="local"):
+        provider_for({"provider": "lokal"}, run_dir)
+
+
+def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    who = procs.identify(child.pid)
+    assert who is not None
+    assert procs.alive(who)
+    assert not procs.alive(procs.ProcessId(who.pid, who.starttime + 1))
+    child.kill()
+    child.wait()
+    assert not procs.alive(who)
+
+
+def test_the_image_environment_is_complete(tmp_path: Path) -> None:
+    env = localpod.environment(tmp_path)
+    assert set(env) == {"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "TMPDIR", "UVCC_POD"}

@@ -1,0 +1,229 @@
+"""PodLink against an SSH server in this process: pins, limits, and that a lost link is never success."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncssh
+import pytest
+from sshfake import SshFake
+
+from uvcc_console.fleet.ssh import HANDSHAKES, SESSIONS, classify
+from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
+
+
+async def answer(process: asyncssh.SSHServerProcess) -> None:
+    words = (process.command or "").split()
+    if words[0] == "echo":
+        process.stdout.write(" ".join(words[1:]).encode() + b"\n")
+        process.exit(0)
+    elif words[0] == "fail":
+        process.stderr.write(b"first\nno such thing\n")
+        process.exit(3)
+    elif words[0] == "die":
+        process.exit_with_signal("KILL")
+    elif words[0] == "count":
+        data = await process.stdin.read()
+        process.stdout.write(str(len(data)).encode())
+        process.exit(0)
+    elif words[0] == "hang":
+        await process.stdin.read()
+
+
+async def test_a_command_gives_exit_output_and_signal(ssh_fake, link_to) -> None:
+    link = link_to((await ssh_fake(answer)).address)
+    done = await link.run("echo hello")
+    assert (done.exit, done.text, done.signal) == (0, "hello", "")
+    assert (await link.run("fail")).exit == 3
+    assert (await link.run("die")).signal == "KILL"
+    assert await link.sh("count", stdin=b"\0\xff" * 100_000) == "200000"
+    with pytest.raises(UvccError, match="no such thing"):
+        await link.sh("fail")
+
+
+async def test_first_contact_pins_the_key_and_another_key_is_refused_for_good(ssh_fake, link_to) -> None:
+    first = await ssh_fake(answer)
+    link = link_to(first.address)
+    await link.connect()
+    assert link.host_key == " ".join(first.host_key.export_public_key().decode().split()[:2])
+    await link.close()
+    await first.stop()
+    other = await ssh_fake(answer, port=first.port)
+    with pytest.raises(VerificationError, match="another host key"):
+        await link.run("echo hello")
+    await other.stop()
+    await ssh_fake(answer, port=first.port, host_key=first.host_key)
+    with pytest.raises(VerificationError):  # not even when the old key comes back
+        await link.run("echo hello")
+
+
+async def test_a_known_pin_is_checked_at_first_contact(ssh_fake, link_to) -> None:
+    host = await ssh_fake(answer)
+    pinned = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    with pytest.raises(VerificationError):
+        await link_to(host.address, host_key=pinned).connect()
+    own = host.host_key.export_public_key().decode()
+    assert await link_to(host.address, host_key=own).sh("echo hi") == "hi"
+
+
+async def test_a_link_lost_during_a_command_is_unknown(ssh_fake, link_to) -> None:
+    started = asyncio.Event()
+
+    async def hang(process: asyncssh.SSHServerProcess) -> None:
+        started.set()
+        await answer(process)
+
+    host = await ssh_fake(hang)
+    lost: list[str] = []
+    link = link_to(host.address, on_lost=lost.append)
+    running = asyncio.create_task(link.run("hang"))
+    await started.wait()
+    host.drop()
+    done = await running
+    assert done.exit is None
+    assert lost
+    assert not link.up
+    with pytest.raises(UnreachableError, match="unknown"):
+        task = asyncio.create_task(link.sh("hang"))
+        started.clear()
+        await started.wait()
+        host.drop()
+        await task
+
+
+async def test_a_command_that_never_ends_is_unknown_after_its_time(ssh_fake, link_to) -> None:
+    link = link_to((await ssh_fake(answer)).address)
+    assert (await link.run("hang", timeout=0.1)).exit is None
+    assert await link.sh("echo still") == "still"
+
+
+async def test_it_reconnects_and_remembers_the_pin(ssh_fake, link_to) -> None:
+    host: SshFake = await ssh_fake(answer)
+    link = link_to(host.address)
+    await link.connect()
+    pin = link.host_key
+    await host.stop()
+    with pytest.raises(UnreachableError):
+        await link.run("echo hello")
+    tries: list[UvccError] = []
+    waiting = asyncio.create_task(link.connect_until(10.0, on_try=tries.append))
+    while not tries:
+        await asyncio.sleep(0)
+    await host.start()
+    await waiting
+    assert link.host_key == pin
+    assert await link.sh("echo back") == "back"
+
+
+async def test_giving_up_after_its_patience(link_to, unused_tcp_port: int) -> None:
+    link = link_to(f"x@127.0.0.1:{unused_tcp_port}")
+    with pytest.raises(UnreachableError, match="refuses connections"):
+        await link.connect_until(0.05)
+
+
+async def test_a_wrong_key_is_told_as_such(ssh_fake, link_to) -> None:
+    host = await ssh_fake(answer)
+    host.client_key = asyncssh.generate_private_key("ssh-ed25519")
+    await host.stop()
+    await host.start()
+    with pytest.raises(UnreachableError, match="refuses the key"):
+        await link_to(host.address).connect()
+
+
+async def test_at_most_eight_sessions_at_once(ssh_fake, link_to) -> None:
+    running = 0
+    most = 0
+    gate = asyncio.Event()
+    full = asyncio.Event()
+
+    async def count(process: asyncssh.SSHServerProcess) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == SESSIONS:
+            full.set()
+        await gate.wait()
+        running -= 1
+        process.exit(0)
+
+    link = link_to((await ssh_fake(count)).address)
+    tasks = [asyncio.create_task(link.run(f"n {i}")) for i in range(3 * SESSIONS)]
+    await full.wait()
+    gate.set()
+    assert [t.exit for t in await asyncio.gather(*tasks)] == [0] * 3 * SESSIONS
+    assert most == SESSIONS
+
+
+async def test_handshakes_are_limited_over_all_pods(link_to) -> None:
+    """Silent hosts: each accepted connection is a handshake under way."""
+    open_now, most = set(), 0
+    full = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal most
+        open_now.add(writer)
+        most = max(most, len(open_now))
+        if most == HANDSHAKES:
+            full.set()
+        await reader.read()
+        open_now.discard(writer)
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    tasks = [asyncio.create_task(link_to(f"x@127.0.0.1:{port}").connect()) for _ in range(2 * HANDSHAKES)]
+    await full.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert most == HANDSHAKES
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    server.close()
+
+
+async def test_files_arrive_whole_and_are_read_back(ssh_fake, link_to, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the SFTP server of this process serves its working folder
+    link = link_to((await ssh_fake(answer)).address)
+    data = bytes(range(256)) * 5000
+    await link.put(data, "blob", mode=0o640)
+    assert (tmp_path / "blob").read_bytes() == data
+    assert (tmp_path / "blob").stat().st_mode & 0o777 == 0o640
+    assert not (tmp_path / "blob.part").exists()
+    assert await link.read("blob") == data
+    await link.get("blob", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == data
+    with pytest.raises(UvccError, match="file transfer failed"):
+        await link.read("nothing-there")
+    await link.put(b"again", "blob")
+    assert await link.read("blob") == b"again"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (asyncssh.PermissionDenied("no"), UnreachableError, "refuses the key"),
+        (asyncssh.ChannelOpenError(2, "open failed"), UnreachableError, "no further session"),
+        (ConnectionRefusedError(), UnreachableError, "refuses connections"),
+        (TimeoutError(), UnreachableError, "no answer in time"),
+        (asyncssh.ConnectionLost("gone"), UnreachableError, "is lost"),
+        (ConnectionResetError("reset"), UnreachableError, "is lost"),
+        (asyncssh.ProtocolError("Exceeded MaxStartups"), UnreachableError, "is lost"),
+        (asyncssh.HostKeyNotVerifiable("no"), VerificationError, "host key"),
+        (asyncssh.SFTPFailure("disk full"), UvccError, "file transfer failed"),
+        (UvccError("as it is"), UvccError, "as it is"),
+    ],
+)
+def test_every_failure_has_a_meaning_and_a_cure(error: Exception, kind: type, text: str) -> None:
+    found = classify(error, "p0r0", "u@h:22")
+    assert type(found) is kind
+    assert text in str(found)
+    assert found.cure or text == "as it is"
+
+
+async def test_backoff_doubles_jitters_and_is_capped(link_to) -> None:
+    link = link_to("x@127.0.0.1:1")
+    t = link.timeouts
+    for attempt in range(30):
+        whole = min(t.backoff_first * 2**attempt, t.backoff_last)
+        assert whole / 2 <= link.backoff(attempt) <= whole
