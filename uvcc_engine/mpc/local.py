@@ -1,0 +1,130 @@
+"""All three parties in one process: threads and queues behind the plane's interface. For tests and rehearsals."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.plane.api import Buffer, Tag
+
+T = TypeVar("T")
+_Item = tuple[Tag, bytes]
+
+
+@dataclass
+class Wire:
+    """The queues between the three parties, and everything that each of them received if ``keep`` is set."""
+
+    keep: bool = False
+    tamper: Callable[[int, int, Tag, bytes], bytes] | None = None
+    wait_s: float = 60.0
+    main: dict[tuple[int, int], queue.Queue[_Item | None]] = field(default_factory=dict)
+    control: dict[tuple[int, int], queue.Queue[bytes]] = field(default_factory=dict)
+    received: dict[int, list[tuple[int, Tag, bytes]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for a in range(3):
+            self.received[a] = []
+            for b in range(3):
+                self.main[a, b] = queue.Queue()
+                self.control[a, b] = queue.Queue()
+
+    def abort(self) -> None:
+        """Wake every waiting receiver after one party failed."""
+        for one in self.main.values():
+            one.put(None)
+
+
+class LocalPlane:
+    """``plane.api.Plane`` for one party over a ``Wire``."""
+
+    def __init__(self, wire: Wire, party: int) -> None:
+        self._wire = wire
+        self.party = party
+
+    def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
+        body = bytes(payload)
+        if self._wire.tamper is not None:
+            body = self._wire.tamper(self.party, dst, tag, body)
+        self._wire.main[self.party, dst].put((tag, body))
+
+    def recv(self, src: int, tag: Tag) -> memoryview:
+        try:
+            item = self._wire.main[src, self.party].get(timeout=self._wire.wait_s)
+        except queue.Empty:
+            raise PeerLostError(f"party {src} sent nothing for {self._wire.wait_s:g} s", party=src) from None
+        if item is None:
+            raise PeerLostError(f"party {src} stopped", party=src)
+        if item[0] != tag:
+            raise ProtocolError(f"party {src} sent {item[0]}, expected {tag}", party=src)
+        if self._wire.keep:
+            self._wire.received[self.party].append((src, tag, item[1]))
+        return memoryview(item[1])
+
+    def send_control(self, dst: int, body: bytes) -> None:
+        self._wire.control[self.party, dst].put(body)
+
+    def recv_control(self, src: int, timeout: float | None = None) -> bytes:
+        try:
+            return self._wire.control[src, self.party].get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"no control message of party {src} within {timeout} s") from None
+
+    def close(self, *, graceful: bool = True) -> None:
+        return None
+
+
+def rehearsal_keys(seed: int) -> list[PairKeys]:
+    """Keys of three parties from a seed. Rehearsals only: anybody can compute them."""
+    component = [hashlib.sha256(f"component {c} {seed}".encode()).digest() for c in range(3)]
+    own = [hashlib.sha256(f"own {p} {seed}".encode()).digest() for p in range(3)]
+    return [PairKeys(prev=component[p], next=component[(p + 1) % 3], own=own[p]) for p in range(3)]
+
+
+class LocalPlanes:
+    """Three planes on one ``Wire``, and runtimes on them."""
+
+    def __init__(
+        self, seed: int = 0, *, keep: bool = False, tamper: Callable[[int, int, Tag, bytes], bytes] | None = None
+    ) -> None:
+        self.wire = Wire(keep=keep, tamper=tamper)
+        self.planes = [LocalPlane(self.wire, p) for p in range(3)]
+        sid = hashlib.sha256(f"sid {seed}".encode()).digest()
+        keys = rehearsal_keys(seed)
+        self.runtimes = [Runtime(p, self.planes[p], keys[p], sid) for p in range(3)]
+
+    def run_three(self, fn: Callable[[Runtime], T]) -> list[T]:
+        """Run ``fn(rt)`` for the three parties in threads; results by party.
+
+        The first failure stops the others and is raised here (a protocol error before the lost peers it causes).
+        """
+        results: dict[int, T] = {}
+        failures: list[BaseException] = []
+
+        def body(party: int) -> None:
+            try:
+                results[party] = fn(self.runtimes[party])
+            except BaseException as why:  # noqa: BLE001 - handed to the caller's thread below
+                failures.append(why)
+                self.wire.abort()
+
+        threads = [threading.Thread(target=body, args=(p,), name=f"party{p}", daemon=True) for p in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise next((why for why in failures if not isinstance(why, PeerLostError)), failures[0])
+        return [results[p] for p in range(3)]
+
+
+def run_three(fn: Callable[[Runtime], T], *, seed: int = 0) -> list[T]:
+    """``LocalPlanes(seed).run_three(fn)``."""
+    return LocalPlanes(seed).run_three(fn)

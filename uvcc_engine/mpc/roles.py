@@ -1,0 +1,101 @@
+"""The dealer's and the online pair's places in a protocol with a dealer.
+
+Dealer ``d`` knows components ``d`` and ``d + 1``; the two online parties share component ``d + 2``. Hence a secret
+``x`` splits as ``u + v``: ``u = x_d + x_{d+1}`` known to the dealer, ``v = x_{d+2}`` known to both online parties.
+Party ``left = d + 1`` shares component ``d + 1`` with the dealer, party ``right = d + 2`` shares component ``d``. A
+value that the online parties hold additively or by XOR between the two of them is called pair-shared; the dealer
+learns nothing about it, and hands out correlated randomness instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Places relative to dealer ``d`` and what the running party is."""
+
+    d: int
+    party: int
+
+    @property
+    def left(self) -> int:
+        return (self.d + 1) % 3
+
+    @property
+    def right(self) -> int:
+        return (self.d + 2) % 3
+
+    @property
+    def is_dealer(self) -> bool:
+        return self.party == self.d
+
+    @property
+    def is_left(self) -> bool:
+        return self.party == self.left
+
+    @property
+    def is_right(self) -> bool:
+        return self.party == self.right
+
+    @property
+    def with_left(self) -> int:
+        """The component that dealer and left share."""
+        return self.left
+
+    @property
+    def with_right(self) -> int:
+        """The component that dealer and right share."""
+        return self.d
+
+    @property
+    def online(self) -> int:
+        """The component that the online parties share."""
+        return self.right
+
+    @property
+    def other(self) -> int:
+        """For an online party: the other online party."""
+        return self.right if self.is_left else self.left
+
+    @property
+    def mine(self) -> int:
+        """For an online party: the component that it shares with the dealer."""
+        return self.with_left if self.is_left else self.with_right
+
+
+def roles(rt: Runtime, dealer: int) -> Roles:
+    return Roles(dealer % 3, rt.party)
+
+
+def online_part(rt: Runtime, role: Roles, x: Share) -> Tensor:
+    """For an online party: its copy of component ``d + 2``."""
+    return x.hi if role.is_left else x.lo
+
+
+def mine_part(role: Roles, x: Share) -> Tensor:
+    """For an online party: its copy of the component that it shares with the dealer."""
+    return x.lo if role.is_left else x.hi
+
+
+def assemble(
+    role: Roles, *, with_left: Tensor | None, with_right: Tensor | None, online: Tensor | None, f: int
+) -> Share:
+    """The replicated share of this party from the components it knows (the third is None)."""
+    if role.is_dealer:
+        assert with_left is not None
+        assert with_right is not None
+        return Share(with_right, with_left, f)
+    if role.is_left:
+        assert with_left is not None
+        assert online is not None
+        return Share(with_left, online, f)
+    assert with_right is not None
+    assert online is not None
+    return Share(online, with_right, f)
