@@ -305,11 +305,15 @@ class AgentClient:
 
 
 async def _last_words(process: asyncssh.SSHClientProcess[bytes]) -> str:
-    """The last line of a bridge's standard error, if it wrote one before it ended."""
+    """The last line of a bridge's standard error, if it wrote one before it ended; of its own errors, the text."""
     try:
         async with asyncio.timeout(0.5):
             said = await process.stderr.read(4096)
     except (TimeoutError, OSError, asyncssh.Error):
         return ""
     lines = bytes(said).decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
+    if not lines:
+        return ""
+    with contextlib.suppress(ValueError):
+        return str(wire.decode(lines[-1]).get("error", lines[-1]))
+    return lines[-1]

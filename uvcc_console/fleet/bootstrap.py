@@ -118,7 +118,7 @@ async def bootstrap(
     survey = await _choose_python(link, wheel, packages, say)
     say("agent", f"python {survey['versions']['python']}, torch {survey['versions'].get('torch', '?')}")
     await _start_agent(link, wheel, survey["python"], identity_seed)
-    hello = await _wait_for_agent(link)
+    hello = await _ask_agent(link, wheel)
     say("ready", wheel.sha256[:12])
     return Bootstrapped(
         survey["python"], wheel.sha256, survey["boot_id"], survey["home"], dict(survey["versions"]), hello
@@ -142,26 +142,30 @@ async def _install_wheel(link: PodLink, wheel: Wheel, say: Progress) -> None:
 
 
 async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: str) -> None:
-    """Write the two launchers and start the agent detached, unless one with this code answers already."""
+    """Write the bridge's launcher and start the agent detached; the agent itself finds one that runs already."""
     env = {"UVCC_IDENTITY_SEED": identity_seed} if identity_seed else {}
     exports = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in env.items())
     path = f'export PYTHONPATH="$HOME/{ROOT}/{wheel.site_name}" PYTHONUNBUFFERED=1'
     head = f'#!/bin/sh\numask 077\ncd "$HOME" || exit 1\n{path}\n{exports}exec {shlex.quote(python)}'
     # the bridge needs the standard library only; -S spares it the site packages
     await link.put(f'{head} -S -m uvcc_engine.agent.attach --root "$HOME/{ROOT}"\n'.encode(), f"{ROOT}/attach")
-    await link.put(f'{head} -m uvcc_engine.agent --root "$HOME/{ROOT}"\n'.encode(), f"{ROOT}/start", mode=0o700)
-    await link.sh(pod.START, timeout=30.0)
+    await link.sh(f'{head} -m uvcc_engine.agent --root "$HOME/{ROOT}" --detach\n', timeout=ANSWER_S)
 
 
-async def _wait_for_agent(link: PodLink) -> dict[str, Any]:
+async def _ask_agent(link: PodLink, wheel: Wheel) -> dict[str, Any]:
+    """The agent's answer to hello; it must run this wheel and no other. Raises UvccError with the end of its log."""
     client = AgentClient(link, holder="bootstrap")
     try:
-        return await client.start(patience_s=ANSWER_S)
+        hello = await client.start(patience_s=ANSWER_S)
     except UnreachableError as e:
         tail = await link.run(f"tail -n 3 {ROOT}/agent.log")
         raise UvccError(f"{e.what}; its log ends: {tail.text or 'empty'}", "fix the image or the packages") from e
     finally:
         await client.close()
+    found = str(hello.get("code_hash", ""))
+    if found != wheel.sha256:
+        raise UvccError(f"the agent of pod {link.name} runs other code ({found[:12]})", "halt its run, then try again")
+    return hello
 
 
 async def bootstrap_all(

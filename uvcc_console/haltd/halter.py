@@ -22,8 +22,6 @@ _SIGNALS = {halt.TERM: "TERM", halt.KILL: "KILL"}
 class Channel(Protocol):
     """What the ladder needs of an AgentClient."""
 
-    clock_skew: float
-
     @property
     def up(self) -> bool: ...
 
@@ -143,8 +141,7 @@ class Halter:
                 wire.SIGNAL, nonce=f"{nonce}.{send.rung}", run=self._run, coord=None, signal=_SIGNALS[send.rung]
             )
         else:
-            deadline = time.time() + channel.clock_skew + send.deadline_s if send.deadline_s else 0.0
-            answer = channel.post(wire.HALT, nonce=nonce, run=self._run, mode=send.rung, deadline=deadline)
+            answer = channel.post(wire.HALT, nonce=nonce, run=self._run, mode=send.rung, deadline_s=send.deadline_s)
         if answer is not None:
             answer.add_done_callback(partial(self._answered, send.pod, send.rung, nonce))
 
@@ -152,10 +149,10 @@ class Halter:
         if answer.cancelled() or answer.exception() is not None or self.ladder is None or self.ladder.nonce != nonce:
             return
         ack, now = answer.result(), self._clock()
-        if not ack.get("ok", False):
-            log.warning("pod %s refused %s: %s", pod, rung, ack.get("error"))
-            return
-        self._act(self.ladder.acked(pod, rung, now))
+        if ack.get("ok", False):
+            self._act(self.ladder.acked(pod, rung, now))
+        else:
+            self._act(self.ladder.refused(pod, rung, now, str(ack.get("error", "refused"))))
 
     def _terminate_pod(self, pod: str) -> None:
         if self._terminate is None or self.ladder is None:

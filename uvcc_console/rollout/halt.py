@@ -17,6 +17,7 @@ from uvcc_console.core import events as ev
 HOLD, RELEASE, HALT, TERM, KILL, TERMINATE = "hold", "release", "halt", "term", "kill", "terminate"
 _AFTER = {HALT: TERM, TERM: KILL, KILL: TERMINATE}
 # evidence in the order in which it counts; "released" belongs to the release rung alone
+_NO_WORKER = "no worker of run"  # how the agent's refusal begins
 _ORDER = {"": 0, "sent": 1, "seen": 2, "held": 3, "halted": 4, "gone": 5}
 
 
@@ -170,6 +171,16 @@ class Ladder:
         p.unknown = False
         return self.report(pod, "seen", now) if _ORDER[p.stage] < _ORDER["seen"] else []
 
+    def refused(self, pod: str, rung: str, now: float, why: str) -> list[Action]:
+        """The agent would not do it. A pod on which no worker of the run was ever started has nothing to halt."""
+        p = self._pods.get(pod)
+        if p is None or rung != self.rung or self._satisfied(p):
+            return []
+        if why.startswith(_NO_WORKER) and rung not in (HOLD, RELEASE):
+            p.acked = rung
+            return self.report(pod, "gone", now, detail="nothing was started here")
+        return self._mark_unknown(pod, why)
+
     def report(
         self,
         pod: str,
@@ -224,13 +235,12 @@ class Ladder:
         """Time passed: send again, commit, give up on a rung."""
         if not self.rung:
             return []
-        out = self._resend(now)
         waited = now - self._entered
         if self.rung == HOLD and not self.drill and not self.done and waited >= self._times.commit:
-            return out + self._commit(now, "the hold was not released")
+            return self._commit(now, "the hold was not released")
         if not self.done and waited >= self._times.of(self.rung):
-            out += self._overdue(now)
-        return out
+            return self._overdue(now)
+        return self._resend(now)
 
     # rungs
 
@@ -324,7 +334,11 @@ class Ladder:
         if len(steps) > 1:
             where = ", ".join(f"{n} at {p.step}" for n, p in sorted(self._pods.items()) if p.step >= 0)
             out.append(self._alert("error", "halt_step_mismatch", f"the pods stopped at different steps: {where}"))
-        lost = [n for n, p in sorted(self._pods.items()) if mode == HALT and p.stage == "gone" and not p.checkpoint]
+        lost = [
+            n
+            for n, p in sorted(self._pods.items())
+            if mode == HALT and p.stage == "gone" and p.step >= 0 and not p.checkpoint
+        ]
         if lost:
             text = f"stopped without a checkpoint: {', '.join(lost)}"
             out.append(self._alert("warn", "halt_no_checkpoint", text, "resume goes back to the last common one"))

@@ -19,13 +19,3 @@ PYTHONS: Final = r"""
 done
 :
 """
-
-# starts the agent detached from this session; the agent itself refuses to be a second one
-START: Final = r"""
-cd .uvcc || exit 1
-if command -v setsid >/dev/null 2>&1; then
-  setsid -f ./start </dev/null >>agent.log 2>&1
-else
-  nohup ./start </dev/null >>agent.log 2>&1 &
-fi
-"""

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from uvcc_console.core.events import PodChanged
+from uvcc_console.fleet.ledger import Ledger
+
+
+def changed(pod: str, state: str, at: float, price: float = 0.0) -> PodChanged:
+    return PodChanged(ts=at, pod=pod, party=0, replica=0, provider="x", state=state, price_hr=price)
+
+
+def test_a_pod_costs_from_its_creation_until_it_is_proven_gone() -> None:
+    now = 0.0
+    ledger = Ledger(10.0, 100.0, clock=lambda: now)
+    for event in (
+        changed("p0r0", "planned", 0.0, 2.0),
+        changed("p0r0", "creating", 100.0, 2.0),
+        changed("p0r0", "ready", 400.0),
+        changed("p0r0", "failed", 1000.0),
+        changed("p0r0", "deleting", 2000.0),
+    ):
+        ledger.apply(event)
+    now = 3700.0
+    assert ledger.hourly == 2.0
+    assert ledger.spent() == pytest.approx(2.0)
+    ledger.apply(changed("p0r0", "gone", 3700.0))
+    now = 9999.0
+    assert ledger.hourly == 0.0
+    assert ledger.spent() == pytest.approx(2.0)
+
+
+def test_the_price_that_came_back_counts_if_it_is_higher_and_a_second_life_adds_up() -> None:
+    now = 3600.0
+    ledger = Ledger(10.0, 100.0, clock=lambda: now)
+    ledger.apply(changed("p0r0", "creating", 0.0, 1.0))
+    ledger.apply(changed("p0r0", "ready", 10.0, 3.0))
+    assert ledger.spent() == pytest.approx(3.0)
+    ledger.apply(changed("p0r0", "gone", 3600.0))
+    ledger.apply(changed("p0r0", "creating", 3600.0, 1.0))
+    now = 7200.0
+    assert ledger.spent() == pytest.approx(4.0)
+
+
+def test_caps_forecast_and_runway() -> None:
+    now = 0.0
+    ledger = Ledger(5.0, 8.0, wallet=12.0, clock=lambda: now)
+    assert ledger.allows(6.0) == "6.00 $/h is over limits.hourly 5.00"
+    assert "over limits.total" in ledger.allows(5.0, hours=2.0)
+    assert ledger.allows(4.0, hours=2.0) == ""
+    assert ledger.allows(0.0, hours=99.0) == ""
+    ledger.apply(changed("p0r0", "creating", 0.0, 4.0))
+    tick = ledger.tick(remaining_s=1800.0)
+    assert (tick.hourly, tick.forecast, tick.runway_h) == (4.0, pytest.approx(2.0), pytest.approx(3.0))
+    assert ledger.breach() == ""
+    now = 2 * 3600.0 - 59.0
+    assert "reaches limits.total" in ledger.breach()
+    poor = Ledger(50.0, 80.0, wallet=1.0, clock=lambda: now)
+    assert "wallet" in poor.allows(4.0, hours=2.0)
+
+
+def test_nothing_may_be_spent_where_the_caps_are_zero_but_free_pods_are_free() -> None:
+    ledger = Ledger(clock=lambda: 50.0)
+    ledger.apply(changed("p0r0", "creating", 0.0, 0.0))
+    assert ledger.breach() == ""
+    assert ledger.spent() == 0.0
+    ledger.apply(changed("p1r0", "creating", 0.0, 0.01))
+    assert "limits.hourly" in ledger.breach()

@@ -1,0 +1,309 @@
+"""The ladder alone: scripted stories, then any story that Hypothesis can think of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from uvcc_console.core import events as ev
+from uvcc_console.rollout.halt import (
+    HALT,
+    HOLD,
+    KILL,
+    RELEASE,
+    TERM,
+    TERMINATE,
+    Action,
+    Ladder,
+    Record,
+    Send,
+    Times,
+)
+
+PODS = {"p0r0": 1, "p1r0": 1, "p2r0": 1}
+
+
+def sends(actions: list[Action]) -> list[tuple[str, str]]:
+    return [(a.pod, a.rung) for a in actions if isinstance(a, Send)]
+
+
+def events(actions: list[Action], kind: type) -> list[Any]:
+    return [a.event for a in actions if isinstance(a, Record) and isinstance(a.event, kind)]
+
+
+def stages(actions: list[Action]) -> dict[str, str]:
+    return {e.pod: e.stage for e in events(actions, ev.HaltAck)}
+
+
+def all_report(ladder: Ladder, stage: str, now: float, *, step: int = 7, ckpt: str = "") -> list[Action]:
+    out: list[Action] = []
+    for pod in PODS:
+        out += ladder.report(pod, stage, now, coord=f"{pod}s0t0", step=step, checkpoint=ckpt)
+    return out
+
+
+def to_rung(ladder: Ladder, rung: str) -> None:
+    assert ladder.rung == rung
+
+
+def test_hold_goes_to_all_at_once_and_commits_after_three_seconds() -> None:
+    ladder = Ladder("n", PODS)
+    first = ladder.start(HOLD, 0.0)
+    assert sends(first) == [(p, HOLD) for p in PODS]
+    assert [type(a) for a in first[:3]] == [Send] * 3  # the network before the disk
+    assert stages(first) == dict.fromkeys(PODS, "sent")
+    assert all(a.deadline_s == 5.0 for a in first if isinstance(a, Send))
+    assert all_report(ladder, "held", 0.2)
+    assert sends(ladder.tick(2.9)) == []
+    commit = ladder.tick(3.0)
+    assert sends(commit) == [(p, HALT) for p in PODS]
+    assert [e.mode for e in events(commit, ev.HaltRequested)] == [HALT]
+    all_report(ladder, "halted", 3.5, ckpt="ab")
+    (done,) = events(all_report(ladder, "gone", 4.0, ckpt="ab"), ev.HaltDone)
+    assert (done.mode, done.verified, done.total, done.step, done.seconds) == (HALT, 3, 3, 7, 4.0)
+    assert ladder.done
+
+
+def test_a_second_press_commits_at_once() -> None:
+    ladder = Ladder("n", PODS)
+    ladder.start(HOLD, 0.0)
+    assert sends(ladder.request(HALT, 0.3)) == [(p, HALT) for p in PODS]
+
+
+def test_release_in_time_and_release_too_late() -> None:
+    ladder = Ladder("n", PODS)
+    ladder.start(HOLD, 0.0)
+    all_report(ladder, "held", 0.1)
+    assert sends(ladder.request(RELEASE, 1.0)) == [(p, RELEASE) for p in PODS]
+    (done,) = events(all_report(ladder, "released", 1.2), ev.HaltDone)
+    assert (done.mode, done.verified) == (RELEASE, 3)
+    late = Ladder("m", PODS)
+    late.start(HALT, 0.0)
+    (alert,) = events(late.request(RELEASE, 0.1), ev.Alert)
+    assert alert.name == "halt_release_late"
+    to_rung(late, HALT)
+
+
+def test_a_release_that_not_all_acknowledge_goes_on_to_halt() -> None:
+    ladder = Ladder("n", PODS)
+    ladder.start(HOLD, 0.0)
+    ladder.request(RELEASE, 1.0)
+    ladder.report("p0r0", "released", 1.1)
+    ladder.report("p1r0", "released", 1.1)
+    out = ladder.tick(6.0)
+    assert stages(out)["p2r0"] == "unknown"
+    assert sends(out) == [(p, HALT) for p in PODS]
+    assert "p2r0" in events(out, ev.HaltRequested)[0].reason
+
+
+def test_a_drill_holds_releases_and_is_timed() -> None:
+    ladder = Ladder("n", PODS, drill=True)
+    first = ladder.start(HOLD, 10.0)
+    assert all(a.deadline_s == 20.0 for a in first if isinstance(a, Send))
+    assert sends(all_report(ladder, "held", 10.4)) == [(p, RELEASE) for p in PODS]
+    (done,) = events(all_report(ladder, "released", 10.9), ev.HaltDone)
+    assert (done.mode, done.drill, done.verified, done.step) == (HOLD, True, 3, 7)
+    assert abs(done.seconds - 0.9) < 1e-9
+    assert sends(ladder.tick(100.0)) == []  # a drill never becomes a halt
+
+
+def test_a_drill_with_a_frozen_pod_releases_the_others_and_says_so() -> None:
+    ladder = Ladder("n", PODS, drill=True)
+    ladder.start(HOLD, 0.0)
+    for pod in ("p0r0", "p1r0"):
+        ladder.report(pod, "held", 0.5, step=3)
+    out = ladder.tick(10.0)
+    assert stages(out)["p2r0"] == "unknown"
+    assert ("p0r0", RELEASE) in sends(out)
+    assert ladder.rung == RELEASE
+    for pod in ("p0r0", "p1r0"):
+        ladder.report(pod, "released", 10.2)
+    end = ladder.tick(15.0)
+    (done,) = events(end, ev.HaltDone)
+    assert (done.verified, done.total) == (2, 3)
+    assert [a.name for a in events(end, ev.Alert)] == ["drill_not_released"]
+
+
+def test_an_unacknowledged_command_is_sent_again_and_an_acknowledged_one_is_not() -> None:
+    ladder = Ladder("n", PODS)
+    ladder.start(HALT, 0.0)
+    ladder.acked("p0r0", HALT, 0.01)
+    assert sends(ladder.tick(0.4)) == []
+    assert sends(ladder.tick(0.5)) == [("p1r0", HALT), ("p2r0", HALT)]
+    assert sends(ladder.tick(1.0)) == [("p1r0", HALT), ("p2r0", HALT)]
+
+
+def test_silence_is_unknown_and_then_the_armed_rungs_are_climbed() -> None:
+    ladder = Ladder("n", PODS, auto=(HOLD, HALT, TERM, KILL, TERMINATE))
+    ladder.start(HALT, 0.0)
+    for pod in ("p0r0", "p1r0"):
+        ladder.report(pod, "gone", 1.0, step=7, checkpoint="ab")
+    out = ladder.tick(60.0)
+    assert stages(out) == {"p2r0": "unknown"}
+    assert sends(out) == [("p2r0", TERM)]  # never again to those that are verified
+    assert sends(ladder.tick(75.0)) == [("p2r0", KILL)]
+    assert sends(ladder.tick(80.0)) == [("p2r0", TERMINATE)]
+    (done,) = events(ladder.tick(200.0), ev.HaltDone)
+    assert (done.verified, done.total) == (2, 3)
+    (again,) = events(ladder.report("p2r0", "gone", 300.0, step=7, checkpoint="ab"), ev.HaltDone)
+    assert again.verified == 3
+
+
+def test_kill_needs_to_be_armed_or_asked_for() -> None:
+    ladder = Ladder("n", PODS)
+    ladder.start(HALT, 0.0)
+    ladder.tick(60.0)
+    to_rung(ladder, TERM)
+    assert events(ladder.tick(75.0), ev.HaltDone)
+    assert sends(ladder.tick(76.0)) == [(p, TERM) for p in PODS]  # slower now, but nothing beyond it
+    assert sends(ladder.tick(77.9)) == []
+    assert sends(ladder.tick(78.0)) == [(p, TERM) for p in PODS]
+    assert {r for _, r in sends(ladder.request(KILL, 80.0))} == {KILL}
+
+
+def test_different_steps_are_an_error_and_a_missing_checkpoint_is_told() -> None:
+    ladder = Ladder("n", PODS)
+    ladder.start(HALT, 0.0)
+    ladder.report("p0r0", "gone", 1.0, step=7, checkpoint="ab")
+    ladder.report("p1r0", "gone", 1.0, step=7, checkpoint="ab")
+    out = ladder.report("p2r0", "gone", 1.0, step=8)
+    assert {a.name for a in events(out, ev.Alert)} == {"halt_step_mismatch", "halt_no_checkpoint"}
+    assert "p2r0 at 8" in events(out, ev.Alert)[0].text
+
+
+def test_a_pod_is_as_far_as_its_slowest_worker() -> None:
+    ladder = Ladder("n", {"p0r0": 2})
+    ladder.start(HALT, 0.0)
+    assert stages(ladder.report("p0r0", "halted", 0.1, coord="p0r0s0t0", step=5)) == {"p0r0": "seen"}
+    assert stages(ladder.report("p0r0", "held", 0.2, coord="p0r0s1t0", step=5)) == {"p0r0": "held"}
+    assert stages(ladder.report("p0r0", "halted", 0.3, coord="p0r0s1t0", step=5)) == {"p0r0": "halted"}
+    assert not events(ladder.report("p0r0", "gone", 0.4, coord="p0r0s0t0"), ev.HaltDone)
+    assert events(ladder.report("p0r0", "gone", 0.5, coord="p0r0s1t0"), ev.HaltDone)
+
+
+def test_a_worker_that_died_without_proof_is_not_waited_for() -> None:
+    ladder = Ladder("n", PODS)
+    ladder.start(HALT, 0.0)
+    ladder.report("p0r0", "gone", 1.0, coord="a", step=7, checkpoint="ab")
+    ladder.report("p1r0", "gone", 1.0, coord="b", step=7, checkpoint="ab")
+    out = ladder.report("p2r0", "unknown", 1.0, coord="c", detail="process absent (SIGKILL)")
+    (done,) = events(out, ev.HaltDone)
+    assert (done.verified, done.total, done.step) == (2, 3, 7)
+    assert "SIGKILL" in events(out, ev.HaltAck)[0].detail
+
+
+def test_a_dead_link_is_unknown_at_once_and_tried_when_it_is_back() -> None:
+    ladder = Ladder("n", PODS)
+    ladder.link("p1r0", False, 0.0)
+    first = ladder.start(HALT, 0.0)
+    assert sends(first) == [("p0r0", HALT), ("p2r0", HALT)]
+    assert stages(first)["p1r0"] == "unknown"
+    ladder.acked("p0r0", HALT, 0.1)
+    ladder.acked("p2r0", HALT, 0.1)
+    assert sends(ladder.link("p1r0", True, 5.0)) == [("p1r0", HALT)]
+    lost = ladder.link("p0r0", False, 6.0)
+    assert stages(lost) == {"p0r0": "unknown"}
+
+
+def test_nothing_to_halt_is_done_at_once() -> None:
+    assert events(Ladder("n", {}).start(HALT, 0.0), ev.HaltDone)[0].total == 0
+
+
+class AnyStory(RuleBasedStateMachine):
+    """Whatever happens: no evidence is invented, no rung is skipped back, nothing unarmed is sent."""
+
+    @initialize(
+        workers=st.lists(st.integers(1, 2), min_size=1, max_size=4),
+        drill=st.booleans(),
+        mode=st.sampled_from([HOLD, HALT]),
+        auto=st.sets(st.sampled_from([TERM, KILL, TERMINATE])),
+    )
+    def begin(self, workers: list[int], drill: bool, mode: str, auto: set[str]) -> None:
+        self.now = 0.0
+        self.drill = drill
+        self.auto = auto | {HOLD, HALT}
+        self.workers = {f"p{i}": n for i, n in enumerate(workers)}
+        self.ladder = Ladder("n", self.workers, drill=drill, auto=self.auto, times=Times())
+        self.said: dict[str, set[tuple[str, str]]] = {p: set() for p in self.workers}
+        self.asked: set[str] = {HOLD if drill else mode}
+        self.dones: list[ev.HaltDone] = []
+        self.up = dict.fromkeys(self.workers, True)
+        self.rungs: list[str] = []
+        self.take(self.ladder.start(HOLD if drill else mode, 0.0))
+
+    def take(self, actions: list[Action]) -> None:
+        for a in actions:
+            if isinstance(a, Send):
+                assert a.pod in self.workers
+                assert self.up[a.pod], "sent over a dead link"
+                if a.rung in (TERM, KILL, TERMINATE):
+                    assert a.rung in self.auto | self.asked, f"{a.rung} was neither armed nor asked for"
+            elif isinstance(a.event, ev.HaltDone):
+                self.dones.append(a.event)
+        self.rungs.append(self.ladder.rung)
+
+    @rule(seconds=st.floats(0.0, 70.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.take(self.ladder.tick(self.now))
+
+    @rule(data=st.data(), stage=st.sampled_from(["seen", "held", "released", "halted", "gone", "unknown"]))
+    def worker_reports(self, data: st.DataObject, stage: str) -> None:
+        pod = data.draw(st.sampled_from(sorted(self.workers)))
+        coord = f"{pod}w{data.draw(st.integers(0, self.workers[pod] - 1))}"
+        self.said[pod].add((coord, stage))
+        self.take(self.ladder.report(pod, stage, self.now, coord=coord, step=3))
+
+    @rule(data=st.data(), rung=st.sampled_from([HOLD, HALT, RELEASE, TERM]))
+    def agent_acknowledges(self, data: st.DataObject, rung: str) -> None:
+        self.take(self.ladder.acked(data.draw(st.sampled_from(sorted(self.workers))), rung, self.now))
+
+    @rule(data=st.data(), up=st.booleans())
+    def link_changes(self, data: st.DataObject, up: bool) -> None:
+        pod = data.draw(st.sampled_from(sorted(self.workers)))
+        self.up[pod] = up
+        self.take(self.ladder.link(pod, up, self.now))
+
+    @precondition(lambda self: not self.drill)
+    @rule(mode=st.sampled_from([HALT, RELEASE, KILL, TERMINATE]))
+    def somebody_asks(self, mode: str) -> None:
+        self.asked.add(mode)
+        self.take(self.ladder.request(mode, self.now))
+
+    @invariant()
+    def verified_only_by_evidence(self) -> None:
+        for done in getattr(self, "dones", []):
+            if done.mode != HALT:
+                continue
+            proven = sum(
+                len({c for c, s in said if s == "gone"}) >= self.workers[pod] for pod, said in self.said.items()
+            )
+            assert done.verified <= proven
+
+    @invariant()
+    def a_drill_never_halts(self) -> None:
+        if getattr(self, "drill", False):
+            assert set(self.rungs) <= {HOLD, RELEASE}
+
+    @invariant()
+    def the_ladder_only_climbs(self) -> None:
+        order = {HOLD: 0, RELEASE: 0, HALT: 1, TERM: 2, KILL: 3, TERMINATE: 4}
+        climbed = [order[r] for r in getattr(self, "rungs", [])]
+        assert climbed == sorted(climbed)
+
+    def teardown(self) -> None:
+        """However the story went, enough time brings a verdict."""
+        if not hasattr(self, "ladder"):
+            return
+        for _ in range(400):
+            self.now += 1.0
+            self.take(self.ladder.tick(self.now))
+        assert self.dones
+        assert self.ladder.done
+
+
+AnyStory.TestCase.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
+TestAnyStory = AnyStory.TestCase
