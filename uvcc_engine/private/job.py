@@ -76,6 +76,16 @@ class PrivateJob:
         """Learning rate of step ``step`` (from 0)."""
         return self.lr * (1.0 - step / self.steps) if self.schedule == "linear" else self.lr
 
+    def rate_at(self, step: int) -> float:
+        """lr / batch of a step, rounded to the few significant bits that leave room for the product it scales."""
+        bits = max(2, min(10, 44 - 2 * self.frac_bits))
+        mantissa, exponent = math.frexp(self.lr_at(step) / self.batch)
+        return math.ldexp(round(mantissa * 2.0**bits), exponent - bits)
+
+    def decay_at(self, step: int) -> float:
+        """What momentum keeps of the last update, which was made at the last step's learning rate."""
+        return self.momentum * self.lr_at(step) / self.lr_at(step - 1) if step else 0.0
+
     def reveals_loss(self, step: int) -> bool:
         """Whether the mean loss of this step is opened (the first and last step always are, if loss is revealed)."""
         return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)

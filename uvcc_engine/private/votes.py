@@ -26,6 +26,7 @@ GO_ON: Final = 0
 HOLD: Final = 1
 HALT: Final = 2
 HOLD_ROUND_S: Final = 0.05
+_CHECK_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.5
 
 
@@ -53,15 +54,19 @@ class PeerStoppedError(PeerLostError):
 class Table:
     """The control conversation of one party with the other two.
 
-    ``wait_s`` bounds every wait for a message; the plane itself reports a dead peer earlier.
+    ``wait_s`` bounds every wait for a message; the plane itself reports a dead peer earlier. ``check`` is called once a
+    second while it waits, and may raise to give up.
     """
 
-    def __init__(self, plane: Plane, run: str, *, wait_s: float = 900.0) -> None:
+    def __init__(
+        self, plane: Plane, run: str, *, wait_s: float = 900.0, check: Callable[[], None] = lambda: None
+    ) -> None:
         self.party = plane.party
         self.peers = tuple(p for p in range(PARTIES) if p != plane.party)
         self._plane = plane
         self._run = run
         self._wait_s = wait_s
+        self._check = check
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -90,16 +95,25 @@ class Table:
         return found
 
     def _receive(self, peer: int, timeout: float) -> dict[str, Any]:
-        try:
-            body = self._plane.recv_control(peer, timeout)
-        except TimeoutError:
-            raise PeerLostError(f"P{peer} said nothing for {timeout:g} s", "look at its pod", party=peer) from None
-        message = _decode(body, peer)
+        message = _decode(self._await_body(peer, timeout), peer)
         if message["run"] != self._run:
             raise ProtocolError(f"P{peer} speaks for run {message['run']!r}, this is {self._run!r}", party=peer)
         if message["topic"] == "stopped":
             raise _stopped(message, peer)
         return message
+
+    def _await_body(self, peer: int, timeout: float) -> bytes:
+        left = timeout
+        while True:
+            part = min(left, _CHECK_S)
+            try:
+                return self._plane.recv_control(peer, part)
+            except TimeoutError:
+                left -= part
+                if left <= 0:
+                    what = f"P{peer} said nothing for {timeout:g} s"
+                    raise PeerLostError(what, "look at its pod", party=peer) from None
+                self._check()
 
     def tell_stopped(self, error: BaseException) -> None:
         """Tell both peers why this party stops, so that they end within seconds. Never raises on a dead link."""
@@ -157,11 +171,14 @@ class Table:
             pause.wait(HOLD_ROUND_S)
             turn += 1
 
-    def agree_step(self, steps: list[int]) -> int:
-        """The newest checkpoint step that all three parties hold verified; 0 = from the start."""
-        self.say("resume", steps=steps)
+    def agree_step(self, steps: list[int], **expected: Any) -> int:
+        """The newest checkpoint step that all three parties hold verified; 0 = from the start.
+
+        ``expected`` (attempt, policy hash) must be the same at all three, else ProtocolError.
+        """
+        self.say("resume", steps=steps, **expected)
         common = set(steps)
-        for peer, message in self.hear("resume").items():
+        for peer, message in self.hear("resume", **expected).items():
             theirs = message.get("steps")
             if not isinstance(theirs, list) or not all(isinstance(s, int) for s in theirs):
                 raise ProtocolError(f"P{peer} sent a malformed list of checkpoints", party=peer)

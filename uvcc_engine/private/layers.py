@@ -1,0 +1,140 @@
+"""Layers on shares with an explicit forward and backward pass; a model is a stack of them.
+
+Every pass is a protocol generator, so that independent work shares its rounds: while the gradient of an input travels
+on to the layer below, the gradient of this layer's weight is computed and applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.arithmetic import matmul_gen, mul_gen, public
+from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.selection import relu_gen
+from uvcc_engine.mpc.share import Share, cat
+from uvcc_engine.private.models import Dense, LayerSpec, ModelSpec
+
+
+class Layer(Protocol):
+    """One layer. ``forward_gen`` remembers what ``input_gradient_gen`` and ``weight_gradient_gen`` need."""
+
+    weight: Share | None
+
+    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        """Outputs (rows, ...) of inputs (rows, ...)."""
+
+    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+        """Gradient of the inputs from the gradient of the outputs."""
+
+    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+        """``scale`` times the gradient of the weight, summed over the rows; for layers that have one."""
+
+
+class DenseLayer:
+    """y = [x, 1] W with W (inputs + 1, outputs): the last row is the bias, so it costs no message of its own.
+
+    Forward 2 rounds; input gradient 2 rounds; weight gradient 2 rounds.
+    """
+
+    def __init__(self, weight: Share) -> None:
+        self.weight: Share | None = weight
+        self._seen: Share | None = None
+
+    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        assert self.weight is not None
+        ones = public(rt, torch.ones(x.shape[0], 1), f=x.f)
+        self._seen = cat([x, ones], 1)
+        return (yield from matmul_gen(rt, self._seen, self.weight))
+
+    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+        assert self.weight is not None
+        return (yield from matmul_gen(rt, grad, self.weight.index(slice(0, -1)).T))
+
+    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+        assert self._seen is not None
+        return (yield from matmul_gen(rt, self._seen.T, grad, scale=scale))
+
+
+class ReluLayer:
+    """max(0, x): forward 5 rounds and keeps the secret sign bits; backward 1 round."""
+
+    weight: Share | None = None
+
+    def __init__(self) -> None:
+        self._positive: Share | None = None
+
+    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        y, self._positive = yield from relu_gen(rt, x)
+        return y
+
+    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+        assert self._positive is not None
+        return (yield from mul_gen(rt, grad, self._positive))
+
+    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+        raise ConfigError("a ReLU has no weight")
+        yield  # a generator like its siblings
+
+
+Update = Callable[[Layer, Share], Steps[None]]
+"""Compute a layer's weight gradient from the gradient of its outputs, and apply it."""
+
+
+def build(model: ModelSpec, weights: Sequence[Share]) -> list[Layer]:
+    """The layers of a model around the given weights, one per dense layer. Raises ConfigError if they do not fit."""
+    if [tuple(w.shape) for w in weights] != [(d.inputs + 1, d.outputs) for d in model.weights]:
+        raise ConfigError(
+            f"weights of shapes {[tuple(w.shape) for w in weights]} do not fit {model.name}", "use its own checkpoint"
+        )
+    left = iter(weights)
+    return [_layer(spec, left) for spec in model.layers]
+
+
+def _layer(spec: LayerSpec, weights: Iterator[Share]) -> Layer:
+    if isinstance(spec, Dense):
+        return DenseLayer(next(weights))
+    return ReluLayer()
+
+
+def forward_gen(rt: Runtime, layers: Sequence[Layer], x: Share) -> Steps[Share]:
+    """Through all layers, first to last: (rows, features) to (rows, classes)."""
+    for layer in layers:
+        x = yield from layer.forward_gen(rt, x)
+    return x
+
+
+def backward_gen(rt: Runtime, layers: Sequence[Layer], grad: Share, update: Update) -> Steps[None]:
+    """Through all layers, last to first, updating weights beside the gradient's way down.
+
+    The lowest weighted layer needs no input gradient. Input gradients use the weights from before their update.
+    """
+    lowest = next((i for i, layer in enumerate(layers) if layer.weight is not None), len(layers))
+    yield from _backward_from_gen(rt, layers, len(layers) - 1, lowest, grad, update)
+
+
+def _backward_from_gen(
+    rt: Runtime, layers: Sequence[Layer], at: int, lowest: int, grad: Share, update: Update
+) -> Steps[None]:
+    if at < lowest:
+        return
+    layer = layers[at]
+    if at == lowest:
+        yield from update(layer, grad)
+        return
+    down = _descend_gen(rt, layers, at, lowest, grad, update)
+    if layer.weight is None:
+        yield from down
+    else:
+        # the first segment of `down` reads the old weight before `update` can replace it: par starts them in order
+        yield from par(down, update(layer, grad))
+
+
+def _descend_gen(
+    rt: Runtime, layers: Sequence[Layer], at: int, lowest: int, grad: Share, update: Update
+) -> Steps[None]:
+    below = yield from layers[at].input_gradient_gen(rt, grad)
+    yield from _backward_from_gen(rt, layers, at - 1, lowest, below, update)

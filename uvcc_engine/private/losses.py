@@ -1,0 +1,72 @@
+"""Softmax cross-entropy on shares.
+
+The gradient is softmax(z) - y and needs no logarithm. The loss itself is only for whoever watches: its branch runs
+beside the division and the backward pass, adds no round of its own, and only the mean over the batch is opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from uvcc_engine.mpc.arithmetic import product_with_gen, sub
+from uvcc_engine.mpc.maximum import argmax_one_hot_gen, max_gen
+from uvcc_engine.mpc.nonlinear import divide_gen, exp_gen, log_gen
+from uvcc_engine.mpc.opening import open_ring_gen
+from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.share import Share
+
+_LEAST = 1.0 - 2.0**-8  # the largest power is 1, up to rounding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Powers:
+    """Logits less their maximum, (rows, classes), their exponentials, and the exponentials' row sums (rows, 1)."""
+
+    shifted: Share
+    powers: Share
+    total: Share
+
+
+def powers_gen(rt: Runtime, logits: Share) -> Steps[Powers]:
+    """Exponentials of the logits less their row maximum: 12 rounds for up to 10 classes."""
+    top = yield from max_gen(rt, logits)
+    shifted = sub(logits, top.map(lambda t: t.unsqueeze(-1)))
+    powers = yield from exp_gen(rt, shifted)
+    return Powers(shifted, powers, powers.sum(-1, keepdim=True))
+
+
+def gradient_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[Share]:
+    """softmax - y, the gradient of the summed cross-entropy with respect to the logits: 10 rounds for 10 classes."""
+    classes = at.powers.shape[-1]
+    probabilities = yield from divide_gen(rt, at.powers, at.total, _LEAST, float(classes))
+    return sub(probabilities, targets)
+
+
+def mean_loss_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[float]:
+    """Open the batch mean of log(sum e^shifted) - shifted[label]; nothing else is revealed.
+
+    13 rounds for 10 classes; the logarithm and the product with the targets run side by side.
+    """
+    rows, classes = at.powers.shape
+    logs, picked = yield from par(
+        log_gen(rt, at.total, _LEAST, float(classes)), product_with_gen(rt, at.shifted, targets, _dot)
+    )
+    total = yield from open_ring_gen(rt, sub(logs.sum(0), picked))
+    return float(total.item()) / 2.0**at.shifted.f / rows
+
+
+def correct_gen(rt: Runtime, logits: Share, targets: Share) -> Steps[int]:
+    """Open how many rows have their largest logit (the first in a tie) at the target: 8 rounds for up to 10 classes.
+
+    The count is exact: the one-hot argmax is an integer, and so is the product read at the targets' scale.
+    """
+    chosen = yield from argmax_one_hot_gen(rt, logits)
+    hits = yield from product_with_gen(rt, targets, chosen, _dot)
+    opened = yield from open_ring_gen(rt, hits)
+    return int(opened.item()) >> targets.f
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum().reshape(1)

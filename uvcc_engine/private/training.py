@@ -1,0 +1,125 @@
+"""One party's part of secret-shared training: the state, one step, and the final count of correct test rows."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.arithmetic import public
+from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.share import Share
+from uvcc_engine.private import layers as nn
+from uvcc_engine.private import losses
+from uvcc_engine.private.data import batch_rows
+from uvcc_engine.private.inputs import PartyInputs
+from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.private.models import ModelSpec, initial_weights
+from uvcc_engine.private.optim import Sgd
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step reveals: the mean loss of its batch before the update, or None if it is not opened."""
+
+    loss: float | None
+
+
+class Trainer:
+    """Weights and momentum of one party and the protocol that moves them. Use it from one thread."""
+
+    def __init__(self, rt: Runtime, job: PrivateJob, model: ModelSpec, inputs: PartyInputs) -> None:
+        """Start from the public initial weights of the job's seed. Raises ConfigError if shapes do not fit."""
+        self._rt = rt
+        self._job = job
+        self._tensors = {
+            name: Share(torch.from_numpy(lo), torch.from_numpy(hi), inputs.frac_bits)
+            for name, (lo, hi) in inputs.tensors.items()
+        }
+        starts = initial_weights(model, job.seed, job.frac_bits)
+        weights = [public(rt, torch.from_numpy(w), f=job.frac_bits) for w in starts]
+        self._layers = nn.build(model, weights)
+        self._sgd = Sgd(job, self._layers, [public(rt, torch.zeros_like(w.lo), f=job.frac_bits) for w in weights])
+
+    @property
+    def weights(self) -> list[Share]:
+        """The weights, one per weighted layer."""
+        return [layer.weight for layer in self._layers if layer.weight is not None]
+
+    @property
+    def velocity(self) -> list[Share]:
+        """The momentum terms, one per weighted layer."""
+        return self._sgd.velocity
+
+    def step(self, step: int) -> StepResult:
+        """Train on the batch of step ``step`` (from 0). 36 rounds for a two-layer network of 10 classes."""
+        rows = torch.from_numpy(batch_rows(self._job.seed, step, self._job.batch, self._tensors["train_x"].shape[0]))
+        self._sgd.step = step
+        return self._rt.run(self._step_gen(rows, reveal=self._job.reveals_loss(step)))
+
+    def _step_gen(self, rows: Tensor, *, reveal: bool) -> Steps[StepResult]:
+        x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
+        logits = yield from nn.forward_gen(self._rt, self._layers, x)
+        powers = yield from losses.powers_gen(self._rt, logits)
+        if not reveal:
+            yield from self._learn_gen(powers, y)
+            return StepResult(None)
+        _, loss = yield from par(self._learn_gen(powers, y), losses.mean_loss_gen(self._rt, powers, y))
+        return StepResult(loss)
+
+    def _learn_gen(self, powers: losses.Powers, targets: Share) -> Steps[None]:
+        grad = yield from losses.gradient_gen(self._rt, powers, targets)
+        yield from nn.backward_gen(
+            self._rt, self._layers, grad, lambda layer, g: self._sgd.update_gen(self._rt, layer, g)
+        )
+
+    def count_correct(self) -> int:
+        """Open how many test rows are classified correctly; nothing else about them is revealed."""
+        return self._rt.run(self._count_gen())
+
+    def _count_gen(self) -> Steps[int]:
+        logits = yield from nn.forward_gen(self._rt, self._layers, self._tensors["test_x"])
+        return (yield from losses.correct_gen(self._rt, logits, self._tensors["test_y"]))
+
+    @property
+    def test_rows(self) -> int:
+        return int(self._tensors["test_x"].shape[0])
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a checkpoint holds of this party: both components of weights and momentum, by name."""
+        found: dict[str, Tensor] = {}
+        for kind, shares in (("weight", self.weights), ("velocity", self.velocity)):
+            for i, share in enumerate(shares):
+                found[f"{kind}.{i}.lo"] = share.lo.contiguous()
+                found[f"{kind}.{i}.hi"] = share.hi.contiguous()
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` gave. Raises ConfigError if it does not fit the model."""
+        wanted = {name: t.shape for name, t in self.state().items()}
+        if {name: t.shape for name, t in state.items()} != wanted or any(
+            t.dtype != torch.int64 for t in state.values()
+        ):
+            raise ConfigError("the checkpoint does not fit the model", "resume with the job that wrote it")
+        f = self._job.frac_bits
+        weighted = [layer for layer in self._layers if layer.weight is not None]
+        for i, layer in enumerate(weighted):
+            layer.weight = Share(state[f"weight.{i}.lo"], state[f"weight.{i}.hi"], f)
+            self._sgd.velocity[i] = Share(state[f"velocity.{i}.lo"], state[f"velocity.{i}.hi"], f)
+
+    def component_digest(self, component: str, blind: bytes) -> str:
+        """Blinded SHA-256 (hex) of one component ("lo" or "hi") of the whole state; equal at both of its holders."""
+        digest = hashlib.sha256(b"UVCC_STATE_V1" + blind)
+        for kind, shares in (("weight", self.weights), ("velocity", self.velocity)):
+            for i, share in enumerate(shares):
+                part: Tensor = getattr(share, component).contiguous()
+                digest.update(f"{kind}.{i}|{part.dim()}|".encode() + struct.pack(f"<{part.dim()}Q", *part.shape))
+                digest.update(part.numpy().tobytes())
+        return digest.hexdigest()
