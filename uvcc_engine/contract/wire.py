@@ -16,20 +16,22 @@ VERSION: Final = 1
 HELLO: Final = "hello"  # {version, cursors: {"run/file": [ino, off]}, lease_s, holder}
 WATCH: Final = "watch"  # {run, cursors?}: stream this run's files
 LAUNCH: Final = "launch"  # {run, workers: [WorkerSpec...]}: fork one process per spec
-HALT: Final = "halt"  # {run, mode: hold|halt|release, deadline, nonce}
+HALT: Final = "halt"  # {run, mode: hold|halt|release, nonce, deadline_s?}: a hold not released in time is a halt
 SIGNAL: Final = "signal"  # {run, coord|None, signal: USR1|TERM|KILL}: to process groups by recorded identity
 POLICY: Final = "policy"  # {policy: canonical JSON text}: the agent checks it and signs; ack carries {signature}
 RELAY: Final = "relay"  # {run, action: start|stop, config}; ack carries {url, pid}
 PROBE: Final = "probe"  # ack carries the probe JSON (python, torch, gpu, memory, disk, clock)
-LEASE: Final = "lease"  # {ttl_s}: renew; without renewal the agent halts its runs by itself
-STOP: Final = "stop"  # end every worker and the relay of this agent, then the agent
+LEASE: Final = "lease"  # {ttl_s}: renew (0 = give up); without renewal the agent halts its runs by itself. Every
+# message of a console whose hello gave lease_s > 0 renews as well
+STOP: Final = "stop"  # {grace_s?} end every worker and the relay of this agent, then the agent; ack when all are gone
 # agent -> console
 ACK: Final = "ack"  # {nonce, ok, error?, cure?, ...}
 LINES: Final = "lines"  # {run, src, ino, off, seq, ts, lines: [...]}; off = offset after the last line
 REWIND: Final = "rewind"  # {run, src, reason: truncated|rotated}
 DROPPED: Final = "dropped"  # {n}: telemetry lines this agent had to drop for this console
 PROC: Final = "proc"  # {run, coord, pid, state: started|exited, rc, signal, ts}
-HALTED: Final = "halted"  # {run, nonce, stage: seen|held|halted|gone, coord?, step, checkpoint?, ts}
+HALTED: Final = "halted"  # {run, nonce, mode, stage: seen|held|released|halted|gone, coord, step, checkpoint, detail}
+# gone = process absent; its checkpoint is named only if exit.json and every byte of the checkpoint were checked
 TELEMETRY: Final = "telemetry"  # {ts, cpu, mem_mib, disk_free_mib, gpus: [...]}
 
 

@@ -1,0 +1,160 @@
+"""Follows one halt request on this pod until there is evidence: seen, held, halted, gone (or released).
+
+``held`` and ``halted`` come from heartbeats that echo the nonce. ``gone`` means that the process is absent; it carries
+a checkpoint hash only if its ``exit.json`` is of this run and process, says halted or done, and the checkpoint that it
+names verifies byte by byte. Otherwise ``detail`` says what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.agent.workers import RUNNING, Worker, exit_record
+from uvcc_engine.contract import checkpoint as checkpoints
+from uvcc_engine.contract import files, wire
+from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest
+from uvcc_engine.contract.errors import VerificationError
+
+SLICE_S: Final = 0.02
+_ORDER: Final = ("", "held", "released", "halted", "gone")
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class _Seen:
+    stage: str = ""
+    step: int = -1
+    checkpoint: str = ""
+    detail: str = ""
+    proof: Generator[None, None, checkpoints.Manifest] | None = None
+
+
+@dataclass
+class HaltWatch:
+    """One request for one run. ``since`` = when its present mode was written (pod's wall clock, s)."""
+
+    request: HaltRequest
+    report: Report
+    since: float = field(default_factory=time.time)
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+
+    def upgrade(self, request: HaltRequest) -> None:
+        """The same request moved on: hold, then release or halt."""
+        if request.mode != self.request.mode:
+            self.since = time.time()
+            if request.mode == HOLD:
+                self._seen.clear()
+        self.request = request
+
+    def retell(self) -> None:
+        """Say all that is known again, for a console that asks again."""
+        self.report(self._message("seen", "", _Seen()))
+        for coord, seen in self._seen.items():
+            if seen.stage:
+                self.report(self._message(seen.stage, coord, seen))
+
+    def check(self, workers: Sequence[Worker]) -> bool:
+        """Look at heartbeats and processes; returns whether work remains that should not wait for the next tick."""
+        busy = False
+        for worker in workers:
+            seen = self._seen.setdefault(worker.spec.coord, _Seen())
+            if worker.state == RUNNING:
+                self._heartbeat(worker, seen)
+            elif seen.stage != "gone":
+                busy |= self._evidence(worker, seen)
+        return busy
+
+    def settled(self, workers: Sequence[Worker]) -> bool:
+        """Whether nothing more can come: every worker has ended, or was released."""
+        wanted = ("released", "gone") if self.request.mode == RELEASE else ("gone",)
+        return all(self._seen.get(w.spec.coord, _Seen()).stage in wanted for w in workers)
+
+    def _heartbeat(self, worker: Worker, seen: _Seen) -> None:
+        path = Path(worker.spec.dir) / files.heartbeat_name(worker.spec.rank)
+        record = last_record(path)
+        if record is None:
+            return
+        phase, step = str(record.get("phase", "")), int(record.get("step", -1))
+        echoed = record.get("halt_nonce") == self.request.nonce
+        seen.checkpoint = str(record.get("checkpoint") or seen.checkpoint)
+        if echoed and phase == "halted":
+            self._reach(worker, seen, "halted", step)
+        elif echoed and phase in ("hold", "held") and self.request.mode != RELEASE:
+            self._reach(worker, seen, "held", step)
+        elif self.request.mode == RELEASE and phase not in ("hold", "held", "halted"):
+            after = float(record.get("ts", 0.0)) >= self.since
+            self._reach(worker, seen, "released" if after else "", step)
+
+    def _evidence(self, worker: Worker, seen: _Seen) -> bool:
+        """One slice of checking an absent worker's exit record and checkpoint; returns whether more is to do."""
+        if seen.proof is None:
+            record = exit_record(worker)
+            if record is None:
+                ended = worker.signal or f"code {worker.rc}"
+                return self._gone(worker, seen, "", f"ended by {ended} without an exit.json of this run")
+            status, seen.step = str(record.get("status")), int(record.get("step", -1))
+            named = str(record.get("checkpoint", ""))
+            if status not in ("halted", "done"):
+                return self._gone(worker, seen, "", f"{status}: {record.get('error', '')}".rstrip(": "))
+            if not named:
+                return self._gone(worker, seen, "", f"{status} without a checkpoint")
+            seen.checkpoint = named
+            folder = checkpoints.step_dir(Path(worker.spec.dir) / files.CHECKPOINTS, seen.step)
+            seen.proof = checkpoints.verify_in_steps(folder, named)
+        deadline = time.monotonic() + SLICE_S
+        try:
+            while time.monotonic() < deadline:
+                next(seen.proof)
+        except StopIteration:
+            return self._gone(worker, seen, seen.checkpoint, "")
+        except VerificationError as error:
+            return self._gone(worker, seen, "", str(error))
+        return True
+
+    def _gone(self, worker: Worker, seen: _Seen, verified: str, detail: str) -> bool:
+        seen.checkpoint, seen.detail, seen.proof = verified, detail, None
+        self._reach(worker, seen, "gone", seen.step)
+        return False
+
+    def _reach(self, worker: Worker, seen: _Seen, stage: str, step: int) -> None:
+        if _ORDER.index(stage) > _ORDER.index(seen.stage):
+            seen.stage, seen.step = stage, step
+            self.report(self._message(stage, worker.spec.coord, seen))
+
+    def _message(self, stage: str, coord: str, seen: _Seen) -> dict[str, Any]:
+        message: dict[str, Any] = {"op": wire.HALTED, "run": self.request.run, "nonce": self.request.nonce}
+        message |= {"mode": self.request.mode, "stage": stage, "coord": coord, "step": seen.step}
+        message |= {"checkpoint": seen.checkpoint, "detail": seen.detail, "ts": round(time.time(), 3)}
+        return message
+
+
+def last_record(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a JSONL file; None if there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        size = os.fstat(fd).st_size
+        data = os.pread(fd, 16384, max(0, size - 16384))
+    finally:
+        os.close(fd)
+    lines = data[: data.rfind(b"\n")].split(b"\n") if b"\n" in data else []
+    if not lines:
+        return None
+    try:
+        found = json.loads(lines[-1])
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def may_follow(before: HaltRequest | None, asked: HaltRequest) -> bool:
+    """Whether a request may replace the one in force: a halt is final, everything else may change."""
+    return before is None or before.mode != HALT or asked.mode == HALT

@@ -1,0 +1,198 @@
+"""Starting an agent: one per root, detached if asked, nothing stale believed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.agent import party, socketpath
+from uvcc_engine.agent.lines import LineBuffer
+from uvcc_engine.agent.process import ProcessId
+from uvcc_engine.agent.service import Agent
+from uvcc_engine.agent.spawner import Spawner
+from uvcc_engine.contract import files, wire
+from uvcc_engine.contract.errors import UnreachableError, UvccError
+
+log = logging.getLogger(__name__)
+PRELOAD: Final = "torch,torch.distributed.device_mesh,uvcc_engine.private.worker"
+ANSWER_S: Final = 10.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``uvcc-engine agent``. Prints one line of JSON when the agent answers; exit code 0 also if one already did."""
+    parser = argparse.ArgumentParser(prog="uvcc-engine agent", description="supervise this pod's workers")
+    parser.add_argument("--root", default="~/.uvcc", help="the agent's directory (%(default)s)")
+    parser.add_argument("--detach", action="store_true", help="go on in the background, logging to agent.log")
+    parser.add_argument("--preload", default=PRELOAD, help="modules that workers share (%(default)s)")
+    options = parser.parse_args(argv)
+    try:
+        return start(Path(options.root).expanduser().absolute(), _names(options.preload), detach=options.detach)
+    except UvccError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def start(root: Path, preload: Sequence[str], *, detach: bool = False) -> int:
+    """Become the agent of ``root``, or find the one that is. Raises UvccError."""
+    _make_root(root)
+    lock = _lock(root)
+    if lock is None:
+        found = _running(root)
+        if found["code_hash"] == party.code_hash():
+            _say({"op": "already", **found})
+            return 0
+        lock = _take_over(root, found)
+    if detach:
+        return _detached(root, preload, lock)
+    return _serve(root, preload, lock, _say)
+
+
+def _serve(root: Path, preload: Sequence[str], lock: int, say: Callable[[dict[str, Any]], None]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    seed = os.environ.pop(party.SEED_VARIABLE, "")
+    try:
+        listener = socketpath.listen(root / "agent.sock")
+    except OSError as error:
+        raise files.write_failed(root / "agent.sock", error) from error
+    spawner = Spawner(root, preload)  # its imports go on while the identity is made
+    identity = party.ensure_identity(root / "identity", seed)
+    agent = Agent(root, listener, spawner, identity)
+    assert agent.me is not None
+    sock = os.fspath(root / "agent.sock")
+    facts = {**agent.me.to_json(), "sock": sock, "code_hash": party.code_hash(), "started": time.time()}
+    files.write_json(root / "agent.json", facts, mode=0o600)
+    say({"op": "ready", **facts})
+    try:
+        return agent.run()
+    finally:
+        for name in ("agent.sock", "agent.json"):
+            (root / name).unlink(missing_ok=True)
+        listener.close()
+        os.close(lock)
+
+
+def _detached(root: Path, preload: Sequence[str], lock: int) -> int:
+    """Fork the agent into its own session; return when it answers."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        status = 70
+        try:
+            status = _in_background(root, preload, lock, write)
+        except UvccError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            status = error.exit_code
+        except BaseException:
+            log.exception("the agent ended by an error that nobody expected")
+        os._exit(status)
+    os.close(write)
+    os.close(lock)
+    with os.fdopen(read) as told:
+        line = told.readline()
+    if not line:
+        os.waitpid(pid, 0)
+        raise UvccError("the agent did not start", f"see {root / 'agent.log'}")
+    print(line, end="", flush=True)
+    return 0
+
+
+def _in_background(root: Path, preload: Sequence[str], lock: int, tell: int) -> int:
+    os.setsid()
+    out = os.open(root / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out, 1), (out, 2)):
+        os.dup2(source, target)
+    for fd in (null, out):
+        os.close(fd)
+
+    def say(facts: dict[str, Any]) -> None:
+        with os.fdopen(tell, "w") as parent:
+            print(json.dumps(facts), file=parent)
+
+    return _serve(root, preload, lock, say)
+
+
+def _make_root(root: Path) -> None:
+    try:
+        for folder in (root, root / "runs", root / "state", root / "relay"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise files.write_failed(root, error) from error
+
+
+def _lock(root: Path) -> int | None:
+    """The root's lock, held until this process ends; None if another agent holds it."""
+    try:
+        fd = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise files.write_failed(root / "agent.lock", error) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _take_over(root: Path, found: dict[str, Any]) -> int:
+    """End the agent of another version, unless it has work to do; returns the lock. Raises UvccError."""
+    if found["live"]:
+        what = f"an agent of other code ({found['code_hash'][:12] or 'source'}) runs {found['live']} workers in {root}"
+        raise UvccError(what, "halt them and stop that agent first")
+    with contextlib.suppress(UnreachableError):
+        ask(root, {"op": wire.STOP, "nonce": "takeover"}, timeout=3 * ANSWER_S)
+    deadline = time.monotonic() + ANSWER_S
+    while (lock := _lock(root)) is None:
+        if time.monotonic() > deadline:
+            raise UnreachableError(f"the agent in {root} does not end", f"end process {found['pid']}")
+        time.sleep(0.02)
+    return lock
+
+
+def _running(root: Path) -> dict[str, Any]:
+    """The agent that holds the lock, once it answers. Raises UnreachableError if it does not."""
+    deadline = time.monotonic() + ANSWER_S
+    detail = "silent"
+    while time.monotonic() < deadline:
+        try:
+            facts = files.read_json(root / "agent.json")
+            if ProcessId.from_json(facts).alive():
+                answer = ask(root, {"op": wire.HELLO, "nonce": "start", "version": wire.VERSION}, timeout=ANSWER_S)
+                live = sum(w["state"] == "started" for run in answer["runs"].values() for w in run)
+                return {"live": live, **{k: answer[k] for k in ("pid", "starttime", "boot_id", "code_hash")}}
+        except (UvccError, OSError) as error:
+            detail = str(error)
+        time.sleep(0.05)
+    raise UnreachableError(f"an agent holds {root} but does not answer ({detail})", "end it, then start again")
+
+
+def ask(root: Path, message: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+    """Send one command to the agent of ``root`` and return its acknowledgement. Raises OSError, UnreachableError."""
+    with socketpath.connect(root / "agent.sock", timeout) as sock:
+        sock.sendall(wire.encode(message))
+        buffer = LineBuffer()
+        while data := sock.recv(1 << 16):
+            for line in buffer.feed(data):
+                answer = wire.decode(line)
+                if answer["op"] == wire.ACK and answer.get("nonce") == message.get("nonce"):
+                    return answer
+    raise UnreachableError(f"the agent in {root} closed the channel", "see its agent.log")
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name and name != "none"]
+
+
+def _say(facts: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(facts), flush=True)

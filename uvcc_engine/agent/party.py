@@ -1,0 +1,61 @@
+"""The party identity that is born on this pod, and the policy that it signs."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import ConfigError, UvccError
+
+SEED_VARIABLE = "UVCC_IDENTITY_SEED"
+
+
+def code_hash() -> str:
+    """Hash of the wheel this process runs from; "" where it runs from a source tree."""
+    try:
+        return (Path(__file__).parents[2] / "CODE_HASH").read_text().strip()
+    except OSError:
+        return ""
+
+
+def ensure_identity(folder: Path, seed_hex: str = "") -> dict[str, Any]:
+    """The public identity in ``folder``; it is created if there is none. A half-made one is set aside."""
+    public = folder / "public.json"
+    if not public.exists():
+        from uvcc_engine.transcript.identity import Identity
+
+        made = folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+        try:
+            seed = bytes.fromhex(seed_hex)
+        except ValueError as error:
+            raise ConfigError(f"{SEED_VARIABLE} is not hex", "give pairs of hex digits, or unset it") from error
+        if seed:
+            Identity.create_seeded(made, seed)
+        else:
+            Identity.create(made)
+        if folder.exists():
+            os.rename(folder, folder.with_name(f"{folder.name}.unfinished-{uuid.uuid4().hex[:8]}"))
+        os.rename(made, folder)
+        files.fsync_dir(folder.parent)
+    return files.read_json(public)
+
+
+def sign_policy(folder: Path, text: str) -> dict[str, Any]:
+    """Check that the policy names this party's identity and this code, and sign its canonical bytes.
+
+    Returns ``{party, policy_hash, signature}``. Raises ConfigError naming what the policy gets wrong.
+    """
+    try:
+        from uvcc_engine.transcript import policy as policies
+        from uvcc_engine.transcript.identity import Identity
+    except ImportError as error:
+        raise UvccError(f"this installation cannot sign policies: {error}", "install the engine completely") from error
+    if not code_hash():
+        raise ConfigError("this pod runs from a source tree, which has no code hash", "bootstrap it with a wheel")
+    policy = policies.Policy.from_bytes(text.encode())
+    identity = Identity.load(folder)
+    signature = policies.sign_policy(identity, policy, code_hash())
+    return {"party": policy.party_of(identity.public), "policy_hash": policy.hash.hex(), "signature": signature}

@@ -1,0 +1,120 @@
+"""The relay processes of this pod, one per engine run that asked for one.
+
+A relay is ``python -m uvcc_engine.relay --config FILE`` in its own session; its configuration holds the tokens and is
+readable by this user only. It writes ``ready.json`` with the ``url`` it serves once it does. ``relay/<run>/state.json``
+lets another agent take it over.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.agent.process import ProcessId
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import UnreadableError, UvccError
+
+READY: Final = "ready.json"
+READY_S: Final = 30.0
+
+
+@dataclass
+class Relay:
+    """One relay process. ``process`` is None if an earlier agent started it."""
+
+    run: str
+    folder: Path
+    id: ProcessId
+    since: float
+    process: subprocess.Popen[bytes] | None = None
+    url: str = ""
+
+    def alive(self) -> bool:
+        if self.process is not None and self.process.poll() is not None:
+            return False
+        return self.id.alive()
+
+    def look(self) -> bool:
+        """Whether it serves by now. Raises UvccError with its last words if it has ended or takes too long."""
+        if self.url:
+            return True
+        ready = self.folder / READY
+        if ready.exists():
+            self.url = str(files.read_json(ready).get("url", ""))
+            self.save()
+            return True
+        if not self.alive() or time.monotonic() - self.since > READY_S:
+            raise UvccError(f"the relay did not start: {self._last_words()}", "see relay.log on the pod")
+        return False
+
+    def _last_words(self) -> str:
+        lines = (self.folder / "relay.log").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no output"
+
+    def save(self) -> None:
+        value = {"run": self.run, "id": self.id.to_json(), "url": self.url}
+        files.write_json(self.folder / "state.json", value, mode=0o600, durable=False)
+
+
+class RelayTable:
+    """All relays known here, by run."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root / "relay"
+        self.known: dict[str, Relay] = {}
+
+    def load(self) -> None:
+        """Take over relays that an earlier agent started."""
+        for path in sorted(self._root.glob("*/state.json")):
+            try:
+                found = files.read_json(path)
+                who = ProcessId.from_json(found["id"])
+                relay = Relay(str(found["run"]), path.parent, who, time.monotonic(), url=str(found["url"]))
+            except (UnreadableError, KeyError):
+                continue
+            if who.alive():
+                self.known[relay.run] = relay
+
+    def start(self, run: str, config: Mapping[str, Any]) -> Relay:
+        """Start the relay of a run, or find the one that runs. Raises UvccError."""
+        known = self.known.get(run)
+        if known is not None and known.alive():
+            return known
+        folder = self._root / files.checked_run_id(run)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / READY).unlink(missing_ok=True)
+        files.write_json(folder / "config.json", {**config, "ready_file": READY}, mode=0o600)
+        command = [sys.executable, "-m", "uvcc_engine.relay", "--config", os.fspath(folder / "config.json")]
+        try:
+            with (folder / "relay.log").open("ab") as log:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True
+                )
+        except OSError as error:
+            raise UvccError(f"cannot start the relay: {error.strerror}", "check memory and disk of the pod") from error
+        who = ProcessId.of(process.pid)
+        if who is None:
+            process.wait()
+            raise UvccError("the relay ended at once", "see relay.log on the pod")
+        relay = self.known[run] = Relay(run, folder, who, time.monotonic(), process)
+        relay.save()
+        return relay
+
+    def signal(self, number: int, run: str | None = None) -> int:
+        """Signal one relay or all; returns how many were there."""
+        chosen = [r for r in self.known.values() if run in (None, r.run)]
+        return sum(r.id.send_group(number) for r in chosen)
+
+    def reap(self) -> list[Relay]:
+        """Relays that have ended since the last call; they are forgotten."""
+        ended = [r for r in self.known.values() if not r.alive()]
+        for relay in ended:
+            del self.known[relay.run]
+            (relay.folder / "state.json").unlink(missing_ok=True)
+        return ended

@@ -1,0 +1,421 @@
+"""The agent: one process per pod, one thread, one selector loop. It supervises; it never computes.
+
+Consoles come and go on ``agent.sock``; workers, relays and this agent do not depend on any of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.agent import ops, party, probe
+from uvcc_engine.agent.channel import Console
+from uvcc_engine.agent.front import Front, Key
+from uvcc_engine.agent.halts import HaltWatch, may_follow
+from uvcc_engine.agent.lease import Lease
+from uvcc_engine.agent.process import ProcessId
+from uvcc_engine.agent.relays import RelayTable
+from uvcc_engine.agent.spawner import Spawner
+from uvcc_engine.agent.workers import Worker, WorkerTable
+from uvcc_engine.contract import files, wire
+from uvcc_engine.contract.control import HALT, RELEASE, HaltRequest, read_halt, write_halt
+from uvcc_engine.contract.errors import ProtocolError, UvccError
+from uvcc_engine.contract.eventlog import EventLog
+from uvcc_engine.contract.spec import WorkerSpec
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.1
+HALT_TICK_S: Final = 0.02
+IDLE_TICK_S: Final = 0.5
+TELEMETRY_S: Final = 2.0
+
+
+@dataclass
+class _Launch:
+    """Workers asked for and not yet reported by the zygote."""
+
+    key: Key
+    specs: dict[str, WorkerSpec]
+    started: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Stop:
+    """The agent's own end: TERM was sent; KILL follows at ``kill_at``, and nothing waits beyond ``end_at``."""
+
+    kill_at: float
+    end_at: float
+    keys: list[Key]
+    ended: int
+    killed: int = 0
+    zygote_ended: bool = False
+    relays_told: bool = False
+
+
+class Agent:
+    """Owns everything on this pod that lives longer than a console's visit."""
+
+    def __init__(self, root: Path, listener: socket.socket, spawner: Spawner, identity: Mapping[str, Any]) -> None:
+        self.root = root
+        self.spawner = spawner
+        self.me = ProcessId.of(os.getpid())
+        self.identity = dict(identity)
+        self.workers = WorkerTable(root)
+        self.relays = RelayTable(root)
+        self.halts: dict[str, HaltWatch] = {}
+        self.lease = Lease.load(root / "lease.json", time.monotonic())
+        self._selector = selectors.DefaultSelector()
+        self.front = Front(self._selector, listener, self._obey, ops.LATER)
+        self._launches: list[_Launch] = []
+        self._relays_awaited: list[tuple[str, Key]] = []
+        self._probes_awaited: list[tuple[probe.GpuQuery, Key]] = []
+        self._gpus: probe.GpuQuery | None = None
+        self._cpu = probe.CpuMeter()
+        self._stop: _Stop | None = None
+        self._done = False
+        self._next_tick = self._next_telemetry = 0.0
+
+    # life
+
+    def run(self) -> int:
+        """Serve until stopped. Returns the exit code."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.begin_stop(10.0))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._selector.register(wake_read, selectors.EVENT_READ, lambda mask: os.read(wake_read, 4096))
+        self._selector.register(self.spawner.sock, selectors.EVENT_READ, self._from_zygote)
+        self._adopt()
+        while not self._done:
+            wait = max(0.0, self._next_tick - time.monotonic())
+            for key, mask in self._selector.select(wait):
+                key.data(mask)
+            if time.monotonic() >= self._next_tick:
+                self._tick()
+        self._farewell()
+        return 0
+
+    def hurry(self) -> None:
+        """Let the next tick come at once."""
+        self._next_tick = 0.0
+
+    def _adopt(self) -> None:
+        """Take over what an earlier agent left running, with the halts in force."""
+        adopted = self.workers.load()
+        self.relays.load()
+        for worker in adopted:
+            run = worker.spec.run
+            log.info("took over worker %s of %s, pid %d", worker.spec.coord, run, worker.id.pid)
+            asked = read_halt(Path(worker.spec.dir), run)
+            if asked is not None and run not in self.halts:
+                self.halts[run] = HaltWatch(asked, self.front.broadcast)
+
+    def _farewell(self) -> None:
+        self.spawner.close()
+        self.front.close()
+        self._selector.close()
+
+    # consoles
+
+    def _obey(self, console: Console, message: dict[str, Any]) -> dict[str, Any] | None:
+        if console.lease_s > 0:
+            self.lease.renew(console.lease_s, console.holder, time.monotonic())
+        command = ops.OPS.get(str(message["op"]))
+        if command is None:
+            raise ProtocolError(f"unknown command {message['op']!r}", "update the engine on this pod")
+        return command(self, console, message)
+
+    def describe(self) -> dict[str, Any]:
+        """The answer to hello."""
+        return {
+            "version": wire.VERSION,
+            **(self.me.to_json() if self.me else {}),
+            "identity": self.identity,
+            "code_hash": party.code_hash(),
+            "ts": time.time(),
+            "root": os.fspath(self.root),
+            "runs": self.workers.runs(),
+            "relays": {r.run: r.url for r in self.relays.known.values()},
+            "imports": self.spawner.facts,
+        }
+
+    # workers
+
+    def run_dir(self, run: str) -> Path:
+        """Where a run's files are: where its workers were told to write, else under ``runs``."""
+        known = self.workers.of_run(run)
+        return Path(known[0].spec.dir) if known else self.root / "runs" / run
+
+    def launch(self, specs: Sequence[WorkerSpec], key: Key) -> None:
+        """Have the zygote fork these; acknowledged when all have started."""
+        if not self.spawner.running:
+            self.spawner.start()
+            self._selector.register(self.spawner.sock, selectors.EVENT_READ, self._from_zygote)
+        self._launches.append(_Launch(key, {s.coord: s for s in specs}))
+        for spec in specs:
+            self.spawner.launch(spec)
+
+    def proc_message(self, worker: Worker) -> dict[str, Any]:
+        ts = worker.ended or worker.started
+        return {"op": wire.PROC, "run": worker.spec.run, **worker.summary(), "ts": round(ts, 3)}
+
+    def _from_zygote(self, mask: int) -> None:
+        reports = self.spawner.receive()
+        if reports is None:
+            self._zygote_lost()
+            return
+        for report in reports:
+            if "exited" in report:
+                ended = self.workers.exited(int(report["exited"]), int(report["status"]))
+                if ended is not None:
+                    self._worker_ended(ended)
+            elif "started" in report or "failed" in report:
+                self._launched(report)
+            else:
+                log.info("imports: %s", report)
+        self.hurry()
+
+    def _launched(self, report: Mapping[str, Any]) -> None:
+        coord = str(report.get("started") or report.get("failed"))
+        for launch in tuple(self._launches):
+            spec = launch.specs.get(coord)
+            if spec is None or spec.run != report["run"]:
+                continue
+            del launch.specs[coord]
+            if "started" in report:
+                worker = self.workers.started(spec, ProcessId.from_json(report["id"]))
+                self.front.broadcast(self.proc_message(worker))
+                launch.started.append(worker.summary())
+            else:
+                launch.failed.append(f"{coord}: {report['error']}")
+            if not launch.specs:
+                self._launches.remove(launch)
+                fields: dict[str, Any] = {"ok": not launch.failed, "workers": launch.started}
+                if launch.failed:
+                    fields |= {"error": "; ".join(launch.failed), "cure": "check the pod's installation and memory"}
+                self.front.settle(launch.key, fields)
+            return
+
+    def _worker_ended(self, worker: Worker) -> None:
+        """Tell everybody at once; the last lines of its files follow with the next tick."""
+        self.front.broadcast(self.proc_message(worker))
+        if worker.rc != 0:
+            how = worker.signal or f"exit code {worker.rc}"
+            self._note(worker.spec, "worker_died", "error", coord=worker.spec.coord, pid=worker.id.pid, how=how)
+        self.hurry()
+
+    def _zygote_lost(self) -> None:
+        """It died, of its imports or by somebody's hand. Its workers go on, adopted; the next launch gets another."""
+        log.error("the zygote has died")
+        self._selector.unregister(self.spawner.sock)
+        self.spawner.close()
+        self.workers.orphaned()
+        for launch in self._launches:
+            self.front.settle(launch.key, {"ok": False, "error": "the zygote died", "cure": "launch again"})
+        self._launches.clear()
+
+    def _note(self, spec: WorkerSpec, name: str, level: str, **fields: Any) -> None:
+        """An event of the agent's own in a run's event log."""
+        try:
+            events = EventLog(Path(spec.dir) / files.EVENTS, "agent", time.time)
+            events.append(name, level, fields)
+            events.close()
+        except UvccError as error:
+            log.error("cannot note %s: %s", name, error)
+
+    # halt
+
+    def halt(self, asked: HaltRequest) -> list[dict[str, Any]]:
+        """Write the control file of the run's directories and follow what happens; returns the workers concerned.
+
+        Raises UvccError if no worker is known here, if a halt is already final, or if the disk refuses.
+        """
+        run = asked.run
+        pending = [s for launch in self._launches for s in launch.specs.values() if s.run == run]
+        live = [w.spec for w in self.workers.live(run)] + pending
+        if not live and not self.workers.of_run(run):
+            raise UvccError(f"no worker of run {run} was started on this pod", "there is nothing to halt here")
+        for folder in {Path(s.dir) for s in live}:
+            if not may_follow(read_halt(folder, run), asked):
+                raise UvccError(f"run {run} is already halting", "a halt is final; resume it afterwards")
+            self._write_halt(folder, asked)
+        watch = self.halts.get(run)
+        if watch is None or watch.request.nonce != asked.nonce:
+            watch = self.halts[run] = HaltWatch(asked, self.front.broadcast)
+        else:
+            watch.upgrade(asked)
+        watch.retell()
+        self.hurry()
+        return [w.summary() for w in self.workers.of_run(run)]
+
+    def _write_halt(self, folder: Path, asked: HaltRequest) -> None:
+        try:
+            write_halt(folder, asked)
+        except UvccError:
+            if asked.mode != HALT:
+                raise
+            # a full disk still takes an empty file, and that says "halt now"
+            with (folder / files.HALT).open("wb"):
+                log.error("the disk is full: wrote an empty %s for %s", files.HALT, asked.nonce)
+
+    def _check_halts(self) -> bool:
+        """Follow the halts in force; returns whether one wants to go on at once."""
+        busy = False
+        starting = {s.run for launch in self._launches for s in launch.specs.values()}
+        for run, watch in tuple(self.halts.items()):
+            workers = self.workers.of_run(run)
+            busy |= watch.check(workers)
+            if run not in starting and watch.request.mode in (HALT, RELEASE) and watch.settled(workers):
+                del self.halts[run]
+        return busy
+
+    def _check_lease(self) -> None:
+        if not self.lease.expired(time.monotonic()):
+            return
+        for run in sorted({w.spec.run for w in self.workers.live()}):
+            first = self.workers.live(run)[0].spec
+            holder, ttl = self.lease.holder or "console", self.lease.ttl_s
+            self._note(first, "lease_expired", "warn", holder=holder, ttl_s=ttl)
+            try:
+                self.halt(HaltRequest(HALT, f"lease-{int(time.time())}", run))
+            except UvccError as error:
+                log.error("the lease of %s expired, but: %s", run, error)
+
+    # time passing
+
+    def _tick(self) -> None:
+        for worker in self.workers.check_adopted():
+            self._worker_ended(worker)
+        busy = self._check_halts()
+        self._check_lease()
+        self._check_awaited()
+        self._telemetry()
+        for console in self.front:
+            for run in console.watches():
+                console.stream(run, finished=not self.workers.live(run))
+            self.front.look_after(console)
+        if self._stop is not None:
+            self._go_on_stopping(self._stop)
+        self._flush_zygote()
+        self._next_tick = time.monotonic() + (0.0 if busy else self._pace())
+
+    def _pace(self) -> float:
+        if self.halts or self._stop or self._relays_awaited or self._probes_awaited:
+            return HALT_TICK_S
+        return TICK_S if self.workers.live() or self._launches else IDLE_TICK_S
+
+    def _flush_zygote(self) -> None:
+        if self.spawner.waiting:
+            self.spawner.flush()
+
+    def await_relay(self, run: str, key: Key) -> None:
+        self._relays_awaited.append((run, key))
+        self.hurry()
+
+    def await_probe(self, query: probe.GpuQuery, key: Key) -> None:
+        self._probes_awaited.append((query, key))
+        self.hurry()
+
+    def _check_awaited(self) -> None:
+        for run, key in tuple(self._relays_awaited):
+            relay = self.relays.known.get(run)
+            try:
+                if relay is None:
+                    raise UvccError("the relay was stopped", "start it again")
+                if not relay.look():
+                    continue
+                self.front.settle(key, {"ok": True, "url": relay.url, "pid": relay.id.pid})
+            except UvccError as error:
+                self.front.settle(key, {"ok": False, "error": error.what, "cure": error.cure})
+            self._relays_awaited.remove((run, key))
+        for query, key in tuple(self._probes_awaited):
+            found = query.result()
+            if found is not None:
+                gpus, trouble = found
+                facts = {**probe.facts(self.root), "gpus": gpus, "gpu_error": trouble, "imports": self.spawner.facts}
+                self.front.settle(key, {"ok": True, **facts})
+                self._probes_awaited.remove((query, key))
+
+    def _telemetry(self) -> None:
+        """Every 2 s to whoever listens; a full queue leaves it out."""
+        for relay in self.relays.reap():
+            log.info("the relay of %s has ended", relay.run)
+        now = time.monotonic()
+        if now < self._next_telemetry or not self.front.greeted:
+            return
+        self._gpus = self._gpus or probe.GpuQuery()
+        found = self._gpus.result()
+        if found is None:
+            return
+        self._next_telemetry, self._gpus = now + TELEMETRY_S, None
+        memory, disk = probe.memory_mib(), probe.disk_mib(self.root)
+        message: dict[str, Any] = {"op": wire.TELEMETRY, "ts": round(time.time(), 3), "cpu": self._cpu.share()}
+        message |= {"mem_mib": round(memory["total_mib"] - memory["available_mib"], 1), "gpus": found[0]}
+        message |= {"disk_free_mib": disk["free_mib"]}
+        for console in self.front.greeted:
+            console.offer(message)
+
+    # the end
+
+    def begin_stop(self, grace_s: float, key: Key | None = None) -> None:
+        """End every worker (TERM, after ``grace_s`` KILL), the relays, then this agent."""
+        now = time.monotonic()
+        if self._stop is None:
+            live = self.workers.live()
+            for worker in live:
+                worker.id.send_group(signal.SIGTERM)
+            self._stop = _Stop(now + grace_s, now + grace_s + 10.0, [], len(live))
+        if key is not None:
+            self._stop.keys.append(key)
+        self.hurry()
+
+    def _go_on_stopping(self, stop: _Stop) -> None:
+        now = time.monotonic()
+        live = self.workers.live()
+        if live and now >= stop.kill_at and not stop.killed:
+            stop.killed = len(live)
+            for worker in live:
+                worker.id.send_group(signal.SIGKILL)
+        if live and now < stop.end_at:
+            return
+        if not stop.zygote_ended:
+            stop.zygote_ended = True
+            self._end_zygote()
+            return
+        if self.relays.known and not stop.relays_told:
+            stop.relays_told, stop.kill_at = True, now + 3.0
+            self.relays.signal(signal.SIGTERM)
+        self.relays.reap()
+        if self.relays.known and now >= stop.kill_at:
+            self.relays.signal(signal.SIGKILL)
+        if self.relays.known and now < stop.end_at:
+            return
+        left = [w.id.pid for w in live]
+        for key in stop.keys:
+            fields: dict[str, Any] = {"ok": not left, "ended": stop.ended, "killed": stop.killed}
+            if left:
+                fields |= {"error": f"processes {left} do not die", "cure": "look at the pod by hand"}
+            self.front.settle(key, fields)
+        for launch in self._launches:
+            self.front.settle(launch.key, {"ok": False, "error": "the agent was stopped", "cure": "start it again"})
+        self._done = True
+
+    def _end_zygote(self) -> None:
+        """No more forks; a worker that it forked without having told us yet is found by its state file and ended."""
+        if self.spawner.running:
+            self._selector.unregister(self.spawner.sock)
+            self.spawner.close()
+        self.workers.orphaned()
+        for worker in self.workers.load():
+            worker.id.send_group(signal.SIGKILL)

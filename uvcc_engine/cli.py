@@ -1,0 +1,95 @@
+"""``uvcc-engine``: the pod side's command line. Each command is imported only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from uvcc_engine import __version__
+from uvcc_engine.contract.errors import ConfigError, UvccError
+
+COMMANDS: Final = {
+    "agent": ("uvcc_engine.agent.main", "supervise this pod's workers"),
+    "worker": ("uvcc_engine.agent.foreground", "run one worker here: SPEC.json"),
+    "train": ("uvcc_engine.train.worker:cli", "train a language model without a console"),
+    "relay": ("uvcc_engine.relay.__main__", "store and forward the parties' sealed messages"),
+    "share": ("uvcc_engine.private.client", "split inputs and seal each share to its party"),
+    "verify": ("uvcc_engine.transcript.cli", "check a proof bundle"),
+    "data": ("uvcc_engine.train.data_cli", "look at a training data source"),
+    "longctx": ("uvcc_engine.nsa.longctx", "exercise long contexts"),
+    "selftest": ("uvcc_engine.agent.selftest", "check that this installation can do its work"),
+    "bench": ("uvcc_engine.bench", "measure: bench NAME [--json]"),
+}
+"""Name -> (module with ``main(argv) -> int``, or ``module:function``; what it does)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. An error is one line on standard error, with its cure."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(args)
+    except UvccError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(args: list[str]) -> int:
+    if args and args[0] in COMMANDS:
+        if args[0] == "bench":
+            return _bench(args[1:])
+        return _main_of(args[0], COMMANDS[args[0]][0])(args[1:])
+    if args and not args[0].startswith("-"):
+        import difflib
+
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.0)
+        raise ConfigError(f"unknown command {args[0]!r}", f"did you mean {near[0]!r}?")
+    parser = _parser()
+    parser.parse_args(args)
+    parser.print_help()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS)) + 2
+    listed = "\n".join(f"  {name:<{width}}{about}" for name, (_, about) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="uvcc-engine",
+        usage="uvcc-engine COMMAND [options]",
+        description="The side of UVCC that runs on pods.",
+        epilog=f"commands:\n{listed}\n\nuvcc-engine COMMAND --help tells more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    return parser
+
+
+def _bench(args: list[str]) -> int:
+    folder = Path(__file__).parent / "bench"
+    names = sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
+    if not args or args[0] in ("-h", "--help"):
+        print(f"usage: uvcc-engine bench NAME [--json]\n\nbenchmarks: {', '.join(names) or 'none'}")
+        return 0 if args else 2
+    if args[0] not in names:
+        raise ConfigError(f"unknown benchmark {args[0]!r}", f"one of: {', '.join(names) or 'none'}")
+    return _main_of(f"bench {args[0]}", f"uvcc_engine.bench.{args[0]}")(args[1:])
+
+
+def _main_of(command: str, module: str) -> Callable[[list[str]], int]:
+    """The command's main function. Raises UvccError if this installation lacks something it needs."""
+    name, _, function = module.partition(":")
+    try:
+        found = getattr(importlib.import_module(name), function or "main")
+    except (ImportError, AttributeError) as error:
+        what = f"uvcc-engine {command} is not available: {error}"
+        raise UvccError(what, "install the package with what this command needs") from error
+    return lambda argv: int(found(argv) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
