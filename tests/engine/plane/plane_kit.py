@@ -1,0 +1,141 @@
+"""What the plane's tests share: identities, a relay in a thread, planes of three parties."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from uvcc_engine.plane.connect import open_plane
+from uvcc_engine.plane.live import LivePlane
+from uvcc_engine.relay import config as relay_config
+from uvcc_engine.relay import server
+from uvcc_engine.transcript.identity import Identity
+
+SID = hashlib.sha256(b"subsession").digest()
+GROUP = "run-1"
+
+
+def identity(party: int) -> Identity:
+    """A fixed identity per party."""
+    return Identity(hashlib.sha256(b"sign%d" % party).digest(), hashlib.sha256(b"agree%d" % party).digest())
+
+
+IDENTITIES = {p: identity(p) for p in range(3)}
+PUBLIC = {p: i.public for p, i in IDENTITIES.items()}
+
+
+class Log:
+    """A recorder and an event sink that remember everything."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, int, Any, bytes]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.seen = threading.Event()
+
+    def record(self, direction: int, peer: int, tag: Any, payload: Any) -> None:
+        self.records.append((direction, peer, tag, bytes(payload)))
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        self.events.append((name, fields))
+        self.seen.set()
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [f for n, f in self.events if n == name]
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def direct_links() -> list[dict[str, Any]]:
+    """Link settings of three parties on this host."""
+    peers = {str(p): f"127.0.0.1:{free_port()}" for p in range(3)}
+    return [{"kind": "direct", "listen": peers[str(p)], "peers": peers} for p in range(3)]
+
+
+def token(party: int, group: str = GROUP) -> str:
+    return f"secret-token-of-{party}-in-{group}"
+
+
+def relay_settings(folder: Path, **more: Any) -> dict[str, Any]:
+    credentials = [{"party": p, "group": GROUP, "token": token(p)} for p in range(3)]
+    return {"db": "relay.db", "ready_file": "ready.json", "credentials": credentials} | more
+
+
+def write_private(path: Path, text: str) -> Path:
+    path.write_text(text)
+    os.chmod(path, 0o600)
+    return path
+
+
+@contextlib.contextmanager
+def relay_thread(folder: Path, **more: Any) -> Iterator[str]:
+    """A relay in this process; yields its URL."""
+    settings = relay_config.from_json(relay_settings(folder, **more), folder)
+    started, stop = threading.Event(), threading.Event()
+    found: dict[str, Any] = {}
+
+    async def body() -> None:
+        async with server.serving(settings) as running:
+            found["url"], found["stop"] = running.url, running.stop
+            found["loop"] = asyncio.get_running_loop()
+            started.set()
+            await running.finished()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(body())
+        stop.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert started.wait(10)
+    try:
+        yield found["url"]
+    finally:
+        found["loop"].call_soon_threadsafe(found["stop"])
+        thread.join(15)
+        assert stop.is_set()
+
+
+def relay_links(folder: Path, url: str, kind: str = "relay") -> list[dict[str, Any]]:
+    for p in range(3):
+        write_private(folder / f"token{p}", token(p))
+    return [{"kind": kind, "relay_url": url, "token_file": str(folder / f"token{p}"), "group": GROUP} for p in range(3)]
+
+
+def make_plane(party: int, link: dict[str, Any], log: Log, *, sid: bytes = SID, state: Path | None = None) -> LivePlane:
+    return open_plane(
+        party=party,
+        coord=f"p{party}r0s0t0",
+        sid_sub=sid,
+        identity=IDENTITIES[party],
+        peers=PUBLIC,
+        link=link,
+        recorder=log,
+        state_dir=state or Path(os.devnull),
+        on_event=log.event,
+    )
+
+
+def run_parties(*bodies: Callable[[], Any]) -> list[Any]:
+    """Run one body per thread; returns their results, raises the first failure."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return [f.result(60) for f in [pool.submit(b) for b in bodies]]
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())

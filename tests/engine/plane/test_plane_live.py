@@ -1,0 +1,125 @@
+"""Three parties over real links: sealed, ordered, exactly once, and honest about a peer that is gone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plane_kit import Log, direct_links, make_plane, relay_links, relay_thread, run_parties
+
+from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.plane.api import Tag
+
+
+@pytest.fixture(params=["direct", "relay"])
+def links(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "direct":
+        yield direct_links()
+    else:
+        with relay_thread(tmp_path) as url:
+            yield relay_links(tmp_path, url)
+
+
+def payload(src: int, dst: int, tag: Tag, size: int) -> bytes:
+    seed = b"%d%d%d.%d.%d|" % (src, dst, tag.epoch, tag.stream, tag.op)
+    return (seed * (size // len(seed) + 1))[:size]
+
+
+SIZES = [0, 1, 7, 8, 1000, 32768, 32769, 1 << 20, (1 << 20) + 1, 3_500_001]
+
+
+def test_every_message_arrives_once_and_is_recorded_in_program_order(links: Any) -> None:
+    logs = [Log() for _ in range(3)]
+
+    def body(party: int) -> list[tuple[int, int]]:
+        plane = make_plane(party, links[party], logs[party])
+        others = [p for p in range(3) if p != party]
+        for op, size in enumerate(SIZES):
+            for stream in (0, 5):
+                tag = Tag(op // 4, stream, op, 1)
+                for dst in others:
+                    plane.send(dst, tag, payload(party, dst, tag, size))
+                for src in others:
+                    assert plane.recv(src, tag) == payload(src, party, tag, size)
+        for dst in others:
+            plane.send_control(dst, b"vote %d" % party)
+        votes = [(src, int(plane.recv_control(src, 20).split()[1])) for src in others]
+        plane.close()
+        return votes
+
+    results = run_parties(*(lambda p=p: body(p) for p in range(3)))
+    assert results == [[(1, 1), (2, 2)], [(0, 0), (2, 2)], [(0, 0), (1, 1)]]
+    for party, log in enumerate(logs):
+        assert len(log.records) == 2 * 2 * 2 * len(SIZES)  # streams x peers x directions
+        directions = [(d, peer, tag.op, tag.stream) for d, peer, tag, _ in log.records]
+        others = [p for p in range(3) if p != party]
+        due = [
+            (d, peer, op, stream) for op in range(len(SIZES)) for stream in (0, 5) for d in (0, 1) for peer in others
+        ]
+        assert directions == due
+        assert sorted(f["peer"] for f in log.named("link_up")) == others
+        assert not log.named("protocol_error")
+
+
+def test_a_peer_that_says_goodbye_is_lost_at_once_but_its_messages_are_not(links: Any) -> None:
+    logs = [Log(), Log()]
+
+    def quitter() -> None:
+        plane = make_plane(0, links[0], logs[0])
+        plane.send(1, Tag(0, 0, 0, 1), b"last words")
+        assert plane.recv(1, Tag(0, 0, 0, 1)) == b"yes"
+        plane.close()
+
+    def other() -> None:
+        plane = make_plane(1, links[1], logs[1])
+        plane.send(0, Tag(0, 0, 0, 1), b"yes")
+        assert plane.recv(0, Tag(0, 0, 0, 1)) == b"last words"
+        with pytest.raises(PeerLostError) as lost:
+            plane.recv(0, Tag(0, 0, 1, 1))
+        assert lost.value.party == 0
+        plane.close(graceful=False)
+
+    run_parties(quitter, other)
+    assert logs[1].named("peer_lost")[0]["party"] == 0
+
+
+def test_silence_for_longer_than_agreed_is_a_lost_peer(links: Any) -> None:
+    log = Log()
+    plane = make_plane(1, dict(links[1], peer_timeout_s=0.3), log)
+    with pytest.raises(PeerLostError) as lost:
+        plane.recv(0, Tag(0, 0, 0, 1))
+    assert lost.value.party == 0
+    assert log.named("peer_lost")[0]["since_s"] >= 0.3
+    assert plane.waiting_on is None
+    plane.close(graceful=False)
+
+
+def test_another_kind_in_the_place_of_a_message_names_the_peer(links: Any) -> None:
+    logs = [Log(), Log()]
+    met = threading.Barrier(2)
+
+    def liar() -> None:
+        plane = make_plane(0, links[0], logs[0])
+        plane.send(1, Tag(0, 0, 0, 2), b"resharing instead of opening")
+        plane.flush()
+        met.wait(20)
+        plane.close(graceful=False)
+
+    def honest() -> None:
+        plane = make_plane(1, links[1], logs[1])
+        with pytest.raises(ProtocolError) as error:
+            plane.recv(0, Tag(0, 0, 0, 1))
+        assert error.value.party == 0
+        met.wait(20)
+        plane.close(graceful=False)
+
+    run_parties(liar, honest)
+
+
+def test_recv_control_times_out(links: Any) -> None:
+    plane = make_plane(2, links[2], Log())
+    with pytest.raises(TimeoutError):
+        plane.recv_control(0, timeout=0.05)
+    plane.close(graceful=False)

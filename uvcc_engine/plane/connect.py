@@ -1,0 +1,67 @@
+"""Opens the plane of one worker: picks the link, pins the peers, starts the sessions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.plane import frame as fr
+from uvcc_engine.plane.api import Recorder
+from uvcc_engine.plane.direct import DirectLink
+from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.links import Link
+from uvcc_engine.plane.live import LivePlane, Waits
+from uvcc_engine.plane.relay_client import RelayLink
+from uvcc_engine.plane.session import SigningIdentity
+from uvcc_engine.transcript.identity import PublicIdentity
+
+_KINDS = ("relay", "direct")
+
+
+def open_plane(
+    *,
+    party: int,
+    coord: str,
+    sid_sub: bytes,
+    identity: SigningIdentity,
+    peers: Mapping[int, PublicIdentity],
+    link: Mapping[str, Any],
+    recorder: Recorder | None,
+    state_dir: Path,
+    on_event: Callable[[str, dict[str, Any]], None],
+) -> LivePlane:
+    """Connect ``party`` with ``peers`` in the subsession ``sid_sub``. Returns at once; receivers wait.
+
+    ``link``: ``{kind: relay|direct, relay_url, token_file, ca_file, group, listen, peers, peer_timeout_s}``.
+    Raises ConfigError on an unusable link, UnreachableError if it cannot listen.
+    """
+    waits = Waits()
+    if "peer_timeout_s" in link:
+        waits = replace(waits, peer_s=float(link["peer_timeout_s"]))
+    carrier = _open_link(party, sid_sub, link)
+    now = time.monotonic()
+    endpoints = {
+        p: Endpoint(party, p, sid_sub, identity, public, now, carrier.policy)
+        for p, public in peers.items()
+        if p != party
+    }
+    return LivePlane(party, endpoints, carrier, recorder, on_event, waits)
+
+
+def _open_link(party: int, sid_sub: bytes, link: Mapping[str, Any]) -> Link:
+    kind = link.get("kind")
+    if kind == "direct":
+        addresses = {int(p): str(a) for p, a in dict(link.get("peers") or {}).items()}
+        return DirectLink(party, str(link.get("listen") or ""), addresses)
+    if kind == "relay":
+        return RelayLink(
+            url=str(link["relay_url"]),
+            token_file=Path(link["token_file"]),
+            ca_file=Path(link["ca_file"]) if link.get("ca_file") else None,
+            box=fr.sid64(sid_sub),
+        )
+    raise ConfigError(f"link kind {kind!r} is not known", f"use one of {', '.join(_KINDS)}")

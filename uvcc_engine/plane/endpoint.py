@@ -1,0 +1,441 @@
+"""Everything one party keeps about one peer: session, channels, liveness. No I/O and no clock of its own.
+
+Feed it frames with :meth:`Endpoint.receive`, take what has to be sent from :meth:`Endpoint.transmit`, read messages
+from the inbox. Failures that anybody on the path can cause (damaged, forged, stale or replayed frames) are counted and
+reported as attributed errors, and the frame is dropped: the sender repeats it. What only the peer itself can have done
+(content under its seal that breaks a rule) raises ProtocolError naming it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.plane import frame as fr
+from uvcc_engine.plane.api import Buffer, Tag
+from uvcc_engine.plane.channel import Acknowledgement, OutFrame, RecvChannel, SendChannel, Timing
+from uvcc_engine.plane.inbox import Inbox, buffer
+from uvcc_engine.plane.session import Greeting, Handshake, Session, SigningIdentity
+from uvcc_engine.transcript.identity import PublicIdentity
+
+_ACK_HEAD = struct.Struct("<HHI")  # flags, entries, zero
+_ACK_ENTRY = struct.Struct("<IIQQQ")  # stream, ranges, expected, limit, sent (frames numbered so far on our side)
+_RANGE = struct.Struct("<QQ")
+_CURSOR = struct.Struct("<IIQQ")  # stream, zero, expected, next_seq
+_BYE: Final = 1
+_CLS_AT: Final = 5  # of the class in a frame header
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When things happen, in seconds and frames. Links choose: a relay is slower to answer than a socket."""
+
+    timing: Timing = field(default_factory=Timing)
+    hello_s: float = 0.25  # between repeats of a handshake frame, doubling up to hello_cap_s
+    hello_cap_s: float = 4.0
+    ping_s: float = 2.0
+    ack_delay_s: float = 0.02
+    ack_frames: int = 32
+    rekey_frames: int = 1 << 20
+
+
+class Outgoing(NamedTuple):
+    """A frame to put on the wire.
+
+    ``slot`` 0: to be stored until it is delivered, under the name ``key``. Otherwise only the newest of its slot is
+    worth anything, and none after a while.
+    """
+
+    buffers: tuple[Buffer, ...]
+    size: int
+    slot: int
+    key: tuple[int, int, int, int]  # session, stream, seq, try
+
+
+def _passing(raw: bytes) -> Outgoing:
+    return Outgoing((raw,), len(raw), raw[_CLS_AT], (0, 0, 0, 0))
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened with one peer so far."""
+
+    frames_in: int = 0
+    frames_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    rejected: int = 0
+    stale: int = 0
+
+
+class Endpoint:
+    """This party's end of all channels with ``peer`` in one subsession."""
+
+    def __init__(
+        self,
+        me: int,
+        peer: int,
+        sid_sub: bytes,
+        identity: SigningIdentity,
+        peer_identity: PublicIdentity,
+        now: float,
+        policy: Policy | None = None,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.me, self.peer = me, peer
+        self.policy = policy or Policy()
+        self.sid = fr.sid64(sid_sub)
+        self.counters = Counters()
+        self.inbox = Inbox(peer)
+        self.errors: list[ProtocolError] = []  # attributed, survivable; the owner reports and clears them
+        self.last_heard = now
+        self.heard = False
+        self.bye = False
+        self.session: Session | None = None
+        self.sending: dict[int, SendChannel] = {}
+        self.receiving: dict[int, RecvChannel[list[fr.Part]]] = {}
+        self._handshake = Handshake(me, peer, sid_sub, identity, peer_identity, self._cursors, entropy)
+        self._label_out = fr.Labeler(sid_sub, me, peer)
+        self._label_in = fr.Labeler(sid_sub, peer, me)
+        self._urgent: list[bytes] = []
+        self._hello_due, self._hello_gap = now, self.policy.hello_s
+        self._open: dict[int, OutFrame] = {}  # packed frames that still take messages
+        self._ack_seq = self._ack_seen = 0
+        self._ack_since: float | None = None  # when the oldest frame arrived that we have not acknowledged
+        self._ack_now = False
+        self._ping_due = now + self.policy.ping_s
+        self._say_bye = False
+        self._peer_sent: dict[int, int] = {}
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def queue(self, tag: Tag, payload: Buffer, now: float) -> None:
+        """Put a message into the channel of its stream. ``payload`` must not change until it is acknowledged."""
+        channel = self.sending.get(tag.stream)
+        if channel is None:
+            channel = self.sending[tag.stream] = SendChannel(tag.stream, self.policy.timing)
+        view = payload if isinstance(payload, bytes) else memoryview(payload).cast("B")
+        total = len(view)
+        if total <= fr.PACK_LIMIT:
+            head = fr.pack_part(self._label_out(tag), tag, 0, 1, total, total)
+            pad = fr.padding(total)
+            frame = self._open.get(tag.stream)
+            if frame is None:
+                frame = self._open[tag.stream] = channel.new_frame(now)
+            channel.add(frame, (head, view, pad), fr.PART_BYTES + total + len(pad))
+            if frame.credit >= fr.PACK_FRAME:
+                del self._open[tag.stream]
+            return
+        self._open.pop(tag.stream, None)
+        chunks = fr.chunk_count(total)
+        for index in range(chunks):
+            piece = memoryview(view)[index * fr.CHUNK : (index + 1) * fr.CHUNK] if chunks > 1 else view
+            head = fr.pack_part(self._label_out(tag, index, chunks), tag, index, chunks, len(piece), total)
+            channel.add(channel.new_frame(now, bulk=True), (head, piece), fr.PART_BYTES + len(piece))
+
+    def transmit(self, now: float) -> Iterator[Outgoing]:
+        """Everything that has to go on the wire now. Take each item before asking for the next."""
+        while self._urgent:
+            yield _passing(self._urgent.pop(0))
+        session = self.session
+        if session is None:
+            if now >= self._hello_due:
+                for raw in self._handshake.outgoing():
+                    yield _passing(raw)
+                self._hello_due = now + self._hello_gap
+                self._hello_gap = min(2 * self._hello_gap, self.policy.hello_cap_s)
+            return
+        if self._ack_due(now):
+            yield self._acknowledge(session, now)
+        for channel in self.sending.values():
+            if channel.waiting or now >= channel.next_due:
+                for frame in channel.transmit(now):
+                    self._open.pop(channel.stream, None)
+                    yield self._seal(session, channel.stream, frame)
+
+    def _seal(self, session: Session, stream: int, frame: OutFrame) -> Outgoing:
+        if frame.session != session.id:
+            self._rekey_if_due(session)
+            frame.session, frame.generation = session.id, session.generation
+            session.sealed_frames += 1
+        cls = fr.BULK if frame.bulk else fr.DATA
+        length = fr.TAG_BYTES + (frame.credit + fr.TAG_BYTES if frame.bulk else frame.credit)
+        generation, seq = frame.generation, frame.seq
+        aad = fr.pack_header(cls, self.me, self.peer, self.sid, session.id, stream, generation, seq, length)
+        body: tuple[Buffer, ...]
+        if frame.bulk:
+            head, payload = frame.pieces
+            body = (
+                session.seal(generation, fr.nonce(stream, seq), head, aad),
+                session.seal(generation, fr.nonce(stream, seq, 1), payload, aad),
+            )
+        else:
+            body = (session.seal(generation, fr.nonce(stream, seq), b"".join(frame.pieces), aad),)
+        self.counters.frames_out += 1
+        self.counters.bytes_out += length + fr.HEADER_BYTES
+        return Outgoing(
+            (fr.finish(aad, *body), *body), length + fr.HEADER_BYTES, 0, (session.id, stream, seq, frame.tries)
+        )
+
+    def _rekey_if_due(self, session: Session) -> None:
+        if session.sealed_frames < self.policy.rekey_frames:
+            return
+        newest = session.generation
+        kept = (f for c in self.sending.values() for f in c.inflight.values() if f.session == session.id)
+        if all(f.generation == newest for f in kept):  # the key before the newest is about to be forgotten
+            session.rekey()
+
+    # -- acknowledgements and signs of life --------------------------------------------------------------------------
+
+    def _ack_due(self, now: float) -> bool:
+        if self._ack_now or now >= self._ping_due:
+            return True
+        return self._ack_since is not None and now >= self._ack_since + self.policy.ack_delay_s
+
+    def _acknowledge(self, session: Session, now: float) -> Outgoing:
+        streams = self.receiving.keys() | self.sending.keys()
+        out = [_ACK_HEAD.pack(_BYE if self._say_bye else 0, len(streams), 0)]
+        for stream in sorted(streams):
+            received, sent = self.receiving.get(stream), self.sending.get(stream)
+            ack = received.acknowledgement() if received else Acknowledgement(stream, 0, 0, ())
+            numbered = sent.next_seq if sent else 0
+            out.append(_ACK_ENTRY.pack(stream, len(ack.ranges), ack.expected, ack.limit, numbered))
+            out.extend(_RANGE.pack(*r) for r in ack.ranges)
+        plain = b"".join(out)
+        self._ack_seq += 1
+        aad = fr.pack_header(
+            fr.ACK,
+            self.me,
+            self.peer,
+            self.sid,
+            session.id,
+            fr.ACK_STREAM,
+            session.generation,
+            self._ack_seq,
+            len(plain) + fr.TAG_BYTES,
+        )
+        body = session.seal(session.generation, fr.nonce(fr.ACK_STREAM, self._ack_seq), plain, aad)
+        self._ack_since, self._ack_now, self._say_bye = None, False, False
+        self._ping_due = now + self.policy.ping_s
+        return _passing(fr.finish(aad, body) + body)
+
+    def _on_ack(self, session: Session, header: fr.Header, body: Buffer, now: float) -> bool:
+        plain = session.open(header, fr.nonce(header.stream, header.seq), body)
+        if header.seq <= self._ack_seen:
+            self.counters.stale += 1  # a replay, or overtaken by a newer one that says more
+            return False
+        self._ack_seen = header.seq
+        try:
+            flags, entries, _ = _ACK_HEAD.unpack_from(plain)
+            at = _ACK_HEAD.size
+            for _ in range(entries):
+                stream, count, expected, limit, numbered = _ACK_ENTRY.unpack_from(plain, at)
+                at += _ACK_ENTRY.size
+                ranges = tuple(_RANGE.unpack_from(plain, at + i * _RANGE.size) for i in range(count))
+                at += count * _RANGE.size
+                self._peer_sent[stream] = max(numbered, self._peer_sent.get(stream, 0))
+                if (channel := self.sending.get(stream)) is not None:
+                    channel.acknowledge(Acknowledgement(stream, expected, limit, ranges), now, self.peer)
+        except struct.error:
+            raise ProtocolError("malformed acknowledgement", party=self.peer) from None
+        self.bye = self.bye or bool(flags & _BYE)
+        return True
+
+    def goodbye(self) -> None:
+        """The next transmission says that nothing more will come."""
+        self._say_bye = self._ack_now = True
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+
+    def receive(self, header: fr.Header, body: Buffer, now: float) -> bool:
+        """Take a frame from the link; True if the peer has proven that it sent it (perhaps long ago).
+
+        Survivable failures go to ``errors``. Raises ProtocolError for what only the peer can have done.
+        """
+        self.counters.frames_in += 1
+        self.counters.bytes_in += header.length + fr.HEADER_BYTES
+        if header.src != self.peer or header.dst != self.me or header.sid64 != self.sid:
+            return self._reject(ProtocolError(f"a frame of an unknown sender (party {header.src})", party=header.src))
+        try:
+            fr.check_crc(header, body)
+            if header.cls in (fr.HELLO, fr.AUTH):
+                return self._on_handshake(header, body, now)
+            session = self.session
+            if session is None or header.session != session.id:
+                self.counters.stale += 1  # of another session: sealed under keys that are gone
+                return False
+            act = self._on_ack if header.cls == fr.ACK else self._on_data
+            if act(session, header, memoryview(body), now):  # a replay is no sign of life
+                self.last_heard, self.heard = now, True
+            return True
+        except fr.UnprovenError as error:
+            return self._reject(error)
+
+    def _reject(self, error: ProtocolError) -> bool:
+        self.counters.rejected += 1
+        self.errors.append(error)
+        return False
+
+    def _on_handshake(self, header: fr.Header, body: Buffer, now: float) -> bool:
+        if header.cls == fr.HELLO:
+            self._urgent += self._handshake.on_hello(body)
+            return False
+        greeting, frames = self._handshake.on_auth(header, body)
+        self._urgent += frames
+        if greeting is None:
+            return False
+        self._establish(greeting, now)
+        self.last_heard, self.heard = now, True
+        return True
+
+    def _on_data(self, session: Session, header: fr.Header, body: memoryview, now: float) -> bool:
+        stream, seq = header.stream, header.seq
+        channel = self.receiving.get(stream) or RecvChannel(stream, self.policy.timing)
+        open_body = self._open_packed if header.cls == fr.DATA else self._open_bulk
+        digest, parts = open_body(session, header, body, channel)
+        self.receiving[stream] = channel
+        if self._ack_since is None:
+            self._ack_since = now
+        fresh = channel.is_new(seq, digest, self.peer)
+        if fresh:
+            for ready in channel.accept(seq, digest, parts, sum(p.credit for p in parts), self.peer):
+                for part in ready:
+                    self.inbox.put(part)
+            channel.partial = self.inbox.partial_bytes(stream)
+        self._ack_now = self._ack_now or channel.unacknowledged >= self.policy.ack_frames or channel.grants
+        return fresh
+
+    def _open_packed(
+        self, session: Session, header: fr.Header, body: memoryview, channel: RecvChannel[list[fr.Part]]
+    ) -> tuple[bytes, list[fr.Part]]:
+        plain = session.open(header, fr.nonce(header.stream, header.seq), body)
+        parts = list(fr.read_packed(memoryview(plain), header.stream, self.peer, self._label_in))
+        return bytes(body[-fr.TAG_BYTES :]), parts
+
+    def _open_bulk(
+        self, session: Session, header: fr.Header, body: memoryview, channel: RecvChannel[list[fr.Part]]
+    ) -> tuple[bytes, list[fr.Part]]:
+        stream, seq, cut = header.stream, header.seq, fr.PART_BYTES + fr.TAG_BYTES
+        if len(body) < cut + fr.TAG_BYTES:
+            raise fr.UnprovenError("a bulk frame is cut short", party=self.peer)
+        head = session.open(header, fr.nonce(stream, seq), body[:cut])
+        tag, chunk, chunks, length, total = fr.read_part(head, 0, stream, self.peer, self._label_in)
+        if length != len(body) - cut - fr.TAG_BYTES:
+            raise fr.UnprovenError(f"a bulk frame of {tag} has another length than it says", party=self.peer)
+        fresh = not channel.has(seq)  # a repeat must not be opened over what has been received
+        room = self.inbox.room(tag, chunk, chunks, total) if fresh else buffer(length)
+        session.open_into(header, fr.nonce(stream, seq, 1), body[cut:], room)
+        digest = bytes(body[cut - fr.TAG_BYTES : cut]) + bytes(body[-fr.TAG_BYTES :])
+        return digest, [fr.Part(tag, chunk, chunks, total, room)]
+
+    # -- session changes ---------------------------------------------------------------------------------------------
+
+    def _cursors(self) -> bytes:
+        out = []
+        for stream in sorted(self.receiving.keys() | self.sending.keys()):
+            received, sent = self.receiving.get(stream), self.sending.get(stream)
+            out.append(_CURSOR.pack(stream, 0, received.expected if received else 0, sent.next_seq if sent else 0))
+        return b"".join(out)
+
+    def _establish(self, greeting: Greeting, now: float) -> None:
+        """Start using a session: everything that the peer does not have yet is sealed and sent again."""
+        known = {stream: expected for stream, _, expected, _ in _CURSOR.iter_unpack(greeting.cursors)}
+        for stream, channel in self.sending.items():
+            lowest = next(iter(channel.inflight), channel.next_seq - len(channel.waiting))
+            if known.get(stream, 0) < lowest:
+                raise ProtocolError(
+                    f"party {self.peer} came back without what it had acknowledged (stream {stream}: "
+                    f"{known.get(stream, 0)} of {lowest})",
+                    "resume all parties from their last common checkpoint",
+                    party=self.peer,
+                )
+            channel.acknowledge(Acknowledgement(stream, known.get(stream, 0), 0, ()), now, self.peer)
+            channel.resend_all(now)
+        for received in self.receiving.values():
+            received.forget_digests()
+        self.session = greeting.session
+        self._ack_seq = self._ack_seen = 0
+        self._hello_gap = self.policy.hello_s
+        self.bye = False
+
+    def link_reset(self, now: float) -> None:
+        """The link was broken and is up again: what was under way may be lost."""
+        for channel in self.sending.values():
+            channel.resend_all(now)
+        self._hello_due, self._hello_gap = now, self.policy.hello_s
+        self._ping_due = now
+
+    # -- what the owner asks -----------------------------------------------------------------------------------------
+
+    def next_due(self) -> float:
+        """The earliest time at which :meth:`transmit` has something to do by itself."""
+        if self.session is None:
+            return self._hello_due
+        due = self._ping_due
+        if self._ack_since is not None:
+            due = min(due, self._ack_since + self.policy.ack_delay_s)
+        return min(due, min((c.next_due for c in self.sending.values()), default=due))
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that have not been transmitted yet."""
+        return sum(c.queued_bytes for c in self.sending.values())
+
+    @property
+    def retransmits(self) -> int:
+        return sum(c.retransmits for c in self.sending.values())
+
+    def stats(self, now: float) -> dict[str, Any]:
+        """Figures per channel, and the silence of the peer in seconds."""
+        channels = {}
+        for stream, c in self.sending.items():
+            oldest = min((f.queued_at for f in (*c.inflight.values(), *c.waiting)), default=now)
+            channels[str(stream)] = {
+                "queued": len(c.waiting),
+                "in_flight": len(c.inflight),
+                "oldest_s": round(now - oldest, 3),
+                "retransmits": c.retransmits,
+                "bytes": c.sent_bytes,
+            }
+        totals = {name: getattr(self.counters, name) for name in Counters.__slots__}
+        return {"silent_s": round(now - self.last_heard, 3), "channels": channels} | totals
+
+    @property
+    def blocked(self) -> bool:
+        """True while a channel waits for credit with a full window queued behind it."""
+        return any(c.blocked and c.queued_bytes > self.policy.timing.window for c in self.sending.values())
+
+    @property
+    def idle(self) -> bool:
+        """True if the peer has acknowledged everything."""
+        return all(c.idle for c in self.sending.values())
+
+    def drained(self) -> bool:
+        """True if everything that the peer says it sent has arrived."""
+        return all((self.receiving[s].expected if s in self.receiving else 0) >= n for s, n in self._peer_sent.items())
+
+    def take(self, tag: Tag) -> memoryview | None:
+        """The message ``tag`` if it is there. Raises ProtocolError if another one came in its place."""
+        found = self.inbox.take(tag)
+        if found is None:
+            return None
+        message, credit = found
+        self._taken(tag.stream, credit)
+        return message
+
+    def take_control(self) -> memoryview | None:
+        """The next control message if there is one."""
+        found = self.inbox.take_control()
+        if found is None:
+            return None
+        self._taken(fr.CONTROL_STREAM, found[1])
+        return found[0]
+
+    def _taken(self, stream: int, credit: int) -> None:
+        channel = self.receiving[stream]
+        channel.take(credit)
+        self._ack_now = self._ack_now or channel.grants

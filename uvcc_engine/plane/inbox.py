@@ -1,0 +1,112 @@
+"""Messages that have arrived from one peer and wait for their reader; chunks become messages here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.plane import frame as fr
+from uvcc_engine.plane.api import Tag
+
+_EPOCHS_REMEMBERED: Final = 2
+
+
+def buffer(size: int) -> memoryview:
+    """Writable memory that is not cleared first."""
+    return np.empty(size, np.uint8).data
+
+
+class _Partial:
+    """A message of which chunks are missing."""
+
+    __slots__ = ("credit", "missing", "view")
+
+    def __init__(self, total: int, chunks: int) -> None:
+        self.view = buffer(total)
+        self.missing = set(range(chunks))
+        self.credit = 0
+
+
+class Inbox:
+    """Messages by tag. A tag may arrive once only, a chunk once only."""
+
+    def __init__(self, peer: int) -> None:
+        self._peer = peer
+        self._ready: dict[int, dict[Tag, tuple[memoryview, int]]] = {}
+        self._partial: dict[Tag, _Partial] = {}
+        self._seen: dict[int, dict[int, set[Tag]]] = {}  # stream -> epoch -> tags
+        self._control = 0
+
+    def room(self, tag: Tag, chunk: int, chunks: int, total: int) -> memoryview:
+        """Where the payload of a bulk part belongs. Raises ProtocolError if it has been filled already."""
+        if chunks == 1:
+            return buffer(total)
+        partial = self._partial.get(tag)
+        if partial is None:
+            partial = self._partial[tag] = _Partial(total, chunks)
+        if chunk not in partial.missing or len(partial.view) != total:
+            raise ProtocolError(f"chunk {chunk} of {tag} came twice or does not fit", party=self._peer)
+        return partial.view[chunk * fr.CHUNK : (chunk + 1) * fr.CHUNK]
+
+    def put(self, part: fr.Part) -> None:
+        """Take a part in channel order. Raises ProtocolError if its tag has been used before."""
+        tag, credit = part.tag, part.credit
+        message = part.payload
+        if part.chunks > 1:
+            partial = self._partial[tag]
+            partial.missing.discard(part.chunk)
+            partial.credit += credit
+            if partial.missing:
+                return
+            del self._partial[tag]
+            message, credit = partial.view, partial.credit
+        self._check_fresh(tag)
+        self._ready.setdefault(tag.stream, {})[tag] = (message, credit)
+
+    def _check_fresh(self, tag: Tag) -> None:
+        if tag.stream == fr.CONTROL_STREAM:
+            if tag.op != self._control & 0xFFFF_FFFF:
+                raise ProtocolError(f"control message {tag.op} where {self._control} was due", party=self._peer)
+            self._control += 1
+            return
+        epochs = self._seen.setdefault(tag.stream, {})
+        tags = epochs.get(tag.epoch)
+        if tags is None:
+            tags = epochs[tag.epoch] = set()
+            while len(epochs) > _EPOCHS_REMEMBERED:
+                del epochs[min(epochs)]
+        if tag in tags:
+            raise ProtocolError(f"{tag} was sent twice", party=self._peer)
+        tags.add(tag)
+
+    def partial_bytes(self, stream: int) -> int:
+        """Credit bytes of incomplete messages of a stream."""
+        if not self._partial:
+            return 0
+        return sum(p.credit for tag, p in self._partial.items() if tag.stream == stream)
+
+    def take(self, tag: Tag) -> tuple[memoryview, int] | None:
+        """The message ``tag`` and its credit bytes, or None if it has not arrived.
+
+        Raises ProtocolError if a message of another kind stands in its place.
+        """
+        ready = self._ready.get(tag.stream)
+        if not ready:
+            return None
+        found = ready.pop(tag, None)
+        if found is None:
+            for other in ready:
+                if other.epoch == tag.epoch and other.op == tag.op:
+                    raise ProtocolError(f"sent {other} where {tag} was due", party=self._peer)
+        return found
+
+    def waiting(self, stream: int) -> Tag | None:
+        """The oldest message of a stream that nobody has taken."""
+        return next(iter(self._ready.get(stream, ())), None)
+
+    def take_control(self) -> tuple[memoryview, int] | None:
+        """The next control message and its credit bytes."""
+        ready = self._ready.get(fr.CONTROL_STREAM)
+        return ready.pop(next(iter(ready))) if ready else None

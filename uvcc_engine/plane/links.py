@@ -1,0 +1,66 @@
+"""What carries frames between parties. A link may lose, repeat and reorder them; it never interprets a body."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from uvcc_engine.plane.api import Buffer
+from uvcc_engine.plane.endpoint import Outgoing, Policy
+from uvcc_engine.plane.frame import Header
+
+
+class Arrival(NamedTuple):
+    """A frame from the link. ``path`` is whatever the link needs to be told that the sender was proven."""
+
+    header: Header
+    body: Buffer
+    path: object
+
+
+class Notice(NamedTuple):
+    """Something the operator may want to see: an event name of the run contract and its fields."""
+
+    event: str
+    fields: dict[str, object]
+
+
+class Link(Protocol):
+    """One party's access to its peers. Used by one thread at a time; only :meth:`exchange` may block."""
+
+    kind: str
+    policy: Policy
+    eager: bool  # a message is sent at once; otherwise those of a round travel together
+    batch_bytes: int  # queued bytes of one peer that are sent without waiting for the end of the round
+
+    def ready(self, dst: int) -> bool:
+        """True if frames for ``dst`` can be taken now."""
+
+    def send(self, dst: int, out: Outgoing) -> None:
+        """Take a frame; it leaves with the next :meth:`flush` or :meth:`exchange`."""
+
+    def flush(self) -> None:
+        """Move taken frames on as far as that goes without waiting, where the link can."""
+
+    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+        """Send what was taken and return what has arrived, after at most ``wait`` seconds if nothing has.
+
+        ``src`` is the party whose message is awaited most. Raises UnreachableError if the link is down for good.
+        """
+
+    def proven(self, src: int, path: object) -> None:
+        """The frame that came by ``path`` was sealed by ``src``."""
+
+    def resets(self) -> list[int]:
+        """Peers whose path was set up anew since the last call: what was under way to them may be lost."""
+
+    def notices(self) -> list[Notice]:
+        """What happened since the last call."""
+
+    def lost(self, dst: int) -> float:
+        """Seconds for which the peer's host has refused to be reached after it once was; 0 if it has not."""
+
+    def pending(self) -> bool:
+        """True while taken frames have not left yet."""
+
+    def close(self) -> None:
+        """Release sockets."""

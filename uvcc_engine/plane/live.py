@@ -1,0 +1,287 @@
+"""The plane that protocols use: endpoints and a link, driven by the calling thread, kept alive by a quiet one.
+
+A caller that waits drives the link itself, so a message wakes the thread that wants it and no other. While the caller
+computes, a background thread looks in every few milliseconds: it sends what is left over, answers signs of life and
+takes what has arrived.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
+from uvcc_engine.plane import frame as fr
+from uvcc_engine.plane.api import Buffer, Recorder, Tag
+from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.links import Link
+
+_LONGEST_WAIT: Final = 1.0
+_MAX_KIND: Final = 0xFF
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long to be patient, in seconds."""
+
+    peer_s: float = 180.0  # without any sign of life of the peer
+    refused_s: float = 10.0  # its host refuses connections after it had accepted one
+    order_s: float = 30.0  # the peer is alive and sends, but not what is due
+    report_s: float = 5.0  # before a wait is worth an event
+    close_s: float = 10.0  # for the last acknowledgements
+
+
+class LivePlane:
+    """Implements ``plane.api.Plane``. Made by :func:`uvcc_engine.plane.connect.open_plane`."""
+
+    def __init__(
+        self,
+        party: int,
+        endpoints: dict[int, Endpoint],
+        link: Link,
+        recorder: Recorder | None,
+        on_event: OnEvent,
+        waits: Waits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.party = party
+        self._endpoints = endpoints
+        self._link = link
+        self._recorder = recorder
+        self._on_event = on_event
+        self._waits = waits
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._failed: UvccError | None = None
+        self._control_ops = dict.fromkeys(endpoints, 0)
+        self._up: dict[int, int] = {}
+        self._wait: tuple[int, float, Tag | None] | None = None
+        self._next_report = 0.0
+        self._retransmits_told = 0
+        self._last_exchange = clock()
+        self._background = threading.Thread(target=self._look_in, name="plane", daemon=True)
+        self._background.start()
+
+    # -- Plane -------------------------------------------------------------------------------------------------------
+
+    def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
+        """See ``Plane.send``."""
+        if not 0 <= tag.stream < fr.CONTROL_STREAM or not 0 <= tag.kind <= _MAX_KIND:
+            raise ConfigError(f"{tag} is not a message tag", "streams are below 2^32-2, kinds below 256")
+        if self._recorder is not None:
+            self._recorder.record(0, dst, tag, payload)
+        self._queue(dst, tag, payload)
+
+    def recv(self, src: int, tag: Tag) -> memoryview:
+        """See ``Plane.recv``."""
+        endpoint = self._endpoints[src]
+        with self._lock:
+            message = endpoint.take(tag)
+            if message is None:
+                message = self._await(endpoint, tag, lambda: endpoint.take(tag), None)
+                assert message is not None
+        if self._recorder is not None:
+            self._recorder.record(1, src, tag, message)
+        return message
+
+    def send_control(self, dst: int, body: bytes) -> None:
+        """See ``Plane.send_control``."""
+        op = self._control_ops[dst]
+        self._control_ops[dst] = op + 1 & 0xFFFF_FFFF
+        self._queue(dst, Tag(0, fr.CONTROL_STREAM, op, 0), body)
+
+    def recv_control(self, src: int, timeout: float | None = None) -> bytes:
+        """See ``Plane.recv_control``."""
+        endpoint = self._endpoints[src]
+        with self._lock:
+            message = endpoint.take_control()
+            if message is None:
+                message = self._await(endpoint, None, endpoint.take_control, timeout)
+        if message is None:
+            raise TimeoutError(f"no control message from party {src} within {timeout} s")
+        return bytes(message)
+
+    def flush(self) -> None:
+        """Put everything queued on the wire now instead of at the next receive."""
+        with self._lock:
+            self._drive(0.0, None)
+
+    def close(self, *, graceful: bool = True) -> None:
+        """See ``Plane.close``. Safe to call twice."""
+        if self._closed.is_set():
+            return
+        with self._lock:
+            if graceful and self._failed is None:
+                self._drain(self._clock() + self._waits.close_s)
+            for endpoint in self._endpoints.values():
+                endpoint.goodbye()
+            self._failed = self._failed or ConfigError("the plane is closed")
+            self._drive(0.0, None)
+            self._closed.set()
+            self._link.close()
+        if threading.current_thread() is not self._background:
+            self._background.join()
+
+    def _drain(self, deadline: float) -> None:
+        while self._failed is None and self._clock() < deadline:
+            if all(e.idle or e.bye or e.session is None for e in self._endpoints.values()):
+                return
+            self._drive(min(0.1, self._next_wait(self._clock())), None)
+
+    # -- observation -------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting_on(self) -> dict[str, Any] | None:
+        """Whom the user thread waits for and since when: ``{peer, since_s, tag}``; None if it does not wait."""
+        wait = self._wait
+        if wait is None:
+            return None
+        peer, since, tag = wait
+        return {"peer": peer, "since_s": round(self._clock() - since, 3), "tag": list(tag) if tag else "control"}
+
+    def stats(self) -> dict[str, Any]:
+        """Per peer and channel: queued, in flight, age of the oldest, retransmissions, bytes."""
+        now = self._clock()
+        return {str(peer): endpoint.stats(now) for peer, endpoint in self._endpoints.items()}
+
+    # -- driving -----------------------------------------------------------------------------------------------------
+
+    def _queue(self, dst: int, tag: Tag, payload: Buffer) -> None:
+        endpoint = self._endpoints[dst]
+        with self._lock:
+            if self._failed is not None:
+                raise self._failed
+            endpoint.queue(tag, payload, self._clock())
+            if self._link.eager:
+                self._transmit(endpoint, self._clock())
+                self._link.flush()
+            elif endpoint.queued_bytes > self._link.batch_bytes:
+                self._drive(0.0, None)
+            if endpoint.blocked:
+                self._await(endpoint, None, lambda: None if endpoint.blocked else memoryview(b""), None)
+
+    def _await(
+        self, endpoint: Endpoint, tag: Tag | None, get: Callable[[], memoryview | None], timeout: float | None
+    ) -> memoryview | None:
+        """Drive the link until ``get`` has something, time is up (None), or waiting is pointless (raises)."""
+        start = self._clock()
+        self._wait = (endpoint.peer, start, tag)
+        self._next_report = start + self._waits.report_s
+        deadline = float("inf") if timeout is None else start + timeout
+        now = start
+        try:
+            while True:
+                if self._failed is not None:
+                    raise self._failed
+                self._drive(min(self._next_wait(now), max(0.0, deadline - now)), endpoint.peer)
+                found = get()
+                if found is not None:
+                    return found
+                now = self._clock()
+                if now >= deadline:
+                    return None
+                self._judge(endpoint, tag, start, now)
+        finally:
+            self._wait = None
+
+    def _next_wait(self, now: float) -> float:
+        return max(0.0, min(_LONGEST_WAIT, min(e.next_due() for e in self._endpoints.values()) - now))
+
+    def _transmit(self, endpoint: Endpoint, now: float) -> None:
+        link, dst = self._link, endpoint.peer
+        if link.ready(dst):
+            for out in endpoint.transmit(now):
+                link.send(dst, out)
+                if not link.ready(dst):
+                    return
+
+    def _drive(self, wait: float, src: int | None) -> None:
+        """One round with the link: send what is due, take what has come."""
+        now = self._clock()
+        for endpoint in self._endpoints.values():
+            self._transmit(endpoint, now)
+        arrivals = self._link.exchange(wait, src)
+        now = self._last_exchange = self._clock()
+        for header, body, path in arrivals:
+            endpoint = self._endpoints.get(header.src)  # type: ignore[assignment]
+            if endpoint is None:
+                self._on_event("protocol_error", {"party": header.src, "what": "a frame of an unknown sender"})
+                continue
+            try:
+                if endpoint.receive(header, body, now):
+                    self._link.proven(header.src, path)
+            except ProtocolError as error:
+                self._fail(error)
+            if endpoint.errors:
+                self._report_errors(endpoint)
+            if endpoint.session is not None and self._up.get(endpoint.peer) != endpoint.session.id:
+                self._up[endpoint.peer] = endpoint.session.id
+                self._on_event("link_up", {"kind": self._link.kind, "peer": endpoint.peer})
+        for peer in self._link.resets():
+            self._endpoints[peer].link_reset(now)
+        for notice in self._link.notices():
+            self._on_event(notice.event, dict(notice.fields))
+
+    def _report_errors(self, endpoint: Endpoint) -> None:
+        for error in endpoint.errors:
+            self._on_event("protocol_error", {"party": error.party, "what": error.what, "dropped": True})
+        endpoint.errors.clear()
+
+    def _fail(self, error: UvccError) -> None:
+        if self._failed is None:
+            self._failed = error
+            if isinstance(error, ProtocolError):
+                self._on_event("protocol_error", {"party": error.party, "what": error.what})
+
+    def _judge(self, endpoint: Endpoint, tag: Tag | None, start: float, now: float) -> None:
+        """Is it still sensible to wait? Raises PeerLostError or ProtocolError if not; reports long waits."""
+        peer, waits = endpoint.peer, self._waits
+        silent = now - endpoint.last_heard
+        gone = endpoint.bye and endpoint.drained()
+        refused = self._link.lost(peer)
+        if gone or silent > waits.peer_s or refused > waits.refused_s:
+            why = "ended its session" if gone else "refuses connections" if refused > waits.refused_s else "is silent"
+            since = refused if refused > waits.refused_s else silent
+            self._on_event("peer_lost", {"party": peer, "since_s": round(since, 1), "why": why})
+            cure = "look at that party's log; resume from the last common checkpoint when it is back"
+            raise PeerLostError(f"party {peer} {why} (last sign of life {silent:.0f} s ago)", cure, party=peer)
+        if tag is not None and now - start > waits.order_s and (other := endpoint.inbox.waiting(tag.stream)):
+            raise ProtocolError(f"party {peer} sent {other} and goes on without {tag}", party=peer)
+        if now >= self._next_report:
+            self._next_report = now + 6 * waits.report_s
+            fields = {"peer": peer, "since_s": round(now - start, 1), "silent_s": round(silent, 1)}
+            self._on_event("waiting", fields | {"retransmits": endpoint.retransmits})
+
+    def _look_in(self) -> None:
+        """Body of the background thread."""
+        link = self._link
+        pause = 0.01
+        while not self._closed.wait(pause):
+            if not self._lock.acquire(blocking=False):
+                pause = 0.02  # the user thread drives
+                continue
+            try:
+                if not self._closed.is_set() and self._failed is None:
+                    pause = self._background_round(link)
+            except UvccError as error:
+                self._fail(error)
+            finally:
+                self._lock.release()
+
+    def _background_round(self, link: Link) -> float:
+        now = self._clock()
+        if link.eager:
+            before = sum(e.counters.frames_in for e in self._endpoints.values())
+            self._drive(0.0, None)
+            busy = link.pending() or before != sum(e.counters.frames_in for e in self._endpoints.values())
+            return 0.001 if busy else 0.01
+        due = min(e.next_due() for e in self._endpoints.values()) <= now
+        if due or now - self._last_exchange > 0.25 or any(e.queued_bytes for e in self._endpoints.values()):
+            self._drive(0.0, None)
+        return 0.005

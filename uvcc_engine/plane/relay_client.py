@@ -1,0 +1,281 @@
+"""Relay link: every frame goes through the relay's HTTP API, one request per round.
+
+A request carries the frames of the round for both peers, the acknowledgements of what came before, and then waits for
+what arrives. One kept-alive connection; the reply is parsed in C (httptools), nothing is encoded twice. The relay keeps
+a frame until it is taken, so a lost connection costs a repeat of the last request and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import httptools
+
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError, UnreadableError
+from uvcc_engine.plane import frame as fr
+from uvcc_engine.plane.api import Buffer
+from uvcc_engine.plane.channel import Timing
+from uvcc_engine.plane.endpoint import Outgoing, Policy
+from uvcc_engine.plane.links import Arrival, Notice
+from uvcc_engine.relay import wire
+
+RELAY_POLICY: Final = Policy(
+    timing=Timing(rto_s=4.0, rto_cap_s=60.0), hello_s=0.5, hello_cap_s=4.0, ack_delay_s=0.25, ack_frames=64
+)
+_MAX_REQUEST: Final = 8 << 20
+_MAX_REPLY: Final = 16 << 20
+_SLACK_S: Final = 10.0  # a reply may come this much later than the wait that was asked for
+_BACKOFF_S: Final = (0.05, 2.0)
+_IOV: Final = 64
+_KEY = struct.Struct(">QIQH")  # big-endian, so that ids of one session sort by sequence number
+
+
+def read_token(path: Path) -> str:
+    """The bearer token. Raises UnreadableError."""
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise UnreadableError(f"cannot read the relay token {path}: {error.strerror}") from error
+
+
+class HttpError(Exception):
+    """The relay answered with an error status."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"HTTP {status}: {body[:200].decode(errors='replace')}")
+        self.status = status
+
+
+class HttpConnection:
+    """One kept-alive HTTP/1.1 connection for POST requests with binary bodies."""
+
+    def __init__(self, url: str, token: str, ca_file: Path | None) -> None:
+        """Raises ConfigError if ``url`` is not http or https."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"not a relay URL: {url!r}", "write it like https://relay.example:8443")
+        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls: ssl.SSLContext | None = None
+        if parts.scheme == "https":
+            self._tls = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+        self._head = (
+            f"POST {parts.path.rstrip('/')}{wire.PATH} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+            f"authorization: Bearer {token}\r\ncontent-type: {wire.CONTENT_TYPE}\r\ncontent-length: "
+        ).encode()
+        self._sock: socket.socket | None = None
+        self._buffer = bytearray(1 << 18)
+        self._body: list[bytes] = []
+        self._complete = False
+
+    def on_body(self, data: bytes) -> None:
+        """For httptools."""
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """For httptools."""
+        self._complete = True
+
+    def connect(self, timeout: float) -> None:
+        """Connect if needed. Raises OSError."""
+        if self._sock is not None:
+            return
+        sock = socket.create_connection((self._host, self._port), timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = self._tls.wrap_socket(sock, server_hostname=self._host) if self._tls else sock
+
+    def post(self, pieces: list[Buffer], timeout: float) -> bytes:
+        """Send a request and return the reply's body. Raises OSError or HttpError."""
+        self.connect(timeout)
+        sock = self._sock
+        assert sock is not None
+        sock.settimeout(timeout)
+        try:
+            length = sum(len(p) for p in pieces)
+            _send_all(sock, [b"%b%d\r\n\r\n" % (self._head, length), *pieces])
+            self._body, self._complete = [], False
+            parser = httptools.HttpResponseParser(self)
+            view = memoryview(self._buffer)
+            while not self._complete:
+                count = sock.recv_into(self._buffer)
+                if not count:
+                    raise ConnectionResetError("the relay closed the connection")
+                parser.feed_data(view[:count])
+            status = parser.get_status_code()
+            if not parser.should_keep_alive():
+                self.close()
+        except (OSError, httptools.HttpParserError) as error:
+            self.close()
+            raise error if isinstance(error, OSError) else ConnectionError(f"not HTTP: {error}") from error
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        if status != 200:
+            raise HttpError(status, body)
+        return body
+
+    def close(self) -> None:
+        """Drop the connection; the next request makes a new one."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+def _send_all(sock: socket.socket, pieces: list[Buffer]) -> None:
+    if isinstance(sock, ssl.SSLSocket):
+        for start in range(0, len(pieces), _IOV):
+            sock.sendall(b"".join(pieces[start : start + _IOV]))
+        return
+    for start in range(0, len(pieces), _IOV):
+        some = pieces[start : start + _IOV]
+        sent, total = sock.sendmsg(some), sum(len(p) for p in some)
+        if sent < total:
+            sock.sendall(memoryview(b"".join(some))[sent:])
+
+
+class RelayLink:
+    """Implements ``links.Link`` over a relay."""
+
+    kind = "relay"
+    eager = False
+    batch_bytes = 2 << 20
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        token_file: Path,
+        ca_file: Path | None,
+        box: int,
+        ttl_s: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        policy: Policy = RELAY_POLICY,
+    ) -> None:
+        self.policy = policy
+        self._http = HttpConnection(url, read_token(token_file), ca_file)
+        self._url = url
+        self._box = box
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._consumer = int.from_bytes(os.urandom(8), "little")
+        self._items: list[wire.Item] = []
+        self._bytes = 0
+        self._acks: list[int] = []
+        self._notices: list[Notice] = []
+        self._down_since: float | None = None
+        self._retry_at = 0.0
+        self._backoff = _BACKOFF_S[0]
+        self._jitter = random.Random(self._consumer)
+        self._expired = False
+
+    def ready(self, dst: int) -> bool:
+        return self._bytes < _MAX_REQUEST
+
+    def send(self, dst: int, out: Outgoing) -> None:
+        payload = out.buffers[0] if len(out.buffers) == 1 else b"".join(out.buffers)
+        msg_id = b"" if out.slot else _KEY.pack(*out.key)
+        self._items.append(wire.Item(dst, out.slot, self._ttl_s, msg_id, payload))
+        self._bytes += len(payload)
+
+    def flush(self) -> None:
+        """Frames leave with the next exchange only: a request per message would cost more than the message."""
+
+    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+        now = self._clock()
+        if now < self._retry_at:
+            time.sleep(min(wait, self._retry_at - now))
+            if self._clock() < self._retry_at:
+                return []
+        items, acks = self._items, self._acks
+        flags = wire.RESYNC if self._down_since is not None else 0
+        pieces = wire.request_pieces(self._box, self._consumer, int(wait * 1000), _MAX_REPLY, acks, items, flags)
+        try:
+            reply = wire.read_reply(self._http.post(pieces, wait + _SLACK_S))
+        except HttpError as error:
+            self._refused(error)
+            return []
+        except (OSError, ValueError) as error:
+            self._failed(error)
+            return []
+        if self._down_since is not None:
+            self._notices.append(Notice("relay_up", {"url": self._url, "down_s": round(now - self._down_since, 1)}))
+            self._down_since, self._backoff = None, _BACKOFF_S[0]
+        self._settle(items, reply.fates)
+        self._acks = [m.delivery for m in reply.messages if m.delivery]
+        return [a for m in reply.messages if (a := self._arrival(m)) is not None]
+
+    def _settle(self, items: list[wire.Item], fates: bytes) -> None:
+        """Keep what was refused for another try; a full queue is reported, never hidden."""
+        kept: list[wire.Item] = []
+        if any(f > wire.DUPLICATE for f in fates):
+            for item, fate in zip(items, fates, strict=True):
+                if fate in (wire.QUOTA, wire.FAILED):
+                    kept.append(item)
+                elif fate in (wire.FORBIDDEN, wire.COLLISION):
+                    raise ConfigError(
+                        f"the relay refused a frame for party {item.receiver}: {wire.FATES[fate]}",
+                        "check the party and group of the relay credential",
+                    )
+        if kept:
+            self._notices.append(Notice("relay_refused", {"why": "quota", "messages": len(kept)}))
+            self._hold_off()
+        self._items = kept
+        self._bytes = sum(len(i.payload) for i in kept)
+
+    def _arrival(self, message: wire.Message) -> Arrival | None:
+        if message.slot == wire.EXPIRED:
+            self._expired = True
+            self._notices.append(Notice("relay_expired", {"receiver": message.payload[0]}))
+            return None
+        if len(message.payload) < fr.HEADER_BYTES:
+            self._notices.append(Notice("protocol_error", {"party": message.sender, "what": "not a frame"}))
+            return None
+        view = memoryview(message.payload)
+        try:
+            header = fr.read_header(view[: fr.HEADER_BYTES])
+        except ProtocolError as error:
+            self._notices.append(Notice("protocol_error", {"party": message.sender, "what": error.what}))
+            return None
+        body = view[fr.HEADER_BYTES :]
+        return Arrival(header, body, None)
+
+    def _failed(self, error: Exception) -> None:
+        if self._down_since is None:
+            self._down_since = self._clock()
+            self._notices.append(Notice("relay_down", {"url": self._url, "why": str(error)}))
+        self._hold_off()
+
+    def _refused(self, error: HttpError) -> None:
+        if error.status in (401, 403):
+            raise UnreachableError(f"the relay {self._url} refuses this party: {error}", "check its token file")
+        self._failed(error)
+
+    def _hold_off(self) -> None:
+        self._retry_at = self._clock() + self._backoff * self._jitter.uniform(0.5, 1.0)
+        self._backoff = min(2 * self._backoff, _BACKOFF_S[1])
+
+    def proven(self, src: int, path: object) -> None:
+        """The relay says who sent a frame; the seal proves it. Nothing to choose here."""
+
+    def resets(self) -> list[int]:
+        """The relay keeps what it took, so nothing is lost with a connection."""
+        return []
+
+    def notices(self) -> list[Notice]:
+        found, self._notices = self._notices, []
+        return found
+
+    def lost(self, dst: int) -> float:
+        return 0.0
+
+    def pending(self) -> bool:
+        return bool(self._items)
+
+    def close(self) -> None:
+        self._http.close()

@@ -1,0 +1,31 @@
+"""``python -m uvcc_engine.relay --config FILE``: the relay service."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.relay import config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="uvcc-engine relay", description="Store and forward between parties.")
+    parser.add_argument("--config", type=Path, required=True, help="JSON file, mode 0600; holds the credentials")
+    options = parser.parse_args(argv)
+    try:
+        loaded = config.load(options.config)
+        from uvcc_engine.relay.server import run
+
+        run(loaded)
+    except UvccError as error:
+        print(f"uvcc-engine relay: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

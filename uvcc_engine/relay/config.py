@@ -1,0 +1,132 @@
+"""The relay's configuration: one strict JSON file, readable by its owner only because it holds the credentials."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.parallel.topology import PARTIES
+
+_MIN_TOKEN: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """Who a bearer token speaks for: it writes as ``party``, to ``send_to``, and reads what is for ``party``."""
+
+    party: int
+    group: str
+    send_to: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RelayConfig:
+    """Seconds and bytes. ``quota_*`` bound what one (group, party) may have queued; 0 lease means the default."""
+
+    db: Path
+    credentials: Mapping[bytes, Credential]  # SHA-256 of the token -> credential
+    listen: str = "127.0.0.1:0"
+    stream_listen: str = ""
+    ready_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    ttl_s: int = 3600
+    max_ttl_s: int = 86_400
+    lease_s: float = 60.0
+    dedup_s: float = 86_400.0
+    dedup_keep: int = 262_144
+    quota_messages: int = 200_000
+    quota_bytes: int = 4 << 30
+    memory_bytes: int = 256 << 20
+    max_body: int = 64 << 20
+
+
+_SCALARS: Final = {
+    "listen": str,
+    "stream_listen": str,
+    "ttl_s": int,
+    "max_ttl_s": int,
+    "lease_s": (int, float),
+    "dedup_s": (int, float),
+    "dedup_keep": int,
+    "quota_messages": int,
+    "quota_bytes": int,
+    "memory_bytes": int,
+    "max_body": int,
+}
+_PATHS: Final = ("db", "ready_file", "tls_cert", "tls_key")
+
+
+def token_key(token: str) -> bytes:
+    """How a token is looked up: by its hash, so that a comparison tells nothing about it."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def load(path: Path) -> RelayConfig:
+    """Read a configuration. Raises UnreadableError or ConfigError."""
+    try:
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"{path} holds credentials and is readable by others", f"chmod 600 {path.name}")
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UnreadableError(f"cannot read the relay configuration {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise UnreadableError(f"{path} is not a JSON object")
+    return from_json(data, path.parent)
+
+
+def from_json(data: Mapping[str, Any], base: Path) -> RelayConfig:
+    """Check a configuration; relative paths are taken from ``base``. Raises ConfigError naming the key."""
+    known = [f.name for f in fields(RelayConfig)]
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise ConfigError(f"unknown relay key {key!r}", f"did you mean {near[0]!r}?" if near else f"known: {known}")
+    if "db" not in data:
+        raise ConfigError("relay key 'db' is missing", "name the database file")
+    values: dict[str, Any] = {}
+    for key, kind in _SCALARS.items():
+        if key in data:
+            if not isinstance(data[key], kind) or isinstance(data[key], bool):  # type: ignore[arg-type]
+                raise ConfigError(f"relay key {key!r} is {data[key]!r}")
+            if not isinstance(data[key], str) and data[key] <= 0:
+                raise ConfigError(f"relay key {key!r} is {data[key]}", "it must be positive")
+            values[key] = data[key]
+    for key in _PATHS:
+        if data.get(key):
+            values[key] = base / str(data[key])
+    if ("tls_cert" in values) != ("tls_key" in values):
+        raise ConfigError("TLS needs both 'tls_cert' and 'tls_key'")
+    return RelayConfig(credentials=_credentials(data.get("credentials")), **values)
+
+
+def _credentials(entries: Any) -> dict[bytes, Credential]:
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError("relay key 'credentials' is missing", "one {party, group, token} per party and group")
+    found: dict[bytes, Credential] = {}
+    for n, entry in enumerate(entries):
+        if not isinstance(entry, dict) or not {"party", "group", "token"} <= set(entry) <= {
+            "party",
+            "group",
+            "token",
+            "send_to",
+        }:
+            raise ConfigError(f"credential {n} is not {{party, group, token}}")
+        party, group, token = entry["party"], entry["group"], entry["token"]
+        if party not in range(PARTIES) or not isinstance(group, str) or not group or len(group) > 128:
+            raise ConfigError(f"credential {n} names party {party!r} of group {group!r}")
+        if not isinstance(token, str) or len(token) < _MIN_TOKEN:
+            raise ConfigError(f"the token of credential {n} is too short", f"at least {_MIN_TOKEN} characters")
+        send_to = frozenset(entry.get("send_to", set(range(PARTIES)) - {party}))
+        if not send_to <= set(range(PARTIES)):
+            raise ConfigError(f"credential {n} may send to {sorted(send_to)}")
+        if token_key(token) in found:
+            raise ConfigError(f"credential {n} has the token of another one", "every party and group has its own")
+        found[token_key(token)] = Credential(int(party), group, send_to)
+    return found

@@ -1,0 +1,152 @@
+"""The relay's durable store: SQLite in WAL mode, synchronous=FULL, one writer thread that commits in groups.
+
+Whatever is waiting when the disk is free again goes into one transaction, so a slow disk makes groups larger instead
+of queues longer. A caller learns of its commit after it is durable.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final, NamedTuple
+
+from uvcc_engine.contract.errors import UnreadableError
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS queues (
+  queue INTEGER PRIMARY KEY, grp TEXT NOT NULL, sender INTEGER NOT NULL, receiver INTEGER NOT NULL, box BLOB NOT NULL,
+  UNIQUE (grp, sender, receiver, box)) STRICT;
+CREATE TABLE IF NOT EXISTS messages (
+  id INTEGER PRIMARY KEY, queue INTEGER NOT NULL, msg_id BLOB NOT NULL, slot INTEGER NOT NULL, crc INTEGER NOT NULL,
+  expires REAL NOT NULL, payload BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS seen (
+  queue INTEGER NOT NULL, msg_id BLOB NOT NULL, crc INTEGER NOT NULL, size INTEGER NOT NULL, until REAL NOT NULL,
+  PRIMARY KEY (queue, msg_id)) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS forgetting ON seen (until);
+"""
+_INSERT: Final = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)"
+_DELETE: Final = "DELETE FROM messages WHERE id = ?"
+_REMEMBER: Final = "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)"
+_FORGET: Final = "DELETE FROM seen WHERE until <= ?"
+_QUEUE: Final = "INSERT INTO queues VALUES (?, ?, ?, ?, ?)"
+PENDING: Final = "SELECT id, queue, msg_id, slot, crc, expires, length(payload) FROM messages ORDER BY id"
+PAYLOAD: Final = "SELECT payload FROM messages WHERE id = ?"
+
+MessageRow = tuple[int, int, bytes, int, int, float, bytes | memoryview]
+SeenRow = tuple[int, bytes, int, int, float]
+QueueRow = tuple[int, str, int, int, bytes]
+
+
+class Write(NamedTuple):
+    """One caller's part of a transaction. ``done`` is called on the writer thread with None or the failure."""
+
+    queues: list[QueueRow]
+    inserts: list[MessageRow]
+    deletes: list[tuple[int]]
+    seen: list[SeenRow]
+    forget_before: float
+    done: Callable[[Exception | None], None]
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the database. Raises UnreadableError."""
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA wal_autocheckpoint = 4000")
+        db.execute("PRAGMA cache_size = -16000")
+        db.executescript(_SCHEMA)
+    except sqlite3.Error as error:
+        raise UnreadableError(f"cannot use the relay database {path}: {error}", "is another relay using it?") from error
+    return db
+
+
+class Writer:
+    """The thread that writes. ``commits`` counts transactions, ``rows`` what they stored."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._queue: SimpleQueue[Write | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="relay-writer", daemon=True)
+        self.commits = 0
+        self.rows = 0
+        self._thread.start()
+
+    def put(self, write: Write) -> None:
+        """Hand over a write; it is part of the next transaction."""
+        self._queue.put(write)
+
+    def close(self) -> None:
+        """Commit what is left and stop."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            group = [self._queue.get()]
+            while not self._queue.empty():
+                group.append(self._queue.get())
+            writes = [w for w in group if w is not None]
+            failure: Exception | None = None
+            try:
+                self._commit(writes)
+            except sqlite3.Error as error:
+                failure = error
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+            for write in writes:
+                write.done(failure)
+            if len(writes) < len(group):
+                return
+
+    def _commit(self, writes: list[Write]) -> None:
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        for w in writes:
+            if w.queues:
+                db.executemany(_QUEUE, w.queues)
+            if w.inserts:
+                db.executemany(_INSERT, w.inserts)
+                self.rows += len(w.inserts)
+            if w.deletes:
+                db.executemany(_DELETE, w.deletes)
+            if w.seen:
+                db.executemany(_REMEMBER, w.seen)
+            if w.forget_before:
+                db.execute(_FORGET, (w.forget_before,))
+        db.execute("COMMIT")
+        self.commits += 1
+
+
+class Reader:
+    """Reads on the caller's thread, over its own connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = connect(path)
+
+    def queues(self) -> list[QueueRow]:
+        return list(self._db.execute("SELECT queue, grp, sender, receiver, box FROM queues"))
+
+    def pending(self) -> Iterator[tuple[int, int, bytes, int, int, float, int]]:
+        """(id, queue, msg_id, slot, crc, expires, size) of every message, oldest first, in primary-key order."""
+        yield from self._db.execute(PENDING)
+
+    def seen(self) -> Iterator[SeenRow]:
+        yield from self._db.execute("SELECT queue, msg_id, crc, size, until FROM seen ORDER BY until")
+
+    def next_start(self) -> int:
+        """A number that grows with every start; ids of different starts never meet."""
+        start = int(self._db.execute("PRAGMA user_version").fetchone()[0]) + 1
+        self._db.execute(f"PRAGMA user_version = {start}")
+        return start
+
+    def payload(self, ident: int) -> bytes | None:
+        row = self._db.execute(PAYLOAD, (ident,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def close(self) -> None:
+        self._db.close()

@@ -1,0 +1,430 @@
+"""The relay's queues in memory: who may take what, leases, deduplication, quotas, expiry. Durable through ``db``.
+
+Everything here runs on one thread (the event loop's); the clock is injected. A message becomes visible to its receiver
+after its commit, and a waiting receiver is woken by that commit, so nobody polls the database.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import google_crc32c
+
+from uvcc_engine.relay import wire
+from uvcc_engine.relay.config import Credential, RelayConfig
+from uvcc_engine.relay.db import MessageRow, QueueRow, Reader, SeenRow, Write
+
+PASSING_S: Final = 10.0  # life of a message in a slot
+NOTICE_TTL_S: Final = 86_400
+_ID_BITS: Final = 40
+
+Schedule = Callable[[Callable[[], None]], None]
+
+
+class _Held:
+    """A message on its way."""
+
+    __slots__ = ("crc", "durable", "expires", "id", "lease", "msg_id", "payload", "queue", "size", "slot")
+
+    def __init__(
+        self, ident: int, queue: _Queue, msg_id: bytes, slot: int, crc: int, expires: float, size: int
+    ) -> None:
+        self.id = ident
+        self.queue = queue
+        self.msg_id = msg_id
+        self.slot = slot
+        self.crc = crc
+        self.expires = expires
+        self.size = size
+        self.lease = 0.0
+        self.durable = False
+        self.payload: bytes | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """What one sender has for one receiver in one box, and which ids it has used."""
+
+    number: int
+    group: str
+    sender: int
+    mailbox: Mailbox
+    open: dict[bytes, _Held] = field(default_factory=dict)
+    seen: dict[bytes, tuple[int, int, float]] = field(default_factory=dict)  # msg_id -> crc, size, until
+
+    def is_durable(self, msg_id: bytes) -> bool:
+        return msg_id in self.seen or self.open[msg_id].durable
+
+
+@dataclass(slots=True, eq=False)
+class Mailbox:
+    """Everything for one receiver in one box of a group."""
+
+    group: str
+    receiver: int
+    box: int
+    ready: deque[_Held] = field(default_factory=deque)
+    leased: dict[int, _Held] = field(default_factory=dict)
+    slots: dict[tuple[int, int], tuple[float, bytes]] = field(default_factory=dict)  # (sender, slot) -> until, payload
+    consumer: int = 0
+    wake: Callable[[], None] | None = None  # of the consumer that waits
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one (group, party) has queued."""
+
+    messages: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters for /metrics."""
+
+    enqueued: int = 0
+    deduplicated: int = 0
+    refused: int = 0
+    delivered: int = 0
+    acknowledged: int = 0
+    expired: int = 0
+    redelivered: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class Hub:
+    """All queues of a relay. ``write`` hands a transaction to the writer; ``schedule`` calls back on this thread."""
+
+    def __init__(
+        self,
+        config: RelayConfig,
+        reader: Reader,
+        write: Callable[[Write], None],
+        schedule: Schedule,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._reader = reader
+        self._write = write
+        self._schedule = schedule
+        self._clock = clock
+        self.totals = Totals()
+        self.usage: dict[tuple[str, int], Usage] = {}
+        self.draining = False
+        self._boxes: dict[tuple[str, int, int], Mailbox] = {}
+        self._queues: dict[tuple[str, int, int, int], _Queue] = {}
+        self._by_number: dict[int, _Queue] = {}
+        self._new_queues: list[QueueRow] = []
+        self._deletes: list[tuple[int]] = []
+        self._seen_rows: list[SeenRow] = []
+        self._expiry: list[tuple[float, int, _Held]] = []
+        self._in_memory = 0
+        self._next = reader.next_start() << _ID_BITS
+        self._load()
+
+    # -- enqueue -----------------------------------------------------------------------------------------------------
+
+    def enqueue(self, who: Credential, box: int, items: Sequence[wire.Item], done: Callable[[bytes], None]) -> None:
+        """Store messages; ``done`` gets one fate per item once those that are stored are durable."""
+        now = self._clock()
+        fates = bytearray(len(items))
+        barrier = False  # a repeat of a message that is not durable yet: its answer has to wait as well
+        rows: list[MessageRow] = []
+        held: list[_Held] = []
+        for n, item in enumerate(items):
+            if item.receiver not in who.send_to or (not item.msg_id and item.slot == wire.STORE):
+                fates[n] = wire.FORBIDDEN
+                continue
+            if item.slot not in (wire.STORE, wire.EXPIRED):
+                self._pass_on(who, box, item, now)
+                continue
+            queue = self._queue(who.group, who.party, item.receiver, box)
+            payload = bytes(item.payload)
+            crc, size = google_crc32c.value(payload), len(payload)
+            fates[n] = self._admit(queue, item.msg_id, crc, size, now)
+            if fates[n] != wire.STORED:
+                barrier = barrier or (fates[n] == wire.DUPLICATE and not queue.is_durable(item.msg_id))
+                continue
+            ttl = min(item.ttl_s or self._config.ttl_s, self._config.max_ttl_s)
+            message = self._hold(queue, item.msg_id, wire.STORE, crc, now + ttl, size)
+            message.payload = payload
+            held.append(message)
+            rows.append((message.id, queue.number, item.msg_id, wire.STORE, crc, message.expires, payload))
+        if not rows and not barrier:
+            done(bytes(fates))
+            return
+        self._commit(rows, lambda failure: self._stored(held, fates, failure, done))
+
+    def _admit(self, queue: _Queue, msg_id: bytes, crc: int, size: int, now: float) -> int:
+        known = queue.open.get(msg_id)
+        before = (known.crc, known.size) if known is not None else queue.seen.get(msg_id, (None,))[:2]
+        if before[0] is not None:
+            same = before == (crc, size)
+            self.totals.deduplicated += same
+            self.totals.refused += not same
+            return wire.DUPLICATE if same else wire.COLLISION
+        usage = self._usage(queue.group, queue.sender)
+        if usage.messages >= self._config.quota_messages or usage.bytes + size > self._config.quota_bytes:
+            self.totals.refused += 1
+            return wire.QUOTA
+        return wire.STORED
+
+    def _hold(self, queue: _Queue, msg_id: bytes, slot: int, crc: int, expires: float, size: int) -> _Held:
+        self._next += 1
+        message = _Held(self._next, queue, msg_id, slot, crc, expires, size)
+        queue.open[msg_id] = message
+        usage = self._usage(queue.group, queue.sender)
+        usage.messages += 1
+        usage.bytes += size
+        return message
+
+    def _commit(self, rows: list[MessageRow], then: Callable[[Exception | None], None]) -> None:
+        deletes, self._deletes = self._deletes, []
+        seen, self._seen_rows = self._seen_rows, []
+        queues, self._new_queues = self._new_queues, []
+
+        def done(failure: Exception | None) -> None:  # on the writer's thread
+            self._schedule(lambda: after(failure))
+
+        def after(failure: Exception | None) -> None:
+            if failure is not None:  # nothing of it was written: the bookkeeping goes with the next transaction
+                self._deletes[:0], self._seen_rows[:0], self._new_queues[:0] = deletes, seen, queues
+            then(failure)
+
+        self._write(Write(queues, rows, deletes, seen, 0.0, done))
+
+    def _stored(
+        self, held: list[_Held], fates: bytearray, failure: Exception | None, done: Callable[[bytes], None]
+    ) -> None:
+        if failure is not None:
+            for message in held:
+                self._release(message)
+            for n, fate in enumerate(fates):
+                fates[n] = wire.FAILED if fate == wire.STORED else fate
+            done(bytes(fates))
+            return
+        for message in held:
+            self._arrive(message)
+        self.totals.enqueued += len(held)
+        done(bytes(fates))
+
+    def _arrive(self, message: _Held) -> None:
+        """A durable message becomes visible to its receiver."""
+        mailbox, message.durable = message.queue.mailbox, True
+        heapq.heappush(self._expiry, (message.expires, message.id, message))
+        if message.payload is not None:
+            self.totals.bytes_in += message.size
+            if self._in_memory + message.size > self._config.memory_bytes:
+                message.payload = None  # read again from disk when it is taken
+            else:
+                self._in_memory += message.size
+        mailbox.ready.append(message)
+        if mailbox.wake is not None:
+            mailbox.wake()
+
+    def _pass_on(self, who: Credential, box: int, item: wire.Item, now: float) -> None:
+        mailbox = self._mailbox(who.group, item.receiver, box)
+        mailbox.slots.pop((who.party, item.slot), None)
+        mailbox.slots[who.party, item.slot] = (now + PASSING_S, bytes(item.payload))
+        if mailbox.wake is not None:
+            mailbox.wake()
+
+    # -- take and acknowledge ----------------------------------------------------------------------------------------
+
+    def take(
+        self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0, resync: bool = False
+    ) -> list[wire.Message]:
+        """Lease what is there for ``who``, oldest first: at least one message, further ones up to ``max_bytes``."""
+        mailbox = self._mailbox(who.group, who.party, box)
+        now = self._clock()
+        self._end_leases(mailbox, now, everything=resync or consumer != mailbox.consumer)
+        mailbox.consumer = consumer
+        found: list[wire.Message] = []
+        for (sender, slot), (until, payload) in mailbox.slots.items():
+            if until > now:
+                found.append(wire.Message(0, sender, slot, payload))
+        mailbox.slots.clear()
+        size = 0
+        while mailbox.ready and (not size or size + mailbox.ready[0].size <= max_bytes):
+            message = mailbox.ready.popleft()
+            payload_or_none = message.payload if message.payload is not None else self._reader.payload(message.id)
+            if payload_or_none is None:
+                continue  # expired or acknowledged in the meantime
+            message.lease = now + self._config.lease_s
+            mailbox.leased[message.id] = message
+            size += message.size + 1
+            found.append(wire.Message(message.id, message.queue.sender, message.slot, payload_or_none))
+        self.totals.delivered += len(found)
+        self.totals.bytes_out += size
+        return found
+
+    def has_for(self, who: Credential, box: int) -> bool:
+        """True if :meth:`take` would find something."""
+        mailbox = self._mailbox(who.group, who.party, box)
+        self._end_leases(mailbox, self._clock(), everything=False)
+        return bool(mailbox.ready or mailbox.slots)
+
+    def _end_leases(self, mailbox: Mailbox, now: float, *, everything: bool) -> None:
+        back = []
+        for message in mailbox.leased.values():
+            if not everything and message.lease > now:
+                break  # leases end in the order in which they were given
+            back.append(message)
+        for message in back:
+            del mailbox.leased[message.id]
+        if back:
+            self.totals.redelivered += len(back)
+            mailbox.ready = deque(sorted((*back, *mailbox.ready), key=lambda m: m.id))
+
+    def acknowledge(self, who: Credential, box: int, deliveries: Sequence[int]) -> list[bool]:
+        """Forget delivered messages; False for an id that is not leased to ``who`` (any more)."""
+        mailbox = self._mailbox(who.group, who.party, box)
+        now = self._clock()
+        fates = []
+        for ident in deliveries:
+            message = mailbox.leased.pop(ident, None)
+            fates.append(message is not None)
+            if message is not None:
+                self._remember(message, now)
+                self._remove(message)
+        self.totals.acknowledged += sum(fates)
+        return fates
+
+    def _remember(self, message: _Held, now: float) -> None:
+        queue, until = message.queue, now + self._config.dedup_s
+        queue.seen[message.msg_id] = (message.crc, message.size, until)
+        if len(queue.seen) > self._config.dedup_keep:
+            del queue.seen[next(iter(queue.seen))]
+        self._seen_rows.append((queue.number, message.msg_id, message.crc, message.size, until))
+
+    def _remove(self, message: _Held) -> None:
+        self._deletes.append((message.id,))
+        if message.payload is not None:
+            self._in_memory -= message.size
+        self._release(message)
+        message.lease = -1.0  # marks it as gone for the expiry heap
+
+    def _release(self, message: _Held) -> None:
+        queue = message.queue
+        if queue.open.get(message.msg_id) is message:
+            del queue.open[message.msg_id]
+        usage = self._usage(queue.group, queue.sender)
+        usage.messages -= 1
+        usage.bytes -= message.size
+        message.payload = None
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Call about once a second: expire, forget, wake who can have a message whose lease ended, flush."""
+        now = self._clock()
+        rows: list[MessageRow] = []
+        notices: list[_Held] = []
+        while self._expiry and self._expiry[0][0] <= now:
+            _, _, message = heapq.heappop(self._expiry)
+            if message.lease < 0:
+                continue
+            self._expire(message, now, rows, notices)
+        for queue in self._by_number.values():
+            while queue.seen and queue.seen[next(iter(queue.seen))][2] <= now:
+                del queue.seen[next(iter(queue.seen))]
+        for mailbox in self._boxes.values():
+            self._end_leases(mailbox, now, everything=False)
+            if mailbox.ready and mailbox.wake is not None:
+                mailbox.wake()
+        if rows or self._deletes or self._seen_rows:
+            self._commit(rows, lambda failure: self._noticed(notices, failure))
+
+    def _noticed(self, notices: list[_Held], failure: Exception | None) -> None:
+        for notice in notices:
+            if failure is None:
+                self._arrive(notice)
+            else:
+                self._release(notice)
+
+    def _expire(self, message: _Held, now: float, rows: list[MessageRow], notices: list[_Held]) -> None:
+        queue, mailbox = message.queue, message.queue.mailbox
+        mailbox.leased.pop(message.id, None)
+        if message in mailbox.ready:
+            mailbox.ready.remove(message)
+        self._remove(message)
+        self.totals.expired += 1
+        if message.slot == wire.EXPIRED:
+            return
+        # the sender learns of it: a notice in the sender's own mailbox, from itself
+        own = self._queue(queue.group, queue.sender, queue.sender, mailbox.box)
+        payload = bytes([mailbox.receiver]) + message.msg_id
+        notice_id = b"expired:" + self._next.to_bytes(8, "big")
+        crc = google_crc32c.value(payload)
+        notice = self._hold(own, notice_id, wire.EXPIRED, crc, now + NOTICE_TTL_S, len(payload))
+        notice.payload = payload
+        rows.append((notice.id, own.number, notice_id, wire.EXPIRED, crc, notice.expires, payload))
+        notices.append(notice)
+
+    def forget(self) -> None:
+        """Call about once a minute: drop remembered ids whose time is over."""
+        self._write(Write([], [], [], [], self._clock(), lambda failure: None))
+
+    def drain(self) -> None:
+        """Stop is near: every waiting consumer returns at once."""
+        self.draining = True
+        for mailbox in self._boxes.values():
+            if mailbox.wake is not None:
+                mailbox.wake()
+
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        for number, group, sender, receiver, box in self._reader.queues():
+            self._add_queue(number, group, sender, receiver, int.from_bytes(box, "big"))
+        for ident, number, msg_id, slot, crc, expires, size in self._reader.pending():
+            queue = self._by_number[number]
+            message = _Held(ident, queue, msg_id, slot, crc, expires, size)
+            queue.open[msg_id] = message
+            usage = self._usage(queue.group, queue.sender)
+            usage.messages += 1
+            usage.bytes += size
+            self._arrive(message)
+        for number, msg_id, crc, size, until in self._reader.seen():
+            self._by_number[number].seen[msg_id] = (crc, size, until)
+
+    def mailbox(self, who: Credential, box: int) -> Mailbox:
+        """The mailbox of a consumer."""
+        return self._mailbox(who.group, who.party, box)
+
+    def _mailbox(self, group: str, receiver: int, box: int) -> Mailbox:
+        found = self._boxes.get((group, receiver, box))
+        if found is None:
+            found = self._boxes[group, receiver, box] = Mailbox(group, receiver, box)
+        return found
+
+    def _queue(self, group: str, sender: int, receiver: int, box: int) -> _Queue:
+        found = self._queues.get((group, sender, receiver, box))
+        if found is None:
+            number = len(self._by_number) + 1
+            found = self._add_queue(number, group, sender, receiver, box)
+            self._new_queues.append((number, group, sender, receiver, box.to_bytes(8, "big")))
+        return found
+
+    def _add_queue(self, number: int, group: str, sender: int, receiver: int, box: int) -> _Queue:
+        queue = _Queue(number, group, sender, self._mailbox(group, receiver, box))
+        self._queues[group, sender, receiver, box] = self._by_number[number] = queue
+        return queue
+
+    def _usage(self, group: str, party: int) -> Usage:
+        found = self.usage.get((group, party))
+        if found is None:
+            found = self.usage[group, party] = Usage()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Figures for /metrics."""
+        ready = sum(len(m.ready) for m in self._boxes.values())
+        leased = sum(len(m.leased) for m in self._boxes.values())
+        waiting = sum(m.wake is not None for m in self._boxes.values())
+        return {"ready": ready, "leased": leased, "waiting": waiting, "bytes_in_memory": self._in_memory}

@@ -1,0 +1,159 @@
+"""Runs a relay: opens the store, listens, announces itself, drains on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import uvicorn
+
+from uvcc_engine.contract.errors import UnreachableError
+from uvcc_engine.contract.files import write_json
+from uvcc_engine.relay.app import Front, RelayApp
+from uvcc_engine.relay.config import RelayConfig
+from uvcc_engine.relay.db import Reader, Writer, connect
+from uvcc_engine.relay.hub import Hub
+
+_TICK_S = 1.0
+_FORGET_TICKS = 60
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, plus the ready file at the start and the release of long polls at the end."""
+
+    def __init__(self, config: uvicorn.Config, hub: Hub, relay: RelayConfig, url: str) -> None:
+        super().__init__(config)
+        self._hub, self._relay, self._url = hub, relay, url
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._relay.ready_file is not None:
+            write_json(self._relay.ready_file, {"url": self._url, "pid": os.getpid()}, durable=False)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hub.drain()
+        await super().shutdown(sockets)
+
+
+def metrics_text(hub: Hub, writer: Writer) -> str:
+    """Prometheus text format."""
+    figures: dict[str, Any] = {f"{name}_total": getattr(hub.totals, name) for name in hub.totals.__slots__}
+    figures |= hub.state() | {"commits_total": writer.commits, "rows_total": writer.rows}
+    lines = [f"uvcc_relay_{name} {value}" for name, value in figures.items()]
+    for (group, party), usage in sorted(hub.usage.items()):
+        labels = f'{{group={json.dumps(group)},party="{party}"}}'
+        lines.append(f"uvcc_relay_queued_messages{labels} {usage.messages}")
+        lines.append(f"uvcc_relay_queued_bytes{labels} {usage.bytes}")
+    return "\n".join(lines) + "\n"
+
+
+def bind(listen: str) -> socket.socket:
+    """A listening socket. Raises UnreachableError."""
+    host, _, port = listen.rpartition(":")
+    try:
+        return socket.create_server((host.strip("[]"), int(port)), backlog=512)
+    except (OSError, ValueError) as error:
+        raise UnreachableError(f"the relay cannot listen on {listen}: {error}", "choose another port") from error
+
+
+@contextlib.asynccontextmanager
+async def running_hub(config: RelayConfig) -> AsyncIterator[tuple[Hub, Writer]]:
+    """The store and its periodic work, for as long as the context lasts."""
+    loop = asyncio.get_running_loop()
+    db, reader = connect(config.db), Reader(config.db)
+    os.chmod(config.db, 0o600)
+    writer = Writer(db)
+
+    def schedule(then: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(then)
+
+    hub = Hub(config, reader, writer.put, schedule, time.time)
+
+    async def tick() -> None:
+        n = 0
+        while True:
+            await asyncio.sleep(_TICK_S)
+            hub.tick()
+            n += 1
+            if n % _FORGET_TICKS == 0:
+                hub.forget()
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield hub, writer
+    finally:
+        ticking.cancel()
+        hub.tick()
+        writer.close()
+        reader.close()
+        db.close()
+
+
+class Running:
+    """A relay that serves. ``stop`` begins to drain it (call on its loop); :meth:`finished` waits for the end."""
+
+    def __init__(self, url: str, server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+        self.url = url
+        self._server, self._task = server, task
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+    async def finished(self) -> None:
+        await asyncio.shield(self._task)
+
+
+@contextlib.asynccontextmanager
+async def serving(config: RelayConfig) -> AsyncIterator[Running]:
+    """Serve for as long as the context lasts, or until SIGTERM or :meth:`Running.stop`."""
+    sock = bind(config.listen)
+    host, port = sock.getsockname()[:2]
+    url = f"{'https' if config.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    async with running_hub(config) as (hub, writer):
+        app = RelayApp(Front(hub, config), config, lambda: metrics_text(hub, writer))
+        options = uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=3600,
+            timeout_graceful_shutdown=10,
+            ssl_certfile=str(config.tls_cert) if config.tls_cert else None,
+            ssl_keyfile=str(config.tls_key) if config.tls_key else None,
+        )
+        server = _Server(options, hub, config, url)
+        task = asyncio.create_task(server.serve(sockets=[sock]))
+        running = Running(url, server, task)
+        try:
+            yield running
+        finally:
+            running.stop()
+            await task
+
+
+async def serve(config: RelayConfig) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    async with serving(config) as running:
+        await running.finished()
+
+
+def run(config: RelayConfig) -> None:
+    """Serve on a uvloop event loop until told to stop."""
+    import uvloop
+
+    # uvicorn raises a caught SIGTERM again when it is done; by then there is nothing left that it should kill
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(config))
