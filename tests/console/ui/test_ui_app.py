@@ -1,0 +1,514 @@
+"""The running console under Textual's pilot: every key, F9 wherever the keyboard is, pastes, pages, evidence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
+from ui_journals import RUN, Story
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.ui.app import UvccApp, open_app
+from uvcc_console.ui.evidence import screen_text
+from uvcc_console.ui.keys import ACTIONS, bindings, markdown_table
+from uvcc_console.ui.screens.confirm import ConfirmScreen
+from uvcc_console.ui.screens.help import HelpScreen
+from uvcc_console.ui.widgets.charts import ChartsPanel
+from uvcc_console.ui.widgets.fleet import FleetPanel
+from uvcc_console.ui.widgets.log_view import LogView
+
+
+class Keyboard:
+    """Stamps keys one second apart, or ``gap`` seconds apart."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+        self.gap = 1.0
+
+    def __call__(self, event: object) -> float:
+        self.at += self.gap
+        return self.at
+
+
+class Desk:
+    """An app over a made-up run, its pilot, and the journal to look into."""
+
+    def __init__(self, app: UvccApp, pilot: Pilot[int], keys: Keyboard, folder: Path) -> None:
+        self.app, self.pilot, self.keys, self.folder = app, pilot, keys, folder
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.settle()
+
+    async def settle(self) -> None:
+        await self.app.workers.wait_for_complete()
+        self.app.tick()
+        await self.pilot.pause()
+
+    def asked(self, kind: type[ev.Event]) -> list[Any]:
+        return [e for _, e in iter_events(self.folder / "journal.sqlite") if isinstance(e, kind)]
+
+    def append(self, *events: ev.Event) -> None:
+        journal = Journal(self.folder / "journal.sqlite", source="other")
+        journal.append(*events)
+        journal.close()
+        self.app.tick()
+
+    @property
+    def text(self) -> str:
+        return screen_text(self.app)
+
+    @property
+    def toasts(self) -> str:
+        return " | ".join(n.message for n in self.app._notifications)
+
+
+@asynccontextmanager
+async def desk(
+    story: Story, folder: Path, size: tuple[int, int] = (160, 50), after: float = 1.0, **options: Any
+) -> AsyncIterator[Desk]:
+    story.write(folder)
+    keys = Keyboard()
+    app = open_app(folder, clock=lambda: story.now + after, key_time=keys, utc=True, tick_s=3600, **options)
+    app.commands.repeat_wait = app.commands.paste_wait = 0.0
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield Desk(app, pilot, keys, folder)
+    app.source.close()
+    if app.writer:
+        app.writer.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / RUN
+
+
+def modes(d: Desk) -> list[tuple[str, str]]:
+    return [(e.mode, e.nonce) for e in d.asked(ev.HaltRequested) if not e.drill]
+
+
+# ---- F9
+
+
+async def test_f9_holds_at_once_and_a_second_press_halts_with_the_same_nonce(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+        assert "Esc  releases" in d.text
+        await d.press("f9")
+        (hold, first), (halt, second) = modes(d)
+        assert (hold, halt) == ("hold", "halt")
+        assert first == second
+
+
+async def test_a_key_that_repeats_is_no_second_press(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("f9")
+        d.keys.gap = 0.03
+        await d.press("f9", "f9", "f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_a_key_held_down_never_commits(folder: Path) -> None:
+    """The first repeat comes half a second after the press, so a commit waits until it is sure to be alone."""
+    async with desk(Story().full(5), folder) as d:
+        d.app.commands.repeat_wait = 3600.0
+        await d.press("f9")
+        await d.press("f9")
+        assert d.app.commands._commit is not None
+        d.keys.gap = 0.03
+        await d.press("f9")
+        assert d.app.commands._commit is None
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_escape_releases_inside_three_seconds(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("f9", "escape")
+        assert [m for m, _ in modes(d)] == ["hold", "release"]
+        assert len({n for _, n in modes(d)}) == 1
+
+
+async def test_after_three_seconds_escape_no_longer_releases(folder: Path) -> None:
+    async with desk(Story().full(5).halt("hold", acks=False), folder, after=4.0) as d:
+        await d.press("escape")
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_f9_in_a_text_field(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("colon")
+        assert isinstance(d.app.focused, Input)
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_f9_in_a_modal_and_escape_releases_before_it_closes_the_modal(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("t")
+        assert isinstance(d.app.screen, ConfirmScreen)
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+        await d.press("escape")
+        assert [m for m, _ in modes(d)] == ["hold", "release"]
+        assert isinstance(d.app.screen, ConfirmScreen)
+        await d.press("escape")
+        assert not isinstance(d.app.screen, ConfirmScreen)
+
+
+async def test_f9_with_the_palette_open(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("ctrl+p")
+        assert type(d.app.screen).__name__ == "CommandPalette"
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_read_only_still_halts_and_does_nothing_else(folder: Path) -> None:
+    async with desk(Story().halted(), folder, readonly=True) as d:
+        await d.press("r")
+        assert not d.asked(ev.Intent)
+        assert "read-only" in d.toasts
+    other = folder.with_name("other")
+    async with desk(Story().full(5), other, readonly=True) as d:
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_the_disk_refusing_is_said_loudly_with_the_way_around(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        (folder / "journal.sqlite").chmod(0o400)
+        assert d.app.writer is not None
+        d.app.writer._path = folder / "missing" / "journal.sqlite"
+        await d.press("f9")
+        assert "NOT RECORDED" in d.toasts
+        assert f"uvcc halt {RUN}" in d.toasts
+
+
+async def test_a_replay_cannot_be_halted(folder: Path) -> None:
+    async with desk(Story().full(5), folder, replay=True) as d:
+        await d.press("f9")
+        assert "this is a recording" in d.toasts
+        assert modes(d) == []
+
+
+# ---- pastes
+
+
+async def test_pasted_text_triggers_nothing(folder: Path) -> None:
+    async with desk(Story().halted(), folder) as d:
+        d.keys.gap = 0.001
+        await d.press("x", "r", "t", "c", "q", "s")
+        assert not d.asked(ev.Intent)
+        assert d.app.is_running
+        assert "pasted" in d.toasts
+
+
+async def test_the_first_key_of_a_paste_waits_for_what_follows(folder: Path) -> None:
+    async with desk(Story().halted(), folder) as d:
+        d.app.commands.paste_wait = 0.03
+        d.app.action_do("resume")
+        d.app.cadence.note(d.keys.at + 0.001)
+        d.app.cadence.note(d.keys.at + 0.002)
+        await d.pilot.pause(0.06)
+        await d.settle()
+        assert not d.asked(ev.Intent)
+
+
+async def test_a_pasted_name_is_not_entered_by_its_own_newline(folder: Path) -> None:
+    async with desk(Story().halted(), folder) as d:
+        await d.press("t")
+        d.keys.gap = 0.001
+        await d.press(
+            *RUN.replace("-", "_").replace("_", "-").replace("-", "minus,").split(",")[:0], *_keys(RUN), "enter"
+        )
+        assert not d.asked(ev.Intent)
+        assert isinstance(d.app.screen, ConfirmScreen)
+        d.keys.gap = 1.0
+        await d.press("enter")
+        assert [e.action for e in d.asked(ev.Intent)] == ["teardown"]
+
+
+def _keys(text: str) -> list[str]:
+    return ["minus" if c == "-" else c for c in text]
+
+
+# ---- resume, teardown, confirm, detach
+
+
+async def test_resume_when_halted(folder: Path) -> None:
+    async with desk(Story().halted(), folder) as d:
+        await d.press("r")
+        assert [(e.action, "tui" in e.by) for e in d.asked(ev.Intent)] == [("resume", True)]
+
+
+async def test_resume_while_running_says_why_not(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("r")
+        assert not d.asked(ev.Intent)
+        assert "the run is running, not halted" in d.toasts
+
+
+async def test_resume_after_a_failure(folder: Path) -> None:
+    async with desk(Story().failed(), folder) as d:
+        assert "FAILED" in d.text
+        await d.press("r")
+        assert [e.action for e in d.asked(ev.Intent)] == ["resume"]
+
+
+async def test_teardown_wants_the_runs_name(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("t")
+        assert "This deletes 3 pods" in d.text
+        await d.press("y", "e", "s", "enter")
+        assert not d.asked(ev.Intent)
+        d.app.screen.query_one(Input).value = RUN
+        await d.press("enter")
+        assert [e.action for e in d.asked(ev.Intent)] == ["teardown"]
+
+
+async def test_confirm_only_when_a_stage_waits(folder: Path) -> None:
+    story = Story().smoke()
+    async with desk(story, folder) as d:
+        await d.press("c")
+        assert not d.asked(ev.Intent)
+        d.append(ev.StageChanged(name="gate", status="waiting", detail="gates passed, FULL costs $0.00"))
+        await d.settle()
+        assert "gate waits for you" in d.text
+        await d.press("c")
+        assert [e.action for e in d.asked(ev.Intent)] == ["confirm"]
+
+
+async def test_q_leaves_and_says_that_the_run_goes_on(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("q")
+        assert d.app.return_code == 0
+        assert any("the run goes on" in str(m) for m in d.app._exit_renderables)
+
+
+async def test_ctrl_c_ends_nothing(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("ctrl+c")
+        assert d.app.is_running
+        assert "q leaves" in d.toasts
+
+
+# ---- panels, help, palette, command line
+
+
+@pytest.mark.parametrize("size", [(160, 50), (80, 24)])
+async def test_each_number_shows_its_panel_alone_and_back(folder: Path, size: tuple[int, int]) -> None:
+    async with desk(Story().full(5), folder, size) as d:
+        for action in (a for a in ACTIONS.values() if a.group == "panels" and a.keys != "0"):
+            await d.press(action.keys)
+            shown = [p for p in d.app._main.panels() if p.region.height > 0]
+            assert [p.number for p in shown] == [action.keys], action.name
+            assert "F9" in d.text
+            await d.press(action.keys)
+        assert d.app._main.page == ""
+        assert d.app._main.query_one(FleetPanel).region.height > 2
+        assert d.app._main.query_one(LogView).region.height > 2
+
+
+async def test_help_shows_the_focused_panel_first(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        d.app._main.query_one(ChartsPanel).focus()
+        await d.press("question_mark")
+        assert isinstance(d.app.screen, HelpScreen)
+        text = d.text
+        assert text.index("Loss per party") < text.index("HALT   ") if "HALT   " in text else "Loss per party" in text
+        assert "not now: the run is running, not halted" in text
+        await d.press("escape")
+        assert not isinstance(d.app.screen, HelpScreen)
+
+
+async def test_the_palette_runs_an_action(folder: Path) -> None:
+    async with desk(Story().halted(), folder) as d:
+        await d.press("ctrl+p")
+        await d.press(*"resume")
+        await d.pilot.pause(0.3)
+        await d.press("enter")
+        await d.settle()
+        assert [e.action for e in d.asked(ev.Intent)] == ["resume"]
+
+
+async def test_commands_are_typed_after_a_colon(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("colon", *"ledger", "enter")
+        assert d.app._main.page == "5"
+        await d.press("colon", *"ledgre", "enter")
+        assert "did you mean ledger?" in d.toasts
+
+
+async def test_the_filter_narrows_fleet_and_log_while_typing_and_escape_puts_it_back(folder: Path) -> None:
+    async with desk(Story(replicas=2).full(5), folder) as d:
+        before = len(d.app._main.query_one(LogView).ring)
+        await d.press("slash", *_text("pod=pod-p1-r00"))
+        log = d.app._main.query_one(LogView)
+        assert 0 < len(log.ring) < before
+        assert len(d.app._main.query_one(FleetPanel).lines) == 2
+        await d.press("escape")
+        assert len(log.ring) == before
+        await d.press("slash", *_text("party=2"), "enter")
+        assert d.app.filter.source == "party=2"
+        assert "/party=2" in d.text
+
+
+def _text(text: str) -> list[str]:
+    names = {"-": "minus", "=": "equals_sign", ">": "greater_than_sign", " ": "space"}
+    return [names.get(c, c) for c in text]
+
+
+async def test_search_goes_back_from_the_end(folder: Path) -> None:
+    async with desk(Story().full(25), folder) as d:
+        await d.press("colon", *_text("find checkpoint"), "enter")
+        log = d.app._main.query_one(LogView)
+        assert not log.following
+        assert log.ring[log._hit].text.startswith("checkpoint_written")
+        first = log._hit
+        await d.press("N")
+        assert log._hit < first
+
+
+async def test_the_log_stops_following_and_counts_what_is_new(folder: Path) -> None:
+    async with desk(Story().full(25), folder) as d:
+        log = d.app._main.query_one(LogView)
+        log.focus()
+        await d.press("k", "k")
+        assert not log.following
+        d.append(*(ev.EngineEvent(pod="pod-p0", level="info", event="note", fields={"n": i}) for i in range(7)))
+        await d.settle()
+        assert log.unseen == 7
+        assert "+7 new" in d.text
+        await d.press("f")
+        assert log.following
+        assert "n=6" in d.text
+
+
+async def test_enter_on_a_pod_shows_its_log(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("j", "enter")
+        assert d.app._main.page == "3"
+        assert d.app.filter.source.startswith("pod=pod-p")
+
+
+async def test_fleet_cursor_marks_and_sorting(folder: Path) -> None:
+    async with desk(Story(replicas=2).full(5), folder) as d:
+        fleet = d.app._main.query_one(FleetPanel)
+        await d.press("j", "space", "space")
+        assert len(fleet.state.marked) == 2
+        before = fleet.state.sort
+        await d.press("o")
+        assert fleet.state.sort != before
+
+
+async def test_charts_zoom_log_and_crosshair(folder: Path) -> None:
+    async with desk(Story().full(60), folder) as d:
+        charts = d.app._main.query_one(ChartsPanel)
+        charts.focus()
+        await d.press("l", "plus", "left")
+        assert charts.log_scale
+        assert charts.window == 0.5
+        assert charts.cursor == 60
+        assert "step 60" in d.text
+
+
+# ---- evidence
+
+
+async def test_a_snapshot_is_kept_with_its_hashes_and_in_the_journal(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("s")
+        kept = folder / "artifacts" / "evidence"
+        files = {p.suffix: p for p in kept.iterdir() if p.name != "SHA256SUMS"}
+        assert set(files) == {".svg", ".txt", ".json"}
+        sums = dict(reversed(line.split("  ")) for line in (kept / "SHA256SUMS").read_text().splitlines())  # type: ignore[misc]
+        assert {n: hashlib.sha256((kept / n).read_bytes()).hexdigest() for n in sums} == sums
+        assert json.loads(files[".json"].read_text())["agreed_epoch"] == 5
+        intent = d.asked(ev.Intent)[-1]
+        assert intent.action == "snapshot"
+        assert intent.args == sums
+
+
+# ---- live and replay
+
+
+async def test_a_run_grows_on_the_screen(folder: Path) -> None:
+    story = Story().full(5)
+    later = Story().full(9)
+    async with desk(story, folder) as d:
+        assert "agree @ step 5" in d.text
+        d.append(*later.events[len(story.events) :])
+        await d.settle()
+        assert "agree @ step 9" in d.text
+
+
+async def test_a_whole_story_from_planned_to_halted_never_breaks_the_screen(folder: Path) -> None:
+    events = [*Story().halted(unknown=1).events]
+    first = Story()
+    first.planned()
+    async with desk(first, folder, (80, 24)) as d:
+        rest = events[len(first.events) :]
+        for i in range(0, len(rest), 60):
+            d.append(*rest[i : i + 60])
+            await d.pilot.pause()
+            assert "F9" in d.text
+        assert "UNKNOWN" in d.text
+
+
+async def test_replay_pauses_jumps_and_changes_speed(folder: Path) -> None:
+    story = Story().halted()
+    clock = [0.0]
+    story.write(folder)
+    app = open_app(folder, replay=True, clock=lambda: clock[0], utc=True, tick_s=3600)
+    async with app.run_test(size=(120, 40)) as pilot:
+        assert app.snap.status == "planned" or app.snap.seq <= 20
+        clock[0] = 3.0
+        app.tick()
+        early = app.snap.seq
+        assert early > 0
+        await pilot.press("p")
+        clock[0] = 9.0
+        app.tick()
+        assert app.snap.seq == early, "paused"
+        await pilot.press("right_square_bracket")
+        assert app.snap.seq > early
+        await pilot.press(*["right_square_bracket"] * 20)
+        assert app.snap.status == "halted"
+        await pilot.press(*["left_square_bracket"] * 15)
+        await pilot.pause()
+        assert app.snap.status != "halted"
+        shown = app._main.query_one(LogView).ring
+        assert shown[len(shown) - 1] == app.snap.log[-1]
+        await pilot.press("greater_than_sign")
+        assert app.source.speed == 2.0
+    app.source.close()
+
+
+# ---- the registry
+
+
+def test_every_action_has_a_handler_a_description_and_a_free_key() -> None:
+    from uvcc_console.ui.commands import Commands
+
+    keys = [k for a in ACTIONS.values() for k in a.keys.split(",") if k]
+    assert len(keys) == len(set(keys))
+    for a in ACTIONS.values():
+        assert callable(getattr(Commands, f"do_{a.id.split('_')[0]}")), a.id
+        assert a.description
+    assert {b.key for b in bindings()} == set(keys)
+    assert [b.key for b in bindings() if b.priority] == ["f9", "escape"]
+
+
+def test_the_key_table_for_the_readme_names_every_action() -> None:
+    table = markdown_table()
+    assert all(f"`{a.label}`" in table for a in ACTIONS.values())

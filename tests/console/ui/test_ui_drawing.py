@@ -1,0 +1,403 @@
+"""The pure parts: numbers, canvas, ring log, filters, the fleet's judgement and the meaning of F9."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+
+import pytest
+from ui_journals import T0, Story
+
+from uvcc_console.core.snapshot import LogEntry, Snapshot
+from uvcc_console.core.state import fold
+from uvcc_console.ui import filters
+from uvcc_console.ui import format as fmt
+from uvcc_console.ui.glyphs import ASCII, UNICODE
+from uvcc_console.ui.halt_switch import Cadence, HaltSwitch
+from uvcc_console.ui.paint import clean, cut, fit, plain, spread, width_of, wrap
+from uvcc_console.ui.view import View, fleet_rows, stakes, status_word
+from uvcc_console.ui.widgets import bars, charts, fleet, halt_panel, result, side
+from uvcc_console.ui.widgets.canvas import Band, Curve, Frame, nice_ticks, plot
+from uvcc_console.ui.widgets.ring import RingLog
+from uvcc_engine.contract.errors import ConfigError
+
+
+def view_of(story: Story, after: float = 1.0, **options: object) -> View:
+    """A view of a made-up run, some seconds after its last event."""
+    return View(snap=fold(story.events), now=story.now + after, utc=True, **options)  # type: ignore[arg-type]
+
+
+def text_of(lines: list) -> str:
+    return "\n".join(plain(line) for line in lines)
+
+
+# ---- numbers and text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.42, "0.4 s"), (12.4, "12 s"), (184, "3 m 04 s"), (3720, "1 h 02 m"), (183_600, "2 d 03 h"), (math.inf, "-")],
+)
+def test_durations_are_short_and_carry_their_unit(seconds: float, shown: str) -> None:
+    assert fmt.duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.31244, "0.3124"), (12.4, "12.40"), (125_000, "125k"), (3.1e-5, "3.1e-05"), (math.nan, "NaN"), (2.5e9, "2.50G")],
+)
+def test_numbers_have_four_significant_digits(value: float, shown: str) -> None:
+    assert fmt.number(value) == shown
+
+
+def test_text_from_machines_cannot_reach_the_terminal() -> None:
+    assert clean("ok \x1b[2J\x07 gone") == "ok �[2J� gone"
+    assert clean("right\u202eleft") == "right�left"
+    assert clean("plain text") == "plain text"
+
+
+def test_fit_cuts_and_pads_by_cells_not_characters() -> None:
+    assert fit("日本語", 5) == "日本…"
+    assert fit("日本語", 4) == "日 …"
+    assert fit("ab", 5, "r") == "   ab"
+    assert width_of([(fit("日本語テキスト", 9), "")]) == 9
+
+
+def test_spread_keeps_the_right_end_and_cuts_the_left() -> None:
+    line = spread([("left side that is long", "")], [("right", "")], 16)
+    assert plain(line) == "left side… right"
+    assert width_of(line) == 16
+
+
+def test_wrap_never_exceeds_the_width() -> None:
+    rows = wrap([("a rather long sentence with averyveryverylongword inside", "bad")], 12)
+    assert all(width_of(r) <= 12 for r in rows)
+    assert "".join(plain(r).replace(" ", "") for r in rows) == "aratherlongsentencewithaveryveryverylongwordinside"
+
+
+def test_cut_marks_the_loss() -> None:
+    assert plain(cut([("abc", "x"), ("defgh", "y")], 6)) == "abcde…"
+
+
+# ---- canvas
+
+
+def test_ticks_are_round_numbers_inside_the_range() -> None:
+    assert nice_ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
+    assert nice_ticks(0.13, 0.49, 4) == [0.2, 0.3, 0.4]
+
+
+def _braille_rows(lines: list) -> list[str]:
+    return ["".join(c for c in plain(line) if "⠀" <= c <= "⣿" or c == " ") for line in lines]
+
+
+def test_a_falling_line_falls_on_the_canvas() -> None:
+    xs = array("d", range(50))
+    lines = plot([Curve(xs, array("d", [50 - x for x in xs]), "p0")], 40, 10, UNICODE)
+    assert len(lines) == 10
+    first = [next((i for i, c in enumerate(plain(row)) if "⠀" < c <= "⣿"), -1) for row in lines[:8]]
+    assert first == sorted(first)
+    assert first[0] < 10 < first[-1]
+
+
+def test_a_single_spike_among_thousands_of_points_is_never_lost() -> None:
+    ys = array("d", [1.0] * 5000)
+    ys[2500] = 9.0
+    lines = plot([Curve(array("d", range(5000)), ys, "p0")], 60, 12, UNICODE)
+    assert any("⠀" < c <= "⣿" for c in plain(lines[0]))
+
+
+def test_a_gap_of_nan_breaks_the_line() -> None:
+    ys = array("d", [1.0] * 10 + [math.nan] * 30 + [1.0] * 10)
+    lines = plot([Curve(array("d", range(50)), ys, "p0")], 56, 6, UNICODE)
+    drawn = next(plain(row) for row in lines if any("⠀" < c <= "⣿" for c in plain(row)))
+    inner = drawn.split("│")[-1].split("┤")[-1]
+    assert inner.strip() != inner.replace(" ", ""), "the line must be interrupted"
+
+
+def test_log_scale_shows_powers_of_ten_and_ignores_zero() -> None:
+    ys = array("d", [10.0**-k for k in range(5)] + [0.0])
+    text = text_of(plot([Curve(array("d", range(6)), ys, "p0")], 40, 16, UNICODE, frame=Frame(log=True)))
+    assert "0.0100" in text or "0.01" in text
+
+
+def test_ascii_charts_use_ascii_only() -> None:
+    xs = array("d", range(30))
+    lines = plot([Curve(xs, array("d", [math.sin(x / 4) for x in xs]), "p0")], 40, 8, ASCII)
+    assert text_of(lines).isascii()
+
+
+def test_bands_lie_behind_and_cursor_in_front() -> None:
+    xs = [float(x) for x in range(20)]
+    band = Band(xs, [0.0] * 20, [4.0] * 20)
+    curve = Curve(xs, [2.0] * 20, "p1")
+    lines = plot([curve], 40, 8, UNICODE, bands=[band], frame=Frame(cursor=10.0))
+    roles = {role for line in lines for _, role in line}
+    assert {"faint", "p1", "accent"} <= roles or "mix" in roles
+
+
+def test_nothing_to_draw_is_no_lines() -> None:
+    assert plot([], 40, 8, UNICODE) == []
+    assert plot([Curve([1.0], [math.nan], "p0")], 40, 8, UNICODE) == []
+
+
+# ---- ring log
+
+
+def entry(i: int, level: str = "info", source: str = "pod-p1") -> LogEntry:
+    return LogEntry(T0 + i, level, source, f"line {i}")
+
+
+def test_the_ring_keeps_the_newest_and_counts_what_it_dropped() -> None:
+    ring = RingLog(cap=100)
+    for start in range(0, 1000, 10):
+        ring.extend([entry(i) for i in range(start, start + 10)])
+    assert ring[len(ring) - 1].text == "line 999"
+    assert 100 <= len(ring) <= 125
+    assert ring.dropped + len(ring) == 1000
+
+
+def test_the_filter_survives_trimming_and_counts_fresh_lines() -> None:
+    ring = RingLog(cap=50)
+    ring.set_filter(filters.parse("level=error"))
+    fresh = ring.extend([entry(i, "error" if i % 10 == 0 else "info") for i in range(200)])
+    assert fresh == 20
+    assert all(ring[i].level == "error" for i in range(len(ring)))
+    assert ring[len(ring) - 1].text == "line 190"
+    ring.set_filter(filters.Filter())
+    assert len(ring) == ring.total
+
+
+def test_time_jumps_and_search_find_the_right_line() -> None:
+    ring = RingLog()
+    ring.extend([entry(i) for i in range(500)])
+    assert ring[ring.at_time(T0 + 123.5)].text == "line 124"
+    assert ring.find("LINE 77", 499, -1) == 77
+    assert ring.find("nothing like it", 0, 1) is None
+
+
+# ---- filters
+
+
+FIELDS: dict[str, str | float] = {"party": 1, "loss": 3.5, "state": "late", "level": "warn", "pod": "pod-p1"}
+
+
+@pytest.mark.parametrize(
+    ("source", "passes"),
+    [
+        ("", True),
+        ("party=1 loss>3", True),
+        ("party=1 loss>4", False),
+        ("!party=2", True),
+        ("state=LATE", True),
+        ("state!=late", False),
+        ("level>=warn", True),
+        ("level>=error", False),
+        ("pod~p[01]$", True),
+        ("missing=1", False),
+        ("!missing=1", True),
+        ("needle", True),
+        ("!needle", False),
+        ("/ne+dle/", True),
+        ('"a needle"', True),
+        ('"needle a"', False),
+    ],
+)
+def test_filters(source: str, passes: bool) -> None:
+    assert filters.parse(source).matches(FIELDS, "there is a needle in here") is passes
+
+
+@pytest.mark.parametrize("source", ["loss>many", "pod~(", "/(/"])
+def test_filters_that_cannot_be_read_say_so(source: str) -> None:
+    with pytest.raises(ConfigError):
+        filters.parse(source)
+
+
+# ---- the fleet
+
+
+def test_a_silent_worker_is_worst_and_comes_first() -> None:
+    story = Story(replicas=2).full(3)
+    view = view_of(story)
+    quiet = "p1r1s0t0"
+    workers = dict(view.snap.workers)
+    import dataclasses
+
+    workers[quiet] = dataclasses.replace(workers[quiet], beat_ts=view.now - 20)
+    view = dataclasses.replace(view, snap=dataclasses.replace(view.snap, workers=workers))
+    rows = fleet.visible_rows(view, fleet.FleetState())
+    assert rows[0].coord == quiet
+    assert (rows[0].health.word, rows[0].health.role) == ("silent", "bad")
+    assert {r.health.word for r in rows[1:]} == {"live"}
+
+
+def test_heartbeat_ages_have_glyph_word_and_colour() -> None:
+    story = Story().full(3)
+    seen = {after: fleet_rows(view_of(story, after))[0].health for after in (1.0, 8.0, 20.0, 90.0)}
+    assert [h.word for h in seen.values()] == ["live", "late", "silent", "lost"]
+    assert len({h.glyph for h in seen.values()}) == 4
+
+
+def test_every_column_list_fits_its_width() -> None:
+    view = view_of(Story(replicas=8).full(3))
+    for width in (30, 44, 60, 78, 108, 160):
+        assert all(width_of(line) <= width for line in fleet.fleet_lines(view, fleet.FleetState(), width)), width
+
+
+def test_filters_apply_to_the_fleet() -> None:
+    import dataclasses
+
+    view = dataclasses.replace(view_of(Story(replicas=4).full(2)), filter=filters.parse("party=2 replica>1"))
+    assert [r.coord for r in fleet.visible_rows(view, fleet.FleetState("place"))] == ["p2r2s0t0", "p2r3s0t0"]
+
+
+# ---- bars and panels
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 160, 220])
+def test_no_line_of_any_panel_is_wider_than_asked(width: int) -> None:
+    stories = [Story().planned(), Story().provisioning(), Story().full(5), Story().halted(1), Story().fork()]
+    for story in [*stories, Story().failed(), Story(steps=5).finished(ok=False)]:
+        for glyphs in (UNICODE, ASCII):
+            view = view_of(story, glyphs=glyphs, run_dir="/data/runs/demo")
+            drawn = [bars.header_line(view, width), bars.track_line(view, width), *bars.banner_lines(view, width)]
+            drawn += [*side.ledger_lines(view, width), *side.rollout_lines(view, width), *side.cost_lines(view, width)]
+            drawn += [*halt_panel.halt_lines(view, width), *result.result_lines(view, width)]
+            drawn += charts.overview_lines(view, width, 14)
+            assert max(width_of(line) for line in drawn) <= width
+            if glyphs is ASCII:
+                assert not {c for line in drawn for c in plain(line) if ord(c) > 127} - {"…"}
+
+
+def test_f9_is_in_every_footer_even_the_narrowest() -> None:
+    view = view_of(Story().full(3))
+    assert "F9" in plain(bars.footer_line(view, 14, [("r", "resume", True)]))
+
+
+def test_the_agreement_line_says_up_to_which_step() -> None:
+    assert plain(side.agreement_line(view_of(Story().full(7)))) == "P0 ═ P1 ═ P2  agree @ step 7"
+
+
+def test_a_fork_is_the_loudest_thing() -> None:
+    view = view_of(Story().fork())
+    assert status_word(view) == ("≠ FORK", "alarm")
+    assert bars.banner_lines(view, 100)[0][0][1] == "alarm"
+    assert "P1 and P2 disagree" in text_of(bars.banner_lines(view, 160))
+    assert "≠" in plain(side.agreement_line(view))
+
+
+def test_unknown_is_its_own_red_state_in_the_halt_matrix() -> None:
+    view = view_of(Story().halted(unknown=1))
+    lines = halt_panel.halt_lines(view, 140)
+    assert "2/3 verified" in plain(lines[0])
+    assert "1 UNKNOWN" in plain(lines[0])
+    worst = lines[2]
+    assert plain(worst).startswith("pod-p2")
+    assert ("alarm" in {role for text, role in worst if "UNKNOWN" in text}) is True
+
+
+def test_stakes_colour_the_frame() -> None:
+    assert stakes(view_of(Story().full(2))) == "full"
+    assert stakes(view_of(Story().launched().phase("smoke", 2))) == "smoke"
+    assert stakes(view_of(Story().planned())) == "plain"
+    assert stakes(view_of(Story().full(2), replay="3 %")) == "replay"
+    assert stakes(view_of(Story(steps=4).finished())) == "plain"
+
+
+def test_the_result_names_what_was_proved() -> None:
+    view = view_of(Story(steps=5).finished(), run_dir="/data/runs/demo")
+    text = text_of(result.result_lines(view, 140))
+    assert "✓ VERIFIED" in text
+    assert "accuracy 96.11%" in text
+    assert "the same from 3 workers" in text
+    assert "/data/runs/demo/artifacts" in text
+    bad = text_of(result.result_lines(view_of(Story(steps=5).finished(ok=False)), 140))
+    assert "NOT VERIFIED" in bad
+    assert "signature does not verify" in bad
+
+
+def test_equal_parties_are_drawn_as_one_line_and_said_to_be_equal() -> None:
+    curves, _, same = charts.curves_of(view_of(Story().full(5)), "loss")
+    assert same
+    assert len(curves) == 1
+    differ, _, same = charts.curves_of(view_of(Story().full(5)), "samples_per_s")
+    assert not same
+    assert [c.role for c in differ] == ["p0", "p1", "p2"]
+
+
+def test_replicas_become_mean_and_band() -> None:
+    _, bands, _ = charts.curves_of(view_of(Story(replicas=3).full(5)), "loss")
+    assert bands
+    assert all(low < high for low, high in zip(bands[0].low, bands[0].high, strict=True))
+
+
+# ---- F9
+
+
+def running() -> Snapshot:
+    return fold(Story().full(3).events)
+
+
+def after(story: Story) -> tuple[Snapshot, float]:
+    return fold(story.events), story.now
+
+
+def test_one_press_holds_with_a_fresh_nonce() -> None:
+    a, b = (HaltSwitch().press(100.0, T0, running(), 0) for _ in range(2))
+    assert (a.mode, b.mode) == ("hold", "hold")
+    assert a.nonce != b.nonce
+
+
+def test_a_second_press_commits_the_same_nonce_and_a_repeating_key_does_not() -> None:
+    snap, now = after(Story().full(3).halt("hold", nonce="aa11", acks=False))
+    switch = HaltSwitch()
+    switch.press(100.0, now - 10, running(), 0)
+    assert switch.press(100.03, now + 0.03, snap, 0).mode == ""
+    assert switch.press(100.06, now + 0.06, snap, 0).mode == ""
+    late = switch.press(100.40, now + 0.40, snap, 0)
+    assert (late.mode, late.nonce) == ("halt", "aa11")
+
+
+def test_a_hold_that_nobody_answered_can_still_be_committed() -> None:
+    snap, now = after(Story().full(3).halt("hold", nonce="aa11", acks=False))
+    assert HaltSwitch().press(200.0, now + 30, snap, 0).mode == "halt"
+
+
+def test_f9_inside_pasted_text_is_ignored_but_a_single_one_after_typing_works() -> None:
+    assert HaltSwitch().press(100.0, T0, running(), 5).mode == ""
+    assert HaltSwitch().press(100.0, T0, running(), 1).mode == "hold"
+
+
+def test_a_drill_does_not_block_a_real_halt() -> None:
+    story = Story().full(3)
+    story.halt("hold", nonce="d1", drill=True)
+    snap, now = after(story)
+    assert HaltSwitch().press(100.0, now, snap, 0).mode == "hold"
+
+
+def test_release_only_inside_the_three_seconds() -> None:
+    snap, now = after(Story().full(3).halt("hold", nonce="aa11", acks=False))
+    assert HaltSwitch().release(now + 1, snap).mode == "release"
+    assert HaltSwitch().release(now + 4, snap).mode == ""
+
+
+def test_a_finished_run_has_nothing_to_halt() -> None:
+    snap, now = after(Story(steps=3).finished())
+    decision = HaltSwitch().press(100.0, now, snap, 0)
+    assert decision.mode == ""
+    assert "nothing to halt" in decision.why
+
+
+def test_the_cadence_tells_fingers_from_pastes() -> None:
+    cadence = Cadence()
+    rnd = random.Random(3)
+    at = 0.0
+    for _ in range(50):
+        at += rnd.uniform(0.03, 0.3)
+        cadence.note(at)
+        assert not cadence.pasted
+    for n in range(1, 6):
+        at += 0.001
+        cadence.note(at)
+        assert cadence.burst == n

@@ -1,0 +1,332 @@
+"""Hand-made runs for the console's tests: the events a rollout would write, at fixed times."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+
+T0 = 1_795_223_700.0  # 2026-11-21 01:15:00 UTC
+STAGES = [
+    "plan",
+    "quote",
+    "provision",
+    "bootstrap",
+    "preflight",
+    "drill",
+    "smoke",
+    "verify-smoke",
+    "gate",
+    "full",
+    "verify-full",
+    "collect",
+    "teardown",
+]
+RUN = "demo-20261121-0115-ab12"
+
+
+def digest(*parts: object) -> str:
+    """A stable hash for made-up roots."""
+    return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()
+
+
+@dataclass
+class Story:
+    """Collects events on its own clock."""
+
+    replicas: int = 1
+    steps: int = 200
+    price: float = 0.0
+    provider: str = "local"
+    now: float = T0
+    events: list[ev.Event] = field(default_factory=list)
+    seed: int = 7
+
+    def __post_init__(self) -> None:
+        self.rnd = random.Random(self.seed)
+        self.coords = [f"p{p}r{r}s0t0" for r in range(self.replicas) for p in range(3)]
+
+    def pod(self, coord: str) -> str:
+        p, r = coord[1], coord.split("r")[1].split("s")[0]
+        return f"pod-p{p}" if self.replicas == 1 else f"pod-p{p}-r{int(r):02d}"
+
+    def add(self, event: ev.Event, after: float = 0.0) -> None:
+        self.now += after
+        object.__setattr__(event, "ts", self.now)
+        self.events.append(event)
+
+    def planned(self) -> Story:
+        profile = {"job": {"kind": "private", "model": "mlp-digits", "batch": 64}, "limits": {"total": 0}}
+        if self.price:
+            profile["limits"] = {"hourly": 60, "total": 120}
+        self.add(
+            ev.RunCreated(
+                run=RUN, profile_name="mlp-digits", job_kind="private", replicas=self.replicas, pipeline_stages=1,
+                tensor=1, stages=list(STAGES), profile=profile,
+            )
+        )  # fmt: skip
+        for coord in self.coords:
+            self.add(self.pod_event(coord, "planned"))
+        for name in ("plan", "quote"):
+            self.stage(name, 0.1)
+        return self
+
+    def pod_event(self, coord: str, state: str, detail: str = "") -> ev.PodChanged:
+        return ev.PodChanged(
+            pod=self.pod(coord), party=int(coord[1]), replica=int(coord.split("r")[1].split("s")[0]),
+            provider=self.provider, state=state, price_hr=self.price, detail=detail,
+        )  # fmt: skip
+
+    def stage(self, name: str, seconds: float, status: str = "ok", detail: str = "") -> None:
+        self.add(ev.StageChanged(name=name, status="running"))
+        self.add(ev.StageChanged(name=name, status=status, detail=detail), seconds)
+
+    def provisioning(self) -> Story:
+        self.planned()
+        self.add(ev.StageChanged(name="provision", status="running"), 0.1)
+        for i, coord in enumerate(self.coords):
+            self.add(self.pod_event(coord, "creating"), 0.05)
+            if i < len(self.coords) - 1:
+                self.add(self.pod_event(coord, "ready"), 0.4)
+        return self
+
+    def launched(self) -> Story:
+        self.provisioning()
+        self.add(self.pod_event(self.coords[-1], "ready"), 0.4)
+        self.add(ev.StageChanged(name="provision", status="ok", detail=f"{len(self.coords)} pods"))
+        self.add(ev.StageChanged(name="bootstrap", status="running"), 0.1)
+        for coord in self.coords:
+            self.add(self.pod_event(coord, "agent"), 0.3)
+            for path in ("ssh", "relay", "lease"):
+                self.add(ev.LinkChanged(pod=self.pod(coord), path=path, up=True))
+        self.add(ev.StageChanged(name="bootstrap", status="ok"))
+        self.stage("preflight", 0.8, detail="python, torch, disk, clock")
+        if self.price:
+            self.cost(0.02)
+        return self
+
+    def cost(self, hours: float) -> None:
+        hourly = self.price * len(self.coords)
+        self.add(ev.CostTick(hourly=hourly, spent=hourly * hours, forecast=hourly * 0.6, runway_h=9.5))
+
+    def phase(self, name: str, steps: int, attempt: int = 0) -> Story:
+        self.phase_name = name
+        self.add(ev.StageChanged(name=name, status="running"), 0.1)
+        self.add(
+            ev.PhaseStarted(
+                phase=name, engine_run=f"{RUN}.{name}", steps=steps, sid_job=digest("sid", name), attempt=attempt
+            )
+        )
+        for i, coord in enumerate(self.coords):
+            self.add(ev.WorkerProcess(pod=self.pod(coord), coord=coord, state="started", pid=4200 + i))
+            self.add(
+                ev.EngineEvent(
+                    pod=self.pod(coord), level="info", event="link_up", fields={"kind": "relay", "peer": (i + 1) % 3}
+                )
+            )
+        return self
+
+    def loss(self, step: int) -> float:
+        return 0.09 + 2.2 * math.exp(-step / 38) + 0.05 * (1 - step / (step + 60)) * self.rnd.random()
+
+    def train(self, first: int, last: int, seconds: float = 0.12, *, fork_at: int = -1) -> Story:
+        for step in range(first, last + 1):
+            loss = self.loss(step)
+            self.now += seconds
+            rate = 64 / (seconds * self.rnd.uniform(0.9, 1.1))
+            for i, coord in enumerate(self.coords):
+                mine = loss if self.replicas == 1 else loss * (1 + 0.06 * (i // 3) / self.replicas)
+                record = {
+                    "rank": i // 3,
+                    "step": step,
+                    "phase": "train",
+                    "loss": mine,
+                    "samples_per_s": rate,
+                    "mem_mib": 168 + i,
+                }
+                self.add(ev.Heartbeat(pod=self.pod(coord), coord=coord, record=record), 0.002)
+                values = {"loss": mine, "lr": 0.1 * min(1, step / 10), "samples_per_s": rate * (1 + 0.01 * i)}
+                self.add(ev.Metric(coord=coord, step=step, values=values))
+                self.root(coord, step, forked=step == fork_at and coord == self.coords[1])
+                if step % 10 == 0:
+                    accuracy = 0.1 + 0.86 * (1 - math.exp(-step / 30))
+                    self.add(ev.Metric(coord=coord, step=step, values={"accuracy": accuracy}, split="val"))
+            if step % 20 == 0:
+                for coord in self.coords[:3]:
+                    fields = {"step": step, "sha256": digest("ckpt", coord, step)[:12]}
+                    self.add(
+                        ev.EngineEvent(pod=self.pod(coord), level="info", event="checkpoint_written", fields=fields)
+                    )
+        return self
+
+    def root(self, coord: str, step: int, *, forked: bool = False) -> None:
+        p, rest = int(coord[1]), coord[2:]
+        pairs = {}
+        for q in range(3):
+            if q != p:
+                pairs[f"p{q}{rest}"] = digest(
+                    "pair", min(p, q), max(p, q), rest, step, "x" if forked and q == 2 else ""
+                )
+        self.add(ev.RootReported(coord=coord, epoch=step, root=digest("root", coord, step), pairs=pairs))
+
+    def halt(
+        self,
+        mode: str = "halt",
+        *,
+        nonce: str = "7c01f3a9d2e4b856",
+        step: int = 17,
+        drill: bool = False,
+        unknown: int = 0,
+        acks: bool = True,
+    ) -> Story:
+        by = "rollout" if drill else "ada@ops tui"
+        self.add(ev.HaltRequested(nonce=nonce, mode="hold", by=by, drill=drill), 0.05)
+        if not acks:
+            return self
+        start = self.now
+        for stage in ("sent", "seen", "held"):
+            for i, coord in enumerate(self.coords):
+                if i >= len(self.coords) - unknown:
+                    continue
+                self.add(
+                    ev.HaltAck(pod=self.pod(coord), nonce=nonce, stage=stage, step=step if stage == "held" else -1),
+                    0.03,
+                )
+        if mode == "halt":
+            self.add(ev.HaltRequested(nonce=nonce, mode="halt", by=by, drill=drill), 0.3)
+            for i, coord in enumerate(self.coords):
+                if i >= len(self.coords) - unknown:
+                    self.add(
+                        ev.HaltAck(pod=self.pod(coord), nonce=nonce, stage="unknown", detail="no answer for 4 s"), 0.2
+                    )
+                    continue
+                self.add(
+                    ev.HaltAck(
+                        pod=self.pod(coord), nonce=nonce, stage="halted", step=step, checkpoint=digest("c", coord)
+                    ),
+                    0.06,
+                )
+                record = {"rank": i // 3, "step": step, "phase": "halted", "halt_nonce": nonce}
+                self.add(ev.Heartbeat(pod=self.pod(coord), coord=coord, record=record))
+                self.add(ev.WorkerProcess(pod=self.pod(coord), coord=coord, state="exited", rc=0))
+            verified = len(self.coords) - unknown
+            self.add(
+                ev.HaltDone(
+                    nonce=nonce,
+                    mode="halt",
+                    verified=verified,
+                    total=len(self.coords),
+                    step=step,
+                    seconds=self.now - start,
+                    drill=drill,
+                )
+            )
+        if mode == "release":
+            self.add(ev.HaltRequested(nonce=nonce, mode="release", by=by, drill=drill), 0.1)
+            for coord in self.coords:
+                self.add(ev.HaltAck(pod=self.pod(coord), nonce=nonce, stage="released", step=step), 0.02)
+            self.add(
+                ev.HaltDone(
+                    nonce=nonce,
+                    mode="release",
+                    verified=len(self.coords),
+                    total=len(self.coords),
+                    step=step,
+                    seconds=self.now - start,
+                    drill=drill,
+                )
+            )
+        return self
+
+    def smoke(self) -> Story:
+        self.launched().phase("smoke", 2).train(1, 1, 0.3)
+        self.add(ev.StageChanged(name="drill", status="running"))
+        self.halt("release", nonce="d0d0d0d0d0d0d0d0", step=1, drill=True)
+        self.add(ev.StageChanged(name="drill", status="ok"))
+        self.train(2, 2, 0.3)
+        self.add(ev.StageChanged(name="smoke", status="ok", detail="2 steps"), 0.2)
+        self.add(ev.StageChanged(name="verify-smoke", status="running"))
+        self.add(
+            ev.Verdict(
+                phase="smoke", ok=True, global_root=digest("g", "smoke"), sid_job=digest("sid", "smoke"), bundle="smoke"
+            ),
+            0.4,
+        )
+        self.add(ev.StageChanged(name="verify-smoke", status="ok"))
+        self.add(ev.StageChanged(name="gate", status="running"))
+        self.add(ev.GateMeasured(name="loss falls", ok=True, wanted="< 2.30", measured="2.21"))
+        self.add(ev.GateMeasured(name="result hashes", ok=True, wanted="1", measured="1"))
+        self.add(ev.GateMeasured(name="halt drill", ok=True, wanted="5.0 s", measured="0.4 s"))
+        self.add(ev.StageChanged(name="gate", status="ok"), 0.1)
+        return self
+
+    def full(self, upto: int = 40, **options: int) -> Story:
+        self.smoke().phase("full", self.steps).train(1, upto, **options)
+        if self.price:
+            self.cost(0.21)
+        return self
+
+    def halted(self, unknown: int = 0) -> Story:
+        return self.full(40).halt(step=40, unknown=unknown)
+
+    def fork(self) -> Story:
+        self.full(41, fork_at=41)
+        self.add(ev.ForkDetected(epoch=41, parties=[1, 2], detail="p1r0s0t0 and p2r0s0t0 recorded different leaves"))
+        return self
+
+    def failed(self) -> Story:
+        self.full(40)
+        coord = self.coords[1]
+        self.add(ev.WorkerProcess(pod=self.pod(coord), coord=coord, state="exited", signal="SIGKILL"), 0.4)
+        for other in (self.coords[0], self.coords[2]):
+            fields = {"party": 1, "since_s": 9.8}
+            self.add(ev.EngineEvent(pod=self.pod(other), level="error", event="peer_lost", fields=fields), 4.9)
+            self.add(ev.WorkerProcess(pod=self.pod(other), coord=other, state="exited", rc=4))
+        self.add(ev.StageChanged(name="full", status="failed", detail="P1 lost at step 40"))
+        self.add(
+            ev.RunEnded(status="failed", detail="P1 gave no sign of life for 9.8 s (its worker was killed by SIGKILL)")
+        )
+        return self
+
+    def finished(self, ok: bool = True) -> Story:
+        self.full(self.steps)
+        for coord in self.coords:
+            values = {"accuracy": 0.9611, "loss": 0.1204}
+            self.add(ev.ResultReported(coord=coord, phase="full", result_hash=digest("result"), values=values), 0.05)
+            self.add(ev.WorkerProcess(pod=self.pod(coord), coord=coord, state="exited", rc=0))
+        self.add(ev.StageChanged(name="full", status="ok"), 0.1)
+        self.add(ev.StageChanged(name="verify-full", status="running"))
+        detail = "" if ok else "root of epoch 31, party 2: signature does not verify"
+        self.add(
+            ev.Verdict(
+                phase="full",
+                ok=ok,
+                global_root=digest("g", "full"),
+                sid_job=digest("sid", "full"),
+                detail=detail,
+                bundle="full",
+            ),
+            1.1,
+        )
+        self.add(ev.StageChanged(name="verify-full", status="ok" if ok else "failed"))
+        if ok:
+            self.stage("collect", 0.6)
+            self.add(ev.StageChanged(name="teardown", status="running"))
+            for coord in self.coords:
+                self.add(self.pod_event(coord, "gone"), 0.2)
+            self.add(ev.StageChanged(name="teardown", status="ok"))
+            self.add(ev.RunEnded(status="ok"))
+        return self
+
+    def write(self, folder: Path) -> Path:
+        """The run's folder with its journal."""
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = Journal(folder / "journal.sqlite", source="test")
+        journal.append(*self.events)
+        journal.close()
+        return folder

@@ -1,0 +1,286 @@
+"""What actions do. Each method ``do_<id>`` belongs to one entry of ``keys.ACTIONS``; a test holds the two together."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from textual.timer import Timer
+
+from uvcc_console.core import events as ev
+from uvcc_console.ui import evidence, filters
+from uvcc_console.ui.halt_switch import REPEAT_S, Decision, HaltSwitch
+from uvcc_console.ui.keys import ACTIONS, COMMANDS, Action
+from uvcc_console.ui.screens.run import RunScreen
+from uvcc_console.ui.source import ReplaySource
+from uvcc_console.ui.widgets.log_view import LogView
+from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.prompt import Prompt
+from uvcc_engine.contract.errors import ConfigError, UvccError
+
+if TYPE_CHECKING:
+    from uvcc_console.ui.app import UvccApp
+
+PASTE_WAIT_S = 0.025
+
+
+def who() -> str:
+    """Who asks, for the journal: ``user@host tui``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "operator"
+    return f"{user}@{socket.gethostname()} tui"
+
+
+class Commands:
+    """Runs actions for one app."""
+
+    def __init__(self, app: UvccApp) -> None:
+        self.app = app
+        self.switch = HaltSwitch()
+        self.repeat_wait = REPEAT_S
+        self.paste_wait = PASTE_WAIT_S
+        self._commit: Timer | None = None
+        self._filter_before = ""
+
+    # ---- dispatch
+
+    def run(self, action: Action, text: str = "", *, by_key: bool = True) -> None:
+        """Do it, or say why not. A guarded key waits a moment to see whether it was the start of a paste."""
+        why = action.reason(self.app.context())
+        if why:
+            self.app.say(f"{action.name}: {why}", "warning")
+            return
+        handler: Callable[[str], None] = getattr(self, f"do_{action.id.split('_')[0]}")
+        argument = text or (action.id.partition("_")[2])
+        if not (action.guarded and by_key):
+            handler(argument)
+            return
+        cadence = self.app.cadence
+        seen, fast = cadence.count, cadence.pasted
+
+        def settle() -> None:
+            if fast or (cadence.count != seen and cadence.burst):
+                self.app.say(f"{action.name}: ignored, it came inside pasted text", "warning")
+            else:
+                handler(argument)
+
+        if self.paste_wait:
+            self.app.set_timer(self.paste_wait, settle)
+        else:
+            settle()
+
+    def line(self, text: str) -> None:
+        """A line typed after ``:``."""
+        word, _, rest = text.strip().partition(" ")
+        if not word:
+            return
+        action = COMMANDS.get(word)
+        if action is None:
+            import difflib
+
+            near = difflib.get_close_matches(word, COMMANDS, 1)
+            self.app.say(f"no command {word!r}" + (f", did you mean {near[0]}?" if near else ""), "warning")
+            return
+        self.run(action, rest.strip(), by_key=False)
+
+    def _send(self, *batch: ev.Event, then: Callable[[], None] | None = None) -> None:
+        """Append to the journal; a disk that refuses is said loudly, with the way around it."""
+
+        async def write() -> None:
+            try:
+                assert self.app.writer is not None
+                await self.app.writer.append(*batch)
+            except UvccError as e:
+                self.app.say(f"NOT RECORDED: {e}. In another terminal: uvcc halt {self.app.snap.run}", "error")
+                self.app.bell()
+                return
+            self.app.tick()
+            if then:
+                then()
+
+        self._later(write())
+
+    def _later(self, work: Awaitable[None]) -> None:
+        self.app.run_worker(work, group="journal", exit_on_error=False)
+
+    # ---- halt
+
+    def do_halt(self, _: str) -> None:
+        """F9."""
+        app = self.app
+        decision = self.switch.press(app.cadence.last, app.now(), app.snap, app.cadence.burst)
+        if self._commit is not None:  # a key that repeats is no second decision
+            self._commit.stop()
+            self._commit = None
+        if decision.mode == "hold":
+            self._halt_event(decision)
+        elif decision.mode == "halt":
+            if not self.repeat_wait:
+                self._halt_event(decision)
+            else:
+                self._commit = app.set_timer(self.repeat_wait, lambda: self._halt_event(decision))
+        elif decision.why:
+            app.say(decision.why, "warning")
+
+    def do_release(self, _: str) -> None:
+        """Esc inside the 3 s."""
+        decision = self.switch.release(self.app.now(), self.app.snap)
+        if decision.mode:
+            if self._commit is not None:
+                self._commit.stop()
+                self._commit = None
+            self._halt_event(decision)
+
+    def _halt_event(self, d: Decision) -> None:
+        words = {
+            "hold": "HOLD sent: Esc releases, F9 halts now",
+            "halt": "HALT",
+            "release": "released, the run goes on",
+        }
+        self._send(
+            ev.HaltRequested(nonce=d.nonce, mode=d.mode, by=who()),
+            then=lambda: self.app.say(words[d.mode], "information" if d.mode == "release" else "warning"),
+        )
+
+    # ---- the run
+
+    def _intend(self, action: str, said: str) -> None:
+        self._send(ev.Intent(action=action, by=who()), then=lambda: self.app.say(said))
+
+    def do_resume(self, _: str) -> None:
+        """Go on from the last common checkpoint."""
+        self._intend("resume", "resume asked for")
+
+    def do_confirm(self, _: str) -> None:
+        """Let the waiting stage begin."""
+        stage = self.app.snap.stage
+        self._intend("confirm", f"{stage.name if stage else 'stage'} confirmed")
+
+    def do_teardown(self, _: str) -> None:
+        """Ask for the run's name, listing what would be lost."""
+        from uvcc_console.ui.screens.confirm import ConfirmScreen
+
+        s = self.app.snap
+        pods = [p for p in s.pods.values() if p.state not in ("gone", "planned")]
+        lines = [f"This deletes {len(pods)} pods of {s.run}:"]
+        lines += [f"  {p.pod}  {p.provider}  {p.state}  ${p.price_hr:.2f}/h" for p in pods[:12]]
+        if len(pods) > 12:
+            lines.append(f"  and {len(pods) - 12} more")
+        if s.status == "running" and s.phase:
+            lines.append(
+                f"At step {s.step} of {s.steps_planned} and not halted: steps since the last checkpoint are lost."
+            )
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._intend("teardown", "teardown asked for")
+
+        self.app.push_screen(ConfirmScreen("Tear down", lines, s.run), answered)
+
+    def do_snapshot(self, _: str) -> None:
+        """Keep the screen as evidence."""
+        try:
+            kept = evidence.save(self.app)
+        except OSError as e:
+            self.app.say(f"snapshot not kept: {e}", "error")
+            return
+        if not self.app.context().replay:
+            self._send(ev.Intent(action="snapshot", by=who(), args=dict(kept.hashes)))
+        self.app.say(f"kept {kept.stem} in {kept.folder}")
+
+    # ---- the screen
+
+    def do_detach(self, _: str) -> None:
+        """Leave; the run does not notice."""
+        self.app.leave()
+
+    def do_help(self, _: str) -> None:
+        """The focused panel first."""
+        from uvcc_console.ui.screens.help import HelpScreen
+
+        screen = self.app.screen
+        panel = screen.focused_panel() if isinstance(screen, RunScreen) else None
+        if isinstance(panel, (Panel, LogView)):
+            self.app.push_screen(HelpScreen(self.app.context(), str(panel.border_title or ""), panel.context_help()))
+        else:
+            self.app.push_screen(HelpScreen(self.app.context()))
+
+    def do_command(self, _: str) -> None:
+        """Open the ``:`` line."""
+        self._prompt("command", ":", "", " ".join(list(COMMANDS)[:8]) + " …")
+
+    def do_filter(self, text: str) -> None:
+        """Open the ``/`` line, or filter at once."""
+        if text:
+            self.set_filter(text, final=True)
+            return
+        self._filter_before = self.app.filter.source
+        self._prompt("filter", "/", self._filter_before, "party=1 loss>3 !word level>=warn")
+
+    def _prompt(self, kind: str, sign: str, text: str, hint: str) -> None:
+        if isinstance(self.app.screen, RunScreen):
+            self.app.screen.query_one(Prompt).ask(kind, sign, text, hint)
+
+    def set_filter(self, text: str, *, final: bool) -> None:
+        """Apply a filter; one that cannot be read changes nothing and says why."""
+        prompt = self.app.screen.query_one(Prompt) if isinstance(self.app.screen, RunScreen) else None
+        try:
+            self.app.filter = filters.parse(text)
+        except ConfigError as e:
+            if final:
+                self.app.say(str(e), "warning")
+            elif prompt:
+                prompt.hint(e.what)
+            return
+        if prompt:
+            prompt.hint("")
+        self.app.refresh_view()
+
+    def do_find(self, text: str) -> None:
+        """Search the log backwards from its end."""
+        if isinstance(self.app.screen, RunScreen):
+            log = self.app.screen.query_one(LogView)
+            if not log.find(text):
+                self.app.say(f"no line contains {text!r}", "warning")
+            elif text:
+                log.focus()
+
+    def do_palette(self, _: str) -> None:
+        """Every action by name."""
+        self.app.action_command_palette()
+
+    def do_theme(self, _: str) -> None:
+        """Light or dark."""
+        self.app.theme = "uvcc-light" if self.app.current_theme.dark else "uvcc-dark"
+
+    def do_panel(self, which: str) -> None:
+        """A panel alone, or back."""
+        if isinstance(self.app.screen, RunScreen):
+            action = ACTIONS.get(f"panel_{which}") or next((a for a in ACTIONS.values() if a.command == which), None)
+            if action is not None:
+                self.app.screen.open_page(action.keys)
+
+    def do_overview(self, _: str) -> None:
+        """All panels."""
+        if isinstance(self.app.screen, RunScreen):
+            self.app.screen.open_page("")
+
+    # ---- replay
+
+    def do_replay(self, what: str) -> None:
+        """Pause, jump, change speed."""
+        source = self.app.source
+        if not isinstance(source, ReplaySource):
+            return
+        span = (source.end - source.start) / 20
+        if what == "toggle":
+            source.toggle()
+        elif what in ("back", "on"):
+            source.seek(source.now() + (span if what == "on" else -span))
+        else:
+            source.faster(2.0 if what == "faster" else 0.5)
+        self.app.tick()

@@ -1,0 +1,71 @@
+"""Screens as evidence: SVG, text and JSON of one moment, with their SHA-256, in the run's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uvcc_console.core.series import Series
+from uvcc_console.core.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from uvcc_console.ui.app import UvccApp
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where the files lie and what they hash to."""
+
+    folder: Path
+    stem: str
+    hashes: Mapping[str, str]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Series):
+        return {"x": list(value.xs()), "y": list(value.ys())}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def snapshot_json(snap: Snapshot) -> str:
+    """The snapshot without its log (the journal keeps that) as JSON."""
+    return json.dumps(_plain(dataclasses.replace(snap, log=())), indent=1, sort_keys=True, default=str)
+
+
+def screen_text(app: UvccApp) -> str:
+    """The screen's characters, row by row."""
+    strips = app.screen._compositor.render_strips()
+    return "\n".join(strip.text.rstrip() for strip in strips) + "\n"
+
+
+def save(app: UvccApp) -> Kept:
+    """Write the three files and their sums. Raises OSError."""
+    folder = app.run_dir / "artifacts" / "evidence"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    now = app.now()
+    stem = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now)) + f"-{int(now * 1000) % 1000:03d}"
+    contents = {
+        f"{stem}.svg": app.export_screenshot(title=app.snap.run),
+        f"{stem}.txt": screen_text(app),
+        f"{stem}.json": snapshot_json(app.snap),
+    }
+    hashes = {}
+    for name, text in contents.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        hashes[name] = hashlib.sha256(text.encode()).hexdigest()
+    sums = "".join(f"{digest}  {name}\n" for name, digest in hashes.items())
+    with (folder / "SHA256SUMS").open("a", encoding="utf-8") as out:
+        out.write(sums)
+    return Kept(folder, stem, hashes)

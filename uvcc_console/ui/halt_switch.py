@@ -1,0 +1,79 @@
+"""What a press of F9 means. Pure: times, the snapshot and the rhythm of the keys come in, a decision goes out.
+
+The first press holds (it can be undone), a second one commits, and a hold nobody released commits by itself in
+``haltd``. Terminals tell neither key releases nor repeats, so rhythm is all there is: keys closer than 20 ms are pasted
+or scripted, F9 again within 150 ms is a repeating key and not a second decision.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.view import ENDED, holding
+
+PASTE_GAP_S = 0.020
+SECOND_PRESS_S = 0.150
+REPEAT_S = 0.120
+
+
+class Cadence:
+    """The rhythm of the keyboard: how many keys in a row came faster than fingers can."""
+
+    def __init__(self) -> None:
+        self.last = float("-inf")
+        self.burst = 0
+        self.count = 0
+
+    def note(self, at: float) -> None:
+        """A key arrived at ``at`` (monotonic seconds, taken by the input thread)."""
+        self.burst = self.burst + 1 if at - self.last < PASTE_GAP_S else 0
+        self.last = at
+        self.count += 1
+
+    @property
+    def pasted(self) -> bool:
+        """Whether the newest key came too soon after the one before."""
+        return self.burst > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """mode: hold | halt | release, or empty when nothing is sent; ``why`` is for the operator."""
+
+    mode: str = ""
+    nonce: str = ""
+    why: str = ""
+
+
+class HaltSwitch:
+    """Turns presses of F9 and Esc into decisions."""
+
+    def __init__(self) -> None:
+        self._pressed = float("-inf")
+
+    def press(self, at: float, now: float, snap: Snapshot, burst: int) -> Decision:
+        """F9 at monotonic time ``at`` and wall time ``now``, ``burst`` keys after the start of a run of fast ones."""
+        gap, self._pressed = at - self._pressed, at
+        h = snap.halt
+        open_hold = bool(h.nonce) and h.mode == "hold" and not h.drill
+        if snap.status in ENDED:
+            return Decision(why=f"nothing to halt: the run is {snap.status.replace('_', ' ')}")
+        if burst >= 2 and gap >= SECOND_PRESS_S:
+            return Decision(why="F9 inside pasted text is ignored: press it again")
+        if h.nonce and h.mode == "halt" and not h.drill:
+            return Decision(why=f"HALT is under way, asked by {h.by}")
+        if open_hold:
+            if gap < SECOND_PRESS_S:
+                return Decision(why="")
+            return Decision("halt", h.nonce)
+        if gap < SECOND_PRESS_S:
+            return Decision(why="")  # the journal has not answered the first press yet
+        return Decision("hold", secrets.token_hex(8))
+
+    def release(self, now: float, snap: Snapshot) -> Decision:
+        """Esc: undo a hold that has not become a halt."""
+        if holding(snap, now) is None:
+            return Decision()
+        return Decision("release", snap.halt.nonce)

@@ -1,0 +1,188 @@
+"""The one table of what an operator can do. Bindings, palette, help, commands and the README's table come from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from textual.binding import Binding
+
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.view import ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What decides whether an action is possible now."""
+
+    snap: Snapshot
+    has_run: bool = True
+    readonly: bool = False
+    replay: bool = False
+
+
+Reason = Callable[[Context], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do.
+
+    ``keys`` are textual key names, ``label`` is what the operator reads, ``command`` is its word on the ``:`` line and
+    ``cli`` its twin without a screen. ``reason`` says why it is impossible now ("" when it is possible). A ``guarded``
+    action is not run when its key came inside pasted text.
+    """
+
+    id: str
+    keys: str
+    label: str
+    name: str
+    description: str
+    reason: Reason
+    command: str = ""
+    cli: str = ""
+    group: str = "run"
+    guarded: bool = False
+    priority: bool = False
+    footer: bool = False
+
+
+def _always(c: Context) -> str:
+    return ""
+
+
+def _run(c: Context) -> str:
+    return "" if c.has_run else "open a run first"
+
+
+def _live(c: Context) -> str:
+    if not c.has_run:
+        return "open a run first"
+    return "this is a recording" if c.replay else ""
+
+
+def _writes(c: Context) -> str:
+    return _live(c) or ("read-only: attach without --readonly" if c.readonly else "")
+
+
+def _resume(c: Context) -> str:
+    if why := _writes(c):
+        return why
+    s = c.snap
+    failed = s.status == "failed" or (s.stage is not None and s.stage.status == "failed")
+    if s.status == "halted" or failed:
+        return "" if s.phase else "nothing ran yet: start the rollout again"
+    return f"the run is {s.status.replace('_', ' ')}, not halted"
+
+
+def _teardown(c: Context) -> str:
+    if why := _writes(c):
+        return why
+    left = [p for p in c.snap.pods.values() if p.state not in ("gone", "planned")]
+    return "" if left or c.snap.leaks else "no pods are left"
+
+
+def _confirm(c: Context) -> str:
+    if why := _writes(c):
+        return why
+    stage = c.snap.stage
+    return "" if stage is not None and stage.status == "waiting" else "nothing waits for you"
+
+
+def _halt(c: Context) -> str:
+    return _live(c)
+
+
+def _evidence(c: Context) -> str:
+    return _run(c) or ("read-only: attach without --readonly" if c.readonly else "")
+
+
+def _replay(c: Context) -> str:
+    return "" if c.replay else "only in a replay"
+
+
+def _not_ended(c: Context) -> str:
+    if why := _writes(c):
+        return why
+    return f"the run is {c.snap.status.replace('_', ' ')}" if c.snap.status in ENDED else ""
+
+
+_PANELS = (
+    ("fleet", "1", "Fleet", "every worker, worst first"),
+    ("charts", "2", "Charts", "everything measured, over steps"),
+    ("log", "3", "Log", "events of all pods, merged"),
+    ("plane", "4", "NCCL & plane", "who waits for whom, channels, collectives"),
+    ("ledger", "5", "Ledger", "agreement of the parties, roots, verdicts"),
+    ("rollout", "6", "Rollout", "stages and gates"),
+    ("cost", "7", "Cost", "spending and limits"),
+)
+# fmt: off
+_ALL = (
+    Action("halt", "f9", "F9", "HALT", "hold every pod now; halts after 3 s or at a second press", _halt,
+           "halt", "uvcc halt RUN", priority=True),
+    Action("release", "escape", "Esc", "release", "within 3 s: undo the hold, the run goes on", _live,
+           "release", priority=True),
+    Action("resume", "r", "r", "resume", "go on from the last common checkpoint", _resume,
+           "resume", "uvcc resume RUN", guarded=True, footer=True),
+    Action("confirm", "c", "c", "confirm", "let the waiting stage begin", _confirm,
+           "confirm", "uvcc rollout PROFILE --yes", guarded=True, footer=True),
+    Action("teardown", "t", "t", "tear down", "delete every pod of the run (asks for the run's name)", _teardown,
+           "teardown", "uvcc teardown RUN", guarded=True, footer=True),
+    Action("detach", "q", "q", "detach", "leave the console; the run goes on", _always,
+           "q", group="screen", guarded=True, footer=True),
+    Action("help", "question_mark", "?", "help", "the focused panel first, then every key", _always,
+           "help", "uvcc --help", "screen", footer=True),
+    Action("command", "colon", ":", "command", "type a command", _always, group="screen", footer=True),
+    Action("filter", "slash", "/", "filter", "show only matching workers and log lines", _run,
+           "filter", group="screen", footer=True),
+    Action("palette", "ctrl+p", "ctrl+p", "palette", "find any action by name", _always, "palette", group="screen"),
+    Action("snapshot", "s", "s", "snapshot", "keep this screen as evidence: SVG, text and JSON with their hashes",
+           _evidence, "snapshot", "uvcc status RUN --json", "screen", guarded=True, footer=True),
+    *(Action(f"panel_{word}", key, key, name, text, _run, word, "uvcc status RUN --json", "panels")
+      for word, key, name, text in _PANELS),
+    Action("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),
+    Action("find", "", ":find", "find", "search the log; n and N go on", _run, "find", group="screen"),
+    Action("theme", "", ":theme", "theme", "switch between the light and the dark theme", _always,
+           "theme", group="screen"),
+    Action("replay_toggle", "p", "p", "pause", "pause or go on", _replay, "pause", "uvcc replay RUN", "replay"),
+    Action("replay_back", "left_square_bracket", "[", "back", "a twentieth of the recording back", _replay,
+           "back", group="replay"),
+    Action("replay_on", "right_square_bracket", "]", "on", "a twentieth of the recording on", _replay,
+           "on", group="replay"),
+    Action("replay_slower", "less_than_sign", "<", "slower", "half the speed", _replay, "slower", group="replay"),
+    Action("replay_faster", "greater_than_sign", ">", "faster", "twice the speed", _replay, "faster", group="replay"),
+)
+# fmt: on
+ACTIONS: dict[str, Action] = {a.id: a for a in _ALL}
+COMMANDS: dict[str, Action] = {a.command: a for a in ACTIONS.values() if a.command}
+
+
+def bindings() -> list[Binding]:
+    """Textual bindings of every action that has a key."""
+    return [
+        Binding(a.keys, f"do('{a.id}')", a.name, show=False, priority=a.priority, id=a.id)
+        for a in ACTIONS.values()
+        if a.keys
+    ]
+
+
+def footer(context: Context) -> list[tuple[str, str, bool]]:
+    """(key, name, possible now) of the footer's actions; those that only sometimes make sense are then left out."""
+    out: list[tuple[str, str, bool]] = []
+    for a in ACTIONS.values():
+        possible = not a.reason(context)
+        sometimes = a.id in ("confirm",) or a.group == "replay"
+        if (a.footer or (a.group == "replay" and context.replay)) and (possible or not sometimes):
+            out.append((a.label, a.name, possible))
+    out.insert(3 if len(out) > 3 else len(out), ("1-7", "panels", context.has_run))
+    return out
+
+
+def markdown_table(actions: Iterable[Action] = ()) -> str:
+    """The table of keys for the README."""
+    rows = ["| key | does | command | without a screen |", "|---|---|---|---|"]
+    for a in actions or ACTIONS.values():
+        command = f"`:{a.command}`" if a.command else ""
+        cli = f"`{a.cli}`" if a.cli else ""
+        rows.append(f"| `{a.label}` | {a.name}: {a.description} | {command} | {cli} |")
+    return "\n".join(rows)

@@ -1,0 +1,44 @@
+"""The command palette: every action of the registry, possible or not, the impossible ones with their reason."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+
+from uvcc_console.ui.keys import ACTIONS, Action
+
+if TYPE_CHECKING:
+    from uvcc_console.ui.app import UvccApp
+
+
+class ActionProvider(Provider):
+    """Offers the actions."""
+
+    def _entries(self) -> list[tuple[Action, str, str]]:
+        context = cast("UvccApp", self.app).context()
+        out = []
+        for a in ACTIONS.values():
+            if a.id in ("palette", "release"):
+                continue
+            why = a.reason(context)
+            title = f"{a.name} ({a.label})"
+            out.append((a, title, f"not now: {why}" if why else a.description))
+        return out
+
+    async def discover(self) -> Hits:
+        """Before anything is typed."""
+        for action, title, text in self._entries():
+            yield DiscoveryHit(title, partial(self._do, action), help=text)
+
+    async def search(self, query: str) -> Hits:
+        """Fuzzy matches of name and description."""
+        matcher = self.matcher(query)
+        for action, title, text in self._entries():
+            score = max(matcher.match(title), matcher.match(f"{action.id} {text}") * 0.8)
+            if score > 0:
+                yield Hit(score, matcher.highlight(title), partial(self._do, action), help=text)
+
+    def _do(self, action: Action) -> None:
+        cast("UvccApp", self.app).commands.run(action, by_key=False)

@@ -1,0 +1,108 @@
+"""The run screen: one overview, and a page for each panel. It keeps no state of the run, only of looking at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.widget import Widget
+
+from uvcc_console.core.snapshot import LogEntry
+from uvcc_console.ui.view import View
+from uvcc_console.ui.widgets.bars import BannerBar, Bar, FooterBar, HeaderBar, TrackBar
+from uvcc_console.ui.widgets.charts import ChartsPanel
+from uvcc_console.ui.widgets.fleet import FleetPanel
+from uvcc_console.ui.widgets.halt_panel import HaltPanel
+from uvcc_console.ui.widgets.log_view import LogView
+from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.plane import PlanePanel
+from uvcc_console.ui.widgets.prompt import Prompt
+from uvcc_console.ui.widgets.result import ResultPanel
+from uvcc_console.ui.widgets.side import CostPanel, LedgerPanel, RolloutPanel
+
+
+class RunScreen(Screen[None]):
+    """Everything about one run."""
+
+    AUTO_FOCUS = "#fleet"
+
+    def __init__(self, on_ready: Callable[[], None]) -> None:
+        super().__init__()
+        self.page = ""
+        self.view = View()
+        self.ready = False
+        self._on_ready = on_ready
+
+    def on_mount(self) -> None:
+        self.ready = True
+        self._on_ready()
+
+    def compose(self) -> ComposeResult:
+        yield HeaderBar(id="header")
+        yield TrackBar(id="track")
+        yield BannerBar(id="banner")
+        yield HaltPanel(id="halt")
+        yield ResultPanel(id="result")
+        with Horizontal(id="body"):
+            with Vertical(id="left"):
+                yield FleetPanel(id="fleet")
+                yield ChartsPanel(id="charts")
+            with Vertical(id="right"):
+                yield LedgerPanel(id="ledger")
+                yield RolloutPanel(id="rollout")
+                yield CostPanel(id="cost")
+        yield PlanePanel(id="plane")
+        yield LogView(id="log")
+        yield Prompt(id="prompt")
+        yield FooterBar(id="footer")
+
+    def panels(self) -> Iterator[Panel | LogView]:
+        """The panels that have a page, in the order of their numbers."""
+        for widget in self.query("FleetPanel, ChartsPanel, PlanePanel, LogView, LedgerPanel, RolloutPanel, CostPanel"):
+            yield cast("Panel | LogView", widget)
+
+    def show(self, view: View, keys: Sequence[tuple[str, str, bool]]) -> None:
+        """Give every visible part the new view."""
+        self.view = view
+        self.query_one(FooterBar).keys = keys
+        for bar in self.query(Bar):
+            bar.show(view)
+        for panel in (self.query_one(HaltPanel), self.query_one(ResultPanel)):
+            panel.show(view)
+        self.set_class(self.query_one(HaltPanel).display, "-halting")
+        self.set_class(self.query_one(ResultPanel).display, "-result")
+        for part in self.panels():
+            part.show(view)
+
+    def log_lines(self, lines: Sequence[LogEntry] | None) -> None:
+        """New log lines; None = draw the log anew from the snapshot."""
+        log = self.query_one(LogView)
+        if lines is None:
+            log.replace(self.view.snap.log)
+        else:
+            log.add(lines)
+
+    def open_page(self, number: str) -> None:
+        """Show one panel alone; the same number again, or an empty one, goes back to the overview."""
+        self.page = "" if number == self.page else number
+        self.set_class(bool(self.page), "-page")
+        for panel in self.panels():
+            mine = panel.number == self.page
+            panel.set_class(bool(self.page) and not mine, "-out")
+            panel.set_class(mine, "-paged")
+        for box in ("#left", "#right"):
+            column = self.query_one(box)
+            column.set_class(all(child.has_class("-out") for child in column.children), "-out")
+        body = self.query_one("#body")
+        body.set_class(all(child.has_class("-out") for child in body.children), "-out")
+        target = next((p for p in self.panels() if p.number == (self.page or "1")), None)
+        if target is not None:
+            target.focus()
+        self.call_after_refresh(lambda: [p.show(self.view) for p in self.panels()])
+
+    def focused_panel(self) -> Widget | None:
+        """The panel that has the keyboard."""
+        return self.focused if isinstance(self.focused, (Panel, LogView)) else None

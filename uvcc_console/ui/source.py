@@ -1,0 +1,194 @@
+"""What the console reads (one snapshot source) and what it writes (events, through one journal thread).
+
+A ``JournalSource`` follows a live or finished run; a ``ReplaySource`` plays the same journal against a clock of its
+own, so that every panel works the same way live and recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.snapshot import LogEntry, Snapshot
+from uvcc_console.core.state import reduce
+
+Clock = Callable[[], float]
+
+
+class Source(Protocol):
+    """Where a screen gets its picture from."""
+
+    snapshot: Snapshot
+
+    def poll(self) -> list[LogEntry] | None:
+        """Bring ``snapshot`` up to date; the new log lines, or None after a jump in time (draw the log anew)."""
+
+    def now(self) -> float:
+        """The time that ages are measured against."""
+
+    def close(self) -> None:
+        """Let go of files."""
+
+
+def _entries(before: Snapshot, after: Snapshot, event: ev.Event) -> list[LogEntry]:
+    """The log lines one event added, all of them even where the snapshot keeps only the newest."""
+    if isinstance(event, ev.LogLines):
+        source = f"{event.pod}/{event.src}"
+        return [LogEntry(event.ts, "debug", source, line) for line in event.lines]
+    if after.log is not before.log and after.log:
+        return [after.log[-1]]
+    return []
+
+
+class JournalSource:
+    """Follows a journal. ``budget_s`` bounds one poll, so that catching up never freezes the keys."""
+
+    def __init__(self, path: Path, *, clock: Clock = time.time, budget_s: float = 0.03) -> None:
+        self._journal = Journal(path, readonly=True)
+        self._clock = clock
+        self._budget = budget_s
+        self._seq = 0
+        self.snapshot = Snapshot()
+
+    def poll(self) -> list[LogEntry] | None:
+        """Fold what is new, at least one batch and then until the budget is used."""
+        deadline = time.perf_counter() + self._budget
+        lines: list[LogEntry] = []
+        while batch := list(self._journal.since(self._seq, 250)):
+            for seq, event in batch:
+                before = self.snapshot
+                self.snapshot = reduce(before, event, seq)
+                lines.extend(_entries(before, self.snapshot, event))
+            self._seq = batch[-1][0]
+            if time.perf_counter() > deadline:
+                break
+        return lines
+
+    def now(self) -> float:
+        return self._clock()
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+class ReplaySource:
+    """Plays a recorded journal at ``speed`` times real time; ``seek`` jumps to a moment, paused or not."""
+
+    KEYFRAME = 500
+
+    def __init__(self, path: Path, *, clock: Clock = time.time, speed: float = 1.0) -> None:
+        self._events = list(iter_events(path))
+        self._times = [event.ts for _, event in self._events]
+        for i in range(1, len(self._times)):  # several writers may be a few ms apart; replay needs one order
+            self._times[i] = max(self._times[i], self._times[i - 1])
+        self._clock = clock
+        self._frames: list[Snapshot] = []
+        self._fold_frames()
+        self.start = self._times[0] if self._times else 0.0
+        self.end = self._times[-1] if self._times else 0.0
+        self.speed = speed
+        self.playing = True
+        self._position = self.start
+        self._anchor = clock()
+        self._index = 0
+        self._jumped = False
+        self.snapshot = Snapshot()
+
+    def _fold_frames(self) -> None:
+        snapshot = Snapshot()
+        for i, (seq, event) in enumerate(self._events):
+            if i % self.KEYFRAME == 0:
+                self._frames.append(snapshot)
+            snapshot = reduce(snapshot, event, seq)
+
+    def _advance(self) -> None:
+        now = self._clock()
+        if self.playing:
+            self._position = min(self.end, self._position + (now - self._anchor) * self.speed)
+        self._anchor = now
+
+    def seek(self, ts: float) -> None:
+        """Go to a moment of the recording."""
+        self._advance()
+        self._position = min(max(ts, self.start), self.end)
+        index = bisect_right(self._times, self._position)
+        if index < self._index:
+            frame = index // self.KEYFRAME
+            self._index = min(frame * self.KEYFRAME, len(self._events))
+            self.snapshot = self._frames[frame] if frame < len(self._frames) else Snapshot()
+            self._jumped = True
+
+    def toggle(self) -> None:
+        """Pause or go on; at the end, start over."""
+        self._advance()
+        if not self.playing and self._position >= self.end:
+            self.seek(self.start)
+        self.playing = not self.playing
+
+    def faster(self, factor: float) -> None:
+        """Change the speed within 1/4 .. 4096 times real time."""
+        self._advance()
+        self.speed = min(4096.0, max(0.25, self.speed * factor))
+
+    def poll(self) -> list[LogEntry] | None:
+        self._advance()
+        jumped, self._jumped = self._jumped, False
+        lines: list[LogEntry] = []
+        upto = bisect_right(self._times, self._position)
+        while self._index < upto:
+            seq, event = self._events[self._index]
+            before = self.snapshot
+            self.snapshot = reduce(before, event, seq)
+            lines.extend(_entries(before, self.snapshot, event))
+            self._index += 1
+        if self._position >= self.end:
+            self.playing = False
+        return None if jumped else lines
+
+    def now(self) -> float:
+        return self._position
+
+    @property
+    def progress(self) -> float:
+        """How far the recording is played, 0..1."""
+        span = self.end - self.start
+        return (self._position - self.start) / span if span > 0 else 1.0
+
+    def close(self) -> None:
+        self._events = []
+
+
+class JournalWriter:
+    """Appends events from one thread, in the order they were asked for; the disk never blocks the keys."""
+
+    def __init__(self, path: Path, source: str, *, clock: Clock = time.time) -> None:
+        self._path = path
+        self._source = source
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._journal: Journal | None = None
+
+    def _append(self, batch: tuple[ev.Event, ...]) -> int:
+        if self._journal is None:
+            self._journal = Journal(self._path, source=self._source, clock=self._clock)
+        return self._journal.append(*batch)
+
+    async def append(self, *batch: ev.Event) -> int:
+        """Write durably; raises UvccError if the disk refuses. Returns the last sequence number."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._append, batch)
+
+    def _close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+    def close(self) -> None:
+        """Finish what was asked for, then let go of the file."""
+        self._thread.submit(self._close)
+        self._thread.shutdown(wait=True)

@@ -1,0 +1,239 @@
+"""What one frame is drawn from, and the judgements every panel shares: health of a worker, stakes, status word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
+from uvcc_console.ui.filters import Filter
+from uvcc_console.ui.glyphs import UNICODE, Glyphs
+
+LATE_S = 6.0  # a heartbeat is due at least every 5 s
+SILENT_S = 15.0
+LOST_S = 60.0
+HOLD_S = 3.0  # a hold becomes a halt after this long (DESIGN section 6)
+ENDED = ("ok", "failed", "halted", "torn_down")
+_COORD = re.compile(r"p(\d+)r(\d+)s(\d+)t(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One frame: the snapshot, the time to measure ages against, and how the operator looks at it."""
+
+    snap: Snapshot = field(default_factory=Snapshot)
+    now: float = 0.0
+    glyphs: Glyphs = UNICODE
+    readonly: bool = False
+    replay: str = ""
+    filter: Filter = field(default_factory=Filter)
+    run_dir: str = ""
+    utc: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a worker does: ``rank`` 0 is worst. Glyph, word and colour always come together."""
+
+    rank: int
+    role: str
+    glyph: str
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRow:
+    """One worker, or one pod that has no worker yet."""
+
+    pod: str
+    party: int
+    replica: int
+    stage: int
+    tensor: int
+    coord: str
+    phase: str
+    step: int
+    age: float | None
+    root: str
+    epoch: int
+    health: Health
+    beat: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    pod_state: str = ""
+
+    @property
+    def fields(self) -> dict[str, str | float]:
+        """What a filter can ask for."""
+        known: dict[str, str | float] = {
+            "pod": self.pod,
+            "party": self.party,
+            "replica": self.replica,
+            "stage": self.stage,
+            "tensor": self.tensor,
+            "coord": self.coord,
+            "phase": self.phase,
+            "step": self.step,
+            "age": self.age if self.age is not None else -1.0,
+            "state": self.health.word,
+            "root": self.root,
+        }
+        for key in ("loss", "toks_per_s", "samples_per_s", "mem_mib", "rank", "waiting_on", "dt_fetch_s"):
+            value = self.beat.get(key)
+            if isinstance(value, (int, float, str)):
+                known[key] = value
+        return known
+
+
+def coord_parts(coord: str) -> tuple[int, int, int, int]:
+    """(party, replica, stage, tensor) of ``p0r1s0t0``; -1 where the text is not a coordinate."""
+    found = _COORD.fullmatch(coord)
+    if not found:
+        return -1, -1, -1, -1
+    p, r, s, t = (int(g) for g in found.groups())
+    return p, r, s, t
+
+
+def party_role(party: int) -> str:
+    """The colour of a party."""
+    return f"p{party}" if 0 <= party < 3 else "muted"
+
+
+def _exited(w: WorkerView, g: Glyphs) -> Health:
+    if w.signal:
+        return Health(0, "bad", g.fail, f"killed {w.signal}")
+    if w.rc:
+        return Health(0, "bad", g.fail, f"exit {w.rc}")
+    if w.phase == "halted":
+        return Health(6, "warn", g.wait, "halted")
+    return Health(9, "muted", g.ok, "done")
+
+
+def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs) -> Health:
+    """Judge one worker by its process, its phase and the age of its heartbeat."""
+    if w.state == "exited":
+        return _exited(w, g)
+    if snap.status in ENDED:
+        return Health(8, "muted", g.dot, "ended")
+    if w.phase == "halted":
+        return Health(6, "warn", g.wait, "halted")
+    if not w.beat_ts:
+        return Health(4, "muted", g.todo, "starting")
+    age = now - w.beat_ts
+    if age > LOST_S:
+        return Health(1, "bad", g.fail, "lost")
+    if age > SILENT_S:
+        return Health(1, "bad", g.silent, "silent")
+    if age > LATE_S:
+        return Health(2, "warn", g.late, "late")
+    if w.phase == "hold":
+        return Health(5, "warn", g.wait, "held")
+    if waiting := w.beat.get("waiting_on"):
+        return Health(3, "warn", g.late, f"waits for {waiting}")
+    return Health(7, "ok", g.live, "live")
+
+
+def pod_health(pod: PodView, g: Glyphs) -> Health:
+    """Judge a pod that runs no worker."""
+    if pod.state in ("failed", "lost"):
+        return Health(0, "bad", g.fail, pod.state)
+    if pod.state in ("creating", "booting", "deleting"):
+        return Health(4, "warn", g.late, pod.state)
+    if pod.state in ("ready", "agent"):
+        return Health(7, "ok", g.live, pod.state)
+    return Health(8, "muted", g.todo, pod.state or "planned")
+
+
+def fleet_rows(view: View) -> list[FleetRow]:
+    """Every worker and every pod without one, in the order (party, replica, stage, tensor)."""
+    snap, g = view.snap, view.glyphs
+    rows: list[FleetRow] = []
+    busy: set[str] = set()
+    for w in snap.workers.values():
+        p, r, s, t = coord_parts(w.coord)
+        pod = snap.pods.get(w.pod)
+        gone = pod is not None and pod.state in ("lost", "failed")
+        health = Health(0, "bad", g.fail, f"pod {pod.state}") if gone and pod else worker_health(w, snap, view.now, g)
+        age = max(0.0, view.now - w.beat_ts) if w.beat_ts else None
+        state = pod.state if pod else ""
+        rows.append(
+            FleetRow(w.pod, p, r, s, t, w.coord, w.phase, w.step, age, w.root, w.root_epoch, health, w.beat, state)
+        )
+        busy.add(w.pod)
+    for pod in snap.pods.values():
+        if pod.pod not in busy:
+            health = pod_health(pod, g)
+            rows.append(
+                FleetRow(pod.pod, pod.party, pod.replica, 0, 0, "", "", -1, None, "", -1, health, EMPTY, pod.state)
+            )
+    rows.sort(key=lambda row: (row.replica, row.party, row.stage, row.tensor, row.pod))
+    return rows
+
+
+def stakes(view: View) -> str:
+    """What a mistake would cost here: full | smoke | replay | plain. Colours the frame."""
+    if view.replay:
+        return "replay"
+    if view.snap.status in ("ok", "torn_down") or not view.snap.phase:
+        return "plain"
+    return view.snap.phase if view.snap.phase in ("full", "smoke") else "plain"
+
+
+def holding(snap: Snapshot, now: float) -> float | None:
+    """Seconds left in which Esc releases and F9 commits; None when no hold of an operator is open."""
+    h = snap.halt
+    if h.mode != "hold" or h.drill or not h.nonce:
+        return None
+    left = h.asked + HOLD_S - now
+    return left if left > 0 else None
+
+
+def halting(snap: Snapshot) -> bool:
+    """Whether a halt (or a hold that ran out) is under way and not finished."""
+    h = snap.halt
+    return bool(h.nonce) and not h.drill and h.mode in ("hold", "halt") and not (h.done and h.mode == "halt")
+
+
+def status_word(view: View) -> tuple[str, str]:
+    """(word, role) that sums the run up."""
+    s, g = view.snap, view.glyphs
+    if s.fork:
+        return f"{g.differ} FORK", "alarm"
+    if holding(s, view.now) is not None:
+        return f"{g.wait} HOLD", "amber"
+    if halting(s):
+        return f"{g.wait} HALTING", "amber"
+    if s.status == "failed":
+        return f"{g.fail} FAILED", "alarm"
+    if s.status == "halted":
+        return f"{g.wait} HALTED", "amber"
+    if s.status == "torn_down":
+        return f"{g.skip} TORN DOWN", "grey"
+    if s.status == "ok":
+        verdict = s.verdicts.get("full") or (list(s.verdicts.values())[-1] if s.verdicts else None)
+        if verdict is None:
+            return f"{g.ok} DONE", "grey"
+        return (f"{g.ok} VERIFIED", "green") if verdict.ok else (f"{g.fail} NOT VERIFIED", "alarm")
+    stage = s.stage
+    if stage and stage.status == "waiting":
+        return f"{g.wait} WAITS FOR YOU", "amber"
+    if s.status == "running":
+        return f"{g.live} RUNNING", "ok bold"
+    return f"{g.todo} {s.status.upper()}", "muted"
+
+
+def eta(snap: Snapshot, now: float) -> float | None:
+    """Seconds until the phase's last step at its own average pace; None before there is a pace."""
+    left = snap.steps_planned - snap.step
+    if left <= 0 or snap.step < 1:
+        return None
+    batch = snap.profile.get("job", {}).get("batch") if isinstance(snap.profile.get("job"), Mapping) else None
+    for by_name in snap.series.values():
+        rate = by_name.get("samples_per_s")
+        if rate and rate.last and batch and rate.last[1] > 0:
+            recent = rate.ys()[-20:]
+            return left * float(batch) * len(recent) / max(1e-9, sum(recent))
+    stage = snap.stage
+    if snap.attempt or stage is None or not stage.started or now <= stage.started:
+        return None
+    return left * (now - stage.started) / snap.step

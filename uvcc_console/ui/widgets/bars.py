@@ -1,0 +1,194 @@
+"""The lines at the top and the bottom: who we are and how it goes, the stages, what is loud, and the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from uvcc_console.ui.format import clock, duration, money
+from uvcc_console.ui.paint import Line, Span, clean, cut, join, spread, width_of, wrap
+from uvcc_console.ui.view import ENDED, View, eta, halting, holding, stakes, status_word
+from uvcc_console.ui.widgets.panel import Panel
+
+BADGE = {"full": "alarm", "smoke": "amber", "replay": "blue", "plain": "grey"}
+
+
+def progress_bar(view: View, width: int) -> list[Span]:
+    """How far the phase is: bar and percentage."""
+    s, g = view.snap, view.glyphs
+    if s.steps_planned <= 0 or s.step < 0:
+        return []
+    part = min(1.0, s.step / s.steps_planned)
+    full = int(part * width)
+    return [(g.full * full, "accent"), (g.empty * (width - full), "faint"), (f" {part:.0%}", "text")]
+
+
+def header_line(view: View, width: int) -> Line:
+    """Badge, run, status, step, time left, cost, clock."""
+    s, g = view.snap, view.glyphs
+    badge = "REPLAY" if view.replay else (s.phase.upper() or "PLAN")
+    word, role = status_word(view)
+    left: list[Span] = [(f" {badge} ", BADGE[stakes(view)]), (" ", ""), (f" {word} ", role), ("  ", "")]
+    if s.steps_planned:
+        at = s.step if s.step >= 0 else 0
+        left += [("step ", "muted"), (f"{at}", "title"), (f"/{s.steps_planned}", "muted"), ("  ", "")]
+    wide = width >= 120
+    if bar := progress_bar(view, 16 if wide else 6):
+        left += [*bar, ("  ", "")]
+    remaining = eta(s, view.now) if s.status == "running" and not halting(s) else None
+    if remaining is not None:
+        left += [("eta ", "muted"), (duration(remaining), "text"), ("  ", "")]
+    if view.readonly:
+        left += [("read-only", "warn"), ("  ", "")]
+    right: list[Span] = []
+    if wide:
+        shape = f"3 parties {g.times} {s.replicas}" + (
+            f" {g.times} {s.pipeline_stages} {g.times} {s.tensor}" if s.pipeline_stages * s.tensor > 1 else ""
+        )
+        right = [(clean(s.run), "title"), (f"  {clean(s.profile_name)} {g.dot} {shape}", "muted"), ("   ", "")]
+        if s.halt.last_drill_s is not None:
+            right += [("drill ", "muted"), (f"{g.ok} {s.halt.last_drill_s:.1f} s", "text"), ("   ", "")]
+    if not wide or s.hourly or s.spent:
+        right += [(f"{money(s.hourly)}/h ", "text" if s.hourly else "muted")]
+        right += [(money(s.spent), "title" if s.spent else "muted"), ("  ", "")]
+    right += [(view.replay or clock(view.now, utc=view.utc), "blue" if view.replay else "muted"), (" ", "")]
+    return spread(left, right, width)
+
+
+def track_line(view: View, width: int) -> Line:
+    """The rollout's stages in one line: done, running with its name, still to come."""
+    s, g = view.snap, view.glyphs
+    roles = {"ok": "ok", "running": "accent bold", "waiting": "warn bold", "failed": "bad", "skipped": "muted"}
+    full: list[Span] = []
+    for v in s.stages:
+        role = roles.get(v.status, "faint")
+        full += [(f"{g.stage(v.status)} {v.name}", role), ("  ", "")]
+    if not full:
+        return [(" no stages yet", "faint")]
+    if width_of(full) + 1 <= width:
+        return [(" ", ""), *full]
+    short: list[Span] = [(" ", "")]
+    for v in s.stages:
+        named = v.status in ("running", "waiting", "failed")
+        text = f" {g.stage(v.status)} {v.name} " if named else g.stage(v.status)
+        short.append((text, roles.get(v.status, "faint")))
+    after = next((v.name for v in s.stages if v.status == "pending"), "")
+    if after:
+        short.append((f"  next {after}", "muted"))
+    return cut(short, width)
+
+
+def banner_lines(view: View, width: int) -> list[Line]:
+    """What must be seen now, loudest first, each with what to press. Empty when all is well."""
+    s, g = view.snap, view.glyphs
+    out: list[Line] = []
+
+    def block(role: str, text: str, hint: str = "") -> None:
+        rows = wrap([(f"{text}", role)], width - 4, "")
+        for i, row in enumerate(rows):
+            tail = f"   {hint}" if hint and i == len(rows) - 1 else ""
+            body = [("  ", role), *row, (tail, role)]
+            pad = width - width_of(body)
+            out.append(cut([*body, (" " * max(0, pad), role)], width))
+
+    if s.fork:
+        block("alarm", f"{g.differ * 3} {clean(s.fork)} {g.differ * 3}", "F9 holds")
+    if s.status == "failed":
+        block("alarm", f"{g.fail} FAILED {clean(s.detail)}", "r resumes, t tears down")
+    elif s.status == "halted" and not s.halt.nonce:
+        block("amber", f"{g.wait} HALTED {clean(s.detail)}", "r resumes, t tears down")
+    if s.leaks:
+        block("alarm", f"{g.fail} LEFT BEHIND: {clean(', '.join(s.leaks))}", "t tears down again")
+    stage = s.stage
+    if stage and stage.status == "waiting" and s.status == "running":
+        block("amber", f"{g.wait} {stage.name} waits for you: {clean(stage.detail)}", "c confirms")
+    elif stage and stage.status == "failed" and s.status == "running":
+        block("alarm", f"{g.fail} {stage.name} failed: {clean(stage.detail)}", "r resumes, t tears down")
+    if s.alerts and s.status == "running" and view.now - s.alerts[-1].ts < 60:
+        a = s.alerts[-1]
+        role = {"error": "bad", "warn": "warn"}.get(a.level, "muted")
+        out.append(cut([(f"  {g.warn} {clean(a.source)}: {clean(a.text)}", role)], width))
+    return out
+
+
+def footer_line(view: View, width: int, keys: Sequence[tuple[str, str, bool]]) -> Line:
+    """The keys. F9 always comes first and always fits; disabled ones are faint."""
+    left_s = holding(view.snap, view.now)
+    if left_s is not None:
+        line: list[Span] = [(" F9 ", "alarm"), (" HALT now  ", "title"), (" Esc ", "green"), (" release  ", "title")]
+        return cut([*line, (f"halts by itself in {left_s:.1f} s", "warn")], width)
+    over = view.replay or view.snap.status in ENDED
+    out: list[Span] = [(" F9 ", "grey" if over else "alarm"), (" HALT ", "faint" if over else "title")]
+    for key, name, enabled in keys:
+        part: list[Span] = [
+            ("  ", ""),
+            (key, "key" if enabled else "faint"),
+            (f" {name}", "muted" if enabled else "faint"),
+        ]
+        if width_of(out) + width_of(part) > width:
+            break
+        out += part
+    return out
+
+
+class Bar(Panel, can_focus=False):
+    """A line or two without border or focus."""
+
+    DEFAULT_CSS = "Bar { height: 1; border: none; padding: 0; overflow: hidden; scrollbar-size: 0 0; }"
+
+
+class HeaderBar(Bar):
+    """Header and stage track."""
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        return [header_line(view, width)]
+
+    def show(self, view: View) -> None:
+        for name in BADGE:
+            self.set_class(stakes(view) == name, f"-{name}")
+        super().show(view)
+
+
+class TrackBar(Bar):
+    """The stages."""
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        return [track_line(view, width)]
+
+
+class BannerBar(Bar):
+    """What is loud; takes no room when nothing is."""
+
+    grows: ClassVar[bool] = True
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        return banner_lines(view, width)
+
+    def show(self, view: View) -> None:
+        self.display = bool(banner_lines(view, 80))
+        super().show(view)
+
+
+class FooterBar(Bar):
+    """The keys of this moment."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.keys: Sequence[tuple[str, str, bool]] = ()
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        return [footer_line(view, width, self.keys)]
+
+
+__all__ = [
+    "BannerBar",
+    "Bar",
+    "FooterBar",
+    "HeaderBar",
+    "TrackBar",
+    "banner_lines",
+    "footer_line",
+    "header_line",
+    "join",
+    "track_line",
+]

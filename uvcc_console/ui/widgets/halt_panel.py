@@ -1,0 +1,149 @@
+"""The ack matrix of a halt: what each pod has proved. Unknown is a state of its own and red."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.format import duration, short
+from uvcc_console.ui.paint import Line, Span, clean, cut, spread
+from uvcc_console.ui.view import View, halting, holding, party_role
+from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.table import Column, body, choose, head
+
+COLUMNS = (
+    Column("pod", "pod", 11, stretch=True),
+    Column("sent", "sent", 5, "c"),
+    Column("seen", "seen", 5, "c"),
+    Column("held", "held", 9, "c"),
+    Column("halted", "halted", 9, "c"),
+    Column("checkpoint", "checkpoint", 13, importance=3),
+    Column("gone", "gone", 5, "c", importance=4),
+    Column("last", "last word", 16, importance=2),
+)
+_REACHED = {"unknown": -1, "sent": 0, "seen": 1, "held": 2, "released": 2, "halted": 3, "gone": 4}
+_STAGES = ("sent", "seen", "held", "halted", "gone")
+_KEEP_S = 30.0
+
+
+def shown(view: View) -> bool:
+    """Whether the halt is worth room: while it runs, while its outcome is fresh, or while something is unknown."""
+    h = view.snap.halt
+    if not h.nonce:
+        return False
+    unknown = any(stage == "unknown" for stage, *_ in h.acks.values())
+    fresh = view.now - max((ts for *_, ts in h.acks.values()), default=h.asked) < _KEEP_S
+    if view.snap.status in ("ok", "torn_down"):
+        return False
+    if h.drill:
+        return not h.done
+    if view.snap.status == "halted":
+        return True
+    return (
+        halting(view.snap) or unknown or (fresh and h.mode == "halt") or (h.mode == "release" and fresh and not h.done)
+    )
+
+
+def headline(view: View) -> Line:
+    """``HALT 3/3 verified at step 17, 1.2 s``, or what is still awaited."""
+    s, h, g = view.snap, view.snap.halt, view.glyphs
+    word = "DRILL" if h.drill else h.mode.upper()
+    total = h.total or len(s.pods)
+    proved = verified(s)
+    unknown = sum(stage == "unknown" for stage, *_ in h.acks.values())
+    if h.done and h.mode != "hold":
+        role = "green" if h.verified == h.total else "alarm"
+        text = f" {word} {h.verified}/{h.total} verified at step {h.step}, {duration(h.seconds)} "
+        out: list[Span] = [(text, role)]
+    else:
+        verb = {"hold": "held", "halt": "halted", "release": "released"}.get(h.mode, "acknowledged")
+        out = [
+            (f" {word} ", "amber"),
+            (f" {proved}/{total} {verb}", "title"),
+            (f"  {duration(view.now - h.asked)}", "muted"),
+        ]
+    if unknown:
+        out += [("  ", ""), (f" {g.unknown} {unknown} UNKNOWN ", "alarm")]
+    stopped = {s.pods[p].party for p, (stage, *_) in h.acks.items() if _REACHED.get(stage, -1) >= 2 and p in s.pods}
+    if stopped and proved < total and h.mode != "release":
+        names = ", ".join(f"P{p}" for p in sorted(stopped))
+        out += [("  ", ""), (f"computation stopped: {names} no longer answers the others", "text")]
+    return out
+
+
+def verified(s: Snapshot) -> int:
+    """Pods that have proved what the present mode asks for."""
+    want = {"hold": 2, "halt": 3, "release": 2}.get(s.halt.mode, 3)
+    if s.halt.mode == "release":
+        return sum(stage == "released" for stage, *_ in s.halt.acks.values())
+    return sum(_REACHED.get(stage, -1) >= want and stage != "released" for stage, *_ in s.halt.acks.values())
+
+
+def _cells(view: View, pod: str) -> dict[str, Span]:
+    s, g = view.snap, view.glyphs
+    party = s.pods[pod].party if pod in s.pods else -1
+    cells: dict[str, Span] = {"pod": (clean(pod), party_role(party))}
+    ack = s.halt.acks.get(pod)
+    if ack is None:
+        return cells | {"last": (f"{g.todo} not sent yet", "warn")}
+    stage, step, checkpoint, ts = ack
+    if stage == "unknown":
+        cells |= {name: (g.unknown, "bad") for name in _STAGES}
+        return cells | {"last": (f"{g.unknown} UNKNOWN", "alarm")}
+    reached = _REACHED.get(stage, -1)
+    for i, name in enumerate(_STAGES):
+        if i <= reached:
+            where = f" @{step}" if name in ("held", "halted") and step >= 0 else ""
+            cells[name] = (f"{g.ok}{where}", "ok")
+        else:
+            cells[name] = (g.dot, "faint")
+    if checkpoint:
+        cells["checkpoint"] = (short(checkpoint, 12), "text")
+    word = "released" if stage == "released" else stage
+    return cells | {"last": (f"{g.ok} {word} +{max(0.0, ts - s.halt.asked):.1f} s", "ok")}
+
+
+def halt_lines(view: View, width: int) -> list[Line]:
+    """Headline with the countdown, then pod by pod what is proved, worst first."""
+    s = view.snap
+    left = holding(s, view.now)
+    tail: list[Span] = []
+    if left is not None:
+        tail = [(" F9 ", "alarm"), (" halts now  ", "text"), (" Esc ", "green"), (f" releases  {left:.1f} s ", "title")]
+    elif s.status == "halted":
+        tail = [("r", "key"), (" resumes  ", "text"), ("t", "key"), (" tears down", "text")]
+    lines: list[Line] = [spread(headline(view), tail, width)]
+    pods = sorted({*s.pods, *s.halt.acks}, key=lambda p: (_rank(s, p), p))
+    chosen = choose(COLUMNS, width, 1)
+    if pods:
+        lines.append(cut(head(chosen), width))
+    for pod in pods:
+        lines.append(cut(body(chosen, _cells(view, pod), more=view.glyphs.more), width))
+    return lines
+
+
+def _rank(s: Snapshot, pod: str) -> int:
+    ack = s.halt.acks.get(pod)
+    return -2 if ack is None else _REACHED.get(ack[0], -1)
+
+
+class HaltPanel(Panel):
+    """Appears when a halt is asked for and stays until its outcome is old news."""
+
+    title = "HALT"
+    grows = True
+    help = (
+        "What each pod has proved for this halt: the order sent, seen by its agent, held at a step, halted with a "
+        "checkpoint, process gone. UNKNOWN means no proof either way: treat the pod as running and costing."
+    )
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        return halt_lines(view, width)
+
+    def show(self, view: View) -> None:
+        self.display = shown(view)
+        super().show(view)
+
+    def heading(self, view: View) -> tuple[str, str]:
+        h = view.snap.halt
+        return ("halt drill" if h.drill else "HALT"), f"asked by {clean(h.by)} {view.glyphs.dot} nonce {short(h.nonce)}"

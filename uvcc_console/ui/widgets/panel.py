@@ -1,0 +1,130 @@
+"""The one kind of panel: lines drawn by a pure function from a view, repainted only where they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, cast
+
+from textual.binding import BindingType
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from uvcc_console.ui.paint import Line, Palette, ascii_text
+from uvcc_console.ui.view import View
+
+
+class HasPalette(Protocol):
+    """What a panel needs of its app."""
+
+    palette: Palette
+
+
+def _same(a: object, b: object) -> bool:
+    return isinstance(a, (int, float, str)) and a == b
+
+
+class Panel(ScrollView, can_focus=True):
+    """A bordered panel. Subclasses give ``title`` and ``draw``; ``help`` tells the operator what it shows."""
+
+    DEFAULT_CSS = """
+    Panel { scrollbar-size: 1 1; overflow-x: hidden; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("j", "line(1)", "down"),
+        ("k", "line(-1)", "up"),
+        ("g", "scroll_home", "top"),
+        ("G", "scroll_end", "end"),
+    ]
+    title: ClassVar[str] = ""
+    number: ClassVar[str] = ""
+    help: ClassVar[str] = ""
+    grows: ClassVar[bool] = False  # whether the panel's height follows its lines (bounded by its CSS)
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.view = View()
+        self.lines: list[Line] = []
+        self._inputs: tuple[object, ...] = ()
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        """The panel's lines for a content area of this size."""
+        raise NotImplementedError
+
+    def inputs(self, view: View) -> tuple[object, ...]:
+        """What ``draw`` depends on; a panel is drawn anew only when one of these is another object."""
+        return (view,)
+
+    def heading(self, view: View) -> tuple[str, str]:
+        """Texts in the upper and the lower border."""
+        return self.title, ""
+
+    def on_mount(self) -> None:
+        self._head()
+
+    def on_resize(self) -> None:
+        self.redraw()
+
+    def show(self, view: View) -> None:
+        """Take a new view; cheap when nothing that this panel draws has changed."""
+        self.view = view
+        new = self.inputs(view)
+        old, self._inputs = self._inputs, new
+        unchanged = len(old) == len(new) and all(a is b or _same(a, b) for a, b in zip(old, new, strict=True))
+        if self.is_attached and self.display and not (unchanged and self.lines):
+            self.redraw()
+
+    def _head(self) -> None:
+        g = self.view.glyphs
+        top, bottom = self.heading(self.view)
+        label = f"{self.number} {top}".strip()
+        for name, text in (("border_title", label), ("border_subtitle", bottom)):
+            safe = (text if g.braille else ascii_text(text)).replace("[", "\\[")
+            if getattr(self, f"_{name}_text", None) != safe:
+                setattr(self, f"_{name}_text", safe)
+                setattr(self, name, safe)
+
+    def redraw(self) -> None:
+        """Draw anew and repaint the lines that differ."""
+        width, height = self.content_region.size
+        if width <= 0:
+            return
+        self._head()
+        old = self.lines
+        self.lines = list(self.draw(self.view, width, height))
+        if len(self.lines) > height > 0 and self.styles.scrollbar_size_vertical:  # the scrollbar takes a cell
+            width -= self.styles.scrollbar_size_vertical
+            self.lines = list(self.draw(self.view, width, height))
+        if len(old) != len(self.lines) or self.virtual_size.width != width:
+            self.virtual_size = Size(width, len(self.lines))
+            if self.grows and len(old) != len(self.lines):
+                self.refresh(layout=True)
+            self.refresh()
+            return
+        top = self.scroll_offset.y
+        for y in range(top, min(len(self.lines), top + self.size.height)):
+            if old[y] != self.lines[y]:
+                self.refresh_line(y)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return (
+            max(1, len(self.draw(self.view, width, 0)))
+            if self.grows
+            else super().get_content_height(container, viewport, width)
+        )
+
+    def render_line(self, y: int) -> Strip:
+        base = self.rich_style
+        width = self.content_region.width
+        at = y + self.scroll_offset.y
+        if at >= len(self.lines):
+            return Strip.blank(width, base)
+        return cast(HasPalette, self.app).palette.strip(self.lines[at], width, base)
+
+    def action_line(self, by: int) -> None:
+        """Move by a line; panels with a cursor move that instead."""
+        self.scroll_relative(y=by, animate=False)
+
+    def context_help(self) -> str:
+        """Help of this very panel, shown first by ``?``."""
+        return self.help

@@ -1,0 +1,143 @@
+"""NCCL & plane: who waits for whom, the last collective of every worker, and which paths reach each pod."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from uvcc_console.core.snapshot import LogEntry
+from uvcc_console.ui.format import age, clock
+from uvcc_console.ui.paint import Line, Span, clean, cut, fit
+from uvcc_console.ui.view import FleetRow, View, fleet_rows, party_role
+from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.table import Column, body, choose, head
+
+PATHS = ("ssh", "relay", "peer", "lease", "api")
+WAITS = (
+    Column("coord", "worker", 9),
+    Column("step", "step", 6, "r"),
+    Column("phase", "phase", 8, importance=3),
+    Column("seq", "seq", 7, "r", importance=2),
+    Column("last", "last collective", 24, importance=1, stretch=True),
+    Column("waits", "waits for", 14),
+    Column("beat", "heartbeat", 10, importance=2),
+)
+_EVENTS = ("link", "nccl", "gloo", "collective", "open", "peer", "plane", "relay", "retransmit", "flight")
+
+
+def _collective(row: FleetRow) -> tuple[str, str]:
+    """(sequence number, name) of a worker's last collective; heartbeats carry either a text or a mapping."""
+    last = row.beat.get("last_collective")
+    if isinstance(last, dict):
+        name = " ".join(str(last[k]) for k in ("group", "op", "state") if k in last)
+        return str(last.get("seq", "")), name
+    return str(row.beat.get("collective_seq", "")), str(last or "")
+
+
+def blame(rows: Sequence[FleetRow]) -> list[tuple[str, int]]:
+    """Whom the workers wait for, most waited-for first."""
+    return Counter(str(r.beat["waiting_on"]) for r in rows if r.beat.get("waiting_on")).most_common()
+
+
+def first_behind(rows: Sequence[FleetRow]) -> str:
+    """The first worker whose collective sequence number or step is lower than the others', or ""."""
+    numbers = [(int(seq), r) for r in rows if (seq := _collective(r)[0]).isdigit()]
+    values = numbers or [(r.step, r) for r in rows if r.step >= 0]
+    if not values or min(v for v, _ in values) == max(v for v, _ in values):
+        return ""
+    return min(values, key=lambda v: v[0])[1].coord
+
+
+def wait_lines(view: View, width: int) -> list[Line]:
+    """Summary of who holds everybody up, then a row per worker, those who wait first."""
+    g = view.glyphs
+    rows = [r for r in fleet_rows(view) if r.coord]
+    if not rows:
+        return [[("no workers yet", "muted")]]
+    waited = blame(rows)
+    lines: list[Line] = []
+    if waited:
+        top: list[Span] = [(f"{g.late} ", "warn")]
+        for name, count in waited[:4]:
+            top += [(f"{count} wait for ", "muted"), (clean(name), "warn bold"), ("   ", "")]
+        lines.append(cut(top, width))
+    else:
+        lines.append([(f"{g.ok} nobody reports waiting", "ok")])
+    if behind := first_behind(rows):
+        lines.append([("furthest behind: ", "muted"), (behind, "warn bold")])
+    chosen = choose(WAITS, width)
+    lines.append(cut(head(chosen), width))
+    for r in sorted(rows, key=lambda r: (not r.beat.get("waiting_on"), r.step)):
+        seq, name = _collective(r)
+        waits = str(r.beat.get("waiting_on", "") or "")
+        cells: dict[str, Span] = {
+            "coord": (r.coord, party_role(r.party)),
+            "step": (str(r.step) if r.step >= 0 else g.dot, "text"),
+            "phase": (clean(r.phase), "muted"),
+            "seq": (seq, "text"),
+            "last": (clean(name) or g.dot, "text" if name else "faint"),
+            "waits": (clean(waits) or g.dot, "warn" if waits else "faint"),
+            "beat": (f"{r.health.glyph} {age(r.age)}" if r.age is not None else g.dot, r.health.role),
+        }
+        lines.append(cut(body(chosen, cells, more=g.more), width))
+    return lines
+
+
+def path_lines(view: View, width: int) -> list[Line]:
+    """Which paths reach each pod, so that the operator knows before pressing F9 what would deliver it."""
+    g, s = view.glyphs, view.snap
+    known = [p for p in PATHS if any(p in pod.paths for pod in s.pods.values())]
+    if not known:
+        return []
+    columns = (Column("pod", "pod", 12), *(Column(p, p, 14) for p in known))
+    chosen = choose(columns, width)
+    lines: list[Line] = [[("paths that would carry a halt", "muted bold")], cut(head(chosen), width)]
+    for pod in sorted(s.pods.values(), key=lambda p: (all(up for up, _ in p.paths.values()), p.pod)):
+        cells: dict[str, Span] = {"pod": (clean(pod.pod), party_role(pod.party))}
+        for path in known:
+            if path not in pod.paths:
+                cells[path] = (f"{g.unknown} unknown", "warn")
+                continue
+            up, since = pod.paths[path]
+            word = f"{g.ok} up" if up else f"{g.fail} down"
+            cells[path] = (f"{word} {age(view.now - since)}", "ok" if up else "bad")
+        lines.append(cut(body(chosen, cells, more=g.more), width))
+    return lines
+
+
+def _event(entry: LogEntry) -> bool:
+    return any(entry.text.lower().startswith(word) or f"_{word}" in entry.text[:40].lower() for word in _EVENTS)
+
+
+def event_lines(view: View, width: int, rows: int) -> list[Line]:
+    """The newest events of links and collectives."""
+    found = [e for e in view.snap.log[-600:] if _event(e)][-max(0, rows) :]
+    if not found or rows < 2:
+        return []
+    lines: list[Line] = [[("newest events of links and collectives", "muted bold")]]
+    for e in found[-(rows - 1) :]:
+        role = {"error": "bad", "warn": "warn"}.get(e.level, "text")
+        source = fit(clean(e.source), 16, more=view.glyphs.more)
+        lines.append(
+            cut([(clock(e.ts, utc=view.utc), "faint"), (f" {source} ", "muted"), (clean(e.text), role)], width)
+        )
+    return lines
+
+
+class PlanePanel(Panel):
+    """Messages between parties and collectives inside them."""
+
+    title = "NCCL & plane"
+    number = "4"
+    help = (
+        "Who waits for whom across parties and inside them, the last collective of every worker with its sequence "
+        "number (the first that differs is named), and which paths reach each pod."
+    )
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        lines = wait_lines(view, width)
+        if paths := path_lines(view, width):
+            lines += [[("", "")], *paths]
+        if events := event_lines(view, width, height - len(lines) - 1):
+            lines += [[("", "")], *events]
+        return lines

@@ -1,0 +1,80 @@
+"""The line at the bottom where commands, filters and searches are typed."""
+
+from __future__ import annotations
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.events import Key
+from textual.message import Message
+from textual.widgets import Input, Label
+
+
+class Prompt(Horizontal):
+    """Hidden until asked for. ``kind`` is command or filter; Esc puts back what was there before."""
+
+    DEFAULT_CSS = """
+    Prompt { height: 1; display: none; background: $panel; }
+    Prompt Label { width: auto; padding: 0 0 0 1; color: $primary; text-style: bold; }
+    Prompt Input { border: none; height: 1; padding: 0; background: $panel; }
+    Prompt #hint { color: $uvcc-muted; padding: 0 1; text-style: none; }
+    """
+
+    class Changed(Message):
+        """The text while it is typed."""
+
+        def __init__(self, kind: str, text: str) -> None:
+            super().__init__()
+            self.kind, self.text = kind, text
+
+    class Done(Message):
+        """Enter (``text`` is meant) or Esc (``text`` is what was there before)."""
+
+        def __init__(self, kind: str, text: str, accepted: bool) -> None:
+            super().__init__()
+            self.kind, self.text, self.accepted = kind, text, accepted
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.kind = ""
+        self._before = ""
+
+    def compose(self) -> ComposeResult:
+        yield Label(":", id="sign")
+        yield Input(id="line", select_on_focus=False)
+        yield Label("", id="hint")
+
+    def ask(self, kind: str, sign: str, text: str = "", hint: str = "") -> None:
+        """Show the line and take the keyboard."""
+        self.kind, self._before = kind, text
+        self.query_one("#sign", Label).update(sign)
+        self.hint(hint)
+        self.display = True
+        line = self.query_one(Input)
+        line.value = text
+        line.cursor_position = len(text)
+        line.focus()
+
+    def hint(self, text: str) -> None:
+        """A word of help or what is wrong with the text."""
+        self.query_one("#hint", Label).update(text.replace("[", "\\["))
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        if self.display:
+            self.post_message(self.Changed(self.kind, event.value))
+
+    @on(Input.Submitted)
+    def _entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._finish(event.value, True)
+
+    def on_key(self, event: Key) -> None:
+        if event.key == "escape":
+            event.stop()
+            self._finish(self._before, False)
+
+    def _finish(self, text: str, accepted: bool) -> None:
+        self.display = False
+        self.post_message(self.Done(self.kind, text, accepted))

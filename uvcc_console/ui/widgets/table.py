@@ -1,0 +1,58 @@
+"""Tables that give up their least important columns first when the terminal is narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from uvcc_console.ui.paint import Span, fit
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: key of its cells, heading, width in cells, alignment, importance (0 is never dropped)."""
+
+    key: str
+    title: str
+    width: int
+    align: str = "l"
+    importance: int = 0
+    stretch: bool = False
+
+
+def choose(columns: Sequence[Column], width: int, gap: int = 1) -> list[tuple[Column, int]]:
+    """The columns that fit with their final widths; spare room goes to the stretching column."""
+    kept = list(columns)
+
+    def total() -> int:
+        return sum(c.width for c in kept) + gap * (len(kept) - 1)
+
+    while len(kept) > 1 and total() > width and max(c.importance for c in kept):
+        kept.remove(max(kept, key=lambda c: c.importance))
+    spare = max(0, width - total())
+    stretching = next((c for c in kept if c.stretch), None)
+    return [(c, c.width + (spare if c is stretching else 0)) for c in kept]
+
+
+def head(chosen: Sequence[tuple[Column, int]], gap: int = 1, *, sorted_by: str = "", mark: str = "") -> list[Span]:
+    """The heading line; the sorted column is marked."""
+    out: list[Span] = []
+    for i, (c, width) in enumerate(chosen):
+        if i:
+            out.append((" " * gap, ""))
+        title = f"{c.title}{mark}" if c.key == sorted_by else c.title
+        out.append((fit(title, width, c.align), "muted bold" if c.key == sorted_by else "muted"))
+    return out
+
+
+def body(
+    chosen: Sequence[tuple[Column, int]], cells: Mapping[str, Span], gap: int = 1, *, more: str = "…", under: str = ""
+) -> list[Span]:
+    """One row; ``under`` is a role (such as a selection) that lies under every cell."""
+    out: list[Span] = []
+    for i, (c, width) in enumerate(chosen):
+        if i:
+            out.append((" " * gap, under))
+        text, role = cells.get(c.key, ("", ""))
+        out.append((fit(text, width, c.align, more), f"{role} {under}".strip()))
+    return out
