@@ -102,14 +102,13 @@ def rehearse(
     steps: int = 3,
     ops: int = 6,
     nonce: str = "00" * 32,
+    seed: bytes = b"rehearsal",
     checkpoint_every: int = 2,
     traffic: Callable[..., None] = exchange,
 ) -> Rehearsal:
     """Run ``steps`` epochs and the result epoch of every subsession, then assemble ``folder/proof_bundle.json``."""
     topology = topology or Topology()
-    identities = [
-        Identity.create_seeded(folder / "identity" / str(p), b"rehearsal party %d" % p) for p in range(PARTIES)
-    ]
+    identities = [Identity.create_seeded(folder / "identity" / str(p), seed + b" party %d" % p) for p in range(PARTIES)]
     policy = make_policy(identities, topology, steps, nonce)
     (folder / POLICY_FILE).write_bytes(policy.canonical)
     write_signatures(
