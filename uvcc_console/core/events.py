@@ -37,7 +37,8 @@ def _event(kind: str) -> Any:
 class RunCreated(Event):
     """A rollout was planned. ``profile`` is the resolved profile; ``stages`` the plan in order.
 
-    ``seed`` makes identities and nonces repeatable (demonstrations only); None draws them fresh.
+    ``seed`` makes identities and nonces repeatable (demonstrations only); None draws them fresh. ``patient``: somebody
+    sits in front of it, so every failed stage waits for a decision, not only those of the training itself.
     """
 
     run: str
@@ -49,6 +50,7 @@ class RunCreated(Event):
     stages: list[str]
     profile: dict[str, Any] = field(default_factory=dict)
     seed: int | None = None
+    patient: bool = False
 
 
 @_event("stage")

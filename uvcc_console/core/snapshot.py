@@ -116,7 +116,7 @@ class Snapshot:
     """One run at one moment. ``seq`` is the journal sequence it reflects.
 
     ``status``: planned | running | halted | failed while the run lives (the last two can be resumed); once ``ended``
-    is set (a time stamp), the final word of ``RunEnded``. ``seed``: see ``RunCreated``.
+    is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``: see ``RunCreated``.
     """
 
     run: str = ""
@@ -157,6 +157,7 @@ class Snapshot:
     leaks: tuple[str, ...] = ()
     ended: float = 0.0
     seed: int | None = None
+    patient: bool = False
 
     @property
     def stage(self) -> StageView | None:

@@ -47,6 +47,7 @@ def _created(s: Snapshot, e: ev.RunCreated) -> Snapshot:
         pipeline_stages=e.pipeline_stages,
         tensor=e.tensor,
         seed=e.seed,
+        patient=e.patient,
         status="running",
         stages=tuple(StageView(n) for n in e.stages),
     )
@@ -108,6 +109,11 @@ def _link(s: Snapshot, e: ev.LinkChanged) -> Snapshot:
     )
 
 
+def _to_be_started(w: WorkerView) -> WorkerView:
+    """How the worker's earlier attempt ended no longer counts."""
+    return replace(w, state="", rc=None, signal="")
+
+
 def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
     fresh = e.engine_run != s.engine_run
     s = replace(
@@ -119,7 +125,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         sid_job=e.sid_job,
         halt=HaltView(last_drill_s=s.halt.last_drill_s),
         status="running",
-        workers=MappingProxyType({}) if fresh else s.workers,
+        workers=MappingProxyType({} if fresh else {c: _to_be_started(w) for c, w in s.workers.items()}),
         series=MappingProxyType({}) if fresh else s.series,
         agreement=() if fresh else s.agreement,
         agreed_epoch=-1 if fresh else s.agreed_epoch,

@@ -61,8 +61,7 @@ class LocalProvider:
 
     def _start(self, pod: Pod, home: Path) -> None:
         try:
-            _own_folder(self._base)
-            home.mkdir(mode=0o700)
+            _make_home(self._base, home)
             _record(home).write_text(json.dumps(asdict(pod)))  # before the process: a crash in between leaks nothing
             authorized = home.with_suffix(".keys")
             authorized.write_text(keys.public_line(keys.operator_key(self._run_dir, self._key_file)) + "\n")
@@ -141,6 +140,17 @@ def _lives(ready: Mapping[str, Any]) -> bool:
 
 def _addressed(pod: Pod, ready: Mapping[str, Any]) -> Pod:
     return Pod(**{**asdict(pod), "user": localpod.USER, "host": "127.0.0.1", "port": int(ready["port"])})
+
+
+def _make_home(base: Path, home: Path) -> None:
+    """Make the pod's home; a pod of the same run that ends just then may take the run's empty folder along."""
+    for last in (False, False, True):
+        try:
+            _own_folder(base)
+            return home.mkdir(mode=0o700)
+        except FileNotFoundError:
+            if last:
+                raise
 
 
 def _own_folder(base: Path) -> None:

@@ -21,6 +21,7 @@ class Intake:
         self.pod = pod
         self.engine_run = engine_run
         self.phase = phase
+        self.attempt = 0
         self.cursors: dict[str, list[int]] = {k: list(v) for k, v in (cursors or {}).items()}
         self._first = first
         self._columns: dict[str, Sequence[str]] = {}
@@ -37,7 +38,7 @@ class Intake:
         if op == wire.LINES:
             return self._lines(message)
         if op == wire.PROC:
-            return [self._process(message)]
+            return [self._process(message)] if int(message.get("attempt") or 0) >= self.attempt else []
         if op == wire.REWIND:
             fields = {"src": message.get("src"), "reason": message.get("reason")}
             return [ev.EngineEvent(pod=self.pod, level="warn", event="rewind", fields=fields)]
@@ -65,6 +66,8 @@ class Intake:
             found = self._rows(src, lines)
         elif src == "result.json":
             found = self._result(src, lines)
+        elif src.startswith("exit") and src.endswith(".json"):
+            found = self._exit(src, lines)
         elif src.endswith(".json") or not lines:
             found = []
         else:
@@ -128,12 +131,24 @@ class Intake:
             found.append(ev.Metric(coord=self._first, step=step, values=row, split=split))
         return found
 
-    def _result(self, src: str, lines: list[str]) -> list[ev.Event]:
-        """The file may arrive in pieces; it is read once it is whole."""
+    def _document(self, src: str, lines: list[str]) -> dict[str, Any] | None:
+        """A document of this run. It may arrive in pieces; it is read once it is whole."""
         text = self._partial.get(src, "") + "\n".join(lines)
         record = self._record(src, text)
         self._partial[src] = "" if record is not None else text
-        if record is None or record.get("run") != self.engine_run:
+        return record if record is not None and record.get("run") == self.engine_run else None
+
+    def _exit(self, src: str, lines: list[str]) -> list[ev.Event]:
+        record = self._document(src, lines)
+        if record is None:
+            return []
+        level = "error" if record.get("status") == "failed" else "info"
+        fields = {k: v for k, v in record.items() if k not in ("run", "ts") and v not in ("", None)}
+        return [ev.EngineEvent(pod=self.pod, level=level, event="exit", fields=fields)]
+
+    def _result(self, src: str, lines: list[str]) -> list[ev.Event]:
+        record = self._document(src, lines)
+        if record is None:
             return []
         values = {k: float(v) for k, v in (record.get("values") or {}).items() if isinstance(v, int | float)}
         coord = str(record.get("coord") or self._first)

@@ -17,6 +17,8 @@ from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
 
 POD_PREFIX = "uvcc-"
 SMOKE, FULL = "smoke", "full"
+# stages whose failure leaves something to go on from: their pods are kept for a while
+RESUMABLE = frozenset({"drill", SMOKE, FULL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def stage_names(profile: Profile) -> tuple[str, ...]:
 
 
 def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> Phase:
-    part, job = profile.topology, profile.job.model_dump(mode="json") | {"steps": steps}
+    part = profile.topology
+    job = profile.job.model_dump(mode="json", exclude={"data", "labels"}) | {"steps": steps}
     if isinstance(profile.job, PrivateJob):
         topology, parties = Topology(replicas, part.stages, part.tensor, part.microbatches), PARTIES
     else:

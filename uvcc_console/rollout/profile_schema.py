@@ -21,7 +21,7 @@ def seconds(value: Any) -> Any:
 
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
-Reveal = Literal["loss", "accuracy", "weights", "gradients_norm"]
+Reveal = Literal["loss", "accuracy", "weights"]
 
 
 class Strict(BaseModel):
@@ -31,21 +31,26 @@ class Strict(BaseModel):
 
 
 class PrivateJob(Strict):
-    """Training on secret shares, three parties."""
+    """Training on secret shares, three parties. ``data`` and ``labels`` are the owner's files.
+
+    All other keys go into the policy: they are those of the engine's private job, with the same meaning and range.
+    """
 
     kind: Literal["private"]
     model: str = "mlp-digits"
-    data: str = "digits"
     steps: int = Field(gt=0)
-    batch: int = Field(default=64, gt=0)
-    lr: float = Field(default=0.1, gt=0)
+    batch: int = Field(default=128, gt=0)
+    lr: float = Field(default=0.5, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    fraction_bits: int = Field(default=16, ge=8, le=28)
+    schedule: Literal["linear", "constant"] = "linear"
     seed: int = Field(default=7, ge=0)
+    frac_bits: int = Field(default=16, ge=8, le=24)
     reveal: list[Reveal] = ["loss", "accuracy"]
-    checkpoint_every: int = Field(default=0, ge=0)
-    model_options: dict[str, Any] = {}
+    loss_every: int = Field(default=1, gt=0)
+    checkpoint_every: int = Field(default=10, gt=0)
+    test_rows: int = Field(default=360, gt=0)
+    data: str = ""
+    labels: str = ""
 
 
 class LmJob(Strict):

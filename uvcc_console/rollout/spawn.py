@@ -59,8 +59,17 @@ def start(run_dir: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
         raise UvccError(f"cannot start the {name} of {run_dir.name}: {e}", f"is {run_dir} writable?") from e
 
 
-def create_run(profile_name: str, settings: Iterable[str] = (), *, seed: int | None = None, name: str = "") -> Path:
+def create_run(
+    profile_name: str,
+    settings: Iterable[str] = (),
+    *,
+    seed: int | None = None,
+    name: str = "",
+    patient: bool = False,
+) -> Path:
     """Plan a rollout and write it down: a new run folder whose journal holds ``RunCreated``. Nothing is started.
+
+    ``seed``, ``patient``: see ``RunCreated``; ``name``: first word of the run id instead of the profile's.
 
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
@@ -92,6 +101,7 @@ def create_run(profile_name: str, settings: Iterable[str] = (), *, seed: int | N
             stages=list(plan.stages),
             profile=profile.model_dump(mode="json"),
             seed=seed,
+            patient=patient,
         )
     )
     journal.close()

@@ -1,0 +1,119 @@
+"""What the verbs share: option parsing, finding a run, printing JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from uvcc_console.core import paths
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+
+JOURNAL = "journal.sqlite"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our error form and without abbreviated options, so that scripts stay valid as options are added."""
+
+    def __init__(self, verb: str, about: str) -> None:
+        super().__init__(prog=f"uvcc {verb}", description=about, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {message}\n  see: {self.prog} --help\n")
+        raise SystemExit(2)
+
+    def add_json(self) -> None:
+        self.add_argument("--json", action="store_true", help="print JSON on standard output")
+
+    def add_run(self) -> None:
+        self.add_argument(
+            "run", nargs="?", default="last", metavar="RUN", help="run id, unique prefix, last or current"
+        )
+
+    def add_set(self) -> None:
+        self.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a profile key")
+
+
+def version() -> str:
+    """The installed version."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("uvcc")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def emit(data: Any) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def say(text: str) -> None:
+    """A diagnostic on standard error."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def run_dirs() -> list[Path]:
+    """Folders of all runs, oldest first."""
+    root = paths.runs_dir()
+    if not root.is_dir():
+        return []
+    found = [p for p in root.iterdir() if (p / JOURNAL).exists()]
+    return sorted(found, key=lambda p: (_created(p), p.name))
+
+
+def _created(run_dir: Path) -> float:
+    """When the run was planned: its first event. The folder's own time stamps move with every file."""
+    import sqlite3
+
+    try:
+        db = sqlite3.connect(f"file:{run_dir / JOURNAL}?mode=ro", uri=True, timeout=2)
+        try:
+            row = db.execute("SELECT ts FROM events ORDER BY seq LIMIT 1").fetchone()
+        finally:
+            db.close()
+    except sqlite3.Error:
+        return 0.0
+    return float(row[0]) if row else 0.0
+
+
+def find_run(name: str) -> Path:
+    """The folder of a run. Raises UnreadableError for an unknown name, ConfigError for an ambiguous one."""
+    dirs = run_dirs()
+    if not dirs:
+        raise UnreadableError("there are no runs yet", "start one with: uvcc demo")
+    if name == "last":
+        return dirs[-1]
+    if name == "current":
+        from uvcc_console.rollout.spawn import CONDUCTOR, running
+
+        live = [d for d in dirs if running(d, CONDUCTOR)]
+        if not live:
+            raise UnreadableError("no run is live", "see: uvcc runs")
+        return live[-1]
+    exact = [d for d in dirs if d.name == name]
+    hits = exact or [d for d in dirs if d.name.startswith(name)]
+    if not hits:
+        from uvcc_console.core.suggest import nearest
+
+        raise UnreadableError(
+            f"no run {name!r}", f"did you mean {nearest(name, [d.name for d in dirs])}? see: uvcc runs"
+        )
+    if len(hits) > 1:
+        raise ConfigError(f"{name!r} fits {len(hits)} runs: {', '.join(d.name for d in hits[:4])}", "write more of it")
+    return hits[0]
+
+
+def load_snapshot(run_dir: Path) -> Any:
+    """The newest snapshot of a run, read from its journal."""
+    from uvcc_console.core.journal import Journal, read_all
+
+    journal = Journal(run_dir / JOURNAL, readonly=True)
+    try:
+        return read_all(journal)
+    finally:
+        journal.close()

@@ -1,0 +1,19 @@
+"""``uvcc`` without a verb: the TUI over all runs and profiles."""
+
+from __future__ import annotations
+
+import sys
+
+from uvcc_console.cli.main import OK, USAGE, usage
+
+
+def run(argv: list[str]) -> int:
+    from uvcc_console.cli.launch import has_terminal
+
+    if argv or not has_terminal():
+        sys.stderr.write(usage())
+        return USAGE
+    from uvcc_console.cli.common import find_run
+    from uvcc_console.ui.app import run_app
+
+    return int(run_app(find_run("last")) or OK)

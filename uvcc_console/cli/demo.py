@@ -1,0 +1,36 @@
+"""``uvcc demo``: the whole story on local pods."""
+
+from __future__ import annotations
+
+from uvcc_console.cli import common
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser(
+        "demo",
+        "Train privately on three local pods: smoke with halt drill, verify, full run, verify, collect, tear down. "
+        "Exits 0 only if the run is verified.",
+    )
+    parser.add_argument("--headless", action="store_true", help="progress line instead of the console")
+    parser.add_argument("--replicas", type=int, metavar="R", help="replicas per party (1)")
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps of the full run")
+    parser.add_argument("--seed", type=int, metavar="N", help="repeatable identities, shares and roots")
+    parser.add_argument("--link", choices=["auto", "direct", "relay", "nats"], help="how parties reach each other")
+    parser.add_argument("--profile", default="demo", metavar="NAME", help="another profile than `demo`")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the summary")
+    parser.add_set()
+    parser.add_json()
+    args = parser.parse_args(argv)
+    if args.seed is not None and args.seed < 0:
+        parser.error("--seed wants a number that is not negative")
+    settings = list(args.set)
+    if args.replicas is not None:
+        settings.append(f"topology.replicas={args.replicas}")
+    if args.steps is not None:
+        settings.append(f"job.steps={args.steps}")
+    if args.link:
+        settings.append(f"link={args.link}")
+    from uvcc_console.cli.launch import has_terminal, launch
+
+    tui = has_terminal() and not (args.headless or args.json or args.quiet)
+    return launch(args.profile, settings, name="demo", seed=args.seed, tui=tui, as_json=args.json, quiet=args.quiet)

@@ -1,0 +1,149 @@
+"""``uvcc doctor``: is this machine and terminal fit? Each finding with its remedy."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from uvcc_console.cli import common
+from uvcc_console.cli.main import FAILED, OK
+from uvcc_console.core import paths
+from uvcc_engine.contract.errors import UvccError
+
+MIN_DISK_MIB = 2048
+MIN_MEMORY_MIB = 3072
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """level: ok | warn | error. Only errors keep a demo from running."""
+
+    name: str
+    level: str
+    found: str
+    remedy: str = ""
+
+
+def python() -> Finding:
+    good = sys.version_info >= (3, 11)
+    return Finding("python", "ok" if good else "error", platform.python_version(), "" if good else "use 3.11 or newer")
+
+
+def system() -> Finding:
+    good = sys.platform == "linux"
+    return Finding(
+        "system", "ok" if good else "warn", platform.platform(), "" if good else "local pods need Linux /proc"
+    )
+
+
+def terminal(env: Mapping[str, str], tty: bool) -> Finding:
+    term = env.get("TERM", "")
+    if not tty:
+        return Finding("terminal", "warn", "no terminal", "the console needs one; --headless does not")
+    if term in ("", "dumb"):
+        return Finding("terminal", "warn", f"TERM={term or 'unset'}", "export TERM=xterm-256color")
+    return Finding("terminal", "ok", term)
+
+
+def colours(env: Mapping[str, str]) -> Finding:
+    if "NO_COLOR" in env:
+        return Finding("colours", "ok", "NO_COLOR: states are told by glyph and word")
+    if env.get("COLORTERM") in ("truecolor", "24bit"):
+        return Finding("colours", "ok", "24 bit")
+    if "256" in env.get("TERM", ""):
+        return Finding("colours", "ok", "256")
+    return Finding("colours", "warn", "16 or fewer", "export TERM=xterm-256color, or COLORTERM=truecolor")
+
+
+def utf8() -> Finding:
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    good = encoding == "utf8"
+    return Finding("utf-8", "ok" if good else "warn", encoding or "unknown", "" if good else "export LANG=C.UTF-8")
+
+
+def size() -> Finding:
+    columns, lines = shutil.get_terminal_size((80, 24))
+    good = columns >= 80 and lines >= 24
+    return Finding("size", "ok" if good else "warn", f"{columns}x{lines}", "" if good else "at least 80x24")
+
+
+def tmux(env: Mapping[str, str]) -> Finding:
+    inside = "TMUX" in env
+    note = "inside tmux" if inside else "not inside tmux"
+    return Finding("tmux", "ok", note, "" if inside else "in tmux a lost connection leaves the console open")
+
+
+def ssh_keygen() -> Finding:
+    path = shutil.which("ssh-keygen")
+    remedy = "" if path else "install OpenSSH to check signatures by hand; uvcc verify does not need it"
+    return Finding("ssh-keygen", "ok" if path else "warn", path or "not found", remedy)
+
+
+def data_folder() -> Finding:
+    folder = paths.data_dir()
+    try:
+        paths.ensure(folder)
+        probe = folder / f".doctor-{os.getpid()}"
+        probe.write_text("x")
+        probe.unlink()
+    except (OSError, UvccError) as e:
+        return Finding("data folder", "error", f"{folder}: {e}", "set UVCC_HOME to a writable folder")
+    return Finding("data folder", "ok", str(folder))
+
+
+def disk() -> Finding:
+    folder: Path = paths.data_dir()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free >> 20
+    good = free >= MIN_DISK_MIB
+    return Finding("disk", "ok" if good else "error", f"{free} MiB free", "" if good else f"free {MIN_DISK_MIB} MiB")
+
+
+def memory() -> Finding:
+    try:
+        text = Path("/proc/meminfo").read_text()
+        free = next(int(line.split()[1]) >> 10 for line in text.splitlines() if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return Finding("memory", "warn", "unknown")
+    good = free >= MIN_MEMORY_MIB
+    return Finding(
+        "memory", "ok" if good else "warn", f"{free} MiB available", "" if good else "a demo takes about 2.5 GiB"
+    )
+
+
+def findings(env: Mapping[str, str], tty: bool) -> list[Finding]:
+    """Every check, in reading order."""
+    checks: list[Callable[[], Finding]] = [
+        python,
+        system,
+        lambda: terminal(env, tty),
+        lambda: colours(env),
+        utf8,
+        size,
+        lambda: tmux(env),
+        ssh_keygen,
+        data_folder,
+        disk,
+        memory,
+    ]
+    return [check() for check in checks]
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser("doctor", "Check this machine and terminal. Exits 1 if a demo could not run.")
+    parser.add_json()
+    args = parser.parse_args(argv)
+    found = findings(os.environ, sys.stdout.isatty() and sys.stdin.isatty())
+    if args.json:
+        common.emit([asdict(f) for f in found])
+    else:
+        mark = {"ok": "+", "warn": "!", "error": "x"}
+        for f in found:
+            print(f"{mark[f.level]} {f.name:<12} {f.found}" + (f"   -> {f.remedy}" if f.remedy else ""))
+    return FAILED if any(f.level == "error" for f in found) else OK

@@ -1,0 +1,242 @@
+"""Following a run without the TUI: progress on standard error, the summary on standard output, Ctrl-C tears down."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from uvcc_console.cli import common, jsonview
+from uvcc_console.cli.main import FAILED, INTERRUPTED, OK
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Follower, Journal
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.rollout import spawn
+from uvcc_console.rollout.plan import RESUMABLE
+
+POLL_S = 0.1
+LINE_EVERY_S = 2.0
+
+
+@dataclass
+class Progress:
+    """What the progress line shows; fed with events and snapshots, knows no clock and no terminal."""
+
+    first_step: float = 0.0
+    pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=12))
+
+    def see(self, event: ev.Event) -> None:
+        """Take note of training steps as they are reported."""
+        if isinstance(event, ev.PhaseStarted):
+            self.pace.clear()
+        elif isinstance(event, ev.Metric) and event.split == "train":
+            self.first_step = self.first_step or event.ts
+            if not self.pace or event.step > self.pace[-1][1]:
+                self.pace.append((event.ts, event.step))
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds per step over the last steps."""
+        if len(self.pace) < 2 or self.pace[-1][0] <= self.pace[0][0]:
+            return None
+        return (self.pace[-1][0] - self.pace[0][0]) / (self.pace[-1][1] - self.pace[0][1])
+
+    def line(self, s: Snapshot) -> str:
+        """``full running  step 34/110  loss 0.4120  0.21 s/step  agreed 33``."""
+        stage = s.stage
+        parts = [f"{stage.name} {stage.status}" if stage else s.status]
+        if stage and stage.name in ("drill", "smoke", "full"):
+            parts.append(f"step {max(s.step + 1, 0)}/{s.steps_planned}")
+            loss = jsonview.last_value(s, "loss")
+            parts += [f"loss {loss:.4f}"] if loss is not None else []
+            parts += [f"{self.step_s:.2f} s/step"] if self.step_s is not None else []
+            parts += [f"agreed {s.agreed_epoch}"] if s.agreed_epoch >= 0 else []
+        elif stage and stage.detail:
+            parts.append(stage.detail)
+        return "  ".join(parts)
+
+
+class Printer:
+    """Shows progress on ``out``: one line rewritten on a terminal, else a line for each change, not too many."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out
+        self._tty = bool(out and out.isatty())
+        self._last = ""
+        self._stage = ""
+        self._at = 0.0
+
+    def show(self, line: str, stage: str, now: float) -> None:
+        """``stage`` names the stage and its status: a change is always shown."""
+        if self._out is None or line == self._last:
+            return
+        if self._tty:
+            keep = "\n" if self._stage and stage != self._stage else ""
+            self._out.write(f"{keep}\r\x1b[K{line}")
+        elif stage != self._stage or now - self._at >= LINE_EVERY_S:
+            self._out.write(line + "\n")
+        else:
+            return
+        self._out.flush()
+        self._last, self._stage, self._at = line, stage, now
+
+    def note(self, text: str) -> None:
+        """A whole line of its own."""
+        if self._out is not None:
+            self._out.write(("\n" if self._tty and self._last else "") + text + "\n")
+            self._out.flush()
+            self._last = ""
+
+
+@contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of dying of them; yields the list of those received."""
+    received: list[int] = []
+
+    def take(number: int, _frame: Any) -> None:
+        received.append(number)
+
+    old = {n: signal.signal(n, take) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def ask(run_dir: Path, action: str, **args: Any) -> subprocess.Popen[bytes] | None:
+    """Write an intent down and see that a conductor acts on it: the live one, or a new one that adopts the run."""
+    journal = Journal(run_dir / spawn.JOURNAL, source="cli")
+    try:
+        journal.append(ev.Intent(action=action, by="cli", args=args))
+    finally:
+        journal.close()
+    return None if spawn.running(run_dir, spawn.CONDUCTOR) else spawn.start(run_dir, spawn.CONDUCTOR, "--adopt", action)
+
+
+@dataclass
+class Watched:
+    """How following ended: the last snapshot, and whether it was interrupted or lost its conductor."""
+
+    snapshot: Snapshot
+    progress: Progress
+    interrupted: bool = False
+    orphaned: bool = False
+
+
+def follow(
+    run_dir: Path,
+    child: subprocess.Popen[bytes] | None,
+    received: list[int],
+    *,
+    progress: bool = True,
+    until_failed: bool = True,
+) -> Watched:
+    """Follow a run until it has ended or, with ``until_failed``, failed; an interrupt tears it down and waits."""
+    journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
+    follower, seen = Follower(journal), Progress()
+    printer = Printer(sys.stderr if progress else None)
+    watched = Watched(follower.snapshot, seen)
+    try:
+        while True:
+            lost = not spawn.running(run_dir, spawn.CONDUCTOR) and (child is None or child.poll() is not None)
+            while batch := follower.poll():
+                for event in batch:
+                    seen.see(event)
+            s = watched.snapshot = follower.snapshot
+            stage = f"{s.stage.name} {s.stage.status}" if s.stage else ""
+            printer.show(seen.line(s), stage, time.monotonic())
+            if s.ended:
+                return watched
+            if received and not watched.interrupted:
+                watched.interrupted = True
+                printer.note("interrupted: tearing down, waiting for proof that nothing is left")
+                child = ask(run_dir, "teardown") or child
+                continue
+            if lost:
+                watched.orphaned = True
+                return watched
+            if until_failed and not watched.interrupted and waits_for_decision(s):
+                return watched
+            time.sleep(POLL_S)
+    finally:
+        printer.note("") if printer._tty else None
+        journal.close()
+
+
+def waits_for_decision(s: Snapshot) -> bool:
+    """Whether a stage failed and the pods are kept for a resume; other failures end in the teardown by themselves."""
+    stage = s.stage
+    return stage is not None and stage.status == "failed" and (s.patient or stage.name in RESUMABLE)
+
+
+def outcome(watched: Watched, run_dir: Path) -> dict[str, Any]:
+    """The summary of a run that ended, as one JSON document."""
+    s = watched.snapshot
+    values = dict(s.results.get("full") or s.results.get("smoke") or {})
+    verdict = s.verdicts.get("full")
+    hashes = sorted({h for key, h in s.result_hashes.items() if key.startswith("full/")})
+    first = watched.progress.first_step
+    return jsonview.summary(s, run_dir) | {
+        "accuracy": values.get("accuracy"),
+        "final_loss": values.get("loss"),
+        "values": values,
+        "global_root": verdict.global_root if verdict else "",
+        "result_hash": hashes[0] if len(hashes) == 1 else "",
+        "sid_job": verdict.sid_job if verdict else "",
+        "gates": {g.name: g.ok for g in s.gates},
+        "drill_s": s.halt.last_drill_s,
+        "seconds": (s.ended or s.updated) - s.created,
+        "first_step_s": first - s.created if first else None,
+        "artifacts": str(run_dir / "artifacts"),
+        "leaks": list(s.leaks),
+    }
+
+
+def render(o: dict[str, Any]) -> str:
+    """The summary for a reader."""
+    word = {True: "verified", False: "NOT VERIFIED", None: "not verified"}[o["verified"]]
+    lines = [f"{o['run']}: {o['status']}, {word}" + (f" ({o['detail']})" if o["detail"] else "")]
+    if o["accuracy"] is not None:
+        lines.append(f"  accuracy     {100 * o['accuracy']:.2f} %")
+    if o["final_loss"] is not None:
+        lines.append(f"  loss         {o['final_loss']:.4f}")
+    for key in ("global_root", "result_hash", "sid_job"):
+        if o[key]:
+            lines.append(f"  {key.replace('_', ' '):<12} {o[key]}")
+    if o["drill_s"] is not None:
+        lines.append(f"  halt drill   {o['drill_s']:.1f} s")
+    first = f" (first training step after {o['first_step_s']:.1f} s)" if o["first_step_s"] is not None else ""
+    lines.append(f"  time         {o['seconds']:.1f} s{first}")
+    lines.append(f"  artifacts    {o['artifacts']}")
+    lines += [f"  LEFT BEHIND  {leak}" for leak in o["leaks"]]
+    return "\n".join(lines)
+
+
+def report(watched: Watched, run_dir: Path, *, as_json: bool) -> int:
+    """Print the summary and what the operator can do next; returns the exit code."""
+    s, run = watched.snapshot, run_dir.name
+    o = outcome(watched, run_dir)
+    if as_json:
+        common.emit(o)
+    else:
+        print(render(o))
+    if watched.orphaned:
+        common.say(f"the conductor of {run} died (see {run_dir / 'conductor.log'})")
+        common.say(f"  go on with: uvcc resume {run}   or end it with: uvcc teardown {run}")
+        return FAILED
+    if not s.ended and s.status == "failed":
+        common.say(f"{run} failed: {s.detail}")
+        common.say(f"  its pods wait: uvcc resume {run}   or end it with: uvcc teardown {run}")
+        return FAILED
+    if watched.interrupted:
+        return INTERRUPTED
+    unverified = s.job_kind == "private" and o["verified"] is not True
+    return FAILED if s.status != "ok" or unverified or s.leaks else OK

@@ -1,0 +1,59 @@
+"""Starting a rollout from the command line, with the TUI or without. Shared by ``demo`` and ``rollout``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from uvcc_console.cli import common, headless
+from uvcc_console.cli.main import FAILED, INTERRUPTED
+from uvcc_console.rollout import spawn
+
+
+def has_terminal() -> bool:
+    """Whether a full-screen console can be shown here."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def launch(
+    profile: str,
+    settings: Sequence[str],
+    *,
+    name: str = "",
+    seed: int | None = None,
+    tui: bool,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Create the run, start its conductor and show it. Returns the exit code."""
+    with headless.interruptible() as received:
+        run_dir = spawn.create_run(profile, settings, seed=seed, name=name, patient=tui)
+        if received:
+            return INTERRUPTED  # nothing was started
+        child = spawn.start(run_dir, spawn.CONDUCTOR)
+        if not tui:
+            if not quiet:
+                common.say(f"run {run_dir.name}")
+            watched = headless.follow(run_dir, child, received, progress=not quiet)
+            return headless.report(watched, run_dir, as_json=as_json)
+        if received:
+            watched = headless.follow(run_dir, child, received)
+            return headless.report(watched, run_dir, as_json=as_json)
+    return show(run_dir)
+
+
+def show(run_dir: Path, *, readonly: bool = False, replay: bool = False) -> int:
+    """The TUI on a run; afterwards a line that says how to come back."""
+    from uvcc_console.ui.app import run_app
+
+    code = run_app(run_dir, readonly=readonly, replay=replay)
+    s = common.load_snapshot(run_dir)
+    if replay:
+        return int(code or 0)
+    if not s.ended:
+        common.say(f"detached; {run_dir.name} goes on. Back with: uvcc attach {run_dir.name}")
+        return int(code or 0)
+    watched = headless.Watched(s, headless.Progress())
+    return headless.report(watched, run_dir, as_json=False) if not code else FAILED

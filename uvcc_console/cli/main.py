@@ -1,0 +1,98 @@
+"""``uvcc``: one verb a module, imported only when it is used, so that help is instant.
+
+Exit codes: 0 done and, where there is something to verify, verified; 1 it failed or does not hold; 2 wrong usage or
+unreadable input; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+VERBS: Final[dict[str, str]] = {
+    "demo": "the whole story on three local pods, ending verified; nothing is left behind",
+    "rollout": "run a profile: plan, quote, provision, smoke, verify, full, verify, collect, tear down",
+    "runs": "list the runs of this machine",
+    "status": "what a run is doing now",
+    "watch": "a run's events as JSON lines, from the first one on",
+    "attach": "the console on a live run",
+    "replay": "the console on a recorded run",
+    "halt": "stop a run with proof; --drill only rehearses it",
+    "resume": "go on from the last common checkpoint",
+    "teardown": "delete a run's pods and prove it",
+    "verify": "check a proof bundle",
+    "bundle": "one explained log file of a run",
+    "figures": "plots of a run",
+    "handoff": "the hand-over checklist of a run, filled from facts",
+    "pods": "pods that exist; --sweep deletes those no run owns",
+    "doctor": "is this machine and terminal fit for it?",
+    "paths": "where files lie",
+    "profiles": "known profiles; show NAME prints one",
+    "tensorboard": "a run's TensorBoard through its pod's SSH connection",
+    "bench": "the console's own benchmarks",
+}
+_USAGE = "usage: uvcc [VERB] [options]      (without a verb: the console)"
+
+
+def usage() -> str:
+    """The text of ``uvcc --help``."""
+    width = max(len(v) for v in VERBS)
+    lines = [_USAGE, ""]
+    lines += [f"  {verb:<{width}}  {text}" for verb, text in VERBS.items()]
+    lines += ["", "RUN may be shortened to a unique prefix, or be `last` or `current`. `uvcc VERB --help` says more."]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command. Returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args and args[0] in ("-h", "--help", "help"):
+        sys.stdout.write(usage())
+        return OK
+    if args and args[0] in ("-V", "--version"):
+        from uvcc_console.cli.common import version
+
+        sys.stdout.write(f"uvcc {version()}\n")
+        return OK
+    return _guarded(args)
+
+
+def _guarded(args: list[str]) -> int:
+    from uvcc_engine.contract.errors import UvccError
+
+    try:
+        return _dispatch(args)
+    except UvccError as e:
+        sys.stderr.write(f"uvcc: {e.what}\n" + (f"  {e.cure}\n" if e.cure else ""))
+        return USAGE if e.exit_code == USAGE else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader left (`uvcc watch | head`): say nothing more, not even at interpreter exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def _dispatch(args: list[str]) -> int:
+    verb = args[0] if args else "console"
+    if verb != "console" and verb not in VERBS:
+        import difflib
+
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {close[0]}?" if close else "see: uvcc --help"
+        sys.stderr.write(f"uvcc: unknown verb {verb!r}\n  {hint}\n")
+        return USAGE
+    module = importlib.import_module(f"uvcc_console.cli.{verb}")
+    return int(module.run(args[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""``uvcc resume RUN``: go on from the last common checkpoint, on the same pods."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from subprocess import Popen
+
+from uvcc_console.cli import common, headless
+from uvcc_console.cli.main import FAILED, OK, USAGE
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.rollout import spawn
+
+POLL_S = 0.05
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser(
+        "resume", "Go on from the last common checkpoint of a halted or failed run, on the same pods."
+    )
+    parser.add_run()
+    parser.add_argument("--wait", action="store_true", help="wait until the run ends; exit 0 only if it is verified")
+    parser.add_argument("--retry", action="store_true", help="repeat the failed stage from its beginning")
+    parser.add_argument("--skip", action="store_true", help="skip the failed stage, where that is safe")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="how long to wait until it runs")
+    parser.add_json()
+    args = parser.parse_args(argv)
+    run_dir = common.find_run(args.run)
+    s = common.load_snapshot(run_dir)
+    live = spawn.running(run_dir, spawn.CONDUCTOR)
+    if s.ended:
+        common.say(f"uvcc: {run_dir.name} has ended ({s.status}); start a new run")
+        return USAGE
+    stage = s.stage
+    waits = stage is not None and stage.status in ("waiting", "failed")
+    if live and not waits:
+        common.say(f"uvcc: {run_dir.name} is running ({stage.name if stage else s.status}); there is nothing to resume")
+        return USAGE
+    action = "skip" if args.skip else "retry" if args.retry else "resume"
+    if action != "resume" and not live:
+        common.say(f"uvcc: nobody conducts {run_dir.name}; take it up first: uvcc resume {run_dir.name}")
+        return USAGE
+    with headless.interruptible() as received:
+        child = headless.ask(run_dir, action)
+        if args.wait:
+            watched = headless.follow(run_dir, child, received, progress=not args.json)
+            return headless.report(watched, run_dir, as_json=args.json)
+        running = _until_running(run_dir, s.seq, child, args.timeout)
+    s = common.load_snapshot(run_dir)
+    if args.json:
+        common.emit({"run": s.run, "running": running, "phase": s.phase, "attempt": s.attempt, "step": s.step})
+    elif running:
+        print(f"{s.run} runs again: {s.phase or (s.stage.name if s.stage else '')} attempt {s.attempt}")
+    else:
+        common.say(f"{s.run} does not run: {s.detail}")
+    return OK if running else FAILED
+
+
+def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: float) -> bool:
+    """Wait for the first heartbeat after the resumed phase began, or for a later stage to begin."""
+    journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
+    end, started = time.monotonic() + limit, False
+    try:
+        while time.monotonic() < end:
+            dead = not spawn.running(run_dir, spawn.CONDUCTOR) and (child is None or child.poll() is not None)
+            batch = list(journal.since(seq))
+            seq = batch[-1][0] if batch else seq
+            for _, event in batch:
+                if isinstance(event, ev.PhaseStarted):
+                    started = True
+                elif started and isinstance(event, ev.Heartbeat):
+                    return True
+                elif isinstance(event, ev.StageChanged) and event.name != "teardown":
+                    if event.status == "ok":
+                        return True
+                    if event.status == "failed" and started:
+                        return False
+                elif isinstance(event, ev.RunEnded):
+                    return event.status == "ok"
+            if dead:
+                return False
+            time.sleep(POLL_S)
+    finally:
+        journal.close()
+    return False

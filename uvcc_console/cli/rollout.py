@@ -1,0 +1,38 @@
+"""``uvcc rollout PROFILE``: plan, show the price, ask, run."""
+
+from __future__ import annotations
+
+import sys
+
+from uvcc_console.cli import common
+from uvcc_console.cli.main import FAILED, USAGE
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser("rollout", "Run a profile from plan to tear-down.")
+    parser.add_argument("profile", metavar="PROFILE", help="name or path, see: uvcc profiles")
+    parser.add_argument("--headless", action="store_true", help="progress line instead of the console")
+    parser.add_argument("--yes", action="store_true", help="do not ask before spending money")
+    parser.add_argument("--seed", type=int, metavar="N", help="repeatable identities and roots (demonstrations only)")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the summary")
+    parser.add_set()
+    parser.add_json()
+    args = parser.parse_args(argv)
+    from uvcc_console.cli.launch import has_terminal, launch
+    from uvcc_console.rollout.profile import load
+
+    name, profile = load(args.profile, args.set)
+    if profile.fleet.provider != "local" and not args.yes:
+        limits = profile.limits
+        question = (
+            f"{name}: up to {limits.hourly:.2f} $/h and {limits.total:.2f} $ in total on {profile.fleet.provider}"
+        )
+        if not sys.stdin.isatty():
+            common.say(f"uvcc: {question}\n  say --yes to agree without a terminal")
+            return USAGE
+        sys.stderr.write(f"{question}. Go on? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return FAILED
+    tui = has_terminal() and not (args.headless or args.json or args.quiet)
+    return launch(args.profile, args.set, seed=args.seed, tui=tui, as_json=args.json, quiet=args.quiet)

@@ -1,0 +1,29 @@
+"""``uvcc runs``: the runs of this machine."""
+
+from __future__ import annotations
+
+import time
+
+from uvcc_console.cli import common, jsonview
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser("runs", "List the runs of this machine, oldest first.")
+    parser.add_json()
+    args = parser.parse_args(argv)
+    rows = [jsonview.summary(common.load_snapshot(d), d) for d in common.run_dirs()]
+    if args.json:
+        common.emit(rows)
+        return 0
+    if not rows:
+        common.say("there are no runs yet; start one with: uvcc demo")
+        return 0
+    width = max(len(r["run"]) for r in rows)
+    print(f"{'RUN':<{width}}  {'PROFILE':<16} {'STATUS':<10} {'STAGE':<14} {'STEP':>9}  {'VERIFIED':<8} CREATED")
+    for r in rows:
+        step = f"{max(r['step'] + 1, 0)}/{r['steps']}" if r["steps"] else "-"
+        status = r["status"] if r["live"] or r["ended"] else f"{r['status']}?"
+        word = {True: "yes", False: "NO", None: "-"}[r["verified"]]
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(r["created"]))
+        print(f"{r['run']:<{width}}  {r['profile']:<16} {status:<10} {r['stage']:<14} {step:>9}  {word:<8} {when}")
+    return 0

@@ -1,0 +1,66 @@
+"""``uvcc status RUN``: one picture of a run, as text or JSON."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from uvcc_console.cli import common, jsonview
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.rollout.spawn import CONDUCTOR, running
+
+_MARK = {"ok": "+", "failed": "x", "running": ">", "waiting": "=", "skipped": "-", "pending": "."}
+
+
+def text(s: Snapshot, run_dir: Path, now: float) -> str:
+    """The snapshot for a reader: stages, pods, workers, agreement, halt, verdicts."""
+    live = running(run_dir, CONDUCTOR)
+    state = s.status if live or s.ended else f"{s.status} (nobody conducts it: uvcc resume or uvcc teardown)"
+    lines = [f"{s.run}  {s.profile_name}  {state}" + (f": {s.detail}" if s.detail else "")]
+    lines.append("stages   " + " ".join(f"{_MARK.get(v.status, '?')}{v.name}" for v in s.stages))
+    for v in s.stages:
+        if v.status in ("failed", "waiting") and v.detail:
+            lines.append(f"         {v.name} {v.status}: {v.detail}")
+    if s.phase:
+        loss = jsonview.last_value(s, "loss")
+        shown = f", loss {loss:.4f}" if loss is not None else ""
+        lines.append(f"phase    {s.phase} attempt {s.attempt}: step {max(s.step + 1, 0)} of {s.steps_planned}{shown}")
+        lines.append(f"agreed   epoch {s.agreed_epoch}" if s.agreed_epoch >= 0 else "agreed   not yet")
+    if s.fork:
+        lines.append(f"FORK     {s.fork}")
+    for p in s.pods.values():
+        ways = " ".join(f"{n}{'+' if up else '-'}" for n, (up, _) in p.paths.items())
+        lines.append(f"pod      {p.pod:<8} {p.provider:<12} {p.state:<8} {p.address} {ways}".rstrip())
+    for coord in sorted(s.workers):
+        w = s.workers[coord]
+        age = f"{now - w.beat_ts:.0f} s" if w.beat_ts and not s.ended else "-"
+        end = f" {w.signal or f'exit {w.rc}'}" if w.state == "exited" else ""
+        lines.append(
+            f"worker   {coord:<10} {w.phase:<8} step {w.step:<5} heartbeat {age:<6} {w.root[:12]}{end}".rstrip()
+        )
+    if s.halt.nonce:
+        word = "drill" if s.halt.drill else s.halt.mode
+        done = f"{s.halt.verified}/{s.halt.total} verified at step {s.halt.step}, {s.halt.seconds:.1f} s"
+        lines.append(f"halt     {word} by {s.halt.by}: {done if s.halt.done else 'under way'}")
+    for g in s.gates:
+        lines.append(f"gate     {g.name}: {'ok' if g.ok else 'FAILED'} (wanted {g.wanted}, measured {g.measured})")
+    for phase, verdict in s.verdicts.items():
+        word = f"verified, global root {verdict.global_root}" if verdict.ok else f"NOT VERIFIED: {verdict.detail}"
+        lines.append(f"verdict  {phase}: {word}")
+    lines.append(f"cost     {s.spent:.2f} spent, {s.hourly:.2f} an hour")
+    lines += [f"alert    {a.level} {a.source}: {a.text}" for a in s.alerts[-5:]]
+    return "\n".join(lines)
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser("status", "What a run is doing now, from its journal.")
+    parser.add_run()
+    parser.add_json()
+    args = parser.parse_args(argv)
+    run_dir = common.find_run(args.run)
+    s = common.load_snapshot(run_dir)
+    if args.json:
+        common.emit(jsonview.document(s, run_dir))
+    else:
+        print(text(s, run_dir, time.time()))
+    return 0

@@ -1,0 +1,45 @@
+"""``uvcc watch RUN``: events as JSON lines, the recorded ones first, then the new ones until the run ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from uvcc_console.cli import common
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.rollout.spawn import CONDUCTOR, running
+
+POLL_S = 0.1
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser("watch", "A run's events as JSON lines: {seq, ts, kind, ...}. Ends with the run.")
+    parser.add_run()
+    parser.add_json()
+    parser.add_argument("--since", type=int, default=0, metavar="SEQ", help="only events after this sequence number")
+    parser.add_argument("--kind", action="append", default=[], metavar="KIND", help="only this kind (repeatable)")
+    parser.add_argument("--no-follow", action="store_true", help="stop at the newest event")
+    args = parser.parse_args(argv)
+    run_dir = common.find_run(args.run)
+    journal = Journal(run_dir / common.JOURNAL, readonly=True)
+    seq, ended = args.since, False
+    try:
+        while True:
+            # asked before reading: an event written between the two is found by the next round
+            quiet = not running(run_dir, CONDUCTOR)
+            batch = list(journal.since(seq))
+            for seq, event in batch:
+                ended = ended or isinstance(event, ev.RunEnded)
+                if not args.kind or event.kind in args.kind:
+                    row = {"seq": seq, "ts": event.ts, "kind": event.kind, **ev.to_json(event)}
+                    sys.stdout.write(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+            if batch:
+                continue
+            if ended or quiet or args.no_follow:
+                return 0
+            time.sleep(POLL_S)
+    finally:
+        journal.close()

@@ -1,0 +1,232 @@
+"""The conductor: the detached process that takes one rollout through its stages and always tears it down.
+
+``python -m uvcc_console.rollout.conductor RUN [--adopt resume|teardown]``. One conductor per run, held by a lock. It
+reads intents from the journal; SIGTERM, SIGINT and the run's end of life tear everything down at any moment. A
+conductor that was killed is replaced by a new one that adopts the pods from journal and provider.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal, iter_events, read_all
+from uvcc_console.fleet.keys import operator_key
+from uvcc_console.fleet.ledger import Ledger
+from uvcc_console.fleet.provider import provider_for
+from uvcc_console.rollout import spawn
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.context import Member, Rollout, describe
+from uvcc_console.rollout.machine import Stages
+from uvcc_console.rollout.plan import RESUMABLE, make_plan
+from uvcc_console.rollout.profile import parse
+from uvcc_console.rollout.stages import acts_of, adopt
+from uvcc_console.rollout.stages.collect import last_words
+from uvcc_console.rollout.stages.provision import teardown
+from uvcc_engine.contract.errors import UnreadableError, UvccError
+
+COST_EVERY_S = 5.0
+LAST_WORDS_S = 20.0
+
+
+@dataclass
+class Ending:
+    """Why the rollout is to end before its last stage; set once."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
+
+    def ask(self, reason: str) -> None:
+        """The first reason counts."""
+        self.reason = self.reason or reason
+        self.asked.set()
+
+
+@contextlib.contextmanager
+def sole(run_dir: Path) -> Iterator[None]:
+    """Hold the run's lock. Raises UvccError if another conductor has it; the lock dies with its holder."""
+    fd = os.open(run_dir / "conductor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UvccError(f"{run_dir.name} has a conductor already", "it acts on intents in the journal") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def open_rollout(run_dir: Path, bus: Bus) -> Rollout:
+    """Everything a rollout needs, from its journal. Nothing is contacted yet."""
+    s = bus.snapshot
+    if not s.run:
+        raise UnreadableError(f"the journal of {run_dir.name} holds no plan", "start a new run")
+    profile = parse(s.profile)
+    plan = make_plan(s.run, s.profile_name, profile, s.seed)
+    fleet = profile.fleet.model_dump(mode="json", exclude_defaults=True) | {"provider": profile.fleet.provider}
+    provider = provider_for(fleet, run_dir, ttl_s=profile.limits.ttl)
+    members = {name: Member(name, request) for name, request in plan.requests.items()}
+    return Rollout(plan, run_dir, bus, provider, operator_key(run_dir, profile.fleet.ssh_key), members)
+
+
+async def _costs(ctx: Rollout, ending: Ending) -> None:
+    """Keep the spend in the journal and end the run when it meets a cap or its time to live."""
+    limits = ctx.plan.profile.limits
+    ledger = Ledger(limits.hourly, limits.total)
+    ctx.bus.listen(ledger.apply)
+    for _, event in iter_events(ctx.run_dir / spawn.JOURNAL):
+        ledger.apply(event)
+    end = ctx.bus.snapshot.created + limits.ttl
+    while True:
+        remaining = max(0.0, end - time.time())
+        if ledger.hourly > 0:
+            ctx.bus.record([ledger.tick(remaining)])
+        if breach := ledger.breach():
+            ending.ask(f"spend guard: {breach}")
+        if remaining <= 0:
+            ending.ask(f"its time to live of {limits.ttl:.0f} s is over")
+        await asyncio.sleep(min(COST_EVERY_S, max(0.1, remaining)))
+
+
+def _heed(ctx: Rollout, stages: Stages, ending: Ending) -> None:
+    """Act on intents written from now on."""
+
+    def heard(event: ev.Event) -> None:
+        if not isinstance(event, ev.Intent):
+            return
+        if event.action in ("teardown", "stop"):
+            ending.ask(f"{event.action} asked by {event.by}")
+        else:
+            stages.decide(event.action)
+
+    ctx.bus.listen(heard)
+
+
+async def conduct(ctx: Rollout, adopted: str) -> str:
+    """Take the rollout to its end; returns the final status. Whatever happens, teardown is the last thing done."""
+    ending = Ending()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.ask, f"the conductor got {number.name}")
+    profile = ctx.plan.profile
+    acts = acts_of(ctx)
+    stages = Stages(
+        ctx.bus, acts, RESUMABLE, profile.limits.wait, patient=ctx.bus.snapshot.patient, adopted=bool(adopted)
+    )
+    _heed(ctx, stages, ending)
+    following = asyncio.create_task(ctx.bus.run(), name="journal")
+    costs = asyncio.create_task(_costs(ctx, ending), name="costs")
+    status, detail = "failed", ""
+    try:
+        if adopted == "teardown":
+            ending.ask("teardown asked for")
+        status, detail = await _stages_or_ending(ctx, stages, ending, adopted)
+    except Exception as e:  # noqa: BLE001  (nothing may come between a rollout and its teardown)
+        traceback.print_exception(e)
+        detail = str(describe(e))
+    finally:
+        costs.cancel()
+        status, detail = await _end(ctx, status, detail)
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        await ctx.provider.close()
+    return status
+
+
+async def _stages_or_ending(ctx: Rollout, stages: Stages, ending: Ending, adopted: str) -> tuple[str, str]:
+    async def drive() -> tuple[str, str]:
+        if adopted:
+            await adopt(ctx)
+        return await stages.run()
+
+    driving = asyncio.create_task(drive(), name="stages")
+    asked = asyncio.create_task(ending.asked.wait())
+    await asyncio.wait({driving, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if driving.done():
+        return driving.result()
+    stage = ctx.bus.snapshot.stage
+    waited = stage is not None and stage.status in ("waiting", "failed")
+    driving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await driving
+    if stage is not None and stage.status == "running":
+        ctx.say(ev.StageChanged(name=stage.name, status="failed", detail=ending.reason))
+    if waited:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await last_words(ctx)
+    return "torn_down", ending.reason
+
+
+async def _end(ctx: Rollout, status: str, detail: str) -> tuple[str, str]:
+    """Tear down and write the run's last event."""
+    keep = ctx.plan.profile.fleet.keep_pods and status == "ok"
+    left: list[str] = []
+    if keep:
+        ctx.say(ev.StageChanged(name="teardown", status="skipped", detail="fleet.keep_pods"))
+    else:
+        ctx.say(ev.StageChanged(name="teardown", status="running"))
+        try:
+            left = await teardown(ctx)
+        except Exception as e:  # noqa: BLE001  (an error here is a leak to report, not a reason to stay silent)
+            traceback.print_exception(e)
+            left = [f"{ctx.plan.prefix}*: {describe(e)}"]
+        word = "failed" if left else "ok"
+        said = f"not proven gone: {', '.join(left)}" if left else "every pod is proven gone"
+        shown = ctx.bus.snapshot.status
+        ctx.say(ev.StageChanged(name="teardown", status=word, detail=said))
+        if left and shown == "ok":
+            status = "failed"
+    ctx.say(ev.RunEnded(status=status, detail=detail, leaks=left))
+    return status, detail
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the process. Exit code 0 only if the rollout ended ok."""
+    parser = argparse.ArgumentParser(prog="uvcc_console.rollout.conductor")
+    parser.add_argument("run")
+    parser.add_argument("--adopt", choices=["resume", "teardown"], default="")
+    args = parser.parse_args(argv)
+    run_dir = paths.run_dir(args.run)
+    try:
+        with sole(run_dir):
+            spawn.write_record(run_dir, spawn.CONDUCTOR)
+            return _run(run_dir, args.adopt)
+    except UvccError as e:
+        sys.stderr.write(f"conductor: {e}\n")
+        return 1
+
+
+def _run(run_dir: Path, adopted: str) -> int:
+    journal = Journal(run_dir / spawn.JOURNAL, source="conductor")
+    try:
+        if read_all(journal).ended:
+            raise UvccError(f"{run_dir.name} has ended", "start a new run")
+        bus = Bus(journal)
+        try:
+            ctx = open_rollout(run_dir, bus)
+        except UvccError as e:
+            bus.commit(ev.StageChanged(name="plan", status="failed", detail=str(e)))
+            bus.commit(ev.RunEnded(status="failed", detail=str(e)))
+            raise
+        return 0 if asyncio.run(conduct(ctx, adopted)) == "ok" else 1
+    finally:
+        journal.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""What the stages of one rollout share: the plan, the journal, the provider and the pods at hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncssh
+
+from uvcc_console.core import events as ev
+from uvcc_console.fleet.agent_client import AgentClient
+from uvcc_console.fleet.bootstrap import Bootstrapped
+from uvcc_console.fleet.provider import Pod, PodRequest, Provider
+from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.fleet.wheel import Wheel
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.intake import Intake
+from uvcc_console.rollout.plan import Phase, Plan
+from uvcc_engine.contract.errors import UnreachableError, UvccError
+
+T = TypeVar("T")
+
+
+class Halted(UvccError):
+    """The run was halted on purpose; every worker stopped at ``step``. Not a failure: it can be resumed."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"halted at step {step}", "uvcc resume goes on, uvcc teardown ends it")
+        self.step = step
+
+
+@dataclass
+class Member:
+    """One pod of the fleet as the conductor holds it. ``name`` is its name inside the run."""
+
+    name: str
+    request: PodRequest
+    pod: Pod | None = None
+    link: PodLink | None = None
+    agent: AgentClient | None = None
+    boot: Bootstrapped | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+    probe: dict[str, Any] = field(default_factory=dict)
+    pump: asyncio.Task[None] | None = None
+    intakes: dict[str, Intake] = field(default_factory=dict)
+
+    @property
+    def channel(self) -> AgentClient:
+        """The agent's channel; an error where the pod has none yet."""
+        if self.agent is None:
+            raise UnreachableError(f"pod {self.name} has no agent yet", "bootstrap it first")
+        return self.agent
+
+    @property
+    def ssh(self) -> PodLink:
+        """The SSH link; an error where the pod has no address yet."""
+        if self.link is None:
+            raise UnreachableError(f"pod {self.name} has no address yet", "provision it first")
+        return self.link
+
+
+@dataclass
+class Rollout:
+    """One rollout under way. Only the conductor holds one."""
+
+    plan: Plan
+    run_dir: Path
+    bus: Bus
+    provider: Provider
+    key: asyncssh.SSHKey
+    members: dict[str, Member]
+    wheel: Wheel | None = None
+    relays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cursors: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+
+    @property
+    def artifacts(self) -> Path:
+        return self.run_dir / "artifacts"
+
+    def say(self, *events: ev.Event) -> None:
+        """Write events down now, durably."""
+        self.bus.commit(*events)
+
+    def pod_event(self, member: Member, state: str, detail: str = "", **known: Any) -> ev.PodChanged:
+        """The event of a pod's change; what is known of the pod is filled in."""
+        pod = member.pod
+        return ev.PodChanged(
+            pod=member.name,
+            party=member.request.party,
+            replica=member.request.replica,
+            provider=pod.provider if pod else self.provider.name,
+            state=state,
+            address=pod.address if pod else "",
+            price_hr=known.pop("price_hr", pod.price_hr if pod else 0.0),
+            detail=detail,
+            host_key=member.link.host_key if member.link else "",
+            **known,
+        )
+
+    def of_phase(self, phase: Phase) -> list[Member]:
+        """The pods of a phase, interleaved over parties."""
+        return [self.members[name] for name in phase.pods()]
+
+    def live(self) -> list[Member]:
+        """Pods that have an agent's channel."""
+        return [m for m in self.members.values() if m.agent is not None]
+
+
+def describe(error: BaseException) -> UvccError:
+    """The one error to tell the operator, out of a group of concurrent failures."""
+    if isinstance(error, BaseExceptionGroup):
+        known = [describe(e) for e in error.exceptions]
+        return next((e for e in known if isinstance(e, UvccError)), known[0])
+    if isinstance(error, UvccError):
+        return error
+    return UvccError(f"{type(error).__name__}: {error}", "this is a defect; the conductor's log has the details")
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run concurrently; the first failure cancels the others and is raised as one UvccError."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(w) for w in work]
+    except BaseExceptionGroup as group_error:
+        raise describe(group_error) from group_error
+    return [t.result() for t in tasks]
+
+
+async def each(members: Iterable[Member], act: Callable[[Member], Coroutine[Any, Any, T]]) -> dict[str, T]:
+    """``act`` on every pod at once; results by pod name."""
+    pods = list(members)
+    return dict(zip([m.name for m in pods], await all_of(act(m) for m in pods), strict=True))
+
+
+def readdress(member: Member, pod: Pod) -> None:
+    """Take note of what the provider says about a pod, keeping the address already known."""
+    old = member.pod
+    if old is not None and not pod.host and old.host:
+        pod = replace(pod, user=old.user, host=old.host, port=old.port)
+    member.pod = pod

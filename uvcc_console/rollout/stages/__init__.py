@@ -1,0 +1,89 @@
+"""The stages of a rollout, and how a new conductor takes one up that another one left."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import iter_events
+from uvcc_console.rollout import spawn
+from uvcc_console.rollout.context import Member, Rollout, all_of, readdress
+from uvcc_console.rollout.machine import Act
+from uvcc_console.rollout.plan import FULL, SMOKE
+from uvcc_console.rollout.stages import collect, evidence, phases, preflight, provision
+
+Stage = Callable[[Rollout], Awaitable[str]]
+
+
+async def _plan(ctx: Rollout) -> str:
+    """The plan was made with the run; here it is only shown."""
+    names = ", ".join(f"{p.name} {p.steps} steps on {len(p.pods())} pods" for p in ctx.plan.phases.values())
+    return f"{ctx.plan.profile.job.kind}: {names}"
+
+
+async def _verify_smoke(ctx: Rollout) -> str:
+    return await evidence.verify_phase(ctx, ctx.plan.phases[SMOKE])
+
+
+async def _verify_full(ctx: Rollout) -> str:
+    return await evidence.verify_phase(ctx, ctx.plan.phases[FULL])
+
+
+def _idempotent(stage: Stage, ctx: Rollout) -> Act:
+    """A stage that does the same whether it is entered again or not."""
+
+    async def act(again: bool) -> str:
+        return await stage(ctx)
+
+    return act
+
+
+_STAGES: dict[str, Stage] = {
+    "plan": _plan,
+    "quote": provision.quote,
+    "provision": provision.provision,
+    "bootstrap": provision.bring_up,
+    "preflight": preflight.preflight,
+    "verify-smoke": _verify_smoke,
+    "gate": evidence.gate,
+    "verify-full": _verify_full,
+    "collect": collect.collect,
+}
+
+
+def acts_of(ctx: Rollout) -> dict[str, Act]:
+    """The stages of this rollout's plan in order, without the teardown that always comes last."""
+    runs: dict[str, Act] = {
+        "drill": partial(phases.drill, ctx),
+        SMOKE: partial(phases.to_the_end, ctx, SMOKE),
+        FULL: partial(phases.to_the_end, ctx, FULL),
+    }
+    acts = {name: runs.get(name) or _idempotent(_STAGES[name], ctx) for name in ctx.plan.stages if name != "teardown"}
+    return acts
+
+
+async def adopt(ctx: Rollout) -> None:
+    """Take up a rollout whose conductor died: find its pods, log in again, go on reading where the journal ends."""
+    for _, event in iter_events(ctx.run_dir / spawn.JOURNAL):
+        if isinstance(event, ev.CursorMoved):
+            ctx.cursors.setdefault(event.pod, {}).update(event.cursors)
+    listed = {p.name: p for p in await ctx.provider.list(ctx.plan.prefix)}
+    for member in ctx.members.values():
+        if (pod := listed.get(member.request.name)) is not None:
+            readdress(member, pod)
+    done = {v.name for v in ctx.bus.snapshot.stages if v.status in ("ok", "skipped")}
+    if "provision" not in done:
+        return  # the stages themselves find what exists
+    for member in ctx.members.values():
+        if member.pod is None:
+            ctx.say(ctx.pod_event(member, "lost", "the provider does not know it"))
+    await all_of(_reconnect(ctx, m, "bootstrap" in done) for m in ctx.members.values() if m.pod is not None)
+    if not spawn.running(ctx.run_dir, spawn.HALTD):
+        spawn.start(ctx.run_dir, spawn.HALTD)
+
+
+async def _reconnect(ctx: Rollout, member: Member, with_agent: bool) -> None:
+    await provision.connect(ctx, member)
+    if with_agent:
+        await provision.attach(ctx, member)

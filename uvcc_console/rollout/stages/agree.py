@@ -1,0 +1,192 @@
+"""Before a phase can run: inputs shared by the data owner, a policy that all three parties signed, a relay."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uvcc_console.rollout.context import Member, Rollout, each
+from uvcc_console.rollout.plan import Phase, derive, pod_name
+from uvcc_console.rollout.profile_schema import PrivateJob
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE
+from uvcc_engine.transcript.canonical import canonical
+from uvcc_engine.transcript.identity import PublicIdentity
+from uvcc_engine.transcript.policy import Policy, PolicyParty, check_signatures, write_signatures
+
+SHARE_S = 300.0
+TOKEN_FILE = "relay.token"
+INPUTS_FILE = "inputs.sealed"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A policy with all three signatures, as it lies in ``artifacts/<phase>``."""
+
+    policy: Policy
+    folder: Path
+
+
+def identities(ctx: Rollout) -> list[PublicIdentity]:
+    """The three parties' public identities, born on their pods. All replicas of a party must show the same one."""
+    found: list[PublicIdentity] = []
+    for party in range(PARTIES):
+        shown = {json.dumps(m.identity, sort_keys=True) for m in ctx.members.values() if m.request.party == party}
+        if len(shown) != 1:
+            raise ConfigError(
+                f"the {len(shown)} pods of P{party} have different identities",
+                "a party has one identity on all its pods",
+            )
+        found.append(PublicIdentity.from_json(ctx.members[pod_name(party, 0)].identity))
+    return found
+
+
+async def share_inputs(ctx: Rollout) -> dict[str, Any]:
+    """Have the data owner's program split and seal the inputs; it runs once per rollout, in a process of its own.
+
+    Returns what the policy binds (``commitments``, ``owner``). Shares leave that process only as sealed files.
+    """
+    folder = ctx.run_dir / "owner"
+    out = folder / "sealed"
+    done = out / "commitments.json"
+    if done.exists():
+        return dict(json.loads(done.read_text()))
+    job = ctx.plan.profile.job
+    assert isinstance(job, PrivateJob)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "job.json").write_text(json.dumps(dict(ctx.plan.phases["full"].job)))
+    (folder / "parties.json").write_text(json.dumps([p.to_json() for p in identities(ctx)]))
+    command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--job", str(folder / "job.json")]
+    command += ["--parties", str(folder / "parties.json"), "--owner", str(folder / "identity"), "--out", str(out)]
+    command += ["--seed", str(ctx.plan.seed)] if ctx.plan.seed is not None else []
+    command += ["--data", str(Path(job.data).expanduser())] if job.data else []
+    command += ["--labels", str(Path(job.labels).expanduser())] if job.labels else []
+    await _run(command)
+    try:
+        return dict(json.loads(done.read_text()))
+    except (OSError, ValueError) as e:
+        raise UnreadableError(f"the data owner's program left no commitments: {e}") from e
+
+
+async def _run(command: list[str]) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=env,
+    )
+    try:
+        async with asyncio.timeout(SHARE_S):
+            _, err = await process.communicate()
+    except TimeoutError:
+        raise UvccError(f"sharing the inputs took longer than {SHARE_S:.0f} s", "is the data file too large?") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        lines = err.decode(errors="replace").strip().splitlines()
+        raise UvccError(f"sharing the inputs failed: {lines[-1] if lines else process.returncode}", "see fleet and job")
+
+
+def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
+    """The policy of a phase. It names no run and no time, so the same seed gives the same policy."""
+    assert ctx.wheel is not None
+    profile = ctx.plan.profile
+    job = dict(phase.job)
+    parties = []
+    for party, public in enumerate(identities(ctx)):
+        pod = ctx.members[pod_name(party, 0)].pod
+        assert pod is not None
+        parties.append(PolicyParty(party, public, pod.provider, pod.region or "unknown"))
+    model = hashlib.sha256(b"UVCC_MODEL_V1" + canonical({"model": job["model"], "seed": job["seed"]})).hexdigest()
+    return Policy.build(
+        job=job,
+        model_hash=model,
+        code_hash=ctx.wheel.sha256,
+        topology=phase.topology,
+        parties=parties,
+        owner=str(shared["owner"]),
+        commitments=list(shared["commitments"]),
+        reveal=list(job["reveal"]),
+        limits={"hourly": profile.limits.hourly, "total": profile.limits.total, "ttl_s": profile.limits.ttl},
+        nonce=derive(ctx.plan.seed, "nonce", phase.name).hex(),
+    )
+
+
+async def agree(ctx: Rollout, phase: Phase) -> Agreement:
+    """Draft the policy, have each party's agent check and sign it, keep it, and hand it to every pod of the phase.
+
+    An agreement that lies there already is used again: a resume runs under the policy that was signed.
+    """
+    folder = ctx.artifacts / phase.name
+    if (folder / SIGNATURES_FILE).exists():
+        agreement = Agreement(Policy.load(folder / POLICY_FILE), folder)
+    else:
+        policy = draft(ctx, phase, await share_inputs(ctx))
+        signers = [ctx.members[pod_name(p, 0)] for p in range(PARTIES)]
+        text = policy.canonical.decode()
+        acks = await each(signers, lambda m: m.channel.request(wire.POLICY, policy=text))
+        signatures = {m.request.party: str(acks[m.name]["signature"]) for m in signers}
+        check_signatures(policy, signatures)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / POLICY_FILE).write_bytes(policy.canonical)
+        write_signatures(folder / SIGNATURES_FILE, signatures)
+        agreement = Agreement(policy, folder)
+    await each(ctx.of_phase(phase), lambda m: _hand_over(ctx, phase, m, agreement))
+    return agreement
+
+
+def remote_dir(phase: Phase) -> str:
+    """The run directory of a phase on a pod, from the pod's home."""
+    return f".uvcc/runs/{phase.engine_run}"
+
+
+async def _hand_over(ctx: Rollout, phase: Phase, member: Member, agreement: Agreement) -> None:
+    """Policy, signatures, this party's sealed inputs and this party's relay token; nobody else's."""
+    there = remote_dir(phase)
+    await member.ssh.sh(f"umask 077; mkdir -p {there}")
+    for name in (POLICY_FILE, SIGNATURES_FILE):
+        await member.ssh.put(agreement.folder / name, f"{there}/{name}")
+    party = member.request.party
+    await member.ssh.put(ctx.run_dir / "owner" / "sealed" / f"sealed-p{party}.bin", f"{there}/{INPUTS_FILE}")
+    token = (await relay_tokens(ctx, phase))[party]
+    await member.ssh.put(token.encode(), f"{there}/{TOKEN_FILE}")
+
+
+async def relay_tokens(ctx: Rollout, phase: Phase) -> list[str]:
+    """One relay credential per party and phase, kept in the run's private folder."""
+    path = ctx.run_dir / "relay" / f"{phase.name}.json"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w") as f:
+            json.dump([secrets.token_urlsafe(32) for _ in range(PARTIES)], f)
+    return list(json.loads(path.read_text()))
+
+
+async def relay_link(ctx: Rollout, phase: Phase) -> dict[str, Any]:
+    """Start the relay of a phase on the first pod, unless it runs, and say how workers reach it."""
+    tokens = await relay_tokens(ctx, phase)
+    group = phase.engine_run
+    config = {
+        "db": "relay.sqlite",
+        "credentials": [{"party": p, "group": group, "token": t} for p, t in enumerate(tokens)],
+    }
+    host = ctx.members[pod_name(0, 0)]
+    ack = await host.channel.request(wire.RELAY, run=phase.engine_run, action="start", config=config, timeout=60.0)
+    ctx.relays[phase.name] = {"url": ack["url"], "pod": host.name}
+    token_file = f"runs/{phase.engine_run}/{TOKEN_FILE}"
+    return {"kind": "relay", "relay_url": str(ack["url"]), "token_file": token_file, "ca_file": "", "group": group}

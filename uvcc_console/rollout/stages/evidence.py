@@ -1,0 +1,78 @@
+"""Stages verify and gate: the proof bundle is checked before anything more is started or believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.rollout.context import Rollout
+from uvcc_console.rollout.plan import SMOKE, Phase
+from uvcc_console.rollout.profile_schema import GatesPart
+from uvcc_console.rollout.stages.collect import fetch_phase
+from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
+from uvcc_engine.transcript.bundle import assemble_folder
+from uvcc_engine.transcript.verifier import Certificate, verify
+
+
+async def verify_phase(ctx: Rollout, phase: Phase) -> str:
+    """Fetch the evidence, assemble the proof bundle, verify it with every transcript; the verdict is journalled."""
+    await fetch_phase(ctx, phase)
+    folder = ctx.artifacts / phase.name
+    try:
+        certificate = await asyncio.to_thread(_assemble_and_verify, ctx, phase)
+    except (VerificationError, UnreadableError) as e:
+        ctx.say(ev.Verdict(phase=phase.name, ok=False, global_root="", sid_job="", detail=str(e), bundle=str(folder)))
+        raise
+    ctx.say(
+        ev.Verdict(
+            phase=phase.name,
+            ok=True,
+            global_root=certificate.global_root,
+            sid_job=certificate.sid_job,
+            detail=f"{certificate.epochs} epochs, {certificate.leaves} leaves",
+            bundle=str(folder / "proof_bundle.json"),
+        )
+    )
+    return f"{certificate.epochs} epochs, {certificate.leaves} leaves, global root {certificate.global_root[:12]}"
+
+
+def _assemble_and_verify(ctx: Rollout, phase: Phase) -> Certificate:
+    path = assemble_folder(ctx.artifacts / phase.name)
+    pins = {f"P{m.request.party}": str(m.identity["ed25519"]) for m in ctx.of_phase(phase) if m.identity}
+    return verify(path, allowed_signers=pins or None)
+
+
+def measure(s: Snapshot, gates: GatesPart, phase: str) -> Iterator[ev.GateMeasured]:
+    """Every gate of the profile against what the smoke showed. Pure."""
+    losses = [line for by_name in s.series.values() if (line := by_name.get("loss")) is not None and len(line) > 1]
+    if gates.loss_falls:
+        falls = [line.ys()[0] - line.ys()[len(line) - 1] for line in losses]
+        shown = f"{min(falls):+.4f}" if falls else "no loss"
+        yield ev.GateMeasured(name="loss_falls", ok=bool(falls) and min(falls) > 0, wanted="> 0", measured=shown)
+    hashes = {h for key, h in s.result_hashes.items() if key.startswith(f"{phase}/")}
+    if s.job_kind == "private":
+        wanted = gates.result_hashes
+        yield ev.GateMeasured(
+            name="result_hashes", ok=len(hashes) == wanted, wanted=str(wanted), measured=str(len(hashes))
+        )
+    if gates.verifier == "ok" and s.job_kind == "private":
+        verdict = s.verdicts.get(phase)
+        word = "ok" if verdict and verdict.ok else verdict.detail if verdict else "not run"
+        yield ev.GateMeasured(name="verifier", ok=word == "ok", wanted="ok", measured=word)
+    if gates.halt_drill_s > 0:
+        took = s.halt.last_drill_s
+        shown = f"{took:.1f} s" if took is not None else "no drill"
+        good = took is not None and took <= gates.halt_drill_s
+        yield ev.GateMeasured(name="halt_drill_s", ok=good, wanted=f"<= {gates.halt_drill_s:g} s", measured=shown)
+
+
+async def gate(ctx: Rollout) -> str:
+    """Hold the smoke against the profile's gates. Raises UvccError naming every gate that failed."""
+    found = list(measure(ctx.bus.snapshot, ctx.plan.profile.gates, SMOKE))
+    ctx.say(*found)
+    failed = [f"{g.name} (wanted {g.wanted}, measured {g.measured})" for g in found if not g.ok]
+    if failed:
+        raise UvccError(f"gate not passed: {', '.join(failed)}", "fix the cause, or skip the gate knowingly")
+    return ", ".join(f"{g.name} {g.measured}" for g in found)

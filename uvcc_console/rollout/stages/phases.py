@@ -1,0 +1,271 @@
+"""Stages drill, smoke and full: workers run, are watched, and end in a result, a halt or a named failure."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import Snapshot, WorkerView
+from uvcc_console.rollout import pump
+from uvcc_console.rollout.context import Halted, Rollout, each
+from uvcc_console.rollout.plan import SMOKE, Phase
+from uvcc_console.rollout.stages import agree
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import PeerLostError, UvccError
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE
+
+GRACE_S = 3.0
+KILL_S = 6.0
+DRILL_S = 60.0
+START_S = 120.0
+LAST_WORDS_S = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a phase cannot go on; ``coord`` names the worker whose last words explain it."""
+
+    what: str
+    cure: str = "uvcc resume goes on from the last common checkpoint"
+    coord: str = ""
+
+
+async def launch(ctx: Rollout, phase: Phase) -> None:
+    """Start (or go on with) the workers of a phase; nothing happens if they run already.
+
+    A phase that was started before is resumed under the same policy with the next attempt number.
+    """
+    s = ctx.bus.snapshot
+    known = s.engine_run == phase.engine_run
+    for member in ctx.of_phase(phase):
+        pump.listen_for(member, phase).attempt = s.attempt if known else 0
+    if known and _running(s, phase):
+        await _watch(ctx, phase)
+        return
+    private = phase.job["kind"] == "private"
+    agreement = await agree.agree(ctx, phase) if private else None
+    link = await agree.relay_link(ctx, phase) if private else {}
+    attempt = s.attempt + 1 if known else 0
+    sid = agreement.policy.sid_job.hex() if agreement else ""
+    started = ev.PhaseStarted(
+        phase=phase.name, engine_run=phase.engine_run, steps=phase.steps, sid_job=sid, attempt=attempt
+    )
+    for member in ctx.of_phase(phase):
+        pump.listen_for(member, phase).attempt = attempt
+    ctx.say(started)
+    await _watch(ctx, phase)
+
+    async def start(member: Any) -> None:
+        specs = [_spec(ctx, phase, str(c), link, attempt) for c in phase.coords(member.name)]
+        await member.channel.request(
+            wire.LAUNCH, run=phase.engine_run, workers=[s.to_json() for s in specs], timeout=START_S
+        )
+
+    await each(ctx.of_phase(phase), start)
+
+
+async def _watch(ctx: Rollout, phase: Phase) -> None:
+    await each(ctx.of_phase(phase), lambda m: m.channel.watch(phase.engine_run))
+
+
+def _spec(ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], attempt: int) -> WorkerSpec:
+    there = f"runs/{phase.engine_run}"
+    t = phase.topology
+    topology = {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches}
+    private = phase.job["kind"] == "private"
+    return WorkerSpec(
+        run=phase.engine_run,
+        kind=str(phase.job["kind"]),
+        coord=coord,
+        topology=topology,
+        job=dict(phase.job),
+        policy=f"{there}/{POLICY_FILE}" if private else "",
+        signatures=f"{there}/{SIGNATURES_FILE}" if private else "",
+        inputs=f"{there}/{agree.INPUTS_FILE}" if private else "",
+        link=link,
+        resume=attempt > 0,
+        attempt=attempt,
+        env=dict(ctx.plan.profile.env),
+        argv=list(phase.job.get("argv", [])),
+    )
+
+
+def _views(s: Snapshot, phase: Phase) -> list[WorkerView]:
+    return [s.workers[str(c)] for c in phase.coords() if str(c) in s.workers]
+
+
+def _running(s: Snapshot, phase: Phase) -> bool:
+    """Whether every worker of the phase was started and none has ended."""
+    views = _views(s, phase)
+    return len(views) == len(phase.coords()) and all(w.state == "started" for w in views)
+
+
+def _all_ended(s: Snapshot, phase: Phase) -> bool:
+    views = _views(s, phase)
+    return len(views) == len(phase.coords()) and all(w.state == "exited" for w in views)
+
+
+async def drill(ctx: Rollout, again: bool) -> str:
+    """Start the smoke and rehearse the halt on it: hold on every pod, then release, timed."""
+    phase = ctx.plan.phases[SMOKE]
+    if again or not _started(ctx.bus.snapshot, phase):
+        await launch(ctx, phase)
+
+    def ready(s: Snapshot) -> bool | None:
+        up = [w for w in _views(s, phase) if w.beat_ts]
+        return len(up) == len(phase.coords()) or trouble(s, phase) is not None or None
+
+    try:
+        await ctx.bus.wait(ready, START_S)
+    except TimeoutError:
+        raise UvccError(f"the workers gave no sign of life in {START_S:.0f} s", "see their logs; retry") from None
+    await _check(ctx, phase)
+    before, nonce = ctx.bus.snapshot.halt.nonce, secrets.token_hex(8)
+    ctx.say(ev.HaltRequested(nonce=nonce, mode="hold", by="conductor", drill=True, reason="halt drill"))
+
+    def done(s: Snapshot) -> bool | None:
+        overtaken = s.halt.nonce not in (nonce, before)
+        return (s.halt.nonce == nonce and s.halt.done) or overtaken or trouble(s, phase) is not None or None
+
+    try:
+        await ctx.bus.wait(done, DRILL_S)
+    except TimeoutError:
+        raise UvccError(f"the halt drill gave no verdict in {DRILL_S:.0f} s", "see haltd.log; retry") from None
+    await _check(ctx, phase)
+    halt = ctx.bus.snapshot.halt
+    if halt.nonce != nonce:
+        return "overtaken by a real halt"
+    if halt.verified < halt.total or halt.step < 0:
+        raise UvccError(f"the halt drill verified {halt.verified} of {halt.total} pods", "see the acknowledgements")
+    return f"{halt.verified}/{halt.total} held and released at step {halt.step} in {halt.seconds:.1f} s"
+
+
+async def to_the_end(ctx: Rollout, name: str, again: bool) -> str:
+    """Run a phase to its end. Entered again, workers that ended are started from the last common checkpoint."""
+    phase = ctx.plan.phases[name]
+    s = ctx.bus.snapshot
+    if not _started(s, phase) or (again and not _finished(s, phase)):
+        await launch(ctx, phase)
+    found = await _outcome(ctx, phase)
+    if found is not None:
+        await _give_up(ctx, phase, found)
+    values = ctx.bus.snapshot.results.get(phase.name, {})
+    shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items())
+    return f"{phase.steps} steps" + (f", {shown}" if shown else "")
+
+
+def _started(s: Snapshot, phase: Phase) -> bool:
+    return s.engine_run == phase.engine_run
+
+
+async def _check(ctx: Rollout, phase: Phase) -> None:
+    """Raise what stands in the way of this phase, with its workers stopped."""
+    if (found := trouble(ctx.bus.snapshot, phase)) is not None:
+        await _give_up(ctx, phase, found)
+
+
+async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
+    """Stop what still runs, so that a dead party never leaves the others hanging, and say what happened."""
+    await stop_workers(ctx, phase)
+    if not found.coord:
+        raise UvccError(found.what, found.cure)
+
+    def said(s: Snapshot) -> str | None:
+        return _last_words(s, found.coord) or None
+
+    try:
+        words = await ctx.bus.wait(said, LAST_WORDS_S)
+    except TimeoutError:
+        raise UvccError(found.what, found.cure) from None
+    raise UvccError(f"{found.what}: {words}", found.cure)
+
+
+async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
+    """Wait for the end; None when it is a good one. Raises Halted. Looks every second for what only time shows."""
+    began, stall = time.time(), ctx.plan.profile.limits.stall
+
+    def over(s: Snapshot) -> Trouble | str | None:
+        if s.halt.done and s.halt.mode == "halt" and not s.halt.drill and _all_ended(s, phase):
+            return "halted"
+        if _finished(s, phase):
+            return "done"
+        return trouble(s, phase) or hang(s, phase, began, stall, time.time())
+
+    while True:
+        try:
+            found = await ctx.bus.wait(over, 1.0)
+        except TimeoutError:
+            continue
+        if found == "halted" and not _finished(ctx.bus.snapshot, phase):
+            raise Halted(ctx.bus.snapshot.halt.step)
+        return found if isinstance(found, Trouble) else None
+
+
+def _finished(s: Snapshot, phase: Phase) -> bool:
+    """Every worker exited with 0 and, in a private job, reported its result."""
+    views = _views(s, phase)
+    if len(views) < len(phase.coords()) or any(w.state != "exited" or w.rc != 0 for w in views):
+        return False
+    return phase.job["kind"] != "private" or all(f"{phase.name}/{c}" in s.result_hashes for c in phase.coords())
+
+
+def trouble(s: Snapshot, phase: Phase) -> Trouble | None:
+    """The first reason why this phase cannot end well; None while there is hope. Pure."""
+    if s.fork:
+        return Trouble(s.fork, "do not resume: two parties recorded different messages; keep the transcripts")
+    bad = [w for w in _views(s, phase) if w.state == "exited" and (w.signal or w.rc != 0)]
+    if not bad:
+        return None
+    if s.halt.nonce and not s.halt.drill and s.halt.mode == "halt":
+        if not (s.halt.done and _all_ended(s, phase)):
+            return None  # the ladder is at work and has the word
+        return Trouble(f"the halt had to end {', '.join(w.coord for w in bad)} without a checkpoint")
+    # one that was killed explains the others; one that lost a peer is explained by another
+    first = min(bad, key=lambda w: (not w.signal, w.rc == PeerLostError.exit_code, w.coord))
+    end = f"was killed by {first.signal}" if first.signal else f"ended with exit code {first.rc}"
+    return Trouble(f"worker {first.coord} of P{Coord.parse(first.coord).party} {end}", coord=first.coord)
+
+
+def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) -> Trouble | None:
+    """No worker gave a sign of life for too long, and nobody holds them. Pure."""
+    if s.halt.nonce and not s.halt.done:
+        return None
+    quiet = now - max([began, *(w.beat_ts for w in _views(s, phase))])
+    return Trouble(f"no worker gave a sign of life for {quiet:.0f} s") if quiet > stall_s else None
+
+
+def _last_words(s: Snapshot, coord: str) -> str:
+    """What a worker's exit record said of its end, if it could still write one."""
+    pod = s.workers[coord].pod if coord in s.workers else ""
+    for entry in reversed(s.log):
+        if entry.source == pod and entry.text.startswith("exit ") and "error=" in entry.text:
+            return entry.text.partition("error=")[2].partition(" cure=")[0]
+    return ""
+
+
+async def stop_workers(ctx: Rollout, phase: Phase) -> None:
+    """End what still runs of a failed phase: SIGTERM, then SIGKILL, to the recorded process groups."""
+    for name, patience in (("TERM", GRACE_S), ("KILL", KILL_S)):
+        if _none_runs(ctx.bus.snapshot, phase):
+            return
+        await asyncio.gather(
+            *(
+                m.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal=name)
+                for m in ctx.of_phase(phase)
+            ),
+            return_exceptions=True,
+        )
+        try:
+            await ctx.bus.wait(lambda s: _none_runs(s, phase) or None, patience)
+        except TimeoutError:
+            continue
+
+
+def _none_runs(s: Snapshot, phase: Phase) -> bool:
+    return all(w.state != "started" for w in _views(s, phase))

@@ -1,0 +1,158 @@
+"""Stages quote, provision, bootstrap and teardown: pods come into being, and are proven gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvcc_console.core import events as ev
+from uvcc_console.fleet.agent_client import AgentClient
+from uvcc_console.fleet.bootstrap import bootstrap
+from uvcc_console.fleet.provider import Pod
+from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.fleet.wheel import build_wheel
+from uvcc_console.rollout import pump, spawn
+from uvcc_console.rollout.context import Member, Rollout, each, readdress
+from uvcc_console.rollout.plan import derive
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+
+DELETE_TRIES = 3
+
+
+async def quote(ctx: Rollout) -> str:
+    """Price the fleet and hold it against the caps; nothing is created yet."""
+    limits = ctx.plan.profile.limits
+    found = await ctx.provider.quote([m.request for m in ctx.members.values()])
+    hourly = found.hourly
+    if hourly > limits.hourly:
+        raise ConfigError(
+            f"the fleet costs {hourly:.2f} $/h, limits.hourly is {limits.hourly:.2f}",
+            "raise the cap or take fewer pods",
+        )
+    ctx.say(ev.CostTick(hourly=0.0, spent=0.0, forecast=hourly * limits.ttl / 3600.0, runway_h=found.runway_h))
+    return f"{len(found.lines)} pods, {hourly:.2f} $/h"
+
+
+async def provision(ctx: Rollout) -> str:
+    """Create every pod and log in. Idempotent: a pod that exists under its name is adopted.
+
+    The intent is in the journal before the provider hears of it, so that a crash in between leaks nothing.
+    """
+    ctx.say(*(ctx.pod_event(m, "creating") for m in ctx.members.values() if m.pod is None))
+    await each(ctx.members.values(), lambda m: _one_pod(ctx, m))
+    if not spawn.running(ctx.run_dir, spawn.HALTD):
+        spawn.start(ctx.run_dir, spawn.HALTD)
+    return f"{len(ctx.members)} pods"
+
+
+async def _one_pod(ctx: Rollout, member: Member) -> None:
+    readdress(member, await ctx.provider.create(member.request))
+    assert member.pod is not None
+    ctx.say(ctx.pod_event(member, "booting"))
+    readdress(member, await ctx.provider.wait_ready(member.pod))
+    await connect(ctx, member)
+    ctx.say(ctx.pod_event(member, "ready"))
+
+
+async def connect(ctx: Rollout, member: Member, patience_s: float = 60.0) -> None:
+    """Log in to the pod; its host key is pinned from the first contact on."""
+    assert member.pod is not None
+    if member.link is None:
+        known = ctx.bus.snapshot.pods.get(member.name)
+        pinned = known.host_key if known else ""
+        member.link = PodLink(member.name, member.pod.address, ctx.key, host_key=pinned, jump=member.pod.jump)
+    await member.link.connect_until(patience_s)
+
+
+async def bring_up(ctx: Rollout) -> str:
+    """Wheel, Python and agent on every pod; one channel per agent stays open from here on."""
+    wheel = ctx.wheel = await asyncio.to_thread(build_wheel, ctx.run_dir / "wheel")
+    await each(ctx.members.values(), lambda m: _one_agent(ctx, m))
+    return f"{len(ctx.members)} agents, code {wheel.sha256[:12]}"
+
+
+async def _one_agent(ctx: Rollout, member: Member) -> None:
+    assert ctx.wheel is not None
+    seed = ctx.plan.seed
+    secret = derive(seed, "identity", str(member.request.party)).hex() if seed is not None else ""
+
+    def progress(step: str, detail: str) -> None:
+        ctx.bus.record([ctx.pod_event(member, "ready", f"{step} {detail}".rstrip())])
+
+    packages = ctx.plan.profile.fleet.packages
+    member.boot = await bootstrap(member.ssh, ctx.wheel, progress, identity_seed=secret, packages=packages)
+    await attach(ctx, member)
+
+
+async def attach(ctx: Rollout, member: Member) -> None:
+    """Open the agent's channel and start turning what it says into events."""
+
+    def on_link(up: bool, detail: str) -> None:
+        ctx.bus.record([ev.LinkChanged(pod=member.name, path="ssh", up=up, detail=detail)])
+
+    cursors = {key: (v[0], v[1]) for key, v in ctx.cursors.get(member.name, {}).items()}
+    lease = ctx.plan.profile.halt.lease
+    member.agent = AgentClient(member.ssh, holder="conductor", lease_s=lease, cursors=cursors, on_link=on_link)
+    member.pump = asyncio.create_task(pump.run(ctx, member), name=f"pump {member.name}")
+    hello = await member.agent.start()
+    member.identity = dict(hello.get("identity") or {})
+    member.probe = await member.agent.request(wire.PROBE)
+    ctx.say(ctx.pod_event(member, "agent", identity=str(member.identity.get("ed25519", ""))))
+
+
+async def detach(member: Member) -> None:
+    """Close channel and link; pod, agent and workers stay."""
+    if member.pump is not None:
+        member.pump.cancel()
+    if member.agent is not None:
+        await member.agent.close()
+    if member.link is not None:
+        await member.link.close()
+    member.agent, member.link, member.pump = None, None, None
+
+
+async def teardown(ctx: Rollout) -> list[str]:
+    """Delete every pod of the run and prove that none is left; returns the names of those that could not be proven.
+
+    Works from what the provider lists as well as from what the journal knows, so a half-made fleet goes too.
+    """
+    known = {m.request.name: m for m in ctx.members.values()}
+    ctx.say(*(ctx.pod_event(m, "deleting") for m in known.values() if m.pod is not None))
+    for member in ctx.members.values():
+        await detach(member)
+    found = {p.name: p for p in await _listed(ctx)}
+    for m in ctx.members.values():
+        if m.pod is not None:
+            found.setdefault(m.pod.name, m.pod)
+    left = [name for name, gone in zip(found, await _delete_all(ctx, list(found.values())), strict=True) if not gone]
+    left += [p.name for p in await _listed(ctx) if p.name not in left]
+    gone = [ctx.pod_event(m, "gone") for m in known.values() if m.request.name not in left]
+    lost = [ctx.pod_event(m, "lost", "not proven gone") for m in known.values() if m.request.name in left]
+    ctx.say(*gone, *lost)
+    return left
+
+
+async def _listed(ctx: Rollout) -> list[Pod]:
+    for attempt in range(DELETE_TRIES):
+        try:
+            return await ctx.provider.list(ctx.plan.prefix)
+        except UnreachableError as e:
+            text = f"the provider does not list its pods: {e}"
+            ctx.say(ev.Alert(level="error", name="list", text=text, remedy="uvcc pods --sweep looks again"))
+            await asyncio.sleep(1.0 * 2**attempt)
+    return []
+
+
+async def _delete_all(ctx: Rollout, pods: list[Pod]) -> list[bool]:
+    return list(await asyncio.gather(*(_delete(ctx, p) for p in pods)))
+
+
+async def _delete(ctx: Rollout, pod: Pod) -> bool:
+    for attempt in range(DELETE_TRIES):
+        try:
+            await ctx.provider.delete(pod)
+            return True
+        except UvccError as e:
+            ctx.say(ev.Alert(level="error", name="delete", text=str(e), remedy="uvcc pods --sweep", subject=pod.name))
+            await asyncio.sleep(0.5 * 2**attempt)
+    return False
