@@ -47,6 +47,10 @@ class PairBits:
     def n(self) -> int:
         return self.shape.numel()
 
+    @property
+    def word_shape(self) -> tuple[int, ...]:
+        return (*self.shape[:-1], -(-self.shape[-1] // 64))
+
 
 def not_(rt: Runtime, b: PairBits) -> PairBits:
     """The complement. Local."""
@@ -296,25 +300,25 @@ def padded(x: Share) -> Share:
 
 
 def drelu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[PairBits]:
-    """``[x >= 0]`` for every element, exact for all ``|x| < 2^63``: pair-shared bits of ``x``'s shape.
+    """``[x >= 0]`` for every element, exact for all ``|x| < 2^63``: ``x.n`` pair-shared bits in one row.
 
     3 rounds; 53 bytes per element over the three parties (43 from the dealer, 10 between the online parties).
     """
     role = roles(rt, dealer)
-    flat = padded(x if x.lo.dim() else x.reshape(1))
+    flat = padded(x.reshape(-1))
     value = (flat.lo + flat.hi) if role.is_dealer else online_part(rt, role, flat)
     planes = rt_kernels(rt).to_planes(value)
     top = planes[63].clone()
     planes[63] = 0 if role.is_dealer else -1  # bit 63 only passes the carry of the lower 63 on
     carry, theirs = yield from carry_gen(rt, dealer, planes, _FULL, top if role.is_dealer else None)
     if role.is_dealer:
-        return PairBits(role.d, x.shape, None)
+        return PairBits(role.d, torch.Size((x.n,)), None)
     assert carry is not None
     assert theirs is not None
     words = carry ^ theirs
     if role.is_left:
         words = ~(words ^ top)
-    return PairBits(role.d, x.shape, words.reshape(*flat.shape[:-1], -1))
+    return PairBits(role.d, torch.Size((x.n,)), words)
 
 
 def and_gen(rt: Runtime, b: PairBits, *, fan: int = 9) -> Steps[PairBits]:
@@ -364,7 +368,7 @@ def to_bool_share_gen(rt: Runtime, b: PairBits) -> Steps[BoolShare]:
     """Pair-shared bits to replicated XOR shares: 1 round, 2 bits per bit."""
     role = roles(rt, b.d)
     draws = rt.draws()
-    shape = (*b.shape[:-1], -(-b.shape[-1] // 64)) if b.shape else (1,)
+    shape = b.word_shape
     left = draws.ring(role.with_left, *shape) if not role.is_right else None
     right = draws.ring(role.with_right, *shape) if not role.is_left else None
     message = Round()

@@ -33,13 +33,14 @@ def winner_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[PairBits
     shape = torch.Size((n - 1, n, rows))
     if wins.words is None:
         return (yield from and_gen(rt, PairBits(wins.d, shape, None)))
+    words = wins.words.reshape(len(first), -1)
     flip = -1 if roles(rt, wins.d).is_left else 0
     table: list[list[Tensor]] = [[] for _ in range(n)]
     for k, (i, j) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
-        table[i].append(wins.words[k])
-        table[j].append(wins.words[k] ^ flip)
-    words = torch.stack([torch.stack(row) for row in table], 1)
-    return (yield from and_gen(rt, PairBits(wins.d, shape, words)))
+        table[i].append(words[k])
+        table[j].append(words[k] ^ flip)
+    stacked = torch.stack([torch.stack(row) for row in table], 1)
+    return (yield from and_gen(rt, PairBits(wins.d, shape, stacked)))
 
 
 def max_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:

@@ -85,7 +85,7 @@ def exp_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
 
 def _arithmetic_bit_gen(rt: Runtime, x: Share, dealer: int) -> Steps[Share]:
     bits = yield from drelu_gen(rt, x, dealer=dealer)
-    return (yield from b2a_gen(rt, bits))
+    return (yield from b2a_gen(rt, bits)).reshape(*x.shape)
 
 
 def divide_gen(

@@ -21,8 +21,7 @@ from uvcc_engine.transcript import kinds
 
 def _ints(rt: Runtime, words: Tensor, shape: torch.Size) -> Tensor:
     """Packed bits to int64 zeros and ones of the bits' shape."""
-    last = shape[-1] if shape else 1
-    return rt_kernels(rt).bits_to_ints(words, last).reshape(shape)
+    return rt_kernels(rt).bits_to_ints(words, shape[-1]).reshape(shape)
 
 
 def select_pair_gen(rt: Runtime, b: PairBits, xs: list[Share], *, bit: bool = False) -> Steps[list[Tensor | None]]:
@@ -33,7 +32,7 @@ def select_pair_gen(rt: Runtime, b: PairBits, xs: list[Share], *, bit: bool = Fa
     role = roles(rt, b.d)
     draws = rt.draws()
     shape = b.shape
-    word_shape = (*shape[:-1], -(-shape[-1] // 64)) if shape else (1,)
+    word_shape = b.word_shape
     n_out = 1 + len(xs)
     bits_left = draws.ring(role.with_left, *word_shape) if not role.is_right else None
     bits_right = draws.ring(role.with_right, *word_shape) if not role.is_left else None
@@ -78,7 +77,7 @@ def select_dealt_gen(rt: Runtime, b: PairBits, value: Tensor | None) -> Steps[tu
     role = roles(rt, b.d)
     draws = rt.draws()
     shape = b.shape
-    word_shape = (*shape[:-1], -(-shape[-1] // 64))
+    word_shape = b.word_shape
     bits_left = draws.ring(role.with_left, *word_shape) if not role.is_right else None
     bits_right = draws.ring(role.with_right, *word_shape) if not role.is_left else None
     right = draws.ring(role.with_right, 2, *shape) if not role.is_left else None
@@ -128,9 +127,9 @@ def pair_to_share_gen(rt: Runtime, y: Tensor | None, shape: torch.Size, f: int, 
 
 
 def select_gen(rt: Runtime, b: PairBits, x: Share) -> Steps[Share]:
-    """``b * x``: 2 rounds, 32 bytes per element."""
-    (y,) = yield from select_pair_gen(rt, b, [x])
-    return (yield from pair_to_share_gen(rt, y, x.shape, x.f, b.d))
+    """``b * x`` for ``x`` with as many elements as ``b``: 2 rounds, 32 bytes per element. Shape of ``x``."""
+    (y,) = yield from select_pair_gen(rt, b, [x.reshape(*b.shape)])
+    return (yield from pair_to_share_gen(rt, None if y is None else y.reshape(x.shape), x.shape, x.f, b.d))
 
 
 def b2a_gen(rt: Runtime, b: PairBits) -> Steps[Share]:
@@ -145,10 +144,10 @@ def relu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Shar
     5 rounds; 53 + 48 bytes per element over the three parties.
     """
     b = yield from drelu_gen(rt, x, dealer=dealer)
-    y, own = yield from select_pair_gen(rt, b, [x], bit=True)
+    y, own = yield from select_pair_gen(rt, b, [x.reshape(-1)], bit=True)
     both: Tensor | None = None
     if y is not None and own is not None:
-        both = torch.stack([y, own])
+        both = torch.stack([y, own]).reshape(2, *x.shape)
     pair = yield from pair_to_share_gen(rt, both, torch.Size((2, *x.shape)), x.f, b.d)
     return pair.index(0), pair.index(1).with_f(0)
 
@@ -179,7 +178,7 @@ def drelu(rt: Runtime, x: Share) -> Share:
 def drelu_arithmetic_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
     """``[x >= 0]`` as an arithmetic bit (``f = 0``): 5 rounds, 53 + 24 bytes per element."""
     b = yield from drelu_gen(rt, x, dealer=dealer)
-    return (yield from b2a_gen(rt, b))
+    return (yield from b2a_gen(rt, b)).reshape(*x.shape)
 
 
 def mux(rt: Runtime, bit: Share, x: Share, y: Share) -> Share:

@@ -39,6 +39,12 @@ def shift_logical(x: Tensor, s: int) -> Tensor:
     return (x >> s) & ((1 << (64 - s)) - 1) if s else x
 
 
+def _narrow(x: Tensor, s: int) -> Tensor:
+    """Reduce modulo 2^s for the wire: the carry above bit ``s`` would tell something of the mask."""
+    width = wire_dtype(s)
+    return x.to(width) if 8 * width.itemsize == s else (x & ((1 << s) - 1)).to(width)
+
+
 def check_shift(s: int) -> None:
     if not 1 <= s <= MAX_SHIFT:
         raise ConfigError(
@@ -76,7 +82,7 @@ def _finish_gen(role: Roles, mask: Mask, c: Tensor | None, f: int) -> Steps[Shar
     assert mask.k is not None
     assert mask.m is not None
     part = mask.k + (1 - shift_logical(c, 63)) * mask.m
-    message.send(role.other, kinds.RESHARE, part.to(wire_dtype(s)))
+    message.send(role.other, kinds.RESHARE, _narrow(part, s))
     message.want(role.other, kinds.RESHARE, wire_dtype(s), *mask.shape)
     (theirs,) = yield message
     top = (part + theirs.to(torch.int64)) << (64 - s)
@@ -116,7 +122,7 @@ def truncate_product_gen(rt: Runtime, z: Tensor, s: int, f: int, dealer: int) ->
         # -(X + Y) = (r >> s) + 2^(64-s) k, so subtracting r >> s leaves X + Y + 2^(64-s) k
         dealt = torch.stack([shift_logical(total, 64 - s) - mask.k, shift_logical(r, 63) - mask.m])
         masked = z + r
-        message.send(role.left, kinds.DEALER, dealt.to(wire_dtype(s)))
+        message.send(role.left, kinds.DEALER, _narrow(dealt, s))
         message.send(role.left, kinds.RESHARE, masked)
         message.send(role.right, kinds.RESHARE, masked)
         yield message
@@ -157,7 +163,7 @@ def truncate_pair_gen(rt: Runtime, z: Tensor | None, shape: torch.Size, s: int, 
         (k_left, m_left), (k_right, _) = _halves(n_left, shape), _halves(n_right, shape)
         mask.right = -shift_logical(r, s) - mask.left - ((k_left + k_right) << (64 - s))
         message.send(role.right, kinds.DEALER, mask.right)
-        message.send(role.right, kinds.DEALER, (shift_logical(r, 63) - m_left).to(wire_dtype(s)))
+        message.send(role.right, kinds.DEALER, _narrow(shift_logical(r, 63) - m_left, s))
         yield message
         return (yield from _finish_gen(role, mask, None, f))
     assert z is not None

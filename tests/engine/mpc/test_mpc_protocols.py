@@ -1,0 +1,207 @@
+"""Every protocol against its plain reference: values, rounds and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from uvcc_engine.mpc import arithmetic, boolean, maximum, nonlinear, selection
+from uvcc_engine.mpc.runtime import Runtime, Steps
+from uvcc_engine.mpc.share import Share
+
+Run = Callable[..., Any]
+UNIT = 2.0**-16
+
+
+def normal(gen: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:
+    return torch.randn(shape, generator=gen, dtype=torch.float64) * scale
+
+
+def fixed(x: Tensor, f: int = 16) -> Tensor:
+    return torch.round(x * 2.0**f) / 2.0**f
+
+
+def test_product_truncates_within_a_unit_in_two_rounds(run: Run, gen: torch.Generator) -> None:
+    x, y = fixed(normal(gen, 40, 50, scale=30)), fixed(normal(gen, 40, 50, scale=30))
+    out = run(arithmetic.mul_gen, x, y)
+    error = (out.value - x * y) / UNIT
+    assert error.min() > -1.0
+    assert error.max() <= 1.0
+    assert abs(error.mean()) < 0.05  # the stochastic rounding is unbiased
+    assert out.rounds == 2
+    assert out.bytes_total == 40 * x.numel()
+
+
+def test_matrix_product_with_folded_scale(run: Run, gen: torch.Generator) -> None:
+    x, y = fixed(normal(gen, 33, 64)), fixed(normal(gen, 64, 10))
+    out = run(arithmetic.matmul_gen, x, y)
+    assert (out.value - x @ y).abs().max() <= UNIT
+    assert (out.rounds, out.bytes_total) == (2, 40 * 330)
+    scaled = run(lambda rt, a, b: arithmetic.matmul_gen(rt, a, b, scale=2.0**-9), x, y)
+    assert (scaled.value - x @ y / 512).abs().max() <= UNIT
+    rough = run(lambda rt, a, b: arithmetic.matmul_gen(rt, a, b, scale=0.1 / 48), x, y)
+    assert (rough.value - x @ y * (0.1 / 48)).abs().max() <= 2 * UNIT
+
+
+def test_batched_matrix_product_broadcasts(run: Run, gen: torch.Generator) -> None:
+    x, y = fixed(normal(gen, 3, 5, 7)), fixed(normal(gen, 7, 4))
+    assert (run(arithmetic.matmul_gen, x, y).value - x @ y).abs().max() <= UNIT
+
+
+def test_independent_products_share_their_rounds(run: Run, gen: torch.Generator) -> None:
+    x, y = fixed(normal(gen, 8, 8)), fixed(normal(gen, 8, 8))
+
+    def build(rt: Runtime, a: Share, b: Share) -> Steps[list[Share]]:
+        return (yield from arithmetic.par(arithmetic.mul_gen(rt, a, b), arithmetic.matmul_gen(rt, a, b)))
+
+    out = run(build, x, y)
+    assert (out.values[0] - x * y).abs().max() <= UNIT
+    assert (out.values[1] - x @ y).abs().max() <= UNIT
+    assert out.rounds == 2
+
+
+def test_linear_operations_are_local(run: Run, gen: torch.Generator) -> None:
+    x, y = fixed(normal(gen, 6, 5)), fixed(normal(gen, 6, 5))
+
+    def build(rt: Runtime, a: Share, b: Share) -> Steps[Share]:
+        total = arithmetic.sub(arithmetic.add(a, b), arithmetic.scale_int(arithmetic.neg(b), 3))
+        return arithmetic.add_public(rt, arithmetic.add(total, arithmetic.public(rt, 0.5, total)), -2.0)
+        yield
+
+    out = run(build, x, y)
+    assert torch.equal(out.value, x + 4 * y - 1.5)
+    assert (out.rounds, out.bytes_total) == (0, 0)
+
+
+@pytest.mark.parametrize("dealer", [0, 1, 2])
+@pytest.mark.parametrize("shift", [1, 8, 16, 30, 44])
+def test_truncation_never_errs_in_the_top_bits(run: Run, gen: torch.Generator, shift: int, dealer: int) -> None:
+    edge = torch.tensor([0, 1, -1, 2**61, -(2**61), 2**62 - 1, -(2**62) + 1, 2**shift, -(2**shift), 2**shift - 1])
+    wide = torch.randint(-(2**62) + 1, 2**62, (4000,), generator=gen)
+    narrow = torch.randint(-(2**20), 2**20, (1000,), generator=gen)
+    ring = torch.cat([edge, wide, narrow])
+
+    def build(rt: Runtime, zero: Share) -> Steps[Share]:
+        x = arithmetic.add_ring(rt, zero, ring).with_f(shift)
+        return (yield from arithmetic.rescale_gen(rt, x, 0, dealer=dealer))
+
+    out = run(build, torch.zeros(ring.shape, dtype=torch.float64))
+    difference = out.rings[0] - (ring >> shift)
+    assert set(difference.unique().tolist()) <= {0, 1}
+    assert out.rounds == 2
+
+
+@pytest.mark.parametrize("dealer", [0, 1, 2])
+def test_comparison_is_exact_over_the_whole_range(run: Run, gen: torch.Generator, dealer: int) -> None:
+    edge = torch.tensor([0, 1, -1, 2**61, -(2**61), 2**62 - 1, 1 - 2**62, 2**63 - 1, -(2**63), 15, 16, -16, -15])
+    powers = torch.tensor([s * 2**k + d for k in range(62) for s in (1, -1) for d in (-1, 0, 1)])
+    ring = torch.cat([edge, powers, torch.randint(-(2**62), 2**62, (500,), generator=gen)])
+
+    def build(rt: Runtime, zero: Share) -> Steps[Share]:
+        return selection.drelu_arithmetic_gen(rt, arithmetic.add_ring(rt, zero, ring), dealer=dealer)
+
+    out = run(build, torch.zeros(ring.shape, dtype=torch.float64))
+    assert torch.equal(out.rings[0], (ring >= 0).to(torch.int64))
+    assert out.rounds == 5
+
+
+def test_relu_gives_value_and_bit_in_five_rounds(run: Run, gen: torch.Generator) -> None:
+    x = fixed(normal(gen, 64, 32, scale=4))
+    out = run(selection.relu_gen, x)
+    assert torch.equal(out.values[0], x.clamp(min=0))
+    assert torch.equal(out.values[1], (x >= 0).to(torch.float64))
+    assert out.rounds == 5
+    assert out.bytes_total <= 102 * x.numel()
+
+
+def test_relu_alone_costs_less(run: Run, gen: torch.Generator) -> None:
+    x = fixed(normal(gen, 128, 64, scale=4))
+    out = run(selection.relu_only_gen, x)
+    assert torch.equal(out.value, x.clamp(min=0))
+    assert out.bytes_total <= 86 * x.numel()
+
+
+def test_mux_chooses_by_a_shared_bit_in_one_round(run: Run, gen: torch.Generator) -> None:
+    x, y = fixed(normal(gen, 9)), fixed(normal(gen, 9))
+    bit = torch.tensor([1, 0, 0, 1, 1, 0, 1, 0, 1])
+
+    def build(rt: Runtime, a: Share, b: Share) -> Steps[Share]:
+        chooser = arithmetic.add_ring(rt, arithmetic.public(rt, 0.0, a), bit).with_f(0)
+        return selection.mux_gen(rt, chooser, a, b)
+
+    out = run(build, x, y)
+    assert torch.equal(out.value, torch.where(bit == 1, x, y))
+    assert out.rounds == 1
+
+
+def test_replicated_bits_agree_with_the_pair_shared_ones(run: Run, gen: torch.Generator) -> None:
+    x = fixed(normal(gen, 130))
+
+    def build(rt: Runtime, a: Share) -> Steps[Share]:
+        bits = yield from boolean.drelu_gen(rt, a)
+        words = yield from boolean.to_bool_share_gen(rt, bits)
+        return Share(words.lo, words.hi, 0)
+
+    from uvcc_engine.mpc.kernels.cpu import CpuKernels
+
+    shares = [s[0] for s in run(build, x).shares]
+    total = shares[0].lo ^ shares[1].lo ^ shares[2].lo
+    assert torch.equal(shares[0].hi, shares[1].lo)
+    assert torch.equal(CpuKernels().bits_to_ints(total, 130), (x >= 0).to(torch.int64))
+
+
+@pytest.mark.parametrize(("shape", "rounds"), [((17, 10), 6), ((5, 3), 6), ((3, 37), 12), ((2, 4, 7), 6), ((4, 1), 0)])
+def test_maximum(run: Run, gen: torch.Generator, shape: tuple[int, ...], rounds: int) -> None:
+    x = fixed(normal(gen, *shape, scale=3))
+    out = run(maximum.max_gen, x)
+    assert torch.equal(out.value, x.max(-1).values)
+    assert out.rounds == rounds
+
+
+def test_argmax_takes_the_first_of_a_tie(run: Run, gen: torch.Generator) -> None:
+    x = fixed(normal(gen, 70, 10))
+    x[0] = 1.0
+    x[1, 3] = x[1, 8] = 9.0
+    out = run(maximum.argmax_one_hot_gen, x)
+    assert torch.equal(out.value, torch.nn.functional.one_hot(x.argmax(-1), 10).to(torch.float64))
+    assert out.value[1, 3] == 1
+    assert out.rounds == 6
+
+
+def test_exponential(run: Run, gen: torch.Generator) -> None:
+    x = fixed(-torch.rand(2000, generator=gen, dtype=torch.float64) * 40)
+    x[:6] = torch.tensor([0.0, -UNIT, -16.0, -16.0 + UNIT, -15.999, -20000.0])
+    out = run(nonlinear.exp_gen, x)
+    assert (out.value - x.exp()).abs().max() < 1.6 * UNIT
+    assert out.rounds == 6
+
+
+@pytest.mark.parametrize(("low", "high", "rounds"), [(1.0, 10.0, 10), (1.0, 2.0, 6), (0.5, 40.0, 16)])
+def test_reciprocal(run: Run, gen: torch.Generator, low: float, high: float, rounds: int) -> None:
+    x = fixed(low + (high - low) * torch.rand(500, generator=gen, dtype=torch.float64))
+    out = run(lambda rt, s: nonlinear.reciprocal_gen(rt, s, low, high), x)
+    assert (out.value * x - 1).abs().max() < max(2e-4, 10 * high * UNIT)
+    assert out.rounds == rounds
+
+
+def test_softmax_in_22_rounds(run: Run, gen: torch.Generator) -> None:
+    x = fixed(normal(gen, 64, 10, scale=5))
+    x[0] = 0.0
+    x[1, 0] = 100.0
+    out = run(nonlinear.softmax_gen, x)
+    assert (out.values[0] - x.softmax(-1)).abs().max() < 8 * UNIT
+    assert torch.equal(out.values[1], x.max(-1, keepdim=True).values)
+    assert out.rounds == 22
+
+
+def test_logarithm(run: Run, gen: torch.Generator) -> None:
+    x = fixed(1 + 9 * torch.rand(500, generator=gen, dtype=torch.float64))
+    out = run(lambda rt, s: nonlinear.log_gen(rt, s, 1.0, 10.0), x)
+    assert (out.value - x.log()).abs().max() < 1e-3
+    assert math.isclose(float(out.value.mean()), float(x.log().mean()), abs_tol=1e-4)
+    assert out.rounds == 12

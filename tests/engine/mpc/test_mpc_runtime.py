@@ -1,0 +1,226 @@
+"""Random streams, rounds, opening, determinism."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
+from uvcc_engine.mpc import arithmetic, nonlinear, opening, selection
+from uvcc_engine.mpc.local import LocalPlanes, rehearsal_keys
+from uvcc_engine.mpc.prg import OWN, PairKeys, Stream, derive_key
+from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
+from uvcc_engine.mpc.share import Share, share_of, split
+from uvcc_engine.plane.api import Tag
+from uvcc_engine.transcript import kinds
+
+
+def test_stream_is_aes_counter_mode() -> None:
+    # NIST SP 800-38A, F.5.1, with its initial counter block f0f1...ff
+    stream = Stream(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c"), "test")
+    first, second, third = 0xF0F1F2F3, 0xF4F5, 0xF6F7F8F9
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    expected = Cipher(
+        algorithms.AES(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")),
+        modes.CTR(bytes.fromhex("f0f1f2f3f4f5f6f7f8f9000000000000")),
+    ).encryptor()
+    assert stream.draw(first, second, third, 0, 100).numpy().tobytes() == expected.update(bytes(100))
+
+
+def test_stream_refuses_to_repeat_itself() -> None:
+    stream = Stream(bytes(16), "component 1")
+    stream.draw(1, 0, 0, 0, 40)  # blocks 0, 1, 2
+    for place in ((1, 0, 0, 0), (1, 0, 0, 2), (0, 0, 9, 0)):
+        with pytest.raises(ProtocolError, match="mask reuse refused: stream component 1"):
+            stream.draw(*place, 16)
+    stream.draw(1, 0, 0, 3, 16)
+    stream.draw(1, 0, 1, 0, 16)
+    with pytest.raises(ProtocolError):
+        stream.draw(1, 0, 0, 4, 16)
+
+
+def test_streams_do_not_repeat_across_places_attempts_and_sessions() -> None:
+    seen: set[bytes] = set()
+    for sid in (b"a" * 32, b"b" * 32):
+        for attempt in (0, 1):
+            for label in ("component0", "component1", "own0"):
+                stream = Stream(derive_key(b"k" * 32, sid, attempt, label), label)
+                for place in ((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0)):
+                    seen.add(stream.draw(*place, 16).numpy().tobytes())
+    assert len(seen) == 2 * 2 * 3 * 5
+
+
+def test_the_two_holders_of_a_component_draw_the_same() -> None:
+    def body(rt: Runtime) -> dict[int, torch.Tensor]:
+        draws = rt.draws()
+        return {c: draws.ring(c, 100) for c in (rt.party, rt.next, OWN)}
+
+    out = LocalPlanes().run_three(body)
+    for c in range(3):
+        assert torch.equal(out[c][c], out[(c + 2) % 3][c])
+    values = [out[p][p] for p in range(3)] + [out[p][OWN] for p in range(3)]
+    for i in range(6):
+        for j in range(i):
+            assert not torch.equal(values[i], values[j])
+
+
+def test_zero_shares_sum_to_zero_and_hide() -> None:
+    parts = LocalPlanes().run_three(lambda rt: arithmetic.zero_share(rt, (1000,)))
+    assert not (parts[0] + parts[1] + parts[2]).any()
+    assert all(part.unique().numel() == 1000 for part in parts)
+
+
+def test_an_epoch_is_never_entered_twice() -> None:
+    rt = LocalPlanes().runtimes[0]
+    rt.begin_epoch(3)
+    for again in (3, 2):
+        with pytest.raises(ProtocolError, match="repeat masks"):
+            rt.begin_epoch(again)
+    rt.begin_epoch(4)
+    assert rt.epoch == 4
+
+
+def test_bad_keys_and_places_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'own'"):
+        PairKeys(bytes(32), bytes(32), bytes(31))
+    plane = LocalPlanes().planes[0]
+    with pytest.raises(ConfigError, match="party 3"):
+        Runtime(3, plane, rehearsal_keys(0)[0], bytes(32))
+    with pytest.raises(ConfigError, match="sid_sub"):
+        Runtime(0, plane, rehearsal_keys(0)[0], bytes(31))
+
+
+def test_one_message_per_peer_and_round_however_many_protocols() -> None:
+    parts = split(torch.arange(6.0), 16, lambda n: bytes(n))
+    planes = LocalPlanes(keep=True)
+
+    def body(rt: Runtime) -> int:
+        x = share_of(parts, rt.party)
+        rt.run(par(*[arithmetic.mul_gen(rt, x, x) for _ in range(5)]))
+        return rt.rounds
+
+    assert planes.run_three(body) == [2, 2, 2]
+    for received in planes.wire.received.values():
+        assert len({(src, tag) for src, tag, _ in received}) == len(received)
+    # left and right of the dealer hear from both others in round one, and from each other in round two
+    assert [len(planes.wire.received[p]) for p in range(3)] == [3, 3, 0]
+
+
+def test_protocols_of_different_length_run_side_by_side() -> None:
+    parts = split(torch.tensor([-1.0, 2.0]), 16, lambda n: bytes(n))
+
+    def body(rt: Runtime) -> list[torch.Tensor]:
+        x = share_of(parts, rt.party)
+        short, long = rt.run(par(arithmetic.mul_gen(rt, x, x), selection.relu_only_gen(rt, x)))
+        return opening.open_many(rt, [short, long])
+
+    square, relu = LocalPlanes().run_three(body)[1]
+    assert square.tolist() == pytest.approx([1.0, 4.0], abs=2e-5)
+    assert relu.tolist() == [0.0, 2.0]
+
+
+def test_same_keys_and_inputs_give_the_same_messages() -> None:
+    parts = split(torch.linspace(-3, 3, 60).reshape(6, 10), 16, random.Random(3).randbytes)
+
+    def received(seed: int) -> dict[int, list[tuple[int, Tag, bytes]]]:
+        planes = LocalPlanes(seed, keep=True)
+        planes.run_three(lambda rt: nonlinear.softmax(rt, share_of(parts, rt.party)))
+        return planes.wire.received
+
+    assert received(1) == received(1)
+    one, other = received(1), received(2)
+    assert all(a[2] != b[2] for p in range(3) for a, b in zip(one[p], other[p], strict=True))
+
+
+def test_a_message_of_another_size_names_its_sender() -> None:
+    def cut(src: int, dst: int, tag: Tag, body: bytes) -> bytes:
+        return body[:-8] if (src, dst) == (2, 0) else body
+
+    planes = LocalPlanes(tamper=cut)
+    parts = split(torch.ones(4), 16, lambda n: bytes(n))
+    with pytest.raises(ProtocolError, match="party 2 sent") as caught:
+        planes.run_three(lambda rt: arithmetic.mul(rt, share_of(parts, rt.party), share_of(parts, rt.party)))
+    assert caught.value.party == 2
+
+
+def test_a_party_that_stops_is_reported() -> None:
+    def body(rt: Runtime) -> None:
+        if rt.party == 1:
+            raise PeerLostError("gone", party=1)
+        rt.run(_wait(rt))
+
+    with pytest.raises(PeerLostError):
+        LocalPlanes().run_three(body)
+
+
+def _wait(rt: Runtime) -> Steps[None]:
+    message = Round()
+    message.want(1, kinds.RESHARE, torch.int64, 4)
+    yield message
+
+
+@pytest.mark.parametrize("liar", [0, 1, 2])
+@pytest.mark.parametrize("part", ["value", "hash"])
+def test_a_liar_in_an_opening_is_caught_and_the_pair_named(liar: int, part: str) -> None:
+    victim = (liar + 1) % 3 if part == "value" else (liar + 2) % 3
+
+    def lie(src: int, dst: int, tag: Tag, body: bytes) -> bytes:
+        if tag.kind == kinds.OPEN and (src, dst) == (liar, victim):
+            return bytes([body[0] ^ 1]) + body[1:]
+        return body
+
+    parts = split(torch.tensor([1.0, 2.0]), 16, lambda n: bytes(n))
+    with pytest.raises(ProtocolError, match="disagree on a share") as caught:
+        LocalPlanes(tamper=lie).run_three(lambda rt: opening.open_(rt, share_of(parts, rt.party)))
+    others = sorted({0, 1, 2} - {victim})
+    assert str(liar) in str(others)
+    assert all(str(p) in caught.value.what for p in others)
+
+
+def test_opening_to_one_party_tells_the_others_nothing() -> None:
+    parts = split(torch.tensor([1.5, -2.0]), 16, lambda n: bytes(n))
+    planes = LocalPlanes(keep=True)
+    out = planes.run_three(lambda rt: opening.open_to(rt, share_of(parts, rt.party), 1))
+    assert out[0] is None
+    assert out[2] is None
+    assert out[1] is not None
+    assert out[1].tolist() == [1.5, -2.0]
+    assert planes.wire.received[0] == []
+    assert planes.wire.received[2] == []
+
+
+def test_a_training_step_of_a_small_network_takes_few_rounds(run: Callable[..., Any]) -> None:
+    """Forward, softmax, backward and update of a 64-32-10 network, batch 32."""
+    generator = torch.Generator().manual_seed(5)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64) * 0.2
+
+    x, w1, w2 = rand(32, 64), rand(64, 32), rand(32, 10)
+    y = torch.nn.functional.one_hot(torch.arange(32) % 10, 10).to(torch.float64)
+
+    def step(rt: Runtime, xs: Share, a: Share, b: Share, ys: Share) -> Steps[list[Share]]:
+        hidden, bit = yield from selection.relu_gen(rt, (yield from arithmetic.matmul_gen(rt, xs, a)))
+        logits = yield from arithmetic.matmul_gen(rt, hidden, b)
+        probability, _, _ = yield from nonlinear.softmax_gen(rt, logits)
+        delta = arithmetic.sub(probability, ys)
+        grad_b, back = yield from par(
+            arithmetic.matmul_gen(rt, hidden.T, delta, scale=0.1 / 32), arithmetic.matmul_gen(rt, delta, b.T)
+        )
+        back = yield from arithmetic.mul_gen(rt, back, bit)
+        grad_a = yield from arithmetic.matmul_gen(rt, xs.T, back, scale=0.1 / 32)
+        return [arithmetic.sub(a, grad_a), arithmetic.sub(b, grad_b)]
+
+    out = run(step, x, w1, w2, y)
+    hidden = (x @ w1).clamp(min=0)
+    delta = (hidden @ w2).softmax(-1) - y
+    want_b = w2 - 0.1 / 32 * hidden.T @ delta
+    want_a = w1 - 0.1 / 32 * x.T @ ((delta @ w2.T) * (hidden > 0))
+    assert (out.values[0] - want_a).abs().max() < 1e-4
+    assert (out.values[1] - want_b).abs().max() < 1e-4
+    assert out.rounds <= 36
