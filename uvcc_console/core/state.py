@@ -250,7 +250,7 @@ def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
     if e.mode == "halt":
         s = replace(s, status="halted", detail=f"at step {e.step}")
     name = "drill" if e.drill else e.mode.upper()
-    unknown = f", {e.total - e.verified} unknown" if e.verified < e.total else ""
+    unknown = f", {e.total - e.verified} not" if e.verified < e.total else ""
     text = f"{name} {e.verified}/{e.total} verified{unknown} at step {e.step}, {e.seconds:.1f} s"
     return _log(s, e, "info" if e.verified == e.total else "error", "halt", text)
 

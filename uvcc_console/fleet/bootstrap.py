@@ -99,11 +99,13 @@ async def bootstrap(
     *,
     identity_seed: str = "",
     packages: Sequence[str] = (),
+    preload: str = "",
 ) -> Bootstrapped:
     """Bring one pod up to an agent that answers, running exactly this wheel; safe to repeat.
 
-    ``identity_seed`` (demo only) makes the party's identity reproducible. Raises UvccError or UnreachableError naming
-    the step that failed; what was done stays and is found again.
+    ``identity_seed`` (demo only) makes the party's identity reproducible. ``preload`` names the modules that workers
+    share ("none" for commands that are no Python of ours; empty for the agent's default). Raises UvccError or
+    UnreachableError naming the step that failed; what was done stays and is found again.
     """
 
     def say(step: str, detail: str = "") -> None:
@@ -117,7 +119,7 @@ async def bootstrap(
     say("python")
     survey = await _choose_python(link, wheel, packages, say)
     say("agent", f"python {survey['versions']['python']}, torch {survey['versions'].get('torch', '?')}")
-    await _start_agent(link, wheel, survey["python"], identity_seed)
+    await _start_agent(link, wheel, survey["python"], identity_seed, preload)
     hello = await _ask_agent(link, wheel)
     say("ready", wheel.sha256[:12])
     return Bootstrapped(
@@ -141,7 +143,7 @@ async def _install_wheel(link: PodLink, wheel: Wheel, say: Progress) -> None:
     await _python_on(link, candidates[0], "unpack.py", remote, wheel.sha256, f"{ROOT}/{wheel.site_name}")
 
 
-async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: str) -> None:
+async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: str, preload: str) -> None:
     """Write the bridge's launcher and start the agent detached; the agent itself finds one that runs already."""
     env = {"UVCC_IDENTITY_SEED": identity_seed} if identity_seed else {}
     exports = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in env.items())
@@ -149,7 +151,8 @@ async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: 
     head = f'#!/bin/sh\numask 077\ncd "$HOME" || exit 1\n{path}\n{exports}exec {shlex.quote(python)}'
     # the bridge needs the standard library only; -S spares it the site packages
     await link.put(f'{head} -S -m uvcc_engine.agent.attach --root "$HOME/{ROOT}"\n'.encode(), f"{ROOT}/attach")
-    await link.sh(f'{head} -m uvcc_engine.agent --root "$HOME/{ROOT}" --detach\n', timeout=ANSWER_S)
+    options = "--detach" + (f" --preload {shlex.quote(preload)}" if preload else "")
+    await link.sh(f'{head} -m uvcc_engine.agent --root "$HOME/{ROOT}" {options}\n', timeout=ANSWER_S)
 
 
 async def _ask_agent(link: PodLink, wheel: Wheel) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class Halter:
         self._channels = channels
         self._append = append
         self.auto = auto
+        self.checkpoints = True
         self._times = times
         self._terminate = terminate
         self._clock = clock
@@ -74,7 +75,9 @@ class Halter:
         mode = halt.HALT if committed else asked.mode
         drill = asked.drill and not committed
         self._run = run
-        ladder = halt.Ladder(asked.nonce, pods, drill=drill, auto=self.auto, times=self._times)
+        ladder = halt.Ladder(
+            asked.nonce, pods, drill=drill, auto=self.auto, times=self._times, checkpoints=self.checkpoints
+        )
         self.ladder = ladder
         for pod in pods:
             channel = self._channels.get(pod)

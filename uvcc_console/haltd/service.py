@@ -137,6 +137,7 @@ class Service:
         profile = self.snapshot.profile.get("halt", {})
         lease = 0.0 if self._only else float(seconds(profile.get("lease", 60.0)))
         self._halter.auto = tuple(profile.get("auto", (halt.HOLD, halt.HALT, halt.TERM)))
+        self._halter.checkpoints = self.snapshot.job_kind != "command"
         self._channels.sync(self.snapshot, lease)
 
     def _resume(self) -> None:

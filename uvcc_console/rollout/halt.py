@@ -3,8 +3,8 @@
 Whoever drives it says what happened (``start``, ``request``, ``report``, ``acked``, ``link``, ``tick``) with the time
 on a monotonic clock, and carries out the actions that come back: ``Send`` first, then ``Record``. Nothing counts as
 verified without evidence from the pod; a pod that gives none by its rung's deadline is ``unknown``, and stays so
-until it speaks. A worker of which the agent says ``unknown`` (process absent, no proof of how it ended) cannot be
-verified any more: the ladder does not wait for it. Commands are sent again, under the same nonce, until acknowledged.
+until it speaks. A worker that is gone without a verified checkpoint has stopped but is not verified, and never will be:
+the ladder does not wait for it. Commands are sent again, under the same nonce, until acknowledged.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ HOLD, RELEASE, HALT, TERM, KILL, TERMINATE = "hold", "release", "halt", "term", 
 _AFTER = {HALT: TERM, TERM: KILL, KILL: TERMINATE}
 # evidence in the order in which it counts; "released" belongs to the release rung alone
 _NO_WORKER = "no worker of run"  # how the agent's refusal begins
+_NOTHING = "nothing was started here"
+_FINE = ("done", _NOTHING)  # how a detail begins that excuses a missing checkpoint
 _ORDER = {"": 0, "sent": 1, "seen": 2, "held": 3, "halted": 4, "gone": 5}
 
 
@@ -70,11 +72,12 @@ class _Pod:
     workers: int
     up: bool = True
     sent_at: float = float("-inf")
+    halting_since: float = float("inf")  # when the agent acknowledged the halt
     acked: str = ""  # the rung whose command the agent acknowledged
     recorded: str = ""
     unknown: bool = False
     released_by: set[str] = field(default_factory=set)
-    absent: dict[str, str] = field(default_factory=dict)  # workers that ended without proof, and what is missing
+    unproven: dict[str, str] = field(default_factory=dict)  # workers gone without proof, and what is missing
     stage: str = ""
     coords: dict[str, str] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
@@ -93,10 +96,14 @@ class _Pod:
         return "" in self.released_by or len(self.released_by) >= self.workers
 
     @property
+    def verified(self) -> bool:
+        """Every worker is gone and left what a resume needs."""
+        return self.stage == "gone" and not self.unproven
+
+    @property
     def hopeless(self) -> bool:
-        """Every worker has ended, at least one of them without proof."""
-        ended = set(self.absent) | {c for c, stage in self.coords.items() if stage == "gone"}
-        return bool(self.absent) and ("" in self.absent or len(ended) >= self.workers)
+        """Every worker is gone, but not all with proof."""
+        return self.stage == "gone" and bool(self.unproven)
 
     def learn(self, stage: str, coord: str) -> str:
         """Fold one report; the pod is as far as its slowest worker. ``coord`` empty speaks for the whole pod."""
@@ -113,7 +120,9 @@ class _Pod:
 class Ladder:
     """One halt, by its nonce. ``pods`` maps each pod to its number of workers; ``auto`` lists the armed rungs.
 
-    ``done`` turns true with the first HaltDone of the final rung. Later evidence from unknown pods is still taken.
+    ``checkpoints``: whether a stopped worker must have left one. ``done`` turns true with the first HaltDone of the
+    final rung. Later evidence from unknown pods is still taken. TERM and KILL go only to pods whose agent has
+    acknowledged the halt and had its time for it: a pod that was out of reach is asked to halt first when it is back.
     """
 
     def __init__(
@@ -125,7 +134,10 @@ class Ladder:
         auto: Collection[str] = (HOLD, HALT, TERM),
         times: Times | None = None,
         by: str = "haltd",
+        checkpoints: bool = True,
     ) -> None:
+        self._checkpoints = checkpoints
+        self._typed = False
         self.nonce = nonce
         self.drill = drill
         self.rung = ""
@@ -159,15 +171,18 @@ class Ladder:
             return [] if self.done else self._enter(HALT, now)
         if mode in (TERM, KILL, TERMINATE) and _ORDER_OF_RUNG[mode] > _ORDER_OF_RUNG.get(self.rung, 0):
             self.done = False
+            self._typed = True
             return self._enter(mode, now)
         return []
 
     def acked(self, pod: str, rung: str, now: float) -> list[Action]:
         """The agent acknowledged the command of ``rung``."""
         p = self._pods.get(pod)
-        if p is None or rung != self.rung:
+        if p is None or rung not in (self.rung, HALT):
             return []
         p.acked = rung
+        if rung == HALT:
+            p.halting_since = min(p.halting_since, now)
         p.unknown = False
         return self.report(pod, "seen", now) if _ORDER[p.stage] < _ORDER["seen"] else []
 
@@ -178,7 +193,7 @@ class Ladder:
             return []
         if why.startswith(_NO_WORKER) and rung not in (HOLD, RELEASE):
             p.acked = rung
-            return self.report(pod, "gone", now, detail="nothing was started here")
+            return self.report(pod, "gone", now, detail=_NOTHING)
         return self._mark_unknown(pod, why)
 
     def report(
@@ -195,16 +210,14 @@ class Ladder:
     ) -> list[Action]:
         """Evidence from a pod or from one of its workers."""
         p = self._pods.get(pod)
-        if p is None or (stage not in _ORDER and stage not in ("released", "unknown")):
+        if p is None or (stage not in _ORDER and stage != "released"):
             return []
         if step >= 0:
             p.steps[coord] = step
         if checkpoint:
             p.checkpoints[coord] = checkpoint
-        if stage == "unknown":
-            p.absent[coord] = detail
-            p.unknown = False
-            return self._mark_unknown(pod, f"{coord} {detail}".strip()) + self._advance(now)
+        if stage == "gone" and self._checkpoints and not checkpoint and detail and not detail.startswith(_FINE):
+            p.unproven[coord] = detail
         p.unknown = False
         if stage == "released":
             if self.rung == RELEASE:
@@ -263,14 +276,21 @@ class Ladder:
         sends: list[Action] = []
         records: list[Action] = []
         for name, p in self._pods.items():
-            if not p.up or p.acked == self.rung or self._satisfied(p) or p.hopeless or now - p.sent_at < again:
+            rung = self._command(p, now)
+            if not p.up or p.acked == rung or self._satisfied(p) or p.hopeless or now - p.sent_at < again:
                 continue
             p.sent_at = now
-            sends.append(Send(name, self.rung, self._hold_deadline()))
+            sends.append(Send(name, rung, self._hold_deadline()))
             if not p.recorded:
                 p.recorded = p.stage = "sent"
                 records.append(Record(self._ack(name, "sent")))
         return sends + records
+
+    def _command(self, p: _Pod, now: float) -> str:
+        """What this pod is to be told on this rung."""
+        if self.rung in (TERM, KILL) and not self._typed and now - p.halting_since < self._times.halt:
+            return HALT
+        return self.rung
 
     def _hold_deadline(self) -> float:
         """After this a held worker halts by itself: the console may have died. A drill leaves room to release."""
@@ -284,7 +304,7 @@ class Ladder:
             return _ORDER[p.stage] >= _ORDER["held"]
         if self.rung == RELEASE:
             return p.released or p.stage == "gone"
-        return p.stage == "gone"
+        return p.verified
 
     def _advance(self, now: float) -> list[Action]:
         """Go on when every pod has shown what this rung asks for, or cannot show it any more."""
@@ -334,14 +354,10 @@ class Ladder:
         if len(steps) > 1:
             where = ", ".join(f"{n} at {p.step}" for n, p in sorted(self._pods.items()) if p.step >= 0)
             out.append(self._alert("error", "halt_step_mismatch", f"the pods stopped at different steps: {where}"))
-        lost = [
-            n
-            for n, p in sorted(self._pods.items())
-            if mode == HALT and p.stage == "gone" and p.step >= 0 and not p.checkpoint
-        ]
+        lost = [f"{n} ({'; '.join(p.unproven.values())})" for n, p in sorted(self._pods.items()) if p.hopeless]
         if lost:
-            text = f"stopped without a checkpoint: {', '.join(lost)}"
-            out.append(self._alert("warn", "halt_no_checkpoint", text, "resume goes back to the last common one"))
+            text = f"stopped without a verified checkpoint: {', '.join(lost)}"
+            out.append(self._alert("error", "halt_no_checkpoint", text, "resume goes back to the last common one"))
         stuck = [n for n, p in sorted(self._pods.items()) if self.drill and not self._satisfied(p)]
         if stuck:
             text = f"the drill was not released on {', '.join(stuck)}"

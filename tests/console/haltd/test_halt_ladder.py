@@ -139,6 +139,8 @@ def test_an_unacknowledged_command_is_sent_again_and_an_acknowledged_one_is_not(
 def test_silence_is_unknown_and_then_the_armed_rungs_are_climbed() -> None:
     ladder = Ladder("n", PODS, auto=(HOLD, HALT, TERM, KILL, TERMINATE))
     ladder.start(HALT, 0.0)
+    for pod in PODS:
+        ladder.acked(pod, HALT, 0.0)
     for pod in ("p0r0", "p1r0"):
         ladder.report(pod, "gone", 1.0, step=7, checkpoint="ab")
     out = ladder.tick(60.0)
@@ -152,9 +154,23 @@ def test_silence_is_unknown_and_then_the_armed_rungs_are_climbed() -> None:
     assert again.verified == 3
 
 
+def test_a_pod_that_was_out_of_reach_is_asked_to_halt_before_it_is_terminated() -> None:
+    ladder = Ladder("n", {"p0r0": 1})
+    ladder.start(HALT, 0.0)
+    assert sends(ladder.tick(60.0)) == [("p0r0", HALT)]
+    to_rung(ladder, TERM)
+    ladder.tick(75.0)  # the verdict, without it
+    assert sends(ladder.tick(100.0)) == [("p0r0", HALT)]
+    ladder.acked("p0r0", HALT, 100.5)
+    assert sends(ladder.tick(160.0)) == []
+    assert sends(ladder.tick(160.5)) == [("p0r0", TERM)]
+
+
 def test_kill_needs_to_be_armed_or_asked_for() -> None:
     ladder = Ladder("n", PODS)
     ladder.start(HALT, 0.0)
+    for pod in PODS:
+        ladder.acked(pod, HALT, 0.0)
     ladder.tick(60.0)
     to_rung(ladder, TERM)
     assert events(ladder.tick(75.0), ev.HaltDone)
@@ -169,9 +185,10 @@ def test_different_steps_are_an_error_and_a_missing_checkpoint_is_told() -> None
     ladder.start(HALT, 0.0)
     ladder.report("p0r0", "gone", 1.0, step=7, checkpoint="ab")
     ladder.report("p1r0", "gone", 1.0, step=7, checkpoint="ab")
-    out = ladder.report("p2r0", "gone", 1.0, step=8)
+    out = ladder.report("p2r0", "gone", 1.0, step=8, detail="halted without a checkpoint")
     assert {a.name for a in events(out, ev.Alert)} == {"halt_step_mismatch", "halt_no_checkpoint"}
     assert "p2r0 at 8" in events(out, ev.Alert)[0].text
+    assert events(out, ev.HaltDone)[0].verified == 2
 
 
 def test_a_pod_is_as_far_as_its_slowest_worker() -> None:
@@ -189,10 +206,30 @@ def test_a_worker_that_died_without_proof_is_not_waited_for() -> None:
     ladder.start(HALT, 0.0)
     ladder.report("p0r0", "gone", 1.0, coord="a", step=7, checkpoint="ab")
     ladder.report("p1r0", "gone", 1.0, coord="b", step=7, checkpoint="ab")
-    out = ladder.report("p2r0", "unknown", 1.0, coord="c", detail="process absent (SIGKILL)")
+    out = ladder.report("p2r0", "gone", 1.0, coord="c", detail="ended by SIGKILL without an exit.json")
     (done,) = events(out, ev.HaltDone)
     assert (done.verified, done.total, done.step) == (2, 3, 7)
     assert "SIGKILL" in events(out, ev.HaltAck)[0].detail
+
+
+def test_a_command_owes_no_checkpoint_and_a_finished_worker_neither() -> None:
+    ladder = Ladder("n", {"p0r0": 1}, checkpoints=False)
+    ladder.start(HALT, 0.0)
+    (done,) = events(ladder.report("p0r0", "gone", 1.0, detail="ended by SIGTERM"), ev.HaltDone)
+    assert done.verified == 1
+    ladder = Ladder("n", {"p0r0": 1, "p1r0": 1})
+    ladder.start(HALT, 0.0)
+    ladder.report("p0r0", "gone", 1.0, detail="done without a checkpoint")
+    (done,) = events(ladder.refused("p1r0", HALT, 1.0, "no worker of run x was started on this pod"), ev.HaltDone)
+    assert done.verified == 2
+
+
+def test_a_refusal_is_unknown_with_its_reason_and_asked_again() -> None:
+    ladder = Ladder("n", PODS)
+    ladder.start(HOLD, 0.0)
+    out = ladder.refused("p0r0", HOLD, 0.1, "run x is already halting")
+    assert events(out, ev.HaltAck)[0].detail == "run x is already halting"
+    assert ("p0r0", HOLD) in sends(ladder.tick(0.6))
 
 
 def test_a_dead_link_is_unknown_at_once_and_tried_when_it_is_back() -> None:
@@ -250,12 +287,14 @@ class AnyStory(RuleBasedStateMachine):
         self.now += seconds
         self.take(self.ladder.tick(self.now))
 
-    @rule(data=st.data(), stage=st.sampled_from(["seen", "held", "released", "halted", "gone", "unknown"]))
+    @rule(data=st.data(), stage=st.sampled_from(["seen", "held", "released", "halted", "gone"]))
     def worker_reports(self, data: st.DataObject, stage: str) -> None:
         pod = data.draw(st.sampled_from(sorted(self.workers)))
         coord = f"{pod}w{data.draw(st.integers(0, self.workers[pod] - 1))}"
-        self.said[pod].add((coord, stage))
-        self.take(self.ladder.report(pod, stage, self.now, coord=coord, step=3))
+        proof = data.draw(st.sampled_from(["", "ab"]))
+        self.said[pod].add((coord, stage if stage != "gone" or proof else "lost"))
+        why = "" if proof else "no exit.json"
+        self.take(self.ladder.report(pod, stage, self.now, coord=coord, step=3, checkpoint=proof, detail=why))
 
     @rule(data=st.data(), rung=st.sampled_from([HOLD, HALT, RELEASE, TERM]))
     def agent_acknowledges(self, data: st.DataObject, rung: str) -> None:

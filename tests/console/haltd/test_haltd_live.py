@@ -1,0 +1,266 @@
+"""Halts over real local pods with real agents: the sidecar's process, the one-shot, frozen pods, dead workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet import keys, procs
+from uvcc_console.fleet.agent_client import AgentClient
+from uvcc_console.fleet.bootstrap import bootstrap_all
+from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.provider import Pod, PodRequest
+from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.fleet.wheel import build_wheel
+from uvcc_console.haltd.service import Service, run_halt
+from uvcc_console.rollout import spawn
+from uvcc_console.rollout.halt import Times
+from uvcc_engine.contract import wire
+
+WORKER = (Path(__file__).parent / "haltworker.py").read_bytes()
+QUICK = Times(commit=0.3, hold=3.0, release=3.0, halt=2.0, term=1.0, kill=1.0)
+PROFILE = {"job": {"kind": "private", "steps": 9}, "halt": {"lease": "60s", "auto": ["hold", "halt", "term"]}}
+
+
+@dataclass
+class Fleet:
+    """Three pods whose agents run; made once for all tests here."""
+
+    home: Path
+    pods: dict[str, Pod]
+    host_keys: dict[str, str]
+
+
+async def _make(home: Path) -> Fleet:
+    provider = LocalProvider(home, ttl_s=300.0)
+    made = [await provider.create(PodRequest(f"halt-test-{os.getpid()}-p{p}r0", p, 0)) for p in range(3)]
+    pods = {f"p{i}r0": await provider.wait_ready(pod) for i, pod in enumerate(made)}
+    links = [PodLink(name, pod.address, keys.operator_key(home)) for name, pod in pods.items()]
+    await bootstrap_all(links, build_wheel(home / "wheel"), preload="none")
+    for link in links:
+        await link.put(WORKER, "haltworker.py")
+        await link.close()
+    return Fleet(home, pods, {link.name: link.host_key for link in links})
+
+
+async def _unmake(fleet: Fleet) -> None:
+    provider = LocalProvider(fleet.home)
+    for pod in fleet.pods.values():
+        await provider.delete(pod)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    made = asyncio.run(_make(tmp_path_factory.mktemp("fleet")))
+    yield made
+    asyncio.run(_unmake(made))
+    assert not any(procs.marked(pod.provider_id) for pod in made.pods.values())
+
+
+class Run:
+    """One console run with three workers under way."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self.fleet = fleet
+        self.name = name
+        self.dir = paths.run_dir(name)
+        self.engine_run = f"{name}.full"
+        self.dir.mkdir(parents=True)
+        shutil.copy(fleet.home / keys.KEY_FILE, self.dir / keys.KEY_FILE)
+        self.journal = Journal(self.dir / spawn.JOURNAL, source="test")
+        self.clients: dict[str, AgentClient] = {}
+        created = ev.RunCreated(
+            run=name, profile_name="t", job_kind="private", replicas=1, pipeline_stages=1, tensor=1, stages=[]
+        )
+        self.journal.append(ev.RunCreated(**{**ev.to_json(created), "profile": PROFILE}))
+        for pod, at in fleet.pods.items():
+            self.say_pod(pod, "agent", at)
+        self.journal.append(ev.PhaseStarted(phase="full", engine_run=self.engine_run, steps=9, sid_job=""))
+
+    def say_pod(self, pod: str, state: str, at: Pod) -> None:
+        known = {"address": at.address, "host_key": self.fleet.host_keys[pod]}
+        party = int(pod[1])
+        self.journal.append(ev.PodChanged(pod=pod, party=party, replica=0, provider="local", state=state, **known))
+
+    async def launch(self, *, steps: tuple[int, int, int] = (5, 5, 5), ignoring: str = "") -> None:
+        for party, (pod, at) in enumerate(self.fleet.pods.items()):
+            link = PodLink(pod, at.address, keys.operator_key(self.dir), host_key=self.fleet.host_keys[pod])
+            client = self.clients[pod] = AgentClient(link, holder="test")
+            await client.start()
+            await client.watch(self.engine_run)
+            argv = ["python3", "../../../haltworker.py", str(steps[party]), *(["ignore"] if pod == ignoring else [])]
+            spec = {"run": self.engine_run, "kind": "command", "coord": f"p{party}r0s0t0", "argv": argv}
+            await client.request(wire.LAUNCH, run=self.engine_run, workers=[spec])
+        for client in self.clients.values():
+            async for message in client.messages():
+                if message["op"] == wire.LINES and message["src"].startswith("heartbeat"):
+                    break  # it has reached its step
+
+    def ask(self, mode: str, nonce: str, **more: object) -> None:
+        self.journal.append(ev.HaltRequested(nonce=nonce, mode=mode, by="test", **more))
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return read_all(self.journal)
+
+    async def done(self, nonce: str, seconds: float = 15.0) -> ev.HaltDone:
+        """The verdict on a nonce."""
+        async with asyncio.timeout(seconds):
+            while True:
+                for _, event in self.journal.since(0, kinds=("halt_done",)):
+                    if isinstance(event, ev.HaltDone) and event.nonce == nonce:
+                        return event
+                await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        for client in self.clients.values():
+            for name in ("KILL",):
+                await client.request(wire.SIGNAL, run=self.engine_run, coord=None, signal=name)
+            await client.close()
+            await client.link.close()
+        self.journal.close()
+
+
+@pytest.fixture
+async def run(fleet: Fleet, request: pytest.FixtureRequest) -> AsyncIterator[Run]:
+    made = Run(fleet, request.node.name.replace("_", "-")[:60])
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def service(run: Run) -> AsyncIterator[None]:
+    task = asyncio.create_task(Service(run.dir, times=QUICK).run())
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_sidecars_process_drills_holds_halts_and_ends_with_the_run(run: Run) -> None:
+    await run.launch()
+    sidecar = subprocess.Popen([sys.executable, "-m", "uvcc_console.haltd", run.name])
+    try:
+        run.ask("hold", "drill-1", drill=True)
+        drill = await run.done("drill-1")
+        assert (drill.verified, drill.total, drill.step, drill.drill) == (3, 3, 5, True)
+        assert spawn.running(run.dir, spawn.HALTD) == sidecar.pid
+        run.ask("hold", "halt-1")
+        async with asyncio.timeout(5):
+            while set(a[0] for a in run.snapshot.halt.acks.values()) != {"held"}:
+                await asyncio.sleep(0.01)
+        run.ask("halt", "halt-1")  # the second press
+        done = await run.done("halt-1")
+        assert (done.mode, done.verified, done.total, done.step) == ("halt", 3, 3, 5)
+        acks = run.snapshot.halt.acks
+        assert {a[0] for a in acks.values()} == {"gone"}
+        assert all(len(a[2]) == 64 for a in acks.values())  # each names its checkpoint
+        run.journal.append(ev.RunEnded(status="ok"))
+        assert await asyncio.to_thread(sidecar.wait, 10) == 0
+    finally:
+        sidecar.kill()
+        sidecar.wait()
+
+
+async def test_a_hold_that_nobody_releases_becomes_a_halt(run: Run, service: None) -> None:
+    await run.launch()
+    run.ask("hold", "n")
+    done = await run.done("n")
+    assert (done.mode, done.verified, done.step) == ("halt", 3, 5)
+    committed = [e for _, e in run.journal.since(0, kinds=("halt_requested",)) if isinstance(e, ev.HaltRequested)]
+    assert [(e.mode, e.by) for e in committed] == [("hold", "test"), ("halt", "haltd")]
+
+
+async def test_a_release_lets_the_run_go_on(run: Run, service: None) -> None:
+    await run.launch()
+    run.ask("hold", "n")
+    run.ask("release", "n")
+    done = await run.done("n")
+    assert (done.mode, done.verified) == ("release", 3)
+    assert run.snapshot.status == "running"
+
+
+async def test_without_a_sidecar_the_same_ladder_runs_in_process(run: Run) -> None:
+    await run.launch()
+    done = await run_halt(run.dir, ev.HaltRequested(nonce="n", mode="halt", by="cli"))
+    assert (done.verified, done.total, done.step) == (3, 3, 5)
+
+
+async def test_a_frozen_pod_is_unknown_in_time_and_the_others_are_halted(run: Run, service: None) -> None:
+    await run.launch()
+    run.ask("hold", "warm", drill=True)
+    await run.done("warm")
+    frozen = [
+        p
+        for p in procs.marked(run.fleet.pods["p1r0"].provider_id)
+        if b"localpod" in Path(f"/proc/{p}/cmdline").read_bytes()
+    ]
+    try:
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        run.ask("halt", "n")
+        done = await run.done("n")
+        assert (done.verified, done.total) == (2, 3)
+        assert run.snapshot.halt.acks["p1r0"][0] == "unknown"
+        assert done.seconds < QUICK.halt + QUICK.term + 1.0
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    async with asyncio.timeout(15):  # it speaks again, and is halted after all
+        while run.snapshot.halt.verified < 3:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_worker_that_does_not_obey_is_terminated_and_told_as_unproven(run: Run, service: None) -> None:
+    await run.launch(ignoring="p2r0")
+    run.ask("halt", "n")
+    done = await run.done("n")
+    assert (done.verified, done.total) == (2, 3)
+    acks = [e for _, e in run.journal.since(0, kinds=("halt_ack",)) if isinstance(e, ev.HaltAck) and e.pod == "p2r0"]
+    assert acks[-1].stage == "gone"
+    assert acks[-1].checkpoint == ""
+    assert "SIGTERM" in acks[-1].detail
+    assert any("p2r0 (ended by SIGTERM" in a.text for a in run.snapshot.alerts)
+
+
+async def test_different_steps_raise_an_alert(run: Run, service: None) -> None:
+    await run.launch(steps=(5, 5, 6))
+    run.ask("halt", "n")
+    await run.done("n")
+    assert any(a.source == "halt" and "different steps" in a.text for a in run.snapshot.alerts)
+
+
+async def test_before_anything_was_launched_a_halt_is_done_at_once(run: Run, service: None) -> None:
+    run.ask("halt", "n")
+    done = await run.done("n")
+    assert (done.verified, done.total, done.step) == (3, 3, -1)
+
+
+async def test_a_sidecar_that_comes_later_takes_up_an_unfinished_halt(run: Run) -> None:
+    await run.launch()
+    run.ask("halt", "n")
+    task = asyncio.create_task(Service(run.dir, times=QUICK).run())
+    assert (await run.done("n")).verified == 3
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_two_requests_at_once_are_both_answered(run: Run, service: None) -> None:
+    await run.launch()
+    run.ask("halt", "one")
+    run.ask("hold", "two")
+    first, second = await asyncio.gather(run.done("one"), run.done("two"))
+    assert (first.verified, second.verified) == (3, 3)
+    assert second.mode == "halt"  # a halt under way is never weakened
