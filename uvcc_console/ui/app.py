@@ -135,6 +135,8 @@ class UvccApp(App[int]):
             self.refresh_view()
         if lines is None or lines:
             self._main.log_lines(lines)
+        if self.source.behind:  # catching up: keys first, then the next part
+            self.set_timer(0.005, self.tick)
 
     def refresh_view(self) -> None:
         """Give the screen a new view."""
@@ -217,13 +219,19 @@ class UvccApp(App[int]):
 
 
 def open_app(
-    run_dir: Path, *, readonly: bool = False, replay: bool = False, clock: Clock = time.time, **options: Any
+    run_dir: Path,
+    *,
+    readonly: bool = False,
+    replay: bool = False,
+    clock: Clock = time.time,
+    budget_s: float = 0.03,
+    **options: Any,
 ) -> UvccApp:
     """The app over a run's journal. Raises UnreadableError when there is none."""
     path = run_dir / JOURNAL
     if replay:
         return UvccApp(run_dir, ReplaySource(path, clock=clock), None, readonly=readonly, **options)
-    source, writer = JournalSource(path, clock=clock), JournalWriter(path, "tui", clock=clock)
+    source, writer = JournalSource(path, clock=clock, budget_s=budget_s), JournalWriter(path, "tui", clock=clock)
     return UvccApp(run_dir, source, writer, readonly=readonly, **options)
 
 

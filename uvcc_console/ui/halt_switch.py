@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.view import ENDED, holding
+from uvcc_console.ui.view import ENDED, holding, unknown_after_halt
 
 PASTE_GAP_S = 0.020
 SECOND_PRESS_S = 0.150
@@ -58,6 +58,8 @@ class HaltSwitch:
         gap, self._pressed = at - self._pressed, at
         h = snap.halt
         open_hold = bool(h.nonce) and h.mode == "hold" and not h.drill
+        if snap.status == "halted" and any(unknown_after_halt(snap, pod) for pod in h.acks):
+            return Decision("halt", h.nonce) if gap >= SECOND_PRESS_S else Decision()
         if snap.status in ENDED:
             return Decision(why=f"nothing to halt: the run is {snap.status.replace('_', ' ')}")
         if burst >= 2 and gap >= SECOND_PRESS_S:

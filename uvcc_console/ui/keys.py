@@ -138,7 +138,7 @@ _ALL = (
     Action("palette", "ctrl+p", "ctrl+p", "palette", "find any action by name", _always, "palette", group="screen"),
     Action("snapshot", "s", "s", "snapshot", "keep this screen as evidence: SVG, text and JSON with their hashes",
            _evidence, "snapshot", "uvcc status RUN --json", "screen", guarded=True, footer=True),
-    *(Action(f"panel_{word}", key, key, name, text, _run, word, "uvcc status RUN --json", "panels")
+    *(Action(f"panel_{word}", key, key, name, text, _run, word, "uvcc status RUN" if key == "1" else "", "panels")
       for word, key, name, text in _PANELS),
     Action("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),
     Action("find", "", ":find", "find", "search the log; n and N go on", _run, "find", group="screen"),

@@ -26,6 +26,7 @@ class Source(Protocol):
     """Where a screen gets its picture from."""
 
     snapshot: Snapshot
+    behind: bool  # whether the last poll left something to fold
 
     def poll(self) -> list[LogEntry] | None:
         """Bring ``snapshot`` up to date; the new log lines, or None after a jump in time (draw the log anew)."""
@@ -55,12 +56,14 @@ class JournalSource:
         self._clock = clock
         self._budget = budget_s
         self._seq = 0
+        self.behind = False
         self.snapshot = Snapshot()
 
     def poll(self) -> list[LogEntry] | None:
         """Fold what is new, at least one batch and then until the budget is used."""
         deadline = time.perf_counter() + self._budget
         lines: list[LogEntry] = []
+        self.behind = False
         while batch := list(self._journal.since(self._seq, 250)):
             for seq, event in batch:
                 before = self.snapshot
@@ -68,6 +71,7 @@ class JournalSource:
                 lines.extend(_entries(before, self.snapshot, event))
             self._seq = batch[-1][0]
             if time.perf_counter() > deadline:
+                self.behind = True
                 break
         return lines
 
@@ -99,6 +103,7 @@ class ReplaySource:
         self._anchor = clock()
         self._index = 0
         self._jumped = False
+        self.behind = False
         self.snapshot = Snapshot()
 
     def _fold_frames(self) -> None:

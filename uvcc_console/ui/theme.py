@@ -19,8 +19,8 @@ DARK = Theme(
     error="#ff6b5e",
     dark=True,
     variables={
-        "uvcc-muted": "#8b93a5",
-        "uvcc-faint": "#525a6b",
+        "uvcc-muted": "#98a1b3",
+        "uvcc-faint": "#667085",
         "uvcc-p0": "#56b4e9",
         "uvcc-p1": "#e69f00",
         "uvcc-p2": "#d58cc0",

@@ -109,8 +109,16 @@ def _exited(w: WorkerView, g: Glyphs) -> Health:
     return Health(9, "muted", g.ok, "done")
 
 
+def unknown_after_halt(snap: Snapshot, pod: str) -> bool:
+    """Whether a halt was asked for and this pod has proved nothing: treat it as running and costing."""
+    ack = snap.halt.acks.get(pod)
+    return ack is not None and ack[0] == "unknown" and snap.halt.mode != "release"
+
+
 def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs) -> Health:
     """Judge one worker by its process, its phase and the age of its heartbeat."""
+    if unknown_after_halt(snap, w.pod):
+        return Health(0, "bad", g.unknown, "unknown")
     if w.state == "exited":
         return _exited(w, g)
     if snap.status in ENDED:
@@ -206,7 +214,8 @@ def status_word(view: View) -> tuple[str, str]:
     if s.status == "failed":
         return f"{g.fail} FAILED", "alarm"
     if s.status == "halted":
-        return f"{g.wait} HALTED", "amber"
+        unknown = sum(unknown_after_halt(s, pod) for pod in s.halt.acks)
+        return (f"{g.unknown} {unknown} UNKNOWN", "alarm") if unknown else (f"{g.wait} HALTED", "amber")
     if s.status == "torn_down":
         return f"{g.skip} TORN DOWN", "grey"
     if s.status == "ok":

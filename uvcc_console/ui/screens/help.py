@@ -1,40 +1,61 @@
-"""Help: the focused panel first, then every key, then why some are not possible now."""
+"""Help: the focused panel first, then every key, with the reason where something is not possible now."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Static
 
 from uvcc_console.ui.keys import ACTIONS, Context
+from uvcc_console.ui.paint import Line, Span, wrap
+from uvcc_console.ui.view import View
+from uvcc_console.ui.widgets.panel import Panel
 
 _GROUPS = (("run", "The run"), ("panels", "Panels"), ("screen", "Screen"), ("replay", "Replay"))
 
 
-def help_text(context: Context, panel: str, panel_help: str) -> str:
-    """The overlay's text in textual markup."""
-    lines: list[str] = []
+def help_lines(context: Context, panel: str, panel_help: str, width: int) -> list[Line]:
+    """The overlay's lines."""
+    lines: list[Line] = []
     if panel_help:
-        lines += [f"[bold $primary]{panel}[/]", *panel_help.replace("[", "\\[").split("\n"), ""]
+        lines.append([(panel, "accent bold")])
+        for paragraph in panel_help.split("\n"):
+            lines += wrap([(paragraph, "text")], width)
+        lines.append([("", "")])
     for group, title in _GROUPS:
         if group == "replay" and not context.replay:
             continue
-        lines.append(f"[bold $primary]{title}[/]")
+        lines.append([(title, "accent bold")])
         for a in ACTIONS.values():
             if a.group != group:
                 continue
             why = a.reason(context)
-            cli = f"  [$uvcc-faint]{a.cli}[/]" if a.cli else ""
-            label = a.label.replace("[", "\\[")
-            text = f"[bold]{label:<9}[/]" + f"{a.name:<13}" + f"[$uvcc-muted]{a.description}[/]"
-            lines.append(text + (f"  [$warning]not now: {why}[/]" if why else cli))
-        lines.append("")
-    lines.append("[$uvcc-muted]Tab moves between panels, j k and the arrows inside them. Esc closes.[/]")
-    return "\n".join(lines)
+            line: list[Span] = [(f"{a.label:<8}", "key"), (f"{a.name:<13}", "title"), (a.description, "text")]
+            if why:
+                line.append((f"  not now: {why}", "warn"))
+            elif a.cli:
+                line.append((f"  {a.cli}", "muted"))
+            lines += wrap(line, width, " " * 21)
+        lines.append([("", "")])
+    lines += wrap([("Tab moves between panels, j k and the arrows inside them. Esc closes.", "muted")], width)
+    return lines
+
+
+class HelpPanel(Panel):
+    """The overlay's content."""
+
+    title = "Help"
+    grows = True
+
+    def __init__(self, context: Context, panel: str, panel_help: str) -> None:
+        super().__init__(id="help", classes="modal")
+        self._about = (context, panel, panel_help)
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        return help_lines(*self._about, width)
 
 
 class HelpScreen(ModalScreen[None]):
@@ -44,13 +65,10 @@ class HelpScreen(ModalScreen[None]):
 
     def __init__(self, context: Context, panel: str = "", panel_help: str = "") -> None:
         super().__init__()
-        self._text = help_text(context, panel, panel_help)
+        self._about = (context, panel, panel_help)
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="help", classes="modal"):
-            yield Static(self._text)
+        yield HelpPanel(*self._about)
 
     def on_mount(self) -> None:
-        box = self.query_one("#help")
-        box.border_title = "Help"
-        box.focus()
+        self.query_one(HelpPanel).focus()

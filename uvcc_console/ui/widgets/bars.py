@@ -25,7 +25,7 @@ def progress_bar(view: View, width: int) -> list[Span]:
 
 def header_line(view: View, width: int) -> Line:
     """Badge, run, status, step, time left, cost, clock."""
-    s, g = view.snap, view.glyphs
+    s = view.snap
     badge = "REPLAY" if view.replay else (s.phase.upper() or "PLAN")
     word, role = status_word(view)
     left: list[Span] = [(f" {badge} ", BADGE[stakes(view)]), (" ", ""), (f" {word} ", role), ("  ", "")]
@@ -41,18 +41,26 @@ def header_line(view: View, width: int) -> Line:
     if view.readonly:
         left += [("read-only", "warn"), ("  ", "")]
     right: list[Span] = []
-    if wide:
-        shape = f"3 parties {g.times} {s.replicas}" + (
-            f" {g.times} {s.pipeline_stages} {g.times} {s.tensor}" if s.pipeline_stages * s.tensor > 1 else ""
-        )
-        right = [(clean(s.run), "title"), (f"  {clean(s.profile_name)} {g.dot} {shape}", "muted"), ("   ", "")]
-        if s.halt.last_drill_s is not None:
-            right += [("drill ", "muted"), (f"{g.ok} {s.halt.last_drill_s:.1f} s", "text"), ("   ", "")]
     if not wide or s.hourly or s.spent:
         right += [(f"{money(s.hourly)}/h ", "text" if s.hourly else "muted")]
-        right += [(money(s.spent), "title" if s.spent else "muted"), ("  ", "")]
+        right += [(money(s.spent), "title" if s.spent else "muted"), ("   " if wide else "  ", "")]
     right += [(view.replay or clock(view.now, utc=view.utc), "blue" if view.replay else "muted"), (" ", "")]
-    return spread(left, right, width)
+    return spread(left, [*_identity(view, width - width_of(left) - width_of(right) - 2), *right], width)
+
+
+def _identity(view: View, room: int) -> list[Span]:
+    """Run, shape and drill time; the least important go first when there is no room."""
+    s, g = view.snap, view.glyphs
+    inner = f" {g.times} {s.pipeline_stages} {g.times} {s.tensor}" if s.pipeline_stages * s.tensor > 1 else ""
+    run: list[Span] = [(clean(s.run), "title"), ("   ", "")]
+    shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} 3 parties {g.times} {s.replicas}{inner}   ", "muted")]
+    drill: list[Span] = []
+    if s.halt.last_drill_s is not None:
+        drill = [("drill ", "muted"), (f"{g.ok} {s.halt.last_drill_s:.1f} s   ", "text")]
+    for parts in ([*run, *shape, *drill], [*run, *drill], run):
+        if width_of(parts) <= room:
+            return parts
+    return []
 
 
 def track_line(view: View, width: int) -> Line:
@@ -62,7 +70,8 @@ def track_line(view: View, width: int) -> Line:
     full: list[Span] = []
     for v in s.stages:
         role = roles.get(v.status, "faint")
-        full += [(f"{g.stage(v.status)} {v.name}", role), ("  ", "")]
+        name_role = "muted" if v.status == "ok" else role
+        full += [(f"{g.stage(v.status)} ", role), (v.name, name_role), ("  ", "")]
     if not full:
         return [(" no stages yet", "faint")]
     if width_of(full) + 1 <= width:

@@ -43,12 +43,14 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What part of the plane is shown. ``None`` bounds fit the data; ``cursor`` is an x with a vertical line."""
+    """What part of the plane is shown. ``None`` bounds fit the data; ``cursor`` is an x with a vertical line;
+    ``zero`` keeps the y axis at zero, so that the noise of a rate does not look like a drama."""
 
     x0: float | None = None
     x1: float | None = None
     log: bool = False
     cursor: float | None = None
+    zero: bool = False
     marks: tuple[float, ...] = ()
 
 
@@ -126,8 +128,8 @@ def scale_of(curves: Sequence[Curve], bands: Sequence[Band], frame: Frame) -> Sc
     else:
         pad = (y1 - y0) * 0.04
         y0, y1 = y0 - pad, y1 + pad
-        if min(lows) >= 0 > y0 and not frame.log:
-            y0 = 0.0
+        if not frame.log and (frame.zero or min(lows) >= 0 > y0):
+            y0 = min(0.0, y0) if min(lows) < 0 else 0.0
     return Scale(x0, x1 if x1 > x0 else x0 + 1, y0, y1, frame.log)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -31,6 +32,7 @@ TITLES = {
 }
 ORDER = tuple(TITLES)
 ACCURACY = ("val_accuracy", "accuracy", "val_ppl", "val_loss")
+FROM_ZERO = ("samples_per_s", "toks_per_s", "mem_mib", "bytes", "step_s")
 RATE = ("samples_per_s", "toks_per_s")
 
 
@@ -97,6 +99,8 @@ def _legend(view: View, curves: Sequence[Curve], same: bool) -> list[Span]:
 def chart(view: View, name: str, width: int, height: int, frame: Frame | None = None) -> list[Line]:
     """One chart: heading with the newest values, then the plot. Always exactly ``height`` lines."""
     curves, bands, same = curves_of(view, name)
+    if name in FROM_ZERO:
+        frame = replace(frame or Frame(), zero=True)
     title: list[Span] = [(TITLES.get(name, name), "title")]
     if frame and frame.log:
         title.append((" log", "muted"))

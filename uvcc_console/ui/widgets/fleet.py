@@ -20,7 +20,7 @@ COLUMNS = (
     Column("pod", "pod", 11, stretch=True),
     Column("coord", "worker", 8, importance=6),
     Column("party", "party", 5, importance=8),
-    Column("phase", "phase", 7, importance=3),
+    Column("phase", "phase", 8, importance=3),
     Column("step", "step", 6, "r"),
     Column("beat", "heartbeat", 12, importance=1),
     Column("root", "root @ epoch", 15, importance=4),

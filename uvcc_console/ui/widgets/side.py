@@ -70,13 +70,22 @@ def ledger_lines(view: View, width: int, *, compact: bool = False) -> list[Line]
     return lines
 
 
-def rollout_lines(view: View, width: int) -> list[Line]:
-    """Stages with their time, gates with what was wanted and measured."""
+def rollout_lines(view: View, width: int, height: int = 0) -> list[Line]:
+    """Stages with their time, gates with their measured values; what is done becomes one line where room is short."""
     s, g = view.snap, view.glyphs
     roles = {"ok": "ok", "running": "accent bold", "waiting": "warn bold", "failed": "bad", "skipped": "muted"}
     lines: list[Line] = []
     wide = min(14, max((len(v.name) for v in s.stages), default=0))
-    for v in s.stages:
+    left: list[Span]
+    over = len(s.stages) + (len(s.gates) + 1 if s.gates else 0) - height
+    done = next((i for i, v in enumerate(s.stages) if v.status not in ("ok", "skipped")), len(s.stages))
+    folded = min(done, over + 1) if over > 0 and height else 0
+    if folded > 1:
+        took_all = sum(max(0.0, v.ended - v.started) for v in s.stages[:folded])
+        lines.append(
+            spread([(f"{g.ok} ", "ok"), (f"{folded} stages done", "text")], [(duration(took_all), "muted")], width)
+        )
+    for v in s.stages[folded if folded > 1 else 0 :]:
         role = roles.get(v.status, "faint")
         took = ""
         if v.started:
@@ -90,7 +99,7 @@ def rollout_lines(view: View, width: int) -> list[Line]:
         lines.append([("gates", "muted bold")])
     for gate in s.gates:
         sign, role = (g.ok, "ok") if gate.ok else (g.fail, "bad")
-        left: list[Span] = [(f"{sign} ", role), (clean(gate.name), "text" if gate.ok else "bad")]
+        left = [(f"{sign} ", role), (clean(gate.name), "text" if gate.ok else "bad")]
         lines.append(
             spread(
                 left,
@@ -153,7 +162,7 @@ class RolloutPanel(Panel):
     help = "The stages of this rollout with their times, then the gates: what was measured against what was wanted."
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
-        return rollout_lines(view, width)
+        return rollout_lines(view, width, height)
 
 
 class CostPanel(Panel):
