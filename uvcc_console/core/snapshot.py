@@ -63,6 +63,7 @@ class WorkerView:
     state: str = ""
     rc: int | None = None
     signal: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

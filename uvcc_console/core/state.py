@@ -111,7 +111,7 @@ def _link(s: Snapshot, e: ev.LinkChanged) -> Snapshot:
 
 def _to_be_started(w: WorkerView) -> WorkerView:
     """How the worker's earlier attempt ended no longer counts."""
-    return replace(w, state="", rc=None, signal="")
+    return replace(w, state="", rc=None, signal="", pid=0)
 
 
 def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
@@ -173,7 +173,7 @@ def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
 
 
 def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
-    w = replace(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal)
+    w = replace(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
     s = replace(s, workers=_put(s.workers, e.coord, w))
     if e.state != "exited":
         return s

@@ -21,7 +21,6 @@ class Intake:
         self.pod = pod
         self.engine_run = engine_run
         self.phase = phase
-        self.attempt = 0
         self.cursors: dict[str, list[int]] = {k: list(v) for k, v in (cursors or {}).items()}
         self._first = first
         self._columns: dict[str, Sequence[str]] = {}
@@ -38,7 +37,7 @@ class Intake:
         if op == wire.LINES:
             return self._lines(message)
         if op == wire.PROC:
-            return [self._process(message)] if int(message.get("attempt") or 0) >= self.attempt else []
+            return [self._process(message)]
         if op == wire.REWIND:
             fields = {"src": message.get("src"), "reason": message.get("reason")}
             return [ev.EngineEvent(pod=self.pod, level="warn", event="rewind", fields=fields)]

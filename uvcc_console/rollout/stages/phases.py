@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_console.rollout import pump
-from uvcc_console.rollout.context import Halted, Rollout, each
+from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.plan import SMOKE, Phase
 from uvcc_console.rollout.stages import agree
 from uvcc_engine.contract import wire
@@ -39,12 +39,14 @@ class Trouble:
 async def launch(ctx: Rollout, phase: Phase) -> None:
     """Start (or go on with) the workers of a phase; nothing happens if they run already.
 
-    A phase that was started before is resumed under the same policy with the next attempt number.
+    A phase that was started before is resumed under the same policy, from the last checkpoint all parties have. It
+    repeats the same messages under the same masks, so the attempt number that the masks depend on stays as it was;
+    ``PhaseStarted.attempt`` only counts the resumes.
     """
     s = ctx.bus.snapshot
     known = s.engine_run == phase.engine_run
     for member in ctx.of_phase(phase):
-        pump.listen_for(member, phase).attempt = s.attempt if known else 0
+        pump.listen_for(member, phase)
     if known and _running(s, phase):
         await _watch(ctx, phase)
         return
@@ -56,25 +58,29 @@ async def launch(ctx: Rollout, phase: Phase) -> None:
     started = ev.PhaseStarted(
         phase=phase.name, engine_run=phase.engine_run, steps=phase.steps, sid_job=sid, attempt=attempt
     )
-    for member in ctx.of_phase(phase):
-        pump.listen_for(member, phase).attempt = attempt
     ctx.say(started)
     await _watch(ctx, phase)
 
-    async def start(member: Any) -> None:
-        specs = [_spec(ctx, phase, str(c), link, attempt) for c in phase.coords(member.name)]
-        await member.channel.request(
-            wire.LAUNCH, run=phase.engine_run, workers=[s.to_json() for s in specs], timeout=START_S
-        )
+    async def start(member: Member) -> dict[str, int]:
+        specs = [_spec(ctx, phase, str(c), link, resume=attempt > 0).to_json() for c in phase.coords(member.name)]
+        ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=START_S)
+        return {str(w["coord"]): int(w["pid"]) for w in ack["workers"]}
 
-    await each(ctx.of_phase(phase), start)
+    started_pids = await each(ctx.of_phase(phase), start)
+    pids = {coord: pid for by_coord in started_pids.values() for coord, pid in by_coord.items()}
+
+    def seen(s: Snapshot) -> bool:
+        """Until then the snapshot may still show how the workers of the earlier attempt ended."""
+        return all(c in s.workers and s.workers[c].pid == pid for c, pid in pids.items())
+
+    await ctx.bus.wait(seen, START_S)
 
 
 async def _watch(ctx: Rollout, phase: Phase) -> None:
     await each(ctx.of_phase(phase), lambda m: m.channel.watch(phase.engine_run))
 
 
-def _spec(ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], attempt: int) -> WorkerSpec:
+def _spec(ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], *, resume: bool) -> WorkerSpec:
     there = f"runs/{phase.engine_run}"
     t = phase.topology
     topology = {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches}
@@ -89,8 +95,7 @@ def _spec(ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], attempt:
         signatures=f"{there}/{SIGNATURES_FILE}" if private else "",
         inputs=f"{there}/{agree.INPUTS_FILE}" if private else "",
         link=link,
-        resume=attempt > 0,
-        attempt=attempt,
+        resume=resume,
         env=dict(ctx.plan.profile.env),
         argv=list(phase.job.get("argv", [])),
     )
