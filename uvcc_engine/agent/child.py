@@ -22,21 +22,23 @@ from uvcc_engine.contract.writer import RunWriter
 log = logging.getLogger(__name__)
 
 
-def become_worker(spec: WorkerSpec, log_path: str, root: str, environ: Mapping[str, str]) -> NoReturn:
+def become_worker(spec: WorkerSpec, log_path: str, root: str, environ: Mapping[str, str], ready: int) -> NoReturn:
     """Turn this forked process into the worker: own session, own log, no inherited files; never returns.
 
     ``environ`` = the environment before the zygote limited its threads, which is what a command gets.
+    ``ready`` is written to once the worker can be found and signalled.
     """
     rc = 70
     try:
         os.setsid()
-        register(Path(root), spec)
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             if signal.getsignal(number) not in (signal.SIG_DFL, None):
                 signal.signal(number, signal.SIG_DFL)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_IGN)  # a full disk or lost peer is an error, as Python has it
+        register(Path(root), spec)
+        os.write(ready, b".")
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _redirect(log_path)
         os.closerange(3, 65536)

@@ -64,9 +64,9 @@ class HaltWatch:
         busy = False
         for worker in workers:
             seen = self._seen.setdefault(worker.spec.coord, _Seen())
-            if worker.state == RUNNING:
-                self._heartbeat(worker, seen)
-            elif seen.stage != "gone":
+            if seen.stage != "gone" and seen.proof is None:
+                self._heartbeat(worker, seen)  # also of one that is gone by now: it may have halted since the last look
+            if worker.state != RUNNING and seen.stage != "gone":
                 busy |= self._evidence(worker, seen)
         return busy
 

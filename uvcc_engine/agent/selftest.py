@@ -28,9 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="uvcc-engine selftest", description="try out what a pod needs, attention included"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON array")
-    parser.add_argument(
-        "--full", action="store_true", help="many more edits, and a needle to be found after a training"
-    )
+    parser.add_argument("--full", action="store_true", help="attention: many more edits, and a needle after a training")
     parser.add_argument("--device", default="", help="where attention is tried (cuda if there is one)")
     options = parser.parse_args(argv)
     rows = [_try(name, check) for name, check in CHECKS.items()]
@@ -64,9 +62,9 @@ def _attention(device: str, *, full: bool) -> list[dict[str, Any]]:
 
 
 def _modules() -> str:
-    return f"python {sys.version.split()[0]}, " + ", ".join(
-        f"{n} {getattr(importlib.import_module(n), '__version__', '')}".rstrip() for n in MODULES
-    )
+    found = [f"python {sys.version.split()[0]}"]
+    found += [f"{n} {getattr(importlib.import_module(n), '__version__', '')}".rstrip() for n in MODULES]
+    return ", ".join(found)
 
 
 def _ring() -> str:
@@ -133,8 +131,8 @@ def _launch_and_wait(root: Path, spec: Mapping[str, Any]) -> None:
 
 
 CHECKS: Final[Mapping[str, Callable[[], str]]] = {
+    "agent": _agent,  # first: it forks, so nothing may have started threads
+    "contract": _contract,
     "modules": _modules,
     "ring": _ring,
-    "contract": _contract,
-    "agent": _agent,
 }

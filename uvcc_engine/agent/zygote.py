@@ -86,14 +86,20 @@ class _Zygote:
             error = f"torch cannot be imported: {self._missing['torch']}"
             self._tell({"failed": spec.coord, "run": spec.run, "error": error})
             return
+        ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
         try:
             pid = os.fork()
         except OSError as e:
+            os.close(ready_read)
+            os.close(ready_write)
             self._tell({"failed": spec.coord, "run": spec.run, "error": f"cannot fork: {e.strerror}"})
             return
         if pid == 0:
-            become_worker(spec, request["log"], self._root, self._environ)  # does not return
+            become_worker(spec, request["log"], self._root, self._environ, ready_write)  # does not return
         self._live.add(pid)
+        os.close(ready_write)
+        os.read(ready_read, 1)  # now it leads its own group and its state file is written (or it has ended)
+        os.close(ready_read)
         who = ProcessId.of(pid) or ProcessId(pid, 0, boot_id())
         self._tell({"started": spec.coord, "run": spec.run, "id": who.to_json()})
 

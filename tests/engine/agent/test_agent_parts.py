@@ -1,0 +1,262 @@
+"""The agent's parts without an agent: tails, lines, processes, policies, the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from uvcc_engine import cli
+from uvcc_engine.agent import party, tail
+from uvcc_engine.agent.halts import last_record
+from uvcc_engine.agent.lines import LineBuffer
+from uvcc_engine.agent.process import ProcessId, exit_of
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.transcript.identity import Identity, verify_signature
+from uvcc_engine.transcript.policy import Policy, PolicyParty
+
+BIG = 1 << 30
+
+
+def given(tailed: tail.FileTail, limit: int = BIG, *, finished: bool = False) -> list[str]:
+    """What a tail gives, as text: lines, and <reason> for everything else."""
+    found: list[str] = []
+    for item in tailed.poll(limit, finished=finished):
+        if isinstance(item, tail.Batch):
+            found += item.lines
+        else:
+            found.append(f"<{item.reason if isinstance(item, tail.Rewound) else item.n}>")
+    return found
+
+
+def test_unfinished_line_is_held_back_until_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "worker_x.log"
+    tailed = tail.FileTail(path)
+    assert given(tailed) == []
+    path.write_text("one\ntw")
+    assert given(tailed) == ["one"]
+    assert given(tailed) == []
+    with path.open("a") as f:
+        f.write("o\nlast words")
+    assert given(tailed) == ["two"]
+    assert given(tailed, finished=True) == ["last words"]
+    assert given(tailed, finished=True) == []
+
+
+def test_bytes_that_are_no_text_do_not_stop_the_stream(tmp_path: Path) -> None:
+    path = tmp_path / "worker_x.log"
+    path.write_bytes(b"a\xff\xfeb\n\nc\n")
+    assert given(tail.FileTail(path)) == ["a\ufffd\ufffdb", "", "c"]
+
+
+def test_line_without_end_is_cut_rather_than_kept(tmp_path: Path) -> None:
+    path = tmp_path / "worker_x.log"
+    path.write_bytes(b"x" * (tail.READ + 10))
+    assert [len(line) for line in given(tail.FileTail(path))] == [tail.READ]
+
+
+def test_cursor_of_a_rotated_file_drains_it_first(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    path.write_text("1\n2\n")
+    ino = path.stat().st_ino
+    path.rename(tmp_path / "heartbeat_rank0.jsonl.1")
+    path.write_text("3\n")
+    assert given(tail.FileTail(path, (ino, 2))) == ["2", "<rotated>", "3"]
+    assert given(tail.FileTail(path, (path.stat().st_ino, 2))) == []
+    assert given(tail.FileTail(path, (999_999_999, 2))) == ["<rotated>", "3"]
+
+
+@pytest.mark.parametrize("off", [1, 50])
+def test_cursor_that_does_not_fit_the_file_starts_again(tmp_path: Path, off: int) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("aa\nbb\n")
+    assert given(tail.FileTail(path, (path.stat().st_ino, off))) == ["<truncated>", "aa", "bb"]
+
+
+def test_document_is_given_whole_each_time_it_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "exit.json"
+    tailed = tail.FileTail(path)
+    for status in ("halted", "done"):
+        files.write_json(path, {"status": status})
+        assert [json.loads(line)["status"] for line in given(tailed)] == [status]
+        assert given(tailed) == []
+
+
+def test_evidence_is_never_skipped_and_telemetry_is_counted(tmp_path: Path) -> None:
+    text = "".join(f"{n:06d} {'z' * 93}\n" for n in range(30_000))
+    for name in ("events.jsonl", "heartbeat_rank0.jsonl"):
+        (tmp_path / name).write_text(text)
+    assert len(given(tail.FileTail(tmp_path / "events.jsonl"))) == 30_000
+    beats = given(tail.FileTail(tmp_path / "heartbeat_rank0.jsonl"))
+    skipped = int(beats[0].strip("<>"))
+    assert skipped + len(beats) - 1 == 30_000
+    assert beats[1].startswith(f"{skipped:06d}")
+
+
+def test_any_writing_order_gives_every_line_once(tmp_path: Path) -> None:
+    """Random appends in pieces, polls with small limits and new tails from the last cursor."""
+    rng = random.Random(5)
+    path = tmp_path / "events.jsonl"
+    written: list[str] = []
+    got: list[str] = []
+    cursor: tuple[int, int] | None = None
+    tailed = tail.FileTail(path)
+    with path.open("ab", buffering=0) as f:
+        for n in range(400):
+            line = f"{n}:" + "w" * rng.randrange(200)
+            data = line.encode() + b"\n"
+            cut = rng.randrange(len(data) + 1)
+            for piece in (data[:cut], data[cut:]):
+                f.write(piece)
+                if rng.random() < 0.3:
+                    for item in tailed.poll(rng.choice([1, 300, BIG])):
+                        assert isinstance(item, tail.Batch)
+                        got += item.lines
+                        cursor = (item.ino, item.off)
+                if rng.random() < 0.1:
+                    tailed.close()
+                    tailed = tail.FileTail(path, cursor)
+            written.append(line)
+    got += given(tailed)
+    assert got == written
+
+
+def test_line_buffer_gives_whole_lines_and_refuses_an_endless_one() -> None:
+    buffer = LineBuffer()
+    assert buffer.feed(b"a\nb") == [b"a"]
+    assert buffer.feed(b"") == []
+    assert buffer.feed(b"c\n\n") == [b"bc", b""]
+    with pytest.raises(ProtocolError, match="line longer"):
+        for _ in range(20):
+            buffer.feed(b"x" * (1 << 20))
+
+
+def test_process_identity_survives_pid_reuse_and_zombies() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    who = ProcessId.of(child.pid)
+    assert who is not None
+    assert who.alive()
+    reused = ProcessId(who.pid, who.starttime + 1, who.boot_id)
+    rebooted = ProcessId(who.pid, who.starttime, "another boot")
+    assert not reused.alive()
+    assert not rebooted.alive()
+    assert not reused.send(9)
+    assert not reused.send_group(9)
+    assert not rebooted.send_group(9)
+    assert who.alive()
+    assert who.send_group(9)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
+    assert not who.alive()
+    child.wait()
+    assert not who.send(9)
+    assert ProcessId.from_json(json.loads(json.dumps(who.to_json()))) == who
+
+
+def test_exit_statuses_are_named() -> None:
+    assert exit_of(0) == (0, "")
+    assert exit_of(3 << 8) == (3, "")
+    assert exit_of(9) == (-9, "SIGKILL")
+    assert exit_of(34) == (-34, "SIGRTMIN")
+    assert exit_of(40) == (-40, "signal 40")
+
+
+def test_last_record_ignores_what_is_not_whole(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    assert last_record(path) is None
+    path.write_text("")
+    assert last_record(path) is None
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert last_record(path) == {"step": 2}
+
+
+def test_interrupted_identity_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "identity"
+    folder.mkdir()
+    (folder / "ed25519").write_text("half a key")
+    public = party.ensure_identity(folder)
+    assert party.ensure_identity(folder) == public
+    assert Identity.load(folder).public.to_json() == public
+    with pytest.raises(ConfigError, match="not hex"):
+        party.ensure_identity(tmp_path / "other", "seven")
+
+
+def make_policy(own: Identity, others: list[Identity], code_hash: str) -> Policy:
+    parties = [PolicyParty(n, i.public, "local", "here") for n, i in enumerate([others[0], own, others[1]])]
+    return Policy.build(
+        job={"kind": "private", "steps": 4},
+        model_hash="11" * 32,
+        code_hash=code_hash,
+        topology=Topology(),
+        parties=parties,
+        owner="owner",
+        commitments=["22" * 32] * 3,
+        reveal=["loss"],
+        limits={},
+    )
+
+
+def test_policy_is_signed_only_if_it_names_this_pod_and_this_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [Identity.create(tmp_path / str(n)) for n in range(4)]
+    policy = make_policy(ids[0], ids[1:3], "ab" * 32)
+    text = policy.canonical.decode()
+    with pytest.raises(ConfigError, match="source tree"):
+        party.sign_policy(tmp_path / "0", text)
+    monkeypatch.setattr(party, "code_hash", lambda: "ab" * 32)
+    signed = party.sign_policy(tmp_path / "0", text)
+    assert signed["party"] == 1
+    assert signed["policy_hash"] == policy.hash.hex()
+    assert verify_signature(ids[0].public, "uvcc-policy", policy.canonical, signed["signature"])
+    with pytest.raises(ConfigError, match="does not name this pod"):
+        party.sign_policy(tmp_path / "3", text)
+    monkeypatch.setattr(party, "code_hash", lambda: "cd" * 32)
+    with pytest.raises(ConfigError, match="for code abababababab"):
+        party.sign_policy(tmp_path / "0", text)
+
+
+def test_command_line_names_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "selftest" in capsys.readouterr().out
+    assert cli.main(["relya"]) == 2
+    assert capsys.readouterr().err == "error: unknown command 'relya' (did you mean 'relay'?)\n"
+    assert cli.main(["bench", "nothing"]) == 2
+    assert "unknown benchmark 'nothing'" in capsys.readouterr().err
+    assert cli.main(["bench", "--help"]) == 0
+
+
+def test_missing_room_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "data", ("uvcc_engine.no_such_room:main", ""))
+    assert cli.main(["data"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: uvcc-engine data is not available: No module named 'uvcc_engine.no_such_room'")
+    assert told.count("\n") == 1
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys; from uvcc_engine import cli; cli.main([]); "
+        "print([m for m in ('torch', 'numpy', 'cryptography', 'asyncio', 'asyncssh', 'uvicorn') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_worker_in_the_foreground(tmp_path: Path) -> None:
+    spec = {"run": "r", "kind": "command", "coord": "p0r0s0t0", "argv": ["sh", "-c", "echo $UVCC_RUN_DIR; exit 6"]}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "uvcc_engine.cli", "worker", str(tmp_path / "spec.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 6
+    assert done.stdout.strip() == str(tmp_path / "runs" / "r")
+    (tmp_path / "spec.json").write_text(json.dumps({**spec, "agrv": []}))
+    wrong = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'argv'" in wrong.stderr

@@ -1,0 +1,366 @@
+"""Launching, streaming, halting and losing workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from agent_harness import Console, Pod, wait_until
+
+from uvcc_engine.agent.process import ProcessId, group_members
+from uvcc_engine.contract import checkpoint, files, wire
+from uvcc_engine.contract.control import read_halt
+
+
+def launched(pod: Pod, console: Console, *workers: dict[str, object], run: str = "r") -> dict[str, object]:
+    return console.ask(wire.LAUNCH, run=run, workers=list(workers) or [pod.spec(run=run)])
+
+
+def test_a_run_is_streamed_from_start_to_exit(pod: Pod) -> None:
+    pod.start()
+    with pod.console() as console:
+        assert console.ask(wire.WATCH, run="r")["exists"] is False
+        ack = launched(pod, console, pod.spec(argv=[*pod.spec()["argv"], "5", "0"]))
+        assert ack["ok"]
+        ended = console.proc("p0r0s0t0", "exited")
+        console.until(lambda m: m["op"] == wire.LINES and m["src"] == "worker_p0r0s0t0.log" and len(m["lines"][-1]) > 9)
+        assert (ended["rc"], ended["signal"]) == (0, "")
+        rows = console.lines("training.csv")
+        assert rows[0] == "step,loss,lr,toks_per_s"
+        assert [r.split(",")[0] for r in rows[1:]] == ["0", "1", "2", "3", "4"]
+        assert [e["event"] for e in console.records("events.jsonl")] == ["party_start"] + ["epoch_root"] * 5
+        assert [b["step"] for b in console.records("heartbeat_rank0.jsonl")] == [0, 1, 2, 3, 4]
+        assert console.records("exit.json")[0]["status"] == "done"
+        assert console.records("result.json")[0]["result_hash"] == "ab" * 32
+        assert console.lines("worker_p0r0s0t0.log") == ["started", "no newline at the end"]
+        numbers = [m["seq"] for m in console.seen if m["op"] == wire.LINES]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_lines_reach_the_console_within_two_batches(pod: Pod) -> None:
+    pod.start()
+    with pod.console() as console:
+        console.ask(wire.WATCH, run="r")
+        launched(pod, console)
+        console.until(lambda m: m["op"] == wire.LINES and m["src"] == "events.jsonl" and "epoch_root" in m["lines"][-1])
+        at = len(console.seen)
+        for _ in range(10):
+            m = console.until(lambda m: m["op"] == wire.LINES and m["src"] == "events.jsonl", start=at)
+            at = console.seen.index(m) + 1
+            age = m["ts"] - json.loads(m["lines"][-1])["fields"]["at"]
+            assert age < 1.0  # 0.1 s on an idle machine
+
+
+def test_a_lost_link_costs_no_line_and_repeats_none(pod: Pod) -> None:
+    pod.start()
+    seqs: list[int] = []
+    cursors: dict[str, list[int]] = {}
+    with pod.console() as console:
+        launched(pod, console)
+    for _ in range(6):
+        with pod.console(cursors=cursors) as console:
+            console.ask(wire.WATCH, run="r")
+            for _ in range(2):
+                console.until(lambda m: m["op"] == wire.LINES and m["src"] == "events.jsonl", start=len(console.seen))
+            seqs += [e["seq"] for e in console.records("events.jsonl")]
+            cursors |= console.cursors()
+    assert len(seqs) > 20
+    assert seqs == list(range(len(seqs)))
+
+
+def test_rotation_and_truncation_are_reported_without_losing_a_line(pod: Pod) -> None:
+    pod.start()
+    folder = pod.run_dir()
+    folder.mkdir(parents=True)
+    log, table = folder / "worker_p0r0s0t0.log", folder / "training.csv"
+    log.write_text("1\n2\n")
+    table.write_text("step\n1\n2\n")
+    with pod.console() as console:
+        console.ask(wire.WATCH, run="r")
+        console.until(lambda m: m["op"] == wire.LINES and m["src"] == log.name)
+        with log.open("a") as f:
+            f.write("3\n")
+        log.rename(folder / "worker_p0r0s0t0.log.1")
+        log.write_text("4\n")
+        table.write_text("step\n7\n8\n")  # as long as before
+        console.until(lambda m: m["op"] == wire.LINES and m["src"] == log.name and m["lines"] == ["4"])
+        console.until(lambda m: m["op"] == wire.LINES and m["src"] == table.name and m["lines"][-1] == "8")
+        assert console.lines(log.name) == ["1", "2", "3", "4"]
+        assert console.lines(table.name) == ["step", "1", "2", "step", "7", "8"]
+        rewinds = {m["src"]: m["reason"] for m in console.seen if m["op"] == wire.REWIND}
+        assert rewinds == {log.name: "rotated", table.name: "truncated"}
+
+
+def test_hold_release_halt_with_evidence_and_resume(pod: Pod) -> None:
+    pod.start()
+    two = [pod.spec("p0r0s0t0"), pod.spec("p0r1s0t0", run="r2")]
+    with pod.console() as console, Console(pod.root) as other:
+        launched(pod, console, two[0])
+        launched(pod, console, two[1], run="r2")
+        assert console.ask(wire.HALT, run="r", mode="hold", nonce="h1", deadline_s=60)["ok"]
+        assert console.halted("seen", "")["nonce"] == "h1"
+        held = console.halted("held")
+        assert held["step"] >= 0
+        asked = read_halt(pod.run_dir(), "r")
+        assert asked is not None
+        assert 50 < asked.deadline - time.time() <= 60
+        assert other.halted("held")["step"] == held["step"]
+        console.ask(wire.HALT, run="r", mode="release", nonce="h1")
+        assert console.halted("released")["step"] >= held["step"]
+        console.ask(wire.HALT, run="r", mode="halt", nonce="h2")
+        gone = console.halted("gone")
+        halted = console.halted("halted")
+        exited = console.proc("p0r0s0t0", "exited")
+        record = files.read_json(pod.run_dir() / "exit.json")
+        assert (exited["rc"], record["status"]) == (0, "halted")
+        assert gone["step"] == halted["step"] == record["step"]
+        assert gone["checkpoint"] == record["checkpoint"]
+        assert checkpoint.verify(pod.run_dir() / "checkpoints" / f"step-{gone['step']}").sha256 == gone["checkpoint"]
+        assert pod.worker_id("p0r1s0t0", "r2").alive()  # the other run was not meant
+        launched(pod, console, {**two[0], "resume": True, "attempt": 1})
+        assert not (pod.run_dir() / ".HALT").exists()
+        assert not (pod.run_dir() / "exit.json").exists()
+        console.ask(wire.WATCH, run="r")
+
+        def starts() -> list[int]:
+            found = console.records("events.jsonl")
+            return [e["fields"]["step"] for e in found if e["event"] == "party_start"]
+
+        console.until(lambda m: m["op"] == wire.LINES and len(starts()) == 2)
+        assert starts() == [0, gone["step"]]
+
+
+def test_a_hold_that_nobody_releases_is_a_halt(pod: Pod) -> None:
+    pod.start()
+    with pod.console() as console:
+        launched(pod, console)
+        console.ask(wire.HALT, run="r", mode="hold", nonce="h1", deadline_s=0.2)
+        assert console.halted("gone")["checkpoint"]
+
+
+def test_a_halt_is_final_and_repeated_requests_are_answered_again(pod: Pod) -> None:
+    pod.start()
+    deaf = pod.spec(argv=["sh", "-c", "exec sleep 1000"])
+    with pod.console() as console:
+        launched(pod, console, deaf)
+        for _ in range(3):
+            assert console.ask(wire.HALT, run="r", mode="halt", nonce="h1")["ok"]
+        assert len([m for m in console.seen if m["op"] == wire.HALTED and m["stage"] == "seen"]) == 3
+        late = console.ask(wire.HALT, run="r", mode="release", nonce="h1")
+        assert (late["ok"], late["error"]) == (False, "run r is already halting")
+        assert console.ask(wire.SIGNAL, run="r", coord=None, signal="TERM")["sent"] == ["p0r0s0t0"]
+        gone = console.halted("gone")
+        assert gone["checkpoint"] == ""
+        assert "SIGTERM" in gone["detail"]
+        nobody = console.ask(wire.HALT, run="unheard-of", mode="halt", nonce="h2")
+        assert not nobody["ok"]
+
+
+def test_a_broken_checkpoint_is_not_evidence(pod: Pod) -> None:
+    pod.start()
+    script = (
+        "from uvcc_engine.contract import RunWriter, checkpoint\n"
+        "with RunWriter.from_env() as w:\n"
+        " made = checkpoint.save(w.directory / 'checkpoints', run=w.run, step=4, topology={}, contents={'a': b'xyz'})\n"
+        " (made.path / 'a').write_bytes(b'xyZ')\n"
+        " w.exit('halted', step=4, checkpoint=made.sha256)\n"
+    )
+    with pod.console() as console:
+        launched(pod, console, pod.spec(argv=[sys.executable, "-c", script]))
+        console.proc("p0r0s0t0", "exited")
+        console.ask(wire.HALT, run="r", mode="halt", nonce="h1")
+        gone = console.halted("gone")
+        assert gone["checkpoint"] == ""
+        assert "was altered" in gone["detail"]
+
+
+def test_a_killed_worker_is_reported_at_once_and_its_group_with_it(pod: Pod) -> None:
+    pod.start()
+    family = ["sh", "-c", "sleep 1000 & sleep 1000"]
+    with pod.console() as console:
+        launched(pod, console, pod.spec(argv=family))
+        who = pod.worker_id()
+        wait_until(lambda: len(group_members(who.pid)) == 3, "the family is complete")
+        began = time.monotonic()
+        os.kill(who.pid, signal.SIGKILL)
+        ended = console.proc("p0r0s0t0", "exited")
+        took = time.monotonic() - began
+        assert (ended["rc"], ended["signal"]) == (-9, "SIGKILL")
+        assert took < 1.0  # about 10 ms on an idle machine
+        wait_until(lambda: not group_members(who.pid), "its children are gone")
+        console.ask(wire.WATCH, run="r")
+        console.until(lambda m: m["op"] == wire.LINES and m["src"] == "events.jsonl")
+        died = console.records("events.jsonl")[0]
+        assert (died["event"], died["level"], died["fields"]["how"]) == ("worker_died", "error", "SIGKILL")
+
+
+def test_what_stopped_a_worker_is_in_its_exit_record(pod: Pod) -> None:
+    pod.start()
+    with pod.console() as console:
+        launched(pod, console, pod.spec(argv=["no-such-command-here"]))
+        assert console.proc("p0r0s0t0", "exited")["rc"] == 2
+    record = files.read_json(pod.run_dir() / "exit.json")
+    assert record["status"] == "failed"
+    assert "no-such-command-here" in record["error"]
+    assert record["cure"]
+    assert "error: no such command" in (pod.run_dir() / "worker_p0r0s0t0.log").read_text()
+
+
+def test_worker_starts_clean(pod: Pod) -> None:
+    """Own session, no inherited files, default signals, its own environment."""
+    pod.start()
+    script = (
+        "for f in /proc/$$/fd/*; do readlink $f; done | grep -c -v -e /dev/null -e worker_; "
+        "ps -o sid= -p $$; echo $$; echo $UVCC_RUN $UVCC_COORD $UVCC_RANK $UVCC_LEAD $EXTRA; pwd; "
+        "grep SigIgn /proc/self/status; grep SigBlk /proc/self/status; echo ${OMP_NUM_THREADS-unset}"
+    )
+    with pod.console() as console:
+        console.ask(wire.WATCH, run="r")
+        spec = pod.spec("p0r1s0t0", argv=["bash", "-c", script], env={"EXTRA": "yes"})
+        launched(pod, console, pod.spec(argv=["true"]), spec)
+        console.until(lambda m: m["op"] == wire.LINES and m["src"] == "worker_p0r1s0t0.log" and len(m["lines"]) >= 8)
+        lines = [line.strip() for line in console.lines("worker_p0r1s0t0.log")]
+    assert lines[0] == "0"
+    assert lines[1] == lines[2]
+    assert lines[3] == "r p0r1s0t0 1 0 yes"
+    assert lines[4] == str(pod.run_dir())
+    assert int(lines[5].split()[1], 16) == 0
+    assert int(lines[6].split()[1], 16) == 0
+    assert lines[7] == os.environ.get("OMP_NUM_THREADS", "unset")
+
+
+def test_launch_is_obeyed_once_per_nonce_and_checked_first(pod: Pod) -> None:
+    pod.start()
+    with pod.console() as console:
+        first = console.ask(wire.LAUNCH, "L1", run="r", workers=[pod.spec()])
+        again = console.ask(wire.LAUNCH, "L1", run="r", workers=[pod.spec()])
+        assert first["workers"] == again["workers"]
+        same = console.ask(wire.LAUNCH, "L2", run="r", workers=[pod.spec()])
+        assert same["already"] is True
+        other = console.ask(wire.LAUNCH, "L3", run="r", workers=[pod.spec(attempt=1)])
+        assert "still runs" in other["error"]
+        wrong = console.ask(wire.LAUNCH, run="r3", workers=[{**pod.spec(run="r3"), "polcy": ""}])
+        assert "did you mean 'policy'" in wrong["cure"]
+        assert not console.ask(wire.LAUNCH, run="r3", workers=[pod.spec(run="r4")])["ok"]
+        assert not console.ask(wire.LAUNCH, run="../r", workers=[])["ok"]
+        assert "malformed" in console.ask(wire.LAUNCH, run="r5")["error"]
+        assert "unknown command" in console.ask("dance")["error"]
+        assert sum(m["op"] == wire.PROC and m["state"] == "started" for m in console.seen) == 1
+
+
+def test_rubbish_from_a_console_ends_that_console_only(pod: Pod) -> None:
+    pod.start()
+    with pod.console() as good, Console(pod.root, hello=False) as bad:
+        bad._sock.sendall(b'{"op": "hello", "nonce": "x"}\nGET / HTTP/1.1\n\n')
+        refused = bad.until(lambda m: m["op"] == wire.ACK and not m["ok"])
+        assert "not a command" in refused["error"]
+        bad.until_closed()
+        assert good.ask(wire.PROBE)["ok"]
+
+
+def test_without_renewal_the_agent_halts_by_itself(pod: Pod) -> None:
+    pod.start()
+    with pod.console(holder="laptop", lease_s=30.0) as console:
+        launched(pod, console)
+        console.ask(wire.LEASE, ttl_s=0.3)
+    with pod.console(holder="onlooker") as watcher:
+        watcher.ask(wire.WATCH, run="r")
+        assert watcher.proc("p0r0s0t0", "exited")["rc"] == 0
+        watcher.until(lambda m: m["op"] == wire.LINES and any("lease_expired" in line for line in m["lines"]))
+        expired = [e for e in watcher.records("events.jsonl") if e["event"] == "lease_expired"]
+    assert expired[0]["fields"] == {"holder": "laptop", "ttl_s": 0.3}
+    assert files.read_json(pod.run_dir() / "exit.json")["status"] == "halted"
+
+
+def test_a_renewed_lease_lets_the_run_go_on(pod: Pod) -> None:
+    pod.start()
+    with pod.console() as console:
+        launched(pod, console, pod.spec(argv=[*pod.spec()["argv"], "100", "0.01"]))
+        for _ in range(1000):
+            assert console.ask(wire.LEASE, ttl_s=5.0)["ok"]
+            if any(m["op"] == wire.PROC and m["state"] == "exited" for m in console.seen):
+                break
+        console.proc("p0r0s0t0", "exited")
+    assert files.read_json(pod.run_dir() / "exit.json")["status"] == "done"
+
+
+def test_a_slow_console_gets_every_acknowledgement_and_hears_what_was_dropped(pod: Pod) -> None:
+    pod.start()
+    folder = pod.run_dir()
+    folder.mkdir(parents=True)
+    (folder / "worker_p0r0s0t0.log").write_text("".join(f"line {n:07d} {'x' * 90}\n" for n in range(40_000)))
+    (folder / "events.jsonl").write_text("".join(f'{{"seq":{n},"pad":"{"y" * 190}"}}\n' for n in range(60_000)))
+    with pod.console() as console:
+        console.ask(wire.WATCH, run="r")
+        nonces = [console.post(wire.LEASE, ttl_s=0) for _ in range(50)]
+        for nonce in nonces:
+            assert console.until(lambda m, n=nonce: m["op"] == wire.ACK and m["nonce"] == n)["ok"]
+        console.until(lambda m: m["op"] == wire.LINES and "line 0039999" in m["lines"][-1])
+        assert [e["seq"] for e in console.records("events.jsonl")] == list(range(60_000))
+        dropped = sum(m["n"] for m in console.seen if m["op"] == wire.DROPPED)
+        assert dropped > 0
+        assert dropped + len(console.lines("worker_p0r0s0t0.log")) == 40_000
+
+
+def test_relay_is_started_found_again_and_stopped(pod: Pod) -> None:
+    pod.start()
+    config = {
+        "db": "relay.sqlite",
+        "credentials": [{"party": p, "group": "r", "token": f"secret-of-party-{p}-aaaaaaaa"} for p in range(3)],
+    }
+    with pod.console() as console:
+        made = console.ask(wire.RELAY, run="r", action="start", config=config)
+        assert made["ok"], made
+        with urllib.request.urlopen(f"{made['url']}/healthz", timeout=10) as answer:
+            assert answer.status == 200
+        assert console.ask(wire.RELAY, run="r", action="start", config=config)["pid"] == made["pid"]
+        stored = pod.root / "relay" / "r" / "config.json"
+        assert stat.S_IMODE(stored.stat().st_mode) == 0o600
+        cmdline = Path(f"/proc/{made['pid']}/cmdline").read_bytes()
+        assert b"secret" not in cmdline
+        who = ProcessId.of(made["pid"])
+        assert who is not None
+        pod.kill_agent()
+        assert who.alive()
+    pod.start()
+    with pod.console() as console:
+        assert console.hello["relays"] == {"r": made["url"]}
+        assert console.ask(wire.RELAY, run="r", action="stop")["stopped"] == 1
+        wait_until(lambda: not who.alive(), "the relay ends")
+        failed = console.ask(wire.RELAY, run="r2", action="start", config={"db": "x", "credentals": []})
+        assert "unknown relay key" in failed["error"]
+
+
+def test_stop_takes_the_relay_along(pod: Pod) -> None:
+    pod.start()
+    config = {"db": "relay.sqlite", "credentials": [{"party": 0, "group": "r", "token": "t" * 32}]}
+    with pod.console() as console:
+        made = console.ask(wire.RELAY, run="r", action="start", config=config)
+        who = ProcessId.of(made["pid"])
+        assert who is not None
+        assert console.ask(wire.STOP)["ok"]
+    assert not who.alive()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", int(made["url"].rsplit(":", 1)[1])), timeout=5)
+
+
+def test_shared_modules_are_imported_once(pod: Pod) -> None:
+    """A private worker without a policy is refused by its own main function, in a process that shares the imports."""
+    pod.start(preload="colorsys,no_such_module")
+    with pod.console() as console:
+        launched(pod, console, {**pod.spec(argv=[]), "kind": "private"})
+        assert console.proc("p0r0s0t0", "exited")["rc"] not in (0, 70)
+        imports = console.ask(wire.HELLO)["imports"]
+    assert imports["threads"] == 1
+    assert list(imports["missing"]) == ["no_such_module"]
+    record = files.read_json(pod.run_dir() / "exit.json")
+    assert record["status"] == "failed"
+    assert record["error"]
