@@ -111,6 +111,13 @@ class RunWriter:
             resume_step=resume_step,
         )
 
+    def resume_at(self, step: int | None) -> None:
+        """Set ``resume_step`` of :meth:`open` where it is known only later, but before the first row is written."""
+        with self._lock:
+            if self._tables:
+                raise ConfigError("rows were written before the step to resume at was known")
+            self._resume = step
+
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write ``run.json`` and ``run.info``: resolved config, ids, versions, device, code hash."""
         write_run_facts(self.directory, {"run": self.run, "coord": self.coord, **facts})

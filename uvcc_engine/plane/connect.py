@@ -36,12 +36,15 @@ def open_plane(
 ) -> LivePlane:
     """Connect ``party`` with ``peers`` in the subsession ``sid_sub``. Returns at once; receivers wait.
 
-    ``link``: ``{kind: relay|direct, relay_url, token_file, ca_file, group, listen, peers, peer_timeout_s}``.
+    ``link``: ``{kind: relay|direct, relay_url, token_file, ca_file, group, listen, peers, peer_timeout_s,
+    first_contact_s}``.
     Raises ConfigError on an unusable link, UnreachableError if it cannot listen.
     """
     waits = Waits()
     if "peer_timeout_s" in link:
         waits = replace(waits, peer_s=float(link["peer_timeout_s"]))
+    if "first_contact_s" in link:
+        waits = replace(waits, first_s=float(link["first_contact_s"]))
     carrier = _open_link(party, sid_sub, link)
     now = time.monotonic()
     endpoints = {

@@ -30,6 +30,7 @@ class Waits:
     """How long to be patient, in seconds."""
 
     peer_s: float = 180.0  # without any sign of life of the peer
+    first_s: float = 0.0  # the same until its first sign of life, if that is longer: pods start minutes apart
     refused_s: float = 10.0  # its host refuses connections after it had accepted one
     order_s: float = 30.0  # the peer is alive and sends, but not what is due
     report_s: float = 5.0  # before a wait is worth an event
@@ -245,7 +246,8 @@ class LivePlane:
         silent = now - endpoint.last_heard
         gone = endpoint.bye and endpoint.drained()
         refused = self._link.lost(peer)
-        if gone or silent > waits.peer_s or refused > waits.refused_s:
+        patience = waits.peer_s if endpoint.heard else max(waits.first_s, waits.peer_s)
+        if gone or silent > patience or refused > waits.refused_s:
             why = "ended its session" if gone else "refuses connections" if refused > waits.refused_s else "is silent"
             since = refused if refused > waits.refused_s else silent
             self._on_event("peer_lost", {"party": peer, "since_s": round(since, 1), "why": why})
