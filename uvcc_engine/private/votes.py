@@ -28,6 +28,7 @@ HALT: Final = 2
 HOLD_ROUND_S: Final = 0.05
 _CHECK_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.5
+_SWAP_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,18 @@ class Table:
         """Send a note to each peer and wait for theirs of the same topic and ``expected`` fields."""
         self.say(topic, _attached(self.peers, notes), **expected)
         return {p: _note_of(m, p) for p, m in self.hear(topic, **expected).items()}
+
+    def swap(self, peer: int, topic: str, note: bytes, **expected: Any) -> bytes | None:
+        """Exchange a note with one peer only; None if it does not answer in kind within seconds."""
+        body = {"topic": topic, "run": self._run, "note": base64.b64encode(note).decode(), **expected}
+        try:
+            self._plane.send_control(peer, _encode(body))
+            message = self._receive(peer, _SWAP_S)
+        except (PeerLostError, ProtocolError):
+            return None
+        if message["topic"] != topic or any(message.get(k) != v for k, v in expected.items()):
+            return None
+        return _note_of(message, peer)
 
     def hold(self, step: int, poll: Callable[[], Vote], stay: Callable[[Vote], None]) -> Vote:
         """Stay in a vote loop until all parties want to go on or one wants to halt; returns that decision.

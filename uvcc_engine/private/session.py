@@ -1,0 +1,316 @@
+"""One worker's run from its first message to its last: resume, steps, votes, roots, checkpoints, the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors.torch import load_file, save
+
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
+from uvcc_engine.private.admission import Admission
+from uvcc_engine.private.outcome import agree_on_state, own_digests
+from uvcc_engine.private.training import Trainer
+from uvcc_engine.private.votes import HALT, HOLD, Table, Vote
+from uvcc_engine.transcript.agreement import ForkError
+from uvcc_engine.transcript.evidence import WorkerEvidence
+from uvcc_engine.transcript.roots import sid_of
+
+CHECKPOINTS_KEPT: Final = 4
+_TERMINATED: Final = "sigterm"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: ``done``, ``halted`` or ``failed``; after how many steps; the checkpoint's sha256 or ""."""
+
+    status: str
+    step: int
+    checkpoint: str = ""
+    error: UvccError | None = None
+
+
+class LateRecorder:
+    """Passes transcript messages on to a recorder that exists only once the parties agreed where to resume."""
+
+    def __init__(self) -> None:
+        self.inner: Recorder | None = None
+
+    def record(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
+        """See ``plane.api.Recorder``."""
+        assert self.inner is not None, "a transcript message before the parties agreed on the first step"
+        self.inner.record(direction, peer, tag, payload)
+
+
+def pair_keys(admitted: Admission) -> PairKeys:
+    """The PRG keys of a party: HKDF of the static X25519 agreements, bound to the job."""
+    party, sid, label = admitted.party, admitted.policy.sid_job, "prg"
+    return PairKeys(
+        prev=admitted.identity.pair_secret(admitted.policy.public((party + 2) % 3), sid, label),
+        next=admitted.identity.pair_secret(admitted.policy.public((party + 1) % 3), sid, label),
+        own=admitted.identity.own_secret(sid, label),
+    )
+
+
+class Session:
+    """Drives the protocol of one admitted worker over an open plane."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        admitted: Admission,
+        writer: RunWriter,
+        plane: Plane,
+        recorder: LateRecorder,
+        table: Table,
+        terminated: Callable[[], bool],
+    ) -> None:
+        """``terminated`` says whether SIGTERM came, which counts as a halt request."""
+        self._spec, self._admitted, self._writer = spec, admitted, writer
+        self._recorder, self._table, self._terminated = recorder, table, terminated
+        self._root = Path(spec.dir) / files.CHECKPOINTS
+        self._rt = Runtime(
+            admitted.party, plane, pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord), spec.attempt
+        )
+        self._trainer = Trainer(self._rt, admitted.job, admitted.model, admitted.inputs)
+        self._evidence: WorkerEvidence | None = None
+        self._loss: float | None = None
+        self._agreed = True  # whether the last finished epoch was agreed with both peers
+        self.step = 0
+        self.running = False  # whether the parties have met
+
+    @property
+    def _proof(self) -> WorkerEvidence:
+        assert self._evidence is not None
+        return self._evidence
+
+    def run(self) -> Outcome:
+        """Train to the end or to a halt. Raises what the protocol, the plane and the disk raise."""
+        self.step = self._agree_where_to_start()
+        self.running = True
+        job = self._admitted.job
+        self._open_evidence(self.step)
+        if self.step:
+            self._load(self.step)
+        self._writer.event("party_start", party=self._admitted.party, step=self.step, attempt=self._spec.attempt)
+        self._writer.heartbeat(self.step, "train", "start")
+        while self.step < job.steps:
+            decision = self._train_step(self.step)
+            self.step += 1
+            manifest = self._scheduled_checkpoint() if self.step % job.checkpoint_every == 0 else None
+            if decision.vote == HOLD:
+                decision = self._hold(decision)
+            if decision.vote == HALT:
+                return self._halt(decision, manifest)
+        return self._finish()
+
+    def close(self) -> None:
+        """Release the transcript files. Harmless twice."""
+        if self._evidence is not None:
+            self._evidence.close()
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    def _agree_where_to_start(self) -> int:
+        steps = self._verified_steps() if self._spec.resume else []
+        policy = self._admitted.policy.hash.hex()
+        start = self._table.agree_step(steps, attempt=self._spec.attempt, policy=policy)
+        self._writer.resume_at(start if self._spec.resume else None)
+        return start
+
+    def _verified_steps(self) -> list[int]:
+        found: list[int] = []
+        for step in ck.steps_present(self._root):
+            try:
+                manifest = ck.verify(ck.step_dir(self._root, step))
+            except VerificationError as error:
+                self._writer.event("checkpoint_refused", level="warn", step=step, detail=str(error))
+                continue
+            if (manifest.run, manifest.step) == (self._spec.run, step):
+                found.append(step)
+        return found
+
+    def _open_evidence(self, epoch: int) -> None:
+        a = self._admitted
+        self._evidence = WorkerEvidence.open(
+            Path(self._spec.dir), a.identity, a.policy, a.coord, a.policy.peers(a.party), resume_epoch=epoch
+        )
+        self._evidence.input(a.policy.commitments[a.party])
+        self._recorder.inner = self._evidence.recorder
+
+    def _load(self, step: int) -> None:
+        manifest = ck.verify(ck.step_dir(self._root, step))
+        part = manifest.rank(self._spec.rank)
+        name = ck.rank_file(self._spec.rank)
+        self._trainer.load_state(load_file(manifest.path / name))
+        self._loss = part.extra.get("loss")
+        if part.extra.get("scheduled"):
+            self._proof.checkpoint(step, part.files[name]["sha256"])
+        self._writer.event("resumed", step=step, checkpoint=manifest.sha256)
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def _vote(self) -> Vote:
+        return Vote(HALT, _TERMINATED) if self._terminated() else Vote.of(self._writer.poll_halt())
+
+    def _begin(self, epoch: int) -> Vote:
+        self._rt.begin_epoch(epoch)
+        self._proof.begin(epoch)
+        mine = self._vote()
+        notes = {} if self._agreed else {p: self._proof.agreement(p) for p in self._table.peers}
+        self._table.open_step(epoch, mine, notes)
+        return mine
+
+    def _settle_votes(self, epoch: int, mine: Vote) -> Vote:
+        """Read the peers' votes of an epoch, and with them their roots of the epoch before."""
+        decision, notes = self._table.close_step(epoch, mine)
+        if not self._agreed:
+            self._check(notes)
+        return decision
+
+    def _check(self, notes: Mapping[int, bytes]) -> None:
+        forks: list[ForkError] = []
+        for peer, note in notes.items():
+            try:
+                self._proof.check(peer, note)
+            except ForkError as fork:
+                forks.append(fork)
+        if forks:
+            raise self._located(forks[0])
+        self._agreed = True
+
+    def _located(self, fork: ForkError) -> ForkError:
+        """Exchange the leaves of a forked epoch with the peer, to name the first message that differs."""
+        peer = fork.party
+        theirs = self._table.swap(peer, "dispute", self._proof.dispute(peer), epoch=fork.epoch)
+        if theirs is None:
+            return fork
+        return ForkError(f"{fork.what}: {self._proof.locate(peer, theirs)}", party=peer, epoch=fork.epoch)
+
+    def _end(self, epoch: int) -> None:
+        root = self._proof.finish(epoch)
+        self._agreed = False
+        self._writer.event("epoch_root", **root.event(self._admitted.coord))
+
+    def _train_step(self, step: int) -> Vote:
+        job, began = self._admitted.job, time.monotonic()
+        mine = self._begin(step)
+        result = self._trainer.step(step)
+        decision = self._settle_votes(step, mine)
+        self._end(step)
+        rate = job.batch / (time.monotonic() - began)
+        if result.loss is not None:
+            self._loss = result.loss
+            self._writer.metrics(step + 1, result.loss, job.lr_at(step), 0.0, rate)
+        self._writer.heartbeat(step + 1, "train", samples_per_s=round(rate, 1))
+        return decision
+
+    # -- hold, halt, checkpoints -------------------------------------------------------------------------------------
+
+    def _hold(self, decision: Vote) -> Vote:
+        nonce = decision.nonce
+        self._writer.event("held", nonce=nonce, step=self.step)
+
+        def stay(current: Vote) -> None:
+            self._writer.heartbeat(self.step, "hold", "held", halt_nonce=current.nonce or nonce)
+
+        stay(decision)
+        after = self._table.hold(self.step, self._vote, stay)
+        if after.vote != HALT:
+            self._writer.event("released", nonce=nonce)
+            self._writer.heartbeat(self.step, "train", "released")
+        return after
+
+    def _halt(self, decision: Vote, manifest: ck.Manifest | None) -> Outcome:
+        if manifest is None:
+            self._settle_roots()
+            manifest = self._save(scheduled=False)
+            self._proof.sync()
+        self._writer.event("halted", nonce=decision.nonce, step=self.step, checkpoint=manifest.sha256)
+        self._writer.heartbeat(self.step, "halted", "halted", halt_nonce=decision.nonce)
+        return Outcome("halted", self.step, manifest.sha256)
+
+    def _settle_roots(self) -> None:
+        """Agree on the last finished epoch now rather than in the next step: a checkpoint must not outrun agreement."""
+        if self._agreed:
+            return
+        mine = {p: self._proof.agreement(p) for p in self._table.peers}
+        self._check(self._table.exchange("root", mine, step=self.step))
+
+    def _scheduled_checkpoint(self) -> ck.Manifest:
+        """Write the checkpoint that the job's schedule asks for, and note it in the transcript.
+
+        What is noted is the hash of the tensors, not of the manifest, which names the run: a rerun of the same policy
+        has the same transcript.
+        """
+        self._settle_roots()
+        manifest = self._save(scheduled=True)
+        written = manifest.rank(self._spec.rank).files[ck.rank_file(self._spec.rank)]
+        self._proof.checkpoint(self.step, written["sha256"])
+        ck.prune(self._root, CHECKPOINTS_KEPT)
+        return manifest
+
+    def _save(self, *, scheduled: bool) -> ck.Manifest:
+        root = self._proof.last_root
+        manifest = ck.save(
+            self._root,
+            run=self._spec.run,
+            step=self.step,
+            rank=self._spec.rank,
+            coord=self._spec.coord,
+            topology=self._spec.topology,
+            contents={ck.rank_file(self._spec.rank): save(self._trainer.state())},
+            epoch_root=root.root.hex() if root is not None else "",
+            cursors={"epoch": self.step, "attempt": self._spec.attempt},
+            extra={"loss": self._loss, "scheduled": scheduled},
+        )
+        self._writer.event("checkpoint_written", step=self.step, sha256=manifest.sha256)
+        return manifest
+
+    # -- the result --------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> Outcome:
+        """The last epoch: open what the policy lists, agree on the final state, sign the result."""
+        job, epoch = self._admitted.job, self._admitted.job.steps
+        self._writer.heartbeat(self.step, "evaluate")
+        mine = self._begin(epoch)
+        values: dict[str, float] = {}
+        if "accuracy" in job.reveal:
+            values["accuracy"] = self._trainer.count_correct() / self._trainer.test_rows
+        if "loss" in job.reveal and self._loss is not None:
+            values["loss"] = self._loss
+        a = self._admitted
+        digests = own_digests(self._trainer, a.identity, a.policy, a.party)
+        self._settle_votes(epoch, mine)  # a halt that comes now is outrun by the end of the run
+        digests_of_all = agree_on_state(self._table, digests)
+        result = self._proof.result(values, digests_of_all)
+        self._agreed = False
+        root = self._proof.last_root
+        assert root is not None
+        self._writer.event("epoch_root", **root.event(a.coord))
+        self._settle_roots()
+        mine_at_end = {p: self._proof.closing(p) for p in self._table.peers}
+        for peer, note in self._table.exchange("closing", mine_at_end).items():
+            self._proof.check_closing(peer, note)
+        self._proof.sync()
+        return self._publish(result, values)
+
+    def _publish(self, result: dict[str, Any], values: dict[str, float]) -> Outcome:
+        extra = {k: v for k, v in result.items() if k not in ("result_hash", "values", "signature", "coord")}
+        self._writer.result(result["result_hash"], values, result["signature"], **extra)
+        self._writer.event("open_final_done", result_hash=result["result_hash"], values=values)
+        self._writer.event("run_done", step=self.step)
+        self._writer.heartbeat(self.step, "done", "done")
+        newest = ck.steps_present(self._root)
+        sha = ck.read_manifest(ck.step_dir(self._root, newest[0])).sha256 if newest[:1] == [self.step] else ""
+        return Outcome("done", self.step, sha)

@@ -1,0 +1,146 @@
+"""Entry point of a secret-shared training worker: set up, run, and end so that everybody knows why."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from uvcc_engine import __version__
+from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.writer import RunWriter, Ticker
+from uvcc_engine.plane.connect import open_plane
+from uvcc_engine.plane.live import LivePlane
+from uvcc_engine.private.admission import Admission, admit
+from uvcc_engine.private.session import LateRecorder, Outcome, Session
+from uvcc_engine.private.votes import HALT, Table, Vote
+from uvcc_engine.transcript.roots import sid_of
+
+PEER_TIMEOUT_S: Final = 12.0
+"""Without any sign of life of a peer for this long the run ends; the plane says something every two seconds."""
+FIRST_CONTACT_S: Final = 600.0
+"""How long the first worker waits for the last one to start."""
+
+
+class _StoppedAtStart(UvccError):
+    """A halt or SIGTERM came before the first step."""
+
+
+def main(spec: WorkerSpec) -> int:
+    """Run one worker; returns the exit code. Whatever happens, ``exit.json`` says how it ended.
+
+    Exit codes: 0 done or halted, 2 something to configure, 3 protocol violation, 4 a peer is lost, 1 other failures.
+    """
+    directory = Path(spec.dir)
+    with (
+        RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer,
+        _termination() as terminated,
+    ):
+        writer.heartbeat(0, "start", "checks policy and inputs")
+        try:
+            admitted = admit(spec)
+            writer.describe(_facts(spec, admitted))
+            outcome = _connected(spec, admitted, writer, terminated)
+        except UvccError as error:
+            outcome = Outcome("failed", 0, error=error)
+        if outcome.error is not None:
+            _report(writer, outcome.step, outcome.error)
+            return outcome.error.exit_code
+        writer.exit(outcome.status, step=outcome.step, checkpoint=outcome.checkpoint)
+        return 0
+
+
+def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, terminated: list[int]) -> Outcome:
+    """Open the plane, run the session, and tell the peers if it fails."""
+    recorder = LateRecorder()
+    plane = open_plane(
+        party=admitted.party,
+        coord=spec.coord,
+        sid_sub=sid_of(admitted.policy.sid_job, admitted.coord),
+        identity=admitted.identity,
+        peers=admitted.policy.peers(admitted.party),
+        link={"peer_timeout_s": PEER_TIMEOUT_S, "first_contact_s": FIRST_CONTACT_S, **spec.link},
+        recorder=recorder,
+        state_dir=Path(spec.dir) / "plane",
+        on_event=lambda name, fields: writer.event(name, _level(name), **fields),
+    )
+
+    def check() -> None:
+        if not session.running and (terminated or Vote.of(writer.poll_halt()).vote == HALT):
+            raise _StoppedAtStart("halted before the first step", "start it again")
+
+    table = Table(plane, spec.run, check=check)
+    session = Session(spec, admitted, writer, plane, recorder, table, lambda: bool(terminated))
+    try:
+        with Ticker(writer, lambda: _waiting_on(plane)):
+            outcome = session.run()
+        plane.close()
+        return outcome
+    except UvccError as error:
+        reason = table.reason_of(error) if isinstance(error, PeerLostError) else error
+        table.tell_stopped(reason)
+        if isinstance(error, _StoppedAtStart):
+            return Outcome("halted", 0)
+        return Outcome("failed", session.step, error=reason)
+    except BaseException as error:
+        table.tell_stopped(error)
+        raise
+    finally:
+        session.close()
+        plane.close(graceful=False)
+
+
+def _report(writer: RunWriter, step: int, error: UvccError) -> None:
+    """An event by the kind of failure, ``exit.json``, and the error for whoever reads the log."""
+    name = {ProtocolError: "protocol_error", PeerLostError: "peer_lost"}
+    event = next((name[kind] for kind in name if isinstance(error, kind)), "run_failed")
+    fields: dict[str, Any] = {"what": error.what, "cure": error.cure}
+    if isinstance(error, ProtocolError | PeerLostError):
+        fields["party"] = error.party
+    writer.event(event, "error", **fields)
+    writer.heartbeat(step, "failed", error.what)
+    writer.exit("failed", step=step, error=error)
+    print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _termination() -> Iterator[list[int]]:
+    """SIGTERM asks for a halt at the next step; yields the list that a request appends to."""
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _level(event: str) -> str:
+    return {"protocol_error": "error", "peer_lost": "error", "link_down": "warn", "waiting": "warn"}.get(event, "info")
+
+
+def _waiting_on(plane: LivePlane) -> str | None:
+    wait = plane.waiting_on
+    return None if wait is None else f"p{wait['peer']} for {wait['since_s']:.1f} s"
+
+
+def _facts(spec: WorkerSpec, admitted: Admission) -> dict[str, Any]:
+    policy = admitted.policy
+    return {
+        "kind": "private",
+        "version": __version__,
+        "job": admitted.job.to_json(),
+        "topology": spec.topology,
+        "attempt": spec.attempt,
+        "resume": spec.resume,
+        "policy_hash": policy.hash.hex(),
+        "sid_job": policy.sid_job.hex(),
+        "code_hash": policy.code_hash,
+        "device": "cpu",
+        "torch": torch.__version__,
+    }
