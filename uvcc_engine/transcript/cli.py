@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from uvcc_engine.contract.errors import UvccError, VerificationError
@@ -28,13 +28,15 @@ def parser(prog: str = "verify") -> argparse.ArgumentParser:
     return made
 
 
-def main(argv: Sequence[str], *, pins: Mapping[str, str] | None = None, prog: str = "verify") -> int:
-    """Run the verb. ``pins`` (P0.. -> public key line) are used where no --allowed-signers is given."""
+def main(
+    argv: Sequence[str], *, pins: Callable[[Path], Mapping[str, str] | None] = lambda path: None, prog: str = "verify"
+) -> int:
+    """Run the verb. ``pins`` finds the identities (P0.. -> key line) for a path where no --allowed-signers is given."""
     args = parser(prog).parse_args(argv)
     try:
         found = verify(
             args.path,
-            allowed_signers=args.allowed_signers or pins,
+            allowed_signers=args.allowed_signers or pins(args.path),
             policy=args.policy,
             transcripts=args.transcripts,
             against=args.against,

@@ -1,0 +1,92 @@
+"""A run as its reports see it: the journal and the folder of fetched files, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import iter_events
+from uvcc_console.core.snapshot import PodView, Snapshot
+from uvcc_console.core.state import reduce
+from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.transcript.bundle import NAME, Bundle, read_bundle
+
+JOURNAL = "journal.sqlite"
+ARTIFACTS = "artifacts"
+PHASES = ("smoke", "full")
+E = TypeVar("E", bound=ev.Event)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run. ``events`` are in the order of the journal; ``snapshot`` is their fold."""
+
+    run_dir: Path
+    events: Sequence[ev.Event]
+    snapshot: Snapshot
+
+    @classmethod
+    def load(cls, run_dir: Path) -> RunRecord:
+        """Read a run's journal. Raises UnreadableError if there is none."""
+        snapshot, kept = Snapshot(), []
+        for seq, event in iter_events(run_dir / JOURNAL):
+            snapshot = reduce(snapshot, event, seq)
+            kept.append(event)
+        return cls(run_dir, kept, snapshot)
+
+    @property
+    def artifacts(self) -> Path:
+        return self.run_dir / ARTIFACTS
+
+    def of(self, kind: type[E]) -> Iterator[E]:
+        """Events of one kind, in order."""
+        return (e for e in self.events if isinstance(e, kind))
+
+    def engine_events(self, *names: str) -> Iterator[ev.EngineEvent]:
+        """Workers' and stages' events of these names."""
+        return (e for e in self.of(ev.EngineEvent) if e.event in names)
+
+    @property
+    def phases(self) -> list[str]:
+        """Phases that were started, in order."""
+        return list(dict.fromkeys(e.phase for e in self.of(ev.PhaseStarted)))
+
+    @cached_property
+    def bundles(self) -> Mapping[str, Bundle]:
+        """The proof bundle of every phase that has a readable one."""
+        found = {}
+        for phase in self.phases:
+            path = self.artifacts / phase / NAME
+            if path.is_file():
+                try:
+                    found[phase] = read_bundle(path)
+                except UnreadableError:
+                    continue  # the verifier says why; reports go on without it
+        return found
+
+    @property
+    def pods(self) -> list[PodView]:
+        """Every pod, by party and replica."""
+        return sorted(self.snapshot.pods.values(), key=lambda p: (p.party, p.replica, p.pod))
+
+    def pins(self) -> dict[str, str]:
+        """Identities as the pods showed them over SSH: P0.. -> OpenSSH public key line.
+
+        A party whose pods showed different identities is left out: the verifier then says that it is not named.
+        """
+        shown: dict[str, set[str]] = {}
+        for pod in self.pods:
+            if pod.identity:
+                shown.setdefault(f"P{pod.party}", set()).add(" ".join(pod.identity.split()[:2]))
+        return {who: next(iter(lines)) for who, lines in shown.items() if len(lines) == 1}
+
+
+def address(pod: PodView) -> tuple[str, str, int]:
+    """(user, host, port) of ``user@host:port``; empty where unknown."""
+    user, _, rest = pod.address.rpartition("@")
+    host, _, port = rest.rpartition(":")
+    return user, host, int(port) if port.isdigit() else 0
