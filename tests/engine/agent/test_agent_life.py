@@ -187,7 +187,7 @@ def test_another_version_takes_over_an_idle_agent_but_not_a_busy_one(pod: Pod, t
     second = pod.start(env=newer)
     assert second["op"] == "ready"
     assert second["code_hash"] == "cd" * 32
-    assert not ProcessId.from_json(first).alive()
+    wait_until(lambda: not ProcessId.from_json(first).alive(), "the first agent ends")
     with pod.console() as console:
         assert console.hello["code_hash"] == "cd" * 32
         assert console.hello["runs"]["r"][0]["signal"] == "SIGKILL"
