@@ -17,11 +17,12 @@ from uvcc_console.cli import common, jsonview
 from uvcc_console.cli.main import FAILED, INTERRUPTED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Follower, Journal
-from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.snapshot import Snapshot, StageView
 from uvcc_console.rollout import spawn
-from uvcc_console.rollout.plan import RESUMABLE
+from uvcc_console.rollout.plan import FULL, RESUMABLE, SMOKE
 
 POLL_S = 0.1
+PHASE_OF = {"drill": SMOKE, SMOKE: SMOKE, FULL: FULL}
 LINE_EVERY_S = 2.0
 
 
@@ -52,8 +53,8 @@ class Progress:
         """``full running  step 34/110  loss 0.4120  0.21 s/step  agreed 33``."""
         stage = s.stage
         parts = [f"{stage.name} {stage.status}" if stage else s.status]
-        if stage and stage.name in ("drill", "smoke", "full"):
-            parts.append(f"step {max(s.step + 1, 0)}/{s.steps_planned}")
+        if stage and stage.name in RESUMABLE and s.phase == PHASE_OF[stage.name]:
+            parts.append(f"step {min(max(s.step + 1, 0), s.steps_planned)}/{s.steps_planned}")
             loss = jsonview.last_value(s, "loss")
             parts += [f"loss {loss:.4f}"] if loss is not None else []
             parts += [f"{self.step_s:.2f} s/step"] if self.step_s is not None else []
@@ -138,8 +139,12 @@ def follow(
     *,
     progress: bool = True,
     until_failed: bool = True,
+    known: StageView | None = None,
 ) -> Watched:
-    """Follow a run until it has ended or, with ``until_failed``, failed; an interrupt tears it down and waits."""
+    """Follow a run until it has ended or, with ``until_failed``, failed; an interrupt tears it down and waits.
+
+    ``known`` is a failed stage that has just been resumed: its failure is no news.
+    """
     journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
     follower, seen = Follower(journal), Progress()
     printer = Printer(sys.stderr if progress else None)
@@ -163,7 +168,7 @@ def follow(
             if lost:
                 watched.orphaned = True
                 return watched
-            if until_failed and not watched.interrupted and waits_for_decision(s):
+            if until_failed and not watched.interrupted and s.stage != known and waits_for_decision(s):
                 return watched
             time.sleep(POLL_S)
     finally:
@@ -180,7 +185,7 @@ def waits_for_decision(s: Snapshot) -> bool:
 def outcome(watched: Watched, run_dir: Path) -> dict[str, Any]:
     """The summary of a run that ended, as one JSON document."""
     s = watched.snapshot
-    values = dict(s.results.get("full") or s.results.get("smoke") or {})
+    values = dict(s.results.get("full", {}))
     verdict = s.verdicts.get("full")
     hashes = sorted({h for key, h in s.result_hashes.items() if key.startswith("full/")})
     first = watched.progress.first_step

@@ -44,7 +44,7 @@ def run(argv: list[str]) -> int:
     with headless.interruptible() as received:
         child = headless.ask(run_dir, action)
         if args.wait:
-            watched = headless.follow(run_dir, child, received, progress=not args.json)
+            watched = headless.follow(run_dir, child, received, progress=not args.json, known=stage)
             return headless.report(watched, run_dir, as_json=args.json)
         running = _until_running(run_dir, s.seq, child, args.timeout)
     s = common.load_snapshot(run_dir)

@@ -21,7 +21,7 @@ def run(argv: list[str]) -> int:
     width = max(len(r["run"]) for r in rows)
     print(f"{'RUN':<{width}}  {'PROFILE':<16} {'STATUS':<10} {'STAGE':<14} {'STEP':>9}  {'VERIFIED':<8} CREATED")
     for r in rows:
-        step = f"{max(r['step'] + 1, 0)}/{r['steps']}" if r["steps"] else "-"
+        step = f"{min(max(r['step'] + 1, 0), r['steps'])}/{r['steps']}" if r["steps"] else "-"
         status = r["status"] if r["live"] or r["ended"] else f"{r['status']}?"
         word = {True: "yes", False: "NO", None: "-"}[r["verified"]]
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(r["created"]))

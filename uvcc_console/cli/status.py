@@ -24,7 +24,8 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     if s.phase:
         loss = jsonview.last_value(s, "loss")
         shown = f", loss {loss:.4f}" if loss is not None else ""
-        lines.append(f"phase    {s.phase} attempt {s.attempt}: step {max(s.step + 1, 0)} of {s.steps_planned}{shown}")
+        done = min(max(s.step + 1, 0), s.steps_planned)
+        lines.append(f"phase    {s.phase} attempt {s.attempt}: step {done} of {s.steps_planned}{shown}")
         lines.append(f"agreed   epoch {s.agreed_epoch}" if s.agreed_epoch >= 0 else "agreed   not yet")
     if s.fork:
         lines.append(f"FORK     {s.fork}")
@@ -40,8 +41,8 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
         )
     if s.halt.nonce:
         word = "drill" if s.halt.drill else s.halt.mode
-        done = f"{s.halt.verified}/{s.halt.total} verified at step {s.halt.step}, {s.halt.seconds:.1f} s"
-        lines.append(f"halt     {word} by {s.halt.by}: {done if s.halt.done else 'under way'}")
+        ended = f"{s.halt.verified}/{s.halt.total} verified at step {s.halt.step}, {s.halt.seconds:.1f} s"
+        lines.append(f"halt     {word} by {s.halt.by}: {ended if s.halt.done else 'under way'}")
     for g in s.gates:
         lines.append(f"gate     {g.name}: {'ok' if g.ok else 'FAILED'} (wanted {g.wanted}, measured {g.measured})")
     for phase, verdict in s.verdicts.items():

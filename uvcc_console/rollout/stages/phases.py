@@ -24,6 +24,7 @@ GRACE_S = 3.0
 KILL_S = 6.0
 DRILL_S = 60.0
 START_S = 120.0
+LONG_SMOKE = 20
 LAST_WORDS_S = 0.7
 
 
@@ -36,8 +37,8 @@ class Trouble:
     coord: str = ""
 
 
-async def launch(ctx: Rollout, phase: Phase) -> None:
-    """Start (or go on with) the workers of a phase; nothing happens if they run already.
+async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
+    """Start (or go on with) the workers of a phase; returns the pids of those started, none if they run already.
 
     A phase that was started before is resumed under the same policy, from the last checkpoint all parties have. It
     repeats the same messages under the same masks, so the attempt number that the masks depend on stays as it was;
@@ -49,7 +50,7 @@ async def launch(ctx: Rollout, phase: Phase) -> None:
         pump.listen_for(member, phase)
     if known and _running(s, phase):
         await _watch(ctx, phase)
-        return
+        return {}
     private = phase.job["kind"] == "private"
     agreement = await agree.agree(ctx, phase) if private else None
     link = await agree.relay_link(ctx, phase) if private else {}
@@ -66,14 +67,17 @@ async def launch(ctx: Rollout, phase: Phase) -> None:
         ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=START_S)
         return {str(w["coord"]): int(w["pid"]) for w in ack["workers"]}
 
-    started_pids = await each(ctx.of_phase(phase), start)
-    pids = {coord: pid for by_coord in started_pids.values() for coord, pid in by_coord.items()}
+    acks = await each(ctx.of_phase(phase), start)
+    return {coord: pid for by_coord in acks.values() for coord, pid in by_coord.items()}
 
-    def seen(s: Snapshot) -> bool:
-        """Until then the snapshot may still show how the workers of the earlier attempt ended."""
+
+async def _shown(ctx: Rollout, pids: dict[str, int]) -> None:
+    """Wait until the snapshot shows these processes: before, it may show how those of an earlier attempt ended."""
+
+    def shown(s: Snapshot) -> bool:
         return all(c in s.workers and s.workers[c].pid == pid for c, pid in pids.items())
 
-    await ctx.bus.wait(seen, START_S)
+    await ctx.bus.wait(shown, START_S)
 
 
 async def _watch(ctx: Rollout, phase: Phase) -> None:
@@ -117,26 +121,23 @@ def _all_ended(s: Snapshot, phase: Phase) -> bool:
 
 
 async def drill(ctx: Rollout, again: bool) -> str:
-    """Start the smoke and rehearse the halt on it: hold on every pod, then release, timed."""
+    """Start the smoke and rehearse the halt on it: hold on every pod, then release, timed.
+
+    A short smoke would be over before a hold reached it, so there the hold is asked for as soon as the processes
+    exist and its time includes their start; a long one is first seen to train.
+    """
     phase = ctx.plan.phases[SMOKE]
-    if again or not _started(ctx.bus.snapshot, phase):
-        await launch(ctx, phase)
-
-    def ready(s: Snapshot) -> bool | None:
-        up = [w for w in _views(s, phase) if w.beat_ts]
-        return len(up) == len(phase.coords()) or trouble(s, phase) is not None or None
-
-    try:
-        await ctx.bus.wait(ready, START_S)
-    except TimeoutError:
-        raise UvccError(f"the workers gave no sign of life in {START_S:.0f} s", "see their logs; retry") from None
-    await _check(ctx, phase)
+    pids = await launch(ctx, phase) if again or not _started(ctx.bus.snapshot, phase) else {}
+    if phase.steps >= LONG_SMOKE:
+        await _shown(ctx, pids)
+        await _training(ctx, phase)
     before, nonce = ctx.bus.snapshot.halt.nonce, secrets.token_hex(8)
     ctx.say(ev.HaltRequested(nonce=nonce, mode="hold", by="conductor", drill=True, reason="halt drill"))
+    await _shown(ctx, pids)
 
-    def done(s: Snapshot) -> bool | None:
+    def done(s: Snapshot) -> bool:
         overtaken = s.halt.nonce not in (nonce, before)
-        return (s.halt.nonce == nonce and s.halt.done) or overtaken or trouble(s, phase) is not None or None
+        return (s.halt.nonce == nonce and s.halt.done) or overtaken or trouble(s, phase) is not None
 
     try:
         await ctx.bus.wait(done, DRILL_S)
@@ -151,12 +152,26 @@ async def drill(ctx: Rollout, again: bool) -> str:
     return f"{halt.verified}/{halt.total} held and released at step {halt.step} in {halt.seconds:.1f} s"
 
 
+async def _training(ctx: Rollout, phase: Phase) -> None:
+    """Wait until every worker has made a step. Raises what prevents it."""
+
+    def ready(s: Snapshot) -> bool:
+        views = _views(s, phase)
+        return all(w.step > 0 for w in views) or trouble(s, phase) is not None
+
+    try:
+        await ctx.bus.wait(ready, START_S)
+    except TimeoutError:
+        raise UvccError(f"the workers made no step in {START_S:.0f} s", "see their logs; retry") from None
+    await _check(ctx, phase)
+
+
 async def to_the_end(ctx: Rollout, name: str, again: bool) -> str:
     """Run a phase to its end. Entered again, workers that ended are started from the last common checkpoint."""
     phase = ctx.plan.phases[name]
     s = ctx.bus.snapshot
     if not _started(s, phase) or (again and not _finished(s, phase)):
-        await launch(ctx, phase)
+        await _shown(ctx, await launch(ctx, phase))
     found = await _outcome(ctx, phase)
     if found is not None:
         await _give_up(ctx, phase, found)
