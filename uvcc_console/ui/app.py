@@ -73,7 +73,7 @@ class UvccApp(App[int]):
         self.cadence = Cadence()
         self.commands = Commands(self)
         self.palette = Palette({})
-        self._key_time = key_time
+        self.key_time = key_time
         self._glyphs = choose(ascii_only)
         self._utc = utc
         self._tick_s = tick_s
@@ -112,6 +112,7 @@ class UvccApp(App[int]):
     def on_mount(self) -> None:
         self.theme_changed_signal.subscribe(self, lambda _: self._repaint())
         if self._glyphs.name == "ascii":
+            self.add_class("-ascii")
             self._main.add_class("-ascii")
 
     def _begin(self) -> None:
@@ -168,7 +169,7 @@ class UvccApp(App[int]):
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key) and not event.is_forwarded:
-            self.cadence.note(self._key_time(event))
+            self.cadence.note(self.key_time(event))
         await super().on_event(event)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

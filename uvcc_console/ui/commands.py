@@ -136,15 +136,11 @@ class Commands:
             self._halt_event(decision)
 
     def _halt_event(self, d: Decision) -> None:
-        words = {
-            "hold": "HOLD sent: Esc releases, F9 halts now",
-            "halt": "HALT",
-            "release": "released, the run goes on",
-        }
-        self._send(
-            ev.HaltRequested(nonce=d.nonce, mode=d.mode, by=who()),
-            then=lambda: self.app.say(words[d.mode], "information" if d.mode == "release" else "warning"),
-        )
+        def said() -> None:
+            if d.mode == "release":  # a hold and a halt have their own panel
+                self.app.say("released, the run goes on")
+
+        self._send(ev.HaltRequested(nonce=d.nonce, mode=d.mode, by=who()), then=said)
 
     # ---- the run
 

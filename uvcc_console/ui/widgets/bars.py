@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from uvcc_console.ui.format import clock, duration, money
 from uvcc_console.ui.paint import Line, Span, clean, cut, join, spread, width_of, wrap
-from uvcc_console.ui.view import ENDED, View, eta, halting, holding, stakes, status_word
+from uvcc_console.ui.view import ENDED, View, eta, halting, holding, stakes, status_word, unknown_after_halt
 from uvcc_console.ui.widgets.panel import Panel
 
 BADGE = {"full": "alarm", "smoke": "amber", "replay": "blue", "plain": "grey"}
@@ -126,7 +126,8 @@ def footer_line(view: View, width: int, keys: Sequence[tuple[str, str, bool]]) -
     if left_s is not None:
         line: list[Span] = [(" F9 ", "alarm"), (" HALT now  ", "title"), (" Esc ", "green"), (" release  ", "title")]
         return cut([*line, (f"halts by itself in {left_s:.1f} s", "warn")], width)
-    over = view.replay or view.snap.status in ENDED
+    lost = any(unknown_after_halt(view.snap, pod) for pod in view.snap.halt.acks)
+    over = view.replay or (view.snap.status in ENDED and not lost)
     out: list[Span] = [(" F9 ", "grey" if over else "alarm"), (" HALT ", "faint" if over else "title")]
     for key, name, enabled in keys:
         part: list[Span] = [

@@ -16,7 +16,7 @@ class Prompt(Horizontal):
     DEFAULT_CSS = """
     Prompt { height: 1; display: none; background: $panel; }
     Prompt Label { width: auto; padding: 0 0 0 1; color: $primary; text-style: bold; }
-    Prompt Input { border: none; height: 1; padding: 0; background: $panel; }
+    Prompt Input, Prompt Input:focus { border: none; height: 1; padding: 0; background: $panel; }
     Prompt #hint { color: $uvcc-muted; padding: 0 1; text-style: none; }
     """
 

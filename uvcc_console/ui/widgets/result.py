@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from uvcc_console.ui.format import duration, money, number
 from uvcc_console.ui.paint import Line, Span, clean, cut, wrap
 from uvcc_console.ui.view import View
 from uvcc_console.ui.widgets.panel import Panel
+
+
+def home_short(path: str) -> str:
+    """``~`` for the home folder."""
+    home = os.path.expanduser("~")
+    return "~" + path[len(home) :] if home != "/" and path.startswith(home + os.sep) else path
 
 
 def shown(view: View) -> bool:
@@ -46,7 +53,7 @@ def result_lines(view: View, width: int) -> list[Line]:
     elif hashes:
         rows.append(("result hash", f"{g.fail} {len(hashes)} different hashes", "bad"))
     if view.run_dir:
-        rows.append(("artifacts", f"{view.run_dir}/artifacts", "text"))
+        rows.append(("artifacts", f"{home_short(view.run_dir)}/artifacts", "text"))
     if s.status == "ok":
         rows.append(
             (
