@@ -138,7 +138,7 @@ def last_record(path: Path) -> dict[str, Any] | None:
     """The last whole line of a JSONL file; None if there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except OSError:
         return None
     try:
         size = os.fstat(fd).st_size

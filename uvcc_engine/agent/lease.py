@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from uvcc_engine.contract import files
-from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.errors import UnreadableError, UvccError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -33,7 +36,10 @@ class Lease:
     def renew(self, ttl_s: float, holder: str, now: float) -> None:
         """Begin a new term; 0 gives the lease up."""
         if (ttl_s, holder) != (self.ttl_s, self.holder):
-            files.write_json(self.path, {"ttl_s": ttl_s, "holder": holder}, mode=0o600, durable=False)
+            try:
+                files.write_json(self.path, {"ttl_s": ttl_s, "holder": holder}, mode=0o600, durable=False)
+            except UvccError as error:
+                log.error("the lease is not on disk: %s", error)  # a full disk must not keep a console out
         self.ttl_s, self.holder, self.expires, self.fired = ttl_s, holder, now + ttl_s, False
 
     def expired(self, now: float) -> bool:

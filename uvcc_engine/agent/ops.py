@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -83,7 +84,24 @@ def _placed(agent: Agent, specs: list[WorkerSpec], running: list[WorkerSpec]) ->
         identity = s.identity_dir or (os.fspath(agent.root / "identity") if s.kind == "private" else "")
         leads = (s.rank, s.coord) == lead and not some_lead
         placed.append(replace(s, dir=os.fspath(where), identity_dir=identity, lead=leads))
-    return placed
+    return _as_world(placed)
+
+
+def _as_world(specs: list[WorkerSpec]) -> list[WorkerSpec]:
+    """If these are all ranks of their party's world, tell them where to meet, as torchrun would (``env://``).
+
+    Worlds that span pods get these variables from the console.
+    """
+    world = specs[0].world
+    if len(specs) < 2 or len(specs) != world or any("RANK" in s.env for s in specs):
+        return specs
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    order = sorted(s.rank for s in specs)
+    return [
+        replace(s, env={"RANK": str(s.rank), "LOCAL_RANK": str(order.index(s.rank)), **common, **s.env}) for s in specs
+    ]
 
 
 def _clear_remains(specs: list[WorkerSpec], *, alone: bool) -> None:

@@ -8,6 +8,8 @@ the size as it was. The file itself is the queue: what the console cannot take y
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+log = logging.getLogger(__name__)
 READ: Final = 256 << 10
 BACKLOG: Final = 1 << 20
 KEEP: Final = 64 << 10
@@ -197,8 +200,10 @@ class RunTail:
                     if isinstance(found, Batch):
                         limit -= sum(map(len, found.lines))
                     yield found
-            except FileNotFoundError:
-                continue  # replaced between stat and open: the next poll sees its successor
+            except OSError as error:  # most often replaced between stat and open: the next poll sees its successor
+                if error.errno != errno.ENOENT:
+                    log.warning("cannot read %s of %s: %s", name, self._directory, error.strerror)
+                continue
             if limit <= 0:
                 return
 
@@ -209,7 +214,7 @@ class RunTail:
     def _names(self) -> list[str]:
         try:
             present = os.listdir(self._directory)
-        except FileNotFoundError:
-            return []
+        except OSError:
+            return []  # not there yet, or no directory any more
         evidence = sorted(n for n in present if EVIDENCE.fullmatch(n))
         return evidence + sorted(n for n in present if TELEMETRY.fullmatch(n))

@@ -6,6 +6,8 @@ first version before it does anything else; the agent adds how it ended.
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 
+log = logging.getLogger(__name__)
 RUNNING: Final = "running"
 EXITED: Final = "exited"
 
@@ -82,8 +85,6 @@ def state_path(root: Path, run: str, coord: str) -> Path:
 
 def register(root: Path, spec: WorkerSpec) -> None:
     """Called by a worker about itself, first of all."""
-    import os
-
     me = ProcessId.of(os.getpid())
     assert me is not None
     path = state_path(root, spec.run, spec.coord)
@@ -165,6 +166,8 @@ class WorkerTable:
         ended = replace(worker, state=EXITED, rc=rc, signal=signal_name, ended=time.time())
         self.known[worker.key] = ended
         path = state_path(self.root, worker.spec.run, worker.spec.coord)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        files.write_json(path, ended.to_json(), mode=0o600, durable=False)
+        try:
+            files.write_json(path, ended.to_json(), mode=0o600, durable=False)
+        except UvccError as error:
+            log.error("the end of worker %s is not on disk: %s", worker.spec.coord, error)  # but everybody is told
         return ended

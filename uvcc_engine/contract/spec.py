@@ -6,10 +6,13 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.files import checked_run_id
+
+if TYPE_CHECKING:
+    from uvcc_engine.parallel.topology import Topology
 
 KINDS: Final = ("private", "lm", "command")
 
@@ -54,11 +57,20 @@ class WorkerSpec:
     @property
     def rank(self) -> int:
         """Rank inside the party's world, which names the heartbeat file."""
-        from uvcc_engine.parallel.topology import Coord, Topology
+        from uvcc_engine.parallel.topology import Coord
+
+        return self._topology().local_rank(Coord.parse(self.coord))
+
+    @property
+    def world(self) -> int:
+        """Number of ranks in the party's world."""
+        return self._topology().workers_per_party
+
+    def _topology(self) -> Topology:
+        from uvcc_engine.parallel.topology import Topology
 
         known = {f.name for f in dataclasses.fields(Topology)}
-        topology = Topology(**{k: int(v) for k, v in self.topology.items() if k in known})
-        return topology.local_rank(Coord.parse(self.coord))
+        return Topology(**{k: int(v) for k, v in self.topology.items() if k in known})
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

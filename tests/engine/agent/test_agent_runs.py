@@ -364,3 +364,41 @@ def test_shared_modules_are_imported_once(pod: Pod) -> None:
     record = files.read_json(pod.run_dir() / "exit.json")
     assert record["status"] == "failed"
     assert record["error"]
+
+
+def test_all_ranks_of_a_world_are_told_where_to_meet(pod: Pod) -> None:
+    pod.start()
+    show = ["sh", "-c", "echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT"]
+    coords = ["p0r0s0t0", "p0r0s0t1"]
+    with pod.console() as console:
+        console.ask(wire.WATCH, run="r")
+        launched(pod, console, *(pod.spec(c, argv=show, topology={"tensor": 2}) for c in coords))
+        for coord in coords:
+            console.until(lambda m, c=coord: m["op"] == wire.LINES and m["src"] == f"worker_{c}.log")
+        told = [console.lines(f"worker_{c}.log")[0].split() for c in coords]
+        assert [t[:4] for t in told] == [["0", "0", "2", "127.0.0.1"], ["1", "1", "2", "127.0.0.1"]]
+        assert told[0][4] == told[1][4] != "0"
+        launched(pod, console, pod.spec(run="alone", argv=show), run="alone")
+        console.ask(wire.WATCH, run="alone")
+        console.until(lambda m: m["op"] == wire.LINES and m["run"] == "alone" and m["src"].endswith(".log"))
+        assert console.lines("worker_p0r0s0t0.log", "alone") == [""]
+
+
+def test_a_disk_that_takes_nothing_keeps_neither_console_nor_halt_out(pod: Pod) -> None:
+    """Directories in the place of files refuse every write to them, as a full disk does."""
+    pod.start()
+    with pod.console() as console:
+        launched(pod, console)
+        who = pod.worker_id()
+        for name in ("state/r/p0r0s0t0.json", "lease.json"):
+            (pod.root / name).unlink(missing_ok=True)
+            (pod.root / name).mkdir()
+            (pod.root / name / "full").write_text("")
+        with pod.console(lease_s=60.0) as late:
+            assert late.hello["ok"]
+            os.kill(who.pid, signal.SIGKILL)
+            assert late.proc("p0r0s0t0", "exited")["signal"] == "SIGKILL"
+            assert late.ask(wire.PROBE)["ok"]
+        for name in ("state/r/p0r0s0t0.json", "lease.json"):
+            (pod.root / name / "full").unlink()
+            (pod.root / name).rmdir()
