@@ -13,7 +13,7 @@ from typing import Any
 from uvcc_console.fleet import pod
 from uvcc_console.fleet.agent_client import ROOT, AgentClient
 from uvcc_console.fleet.ssh import PodLink
-from uvcc_console.fleet.wheel import Wheel
+from uvcc_console.fleet.wheel import Wheel, engine_requirements
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 # what the engine imports on a pod; torch first, since it must come from the image
@@ -64,32 +64,42 @@ async def _python_on(link: PodLink, python: str, script: str, *args: str, timeou
     return found
 
 
-async def _choose_python(link: PodLink, wheel: Wheel, packages: Sequence[str], say: Progress) -> dict[str, Any]:
+async def _choose_python(link: PodLink, packages: Sequence[str], say: Progress) -> dict[str, Any]:
     """The image's Python if it has all that is needed, else a venv on top of it. Raises UvccError with the reason."""
-    candidates = (await link.sh(pod.PYTHONS)).splitlines()
-    if not candidates:
-        raise UvccError(f"pod {link.name} has no Python 3.11 or newer", "choose another image")
-    venv = f"{ROOT}/venv/bin/python"
     surveys = []
-    for python in candidates:
-        survey = await _python_on(link, python, "survey.py", *NEEDED, *packages)
+    for python in await _pythons(link):
+        survey = await _python_on(link, python, "survey.py", *NEEDED, "--", *packages)
         if not survey["missing"]:
             return survey
-        surveys.append(survey)
+        if f"/{ROOT}/venv/" not in survey["python"]:
+            surveys.append(survey)
     best = min(surveys, key=lambda s: ("torch" in s["missing"], len(s["missing"])))
     say("python", f"installing {', '.join(best['missing'])}")
-    made = f"{shlex.quote(best['python'])} -m venv --system-site-packages {ROOT}/venv"
-    wanted = " ".join(shlex.quote(w) for w in (f"{ROOT}/wheel/{wheel.path.name}[engine]", *packages))
-    pip = f"{venv} -m pip install --no-input --disable-pip-version-check --quiet {wanted}"
-    if "torch" in best["missing"]:
-        pip += " torch"
-    await link.sh(f"{made} && {pip}", timeout=INSTALL_S)
-    survey = await _python_on(link, venv, "survey.py", *NEEDED, *packages)
+    venv = f"{ROOT}/venv/bin/python"
+    wanted = [*engine_requirements(), *packages, *(["torch"] if "torch" in best["missing"] else [])]
+    await link.sh(
+        # pip of the image is enough, so that an image without ensurepip will do; the .pth makes the image's packages
+        # visible even where the image's Python is itself a venv
+        f"{shlex.quote(best['python'])} -m venv --without-pip --system-site-packages {ROOT}/venv\n"
+        f"for s in {ROOT}/venv/lib/python*/site-packages; do echo {shlex.quote(best['site'])} >$s/image.pth; done\n"
+        f"{venv} -m pip --version >/dev/null 2>&1 || {venv} -m ensurepip >/dev/null || exit 1\n"
+        f"{venv} -m pip install --no-input --disable-pip-version-check --quiet {shlex.join(wanted)}\n",
+        timeout=INSTALL_S,
+    )
+    survey = await _python_on(link, venv, "survey.py", *NEEDED, "--", *packages)
     if survey["missing"]:
         raise UvccError(
             f"pod {link.name} still lacks {', '.join(survey['missing'])}", "choose an image that has PyTorch"
         )
     return survey
+
+
+async def _pythons(link: PodLink) -> list[str]:
+    """Every usable Python of the pod, best first. Raises UvccError if there is none."""
+    found = (await link.sh(pod.PYTHONS)).splitlines()
+    if not found:
+        raise UvccError(f"pod {link.name} has no Python 3.11 or newer", "choose another image")
+    return found
 
 
 async def bootstrap(
@@ -117,7 +127,7 @@ async def bootstrap(
     say("wheel", wheel.sha256[:12])
     await _install_wheel(link, wheel, say)
     say("python")
-    survey = await _choose_python(link, wheel, packages, say)
+    survey = await _choose_python(link, packages, say)
     say("agent", f"python {survey['versions']['python']}, torch {survey['versions'].get('torch', '?')}")
     await _start_agent(link, wheel, survey["python"], identity_seed, preload)
     hello = await _ask_agent(link, wheel)
@@ -136,23 +146,28 @@ async def _install_wheel(link: PodLink, wheel: Wheel, say: Progress) -> None:
         return
     say("upload", f"{wheel.path.stat().st_size >> 10} KiB")
     await link.put(wheel.path, remote)
-    candidates = (await link.sh(pod.PYTHONS)).splitlines()
-    if not candidates:
-        raise UvccError(f"pod {link.name} has no Python 3.11 or newer", "choose another image")
+    python = (await _pythons(link))[0]
     say("unpack", wheel.site_name)
-    await _python_on(link, candidates[0], "unpack.py", remote, wheel.sha256, f"{ROOT}/{wheel.site_name}")
+    await _python_on(link, python, "unpack.py", remote, wheel.sha256, f"{ROOT}/{wheel.site_name}")
 
 
 async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: str, preload: str) -> None:
     """Write the bridge's launcher and start the agent detached; the agent itself finds one that runs already."""
-    env = {"UVCC_IDENTITY_SEED": identity_seed} if identity_seed else {}
-    exports = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in env.items())
     path = f'export PYTHONPATH="$HOME/{ROOT}/{wheel.site_name}" PYTHONUNBUFFERED=1'
-    head = f'#!/bin/sh\numask 077\ncd "$HOME" || exit 1\n{path}\n{exports}exec {shlex.quote(python)}'
+    head = f'umask 077\ncd "$HOME" || exit 1\n{path}\n'
+    run = f"exec {shlex.quote(python)}"
     # the bridge needs the standard library only; -S spares it the site packages
-    await link.put(f'{head} -S -m uvcc_engine.agent.attach --root "$HOME/{ROOT}"\n'.encode(), f"{ROOT}/attach")
+    bridge = f'#!/bin/sh\n{head}{run} -S -m uvcc_engine.agent.attach --root "$HOME/{ROOT}"\n'
+    await link.put(bridge.encode(), f"{ROOT}/attach")
+    seed = f"export UVCC_IDENTITY_SEED={shlex.quote(identity_seed)}\n" if identity_seed else ""
     options = "--detach" + (f" --preload {shlex.quote(preload)}" if preload else "")
-    await link.sh(f'{head} -m uvcc_engine.agent --root "$HOME/{ROOT}" {options}\n', timeout=ANSWER_S)
+    start = f'{head}{seed}{run} -m uvcc_engine.agent --root "$HOME/{ROOT}" {options} </dev/null\n'
+    done = await link.run("exec /bin/sh -s", stdin=start.encode(), timeout=ANSWER_S)  # a seed is nobody's argument
+    if done.exit is None:
+        raise UnreachableError(f"pod {link.name}: the agent's start was cut off ({done.trouble})", "try again")
+    if done.exit != 0:
+        what = done.trouble.removeprefix("error: ")
+        raise UvccError(f"the agent of pod {link.name} does not start: {what}", f"see {ROOT}/agent.log there")
 
 
 async def _ask_agent(link: PodLink, wheel: Wheel) -> dict[str, Any]:

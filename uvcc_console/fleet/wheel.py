@@ -53,15 +53,21 @@ def _sources(package: Path) -> list[tuple[str, bytes]]:
     return sorted(found)
 
 
-def _metadata(name: str, version: str) -> str:
-    """Core metadata; what a pod needs beside its image's torch stays the extra ``engine``."""
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "Requires-Python: >=3.11"]
+def engine_requirements() -> list[str]:
+    """What a pod needs beside its image's torch: the requirements of this installation's extra ``engine``."""
     try:
         wanted = importlib.metadata.requires("uvcc") or []
     except importlib.metadata.PackageNotFoundError:
         wanted = []
-    engine = sorted(r for r in wanted if 'extra == "engine"' in r.replace("'", '"'))
-    lines += ["Provides-Extra: engine", *(f"Requires-Dist: {r}" for r in engine)]
+    found = (r.replace("'", '"').partition(";") for r in wanted)
+    return sorted(name.strip() for name, _, marker in found if 'extra == "engine"' in marker)
+
+
+def _metadata(name: str, version: str) -> str:
+    """Core metadata; what a pod needs stays an extra, since the wheel is unpacked, not installed."""
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "Requires-Python: >=3.11"]
+    lines += ["Provides-Extra: engine"]
+    lines += [f'Requires-Dist: {r}; extra == "engine"' for r in engine_requirements()]
     return "\n".join(lines) + "\n"
 
 

@@ -85,6 +85,11 @@ class Halter:
                 ladder.link(pod, False, now)
         self._act(ladder.start(mode, now))
 
+    def forget(self) -> None:
+        """The workers that the last halt stopped were started again: nothing of it may reach the new ones."""
+        self.ladder = None
+        self._nonces.clear()
+
     def message(self, pod: str, message: Mapping[str, Any]) -> None:
         """Something an agent said by itself."""
         if self.ladder is None or message.get("run") != self._run:

@@ -157,6 +157,8 @@ class Service:
         self._note(event)
         if isinstance(event, ev.PodChanged | ev.RunCreated):
             self._sync()
+        elif isinstance(event, ev.PhaseStarted):
+            self._halter.forget()
         elif isinstance(event, ev.HaltRequested) and (not self._only or event.nonce == self._only):
             self._request(event)
 

@@ -1,0 +1,154 @@
+"""PodLink against the real OpenSSH server, where this machine has one: its limits are not ours to choose."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from uvcc_console.fleet.ssh import PodLink, Timeouts
+from uvcc_engine.contract.errors import UnreachableError, VerificationError
+
+SSHD = os.environ.get("UVCC_TEST_SSHD") or shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+QUICK = Timeouts(connect=5.0, login=10.0, operation=20.0, keepalive_s=0.5, keepalive_count=2, backoff_first=0.02)
+
+
+def why_not() -> str:
+    if not SSHD:
+        return "no sshd on this machine"
+    if os.getuid() == 0:
+        try:
+            pwd.getpwnam("sshd")
+        except KeyError:
+            return "sshd run by root needs a user named sshd"
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
+
+
+class Sshd:
+    """One real server with its own host key; the login is this user's."""
+
+    def __init__(self, folder: Path, port: int, client: asyncssh.SSHKey) -> None:
+        self.folder, self.port = folder, port
+        self.address = f"{getpass.getuser()}@127.0.0.1:{port}"
+        (folder / "authorized").write_bytes(client.export_public_key())
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def new_host_key(self) -> None:
+        key = self.folder / "host"
+        key.write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key("openssh"))
+        key.chmod(0o600)
+
+    async def start(self) -> None:
+        lines = [
+            f"Port {self.port}",
+            "ListenAddress 127.0.0.1",
+            f"HostKey {self.folder}/host",
+            f"AuthorizedKeysFile {self.folder}/authorized",
+            "PidFile none",
+            "StrictModes no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "Subsystem sftp internal-sftp",
+        ]
+        config = self.folder / "config"
+        config.write_text("\n".join(lines) + "\n")
+        self.process = subprocess.Popen(
+            [str(SSHD), "-D", "-e", "-f", str(config)], stderr=(self.folder / "log").open("ab")
+        )
+        async with asyncio.timeout(10):
+            while b"listening on" not in (self.folder / "log").read_bytes():
+                assert self.process.poll() is None, (self.folder / "log").read_text()
+                await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            await asyncio.to_thread(self.process.wait, 10)
+            (self.folder / "log").unlink()
+
+
+@pytest.fixture
+async def sshd(tmp_path: Path, client_key: asyncssh.SSHKey, unused_tcp_port: int) -> AsyncIterator[Sshd]:
+    server = Sshd(tmp_path, unused_tcp_port, client_key)
+    server.new_host_key()
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def link(sshd: Sshd, client_key: asyncssh.SSHKey) -> AsyncIterator[PodLink]:
+    made = PodLink("p0r0", sshd.address, client_key, timeouts=QUICK)
+    yield made
+    await made.close()
+
+
+async def test_commands_streams_and_files(link: PodLink, tmp_path: Path) -> None:
+    noise = os.urandom(500_000)
+    done = await link.run("cat; echo trouble >&2; exit 4", stdin=noise)
+    assert (done.exit, done.stdout, done.trouble) == (4, noise, "trouble")
+    target = tmp_path / "blob"
+    await link.put(noise, str(target))
+    assert target.read_bytes() == noise
+    assert await link.read(str(target)) == noise
+
+
+async def test_thirty_commands_at_once_stay_below_its_session_limit(link: PodLink) -> None:
+    found = await asyncio.gather(*(link.run(f"sleep 0.05; echo {n}") for n in range(30)))
+    assert [f.text for f in found] == [str(n) for n in range(30)]
+
+
+async def test_forty_pods_at_once_stay_below_its_startup_limit(sshd: Sshd, client_key: asyncssh.SSHKey) -> None:
+    links = [PodLink(f"p{n}", sshd.address, client_key, timeouts=QUICK) for n in range(40)]
+    await asyncio.gather(*(x.connect_until(30.0) for x in links))  # the server counts a moment longer than we do
+    assert all(x.up for x in links)
+    for x in links:
+        await x.close()
+
+
+async def test_a_detached_process_survives_the_link(link: PodLink, tmp_path: Path) -> None:
+    mark = tmp_path / "alive"
+    await link.sh(f"setsid -f sh -c 'echo $$ >{tmp_path}/pid; sleep 1; touch {mark}' </dev/null >/dev/null 2>&1")
+    link.abort()
+    async with asyncio.timeout(10):
+        while not mark.exists():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_lost_link_is_unknown(link: PodLink) -> None:
+    running = asyncio.create_task(link.run("echo started; sleep 60"))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not link.up:
+            await asyncio.sleep(0.01)
+    process = await link.open("cat")
+    link.abort()
+    assert (await running).exit is None
+    await process.wait_closed()
+
+
+async def test_another_host_key_is_refused(sshd: Sshd, link: PodLink) -> None:
+    await link.connect()
+    await link.close()
+    await sshd.stop()
+    sshd.new_host_key()
+    await sshd.start()
+    with pytest.raises(VerificationError, match="another host key"):
+        await link.connect()
+
+
+async def test_a_stranger_is_told_so(sshd: Sshd) -> None:
+    stranger = PodLink("p0r0", sshd.address, asyncssh.generate_private_key("ssh-ed25519"), timeouts=QUICK)
+    with pytest.raises(UnreachableError, match="refuses the key"):
+        await stranger.connect()
