@@ -19,12 +19,6 @@ from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.parallel.topology import Topology
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    make_run(tmp_path / RUN)
-    return tmp_path / RUN
-
-
 def now() -> float:
     return START + 1000
 

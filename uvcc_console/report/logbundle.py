@@ -1,0 +1,228 @@
+"""``all_logs_explained.md``: one file that an auditor reads from the top.
+
+What ran, who took part, the verifier's verdict, key figures, and every log with its SHA-256, each heading explained.
+Every line is checked by :mod:`redact` before it is written; one forbidden line and there is no bundle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+from uvcc_console.report import metrics
+from uvcc_console.report.artifacts import write_artifacts
+from uvcc_console.report.eventlog import stamp
+from uvcc_console.report.record import RunRecord, address
+from uvcc_console.report.redact import checked
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.transcript.bundle import NAME
+from uvcc_engine.transcript.verifier import verify
+
+OUTPUT: Final = "all_logs_explained.md"
+# text that is quoted in full; everything else is listed with its hash only
+QUOTED: Final = (
+    "run_full.log",
+    "dp_layout.json",
+    "dp_matrix.md",
+    "audit_bundle.json",
+    "*.log",
+    "events.jsonl",
+    "training.csv",
+    "val.csv",
+    "run.info",
+    "run.json",
+    "exit*.json",
+    "result*.json",
+    "metrics.json",
+    "stackdump_*.txt",
+)
+# never opened for quoting, whatever they are called elsewhere
+UNQUOTED: Final = ("*.bin", "*.safetensors", "openings.jsonl", "peers.jsonl", "roots.jsonl", NAME)
+_EXPLAINED: Final = {
+    "run_full.log": "The rollout as the console saw it, one event a line: pods, stages, roots, results, verdicts.",
+    "dp_layout.json": "Which pod belongs to which party and replica, and where it was reached.",
+    "dp_matrix.md": "Replicas with their session ids and roots of the first epoch.",
+    "audit_bundle.json": "The last epoch's roots. Everything here follows from the signed proof bundle.",
+    "events.jsonl": "What a pod's workers reported: links, checkpoints, errors, the result.",
+    "training.csv": "One row a step, as the workers wrote it.",
+    "val.csv": "Evaluations.",
+    "run.info": "The resolved configuration and versions of the pod.",
+    "run.json": "The same as JSON.",
+    "result.json": "The outcome with the party's signature.",
+    "exit.json": "How the worker ended.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One file of the run. ``name`` is relative to the artifacts."""
+
+    name: str
+    path: Path
+    size: int
+    sha256: str
+    quoted: bool
+
+
+def write_bundle(run_dir: Path, out: Path | None = None, exclude: Sequence[str] = ()) -> list[Path]:
+    """Write the bundle (default ``artifacts/all_logs_explained.md``) and, if zstandard is installed, its ``.zst``.
+
+    ``exclude``: names (or patterns) of files to leave out; they are still listed. Raises RedactionError naming file and
+    line if anything share-, key- or token-shaped would get in; then no bundle exists, not even an older one.
+    """
+    write_artifacts(run_dir)
+    record = RunRecord.load(run_dir)
+    path = out or record.artifacts / OUTPUT
+    packed = path.with_name(path.name + ".zst")
+    partial = path.with_name(path.name + ".part")
+    for old in (path, packed, partial):
+        old.unlink(missing_ok=True)
+    logs = find_logs(record.artifacts, exclude)
+    try:
+        with partial.open("w") as file:
+            for line in _document(record, logs):
+                file.write(line + "\n")
+        os.replace(partial, path)
+    except OSError as e:
+        raise UvccError(f"cannot write {path}: {e.strerror}", "free disk space, or name another file") from e
+    finally:
+        partial.unlink(missing_ok=True)
+    return [path, *_compress(path, packed)]
+
+
+def _compress(path: Path, packed: Path) -> list[Path]:
+    try:
+        import zstandard
+    except ImportError:
+        return []
+    with path.open("rb") as source, packed.open("wb") as target:
+        zstandard.ZstdCompressor(level=10).copy_stream(source, target)
+    return [packed]
+
+
+def find_logs(artifacts: Path, exclude: Sequence[str] = ()) -> list[LogFile]:
+    """Every file of a run's artifacts with its hash, in order of name."""
+    found = []
+    for path in sorted(p for p in artifacts.rglob("*") if p.is_file()):
+        name = path.relative_to(artifacts).as_posix()
+        base = path.name
+        if base.startswith(OUTPUT) or "figs/" in name:
+            continue
+        left_out = any(fnmatch(name, x) or fnmatch(base, x) for x in exclude)
+        quoted = not left_out and _matches(base, QUOTED) and not _matches(base, UNQUOTED)
+        with path.open("rb") as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
+        found.append(LogFile(name, path, path.stat().st_size, digest, quoted))
+    return found
+
+
+def _matches(base: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(base, p) for p in patterns)
+
+
+def _document(record: RunRecord, logs: Sequence[LogFile]) -> Iterator[str]:
+    yield from checked("(summary)", _summary(record))
+    yield from checked("(list of files)", _files(logs))
+    yield from ("", "# 6. Logs", "", "Each log is quoted as fetched; its SHA-256 is that of the file.")
+    for log in logs:
+        if log.quoted:
+            yield from _quote(log)
+
+
+def _quote(log: LogFile) -> Iterator[str]:
+    base = log.path.name
+    yield ""
+    yield f"## {log.name}"
+    yield ""
+    why = _EXPLAINED.get(base) or ("Output of one worker process." if base.startswith("worker_") else "")
+    yield from ([why, ""] if why else [])
+    yield f"SHA-256 `{log.sha256}`, {log.size} bytes"
+    yield ""
+    fence = "````"
+    yield f"{fence}text"
+    with log.path.open(errors="replace", newline="\n") as file:
+        # a line that looks like our own fence would end the quotation early
+        lines = (line.rstrip("\n") for line in file)
+        yield from (line.replace(fence, "` ` ` `") for line in checked(log.name, lines))
+    yield fence
+
+
+def _summary(record: RunRecord) -> Iterator[str]:
+    s = record.snapshot
+    size = f"{s.replicas} replicas x 3 parties x {s.pipeline_stages} stages x {s.tensor} tensor ranks"
+    yield f"# {s.run}: all logs, explained"
+    yield ""
+    yield "This file holds every log of one run, with what to look at first. It was checked to hold no share, key or"
+    yield "token. Nothing in it needs to be believed: the proof bundle is signed, and `uvcc verify` recomputes it."
+    yield ""
+    yield "# 1. What ran"
+    yield ""
+    yield f"- Profile {s.profile_name}, job kind {s.job_kind}, {size}"
+    yield f"- Planned {stamp(s.created)}, last event {stamp(s.updated)}"
+    yield f"- Status: {s.status}" + (f" ({s.detail})" if s.detail else "")
+    for v in s.stages:
+        took = f", {v.ended - v.started:.1f} s" if v.ended > v.started > 0 else ""
+        yield f"- Stage {v.name}: {v.status}{took}" + (f": {v.detail}" if v.detail else "")
+    yield ""
+    yield "# 2. Who"
+    yield ""
+    yield "Three domains that do not trust each other; each signs with its own key, born on its own pod."
+    yield ""
+    yield "| party | replica | pod | provider | address | identity |"
+    yield "|---|---|---|---|---|---|"
+    for pod in record.pods:
+        _, host, port = address(pod)
+        yield f"| P{pod.party} | {pod.replica} | {pod.pod} | {pod.provider} | {host}:{port} | {pod.identity} |"
+    yield ""
+    yield "# 3. The verifier's verdict"
+    yield ""
+    yield "Computed now from the files beside this one, not copied from a log."
+    for phase in record.phases:
+        yield from ("", f"## {phase}", "", "````text", *_verdict(record, phase), "````")
+    yield ""
+    yield "# 4. Key figures"
+    yield ""
+    yield "| metric | count or value |"
+    yield "|---|---|"
+    for name, value in metrics.table(record):
+        yield f"| {name} | {value} |"
+    yield from _gates(record)
+
+
+def _verdict(record: RunRecord, phase: str) -> list[str]:
+    path = record.artifacts / phase / NAME
+    if not path.is_file():
+        return ["no proof bundle: this phase was not finished, or its job kind has none"]
+    try:
+        return verify(path, allowed_signers=record.pins() or None).text().splitlines()
+    except UvccError as e:
+        return ["NOT VERIFIED", *str(e).splitlines()]
+
+
+def _gates(record: RunRecord) -> Iterator[str]:
+    if record.snapshot.gates:
+        yield from ("", "## Gates", "", "| gate | wanted | measured | passed |", "|---|---|---|---|")
+        for g in record.snapshot.gates:
+            yield f"| {g.name} | {g.wanted} | {g.measured} | {'yes' if g.ok else 'NO'} |"
+    if record.snapshot.alerts:
+        yield from ("", "## Alerts", "")
+        yield from (f"- {stamp(a.ts)} {a.level} {a.source}: {a.text}" for a in record.snapshot.alerts)
+
+
+def _files(logs: Sequence[LogFile]) -> Iterator[str]:
+    yield from (
+        "",
+        "# 5. Every file of the run",
+        "",
+        "Files that are not quoted are evidence for tools, not for reading.",
+        "",
+    )
+    yield "| file | bytes | SHA-256 | quoted below |"
+    yield "|---|---|---|---|"
+    for log in logs:
+        yield f"| {log.name} | {log.size} | `{log.sha256}` | {'yes' if log.quoted else 'no'} |"
