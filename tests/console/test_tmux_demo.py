@@ -70,6 +70,9 @@ def home() -> Iterator[Path]:
     """A short path: unix sockets below it must stay under 108 bytes."""
     path = Path(tempfile.mkdtemp(prefix="ut-"))
     yield path
+    if _alive(path):  # a failed test may not leave pods behind
+        env = {**os.environ, "UVCC_HOME": str(path / "data"), "TMPDIR": str(path)}
+        subprocess.run(f"{UVCC} teardown last", shell=True, env=env, check=False, capture_output=True, timeout=60)
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -95,8 +98,7 @@ def _alive(home: Path) -> list[str]:
 def test_watch_halt_resume_and_end_verified(home: Path) -> None:
     terminal = Terminal(home, f"{UVCC} demo --seed 11 --steps 40", 160, 50)
     try:
-        first = terminal.wait_for(r"Fleet", 20)
-        assert "F9" in first
+        terminal.wait_until(lambda s: "Fleet" in s and "F9" in s, 20, "the first screen")
         terminal.wait_for(r"FULL .*step (1\d|[2-9])/40", 75)
         before = _snapshot(home).series["p0r0s0t0"]["loss"]
         assert before.ys()[-1] < before.ys()[0]
