@@ -22,7 +22,7 @@ from uvcc_engine.private.models import ModelSpec, find_model
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.policy import Policy, check_policy, read_signatures
 
-SITE: Final = Path(__file__).resolve().parents[2]
+SITE: Final = Path(__file__).parents[2]
 CODE_HASH: Final = "CODE_HASH"
 REGISTRY: Final = "sessions.jsonl"
 

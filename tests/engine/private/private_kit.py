@@ -1,0 +1,202 @@
+"""Three parties, a data owner and a signed policy in a folder; their workers as real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvcc_engine
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.private.data import load_digits
+from uvcc_engine.private.inputs import PartyInputs, SharedInputs, open_inputs, share_dataset
+from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.policy import Policy, PolicyParty, sign_policy, write_signatures
+
+CODE = hashlib.sha256(b"the wheel").hexdigest()
+PARTIES = [Identity(bytes([i + 1]) * 32, bytes([i + 9]) * 32) for i in range(3)]
+OWNER = Identity(b"o" * 32, b"w" * 32)
+
+
+def shared_digits(job: PrivateJob) -> SharedInputs:
+    data = load_digits(job.seed, job.test_rows)
+    return share_dataset(data, job.frac_bits, tuple(p.public for p in PARTIES), OWNER, seed=1)
+
+
+def opened_digits(job: PrivateJob) -> list[PartyInputs]:
+    made = shared_digits(job)
+    return [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], **made.public()) for i in range(3)]
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def until(found: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Poll until ``found`` gives something true."""
+    pause = select.poll()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = found()
+        if value:
+            return value
+        pause.poll(10)
+    raise AssertionError(f"{what} did not happen within {seconds} s")
+
+
+class Zygote:
+    """The process that workers are forked from."""
+
+    def __init__(self, folder: Path) -> None:
+        self.site = site = folder / "site"
+        site.mkdir()
+        (site / "CODE_HASH").write_text(CODE)
+        (site / "uvcc_engine").symlink_to(Path(uvcc_engine.__file__).parent)
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("private_zygote.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"},
+        )
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+
+class Fleet:
+    """One job of three parties; ``launch`` starts their workers, ``wait`` returns their exit codes."""
+
+    def __init__(self, folder: Path, zygote: Zygote, job: PrivateJob, links: list[dict[str, Any]], **limits: Any):
+        self.folder, self.job, self.links, self._zygote = folder, job, links, zygote
+        self.run = "test.full"
+        made = shared_digits(job)
+        self.policy = Policy.build(
+            job=job.to_json(),
+            model_hash=CODE,
+            code_hash=CODE,
+            topology=Topology(),
+            parties=[PolicyParty(i, p.public, "local", "here") for i, p in enumerate(PARTIES)],
+            owner=made.owner,
+            commitments=made.commitments,
+            reveal=list(job.reveal),
+            limits=limits,
+            nonce=hashlib.sha256(b"nonce").hexdigest(),
+        )
+        for i, party in enumerate(PARTIES):
+            home = self.home(i)
+            home.mkdir(parents=True)
+            party._store(home / "identity")
+            (home / "inputs").write_bytes(made.boxes[i])
+            (home / "policy.json").write_bytes(self.policy.canonical)
+            write_signatures(
+                home / "signatures.json", {p: sign_policy(i_, self.policy, CODE) for p, i_ in enumerate(PARTIES)}
+            )
+        self.pids: list[int] = []
+
+    def home(self, party: int) -> Path:
+        return self.folder / f"pod{party}"
+
+    def dir(self, party: int) -> Path:
+        return self.home(party) / "run"
+
+    def spec(self, party: int, **changes: Any) -> WorkerSpec:
+        home = self.home(party)
+        values: dict[str, Any] = {
+            "run": self.run,
+            "kind": "private",
+            "coord": f"p{party}r0s0t0",
+            "topology": {"replicas": 1, "stages": 1, "tensor": 1, "microbatches": 1},
+            "job": self.job.to_json(),
+            "dir": str(self.dir(party)),
+            "identity_dir": str(home / "identity"),
+            "policy": str(home / "policy.json"),
+            "signatures": str(home / "signatures.json"),
+            "inputs": str(home / "inputs"),
+            "link": self.links[party],
+        }
+        return WorkerSpec.from_json(values | changes)
+
+    def launch(self, *, only: tuple[int, ...] = (0, 1, 2), **changes: Any) -> list[int]:
+        self.pids = []
+        for party in only:
+            self.dir(party).mkdir(exist_ok=True)
+            for stale in ("exit.json", ".HALT"):
+                (self.dir(party) / stale).unlink(missing_ok=True)
+            log = str(self.home(party) / "worker.log")
+            self.pids.append(self._zygote.ask({"spec": self.spec(party, **changes).to_json(), "log": log})["pid"])
+        return self.pids
+
+    def wait(self) -> list[int]:
+        return [self._zygote.ask({"wait": pid})["rc"] for pid in self.pids]
+
+    def exit(self, party: int) -> dict[str, Any]:
+        return json.loads((self.dir(party) / "exit.json").read_text())  # type: ignore[no-any-return]
+
+    def result(self, party: int) -> dict[str, Any]:
+        return json.loads((self.dir(party) / "result.json").read_text())  # type: ignore[no-any-return]
+
+    def events(self, party: int, name: str) -> list[dict[str, Any]]:
+        try:
+            lines = (self.dir(party) / "events.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [e["fields"] for e in map(json.loads, lines) if e["event"] == name]
+
+    def roots(self, party: int) -> dict[int, str]:
+        return {e["epoch"]: e["root"] for e in self.events(party, "epoch_root")}
+
+    def csv(self, party: int) -> list[str]:
+        return (self.dir(party) / "training.csv").read_text().splitlines()
+
+
+def direct_links() -> list[dict[str, Any]]:
+    peers = {str(p): f"127.0.0.1:{free_port()}" for p in range(3)}
+    return [{"kind": "direct", "listen": peers[str(p)], "peers": peers} for p in range(3)]
+
+
+@contextlib.contextmanager
+def relay_links(folder: Path) -> Iterator[list[dict[str, Any]]]:
+    """A relay process; yields the parties' link settings."""
+    group = "test.full"
+    tokens = [hashlib.sha256(b"token %d" % p).hexdigest() for p in range(3)]
+    credentials = [{"party": p, "group": group, "token": t} for p, t in enumerate(tokens)]
+    config = folder / "relay.json"
+    config.write_text(json.dumps({"db": "relay.db", "ready_file": "ready.json", "credentials": credentials}))
+    config.chmod(0o600)
+    process = subprocess.Popen([sys.executable, "-m", "uvcc_engine.relay", "--config", str(config)])
+    try:
+        ready = until(lambda: (folder / "ready.json").exists() and (folder / "ready.json").read_text(), 20, "the relay")
+        url = json.loads(ready)["url"]
+        links = []
+        for p, token in enumerate(tokens):
+            file = folder / f"token{p}"
+            file.write_text(token)
+            file.chmod(0o600)
+            links.append({"kind": "relay", "relay_url": url, "token_file": str(file), "group": group})
+        yield links
+    finally:
+        process.terminate()
+        process.wait(15)

@@ -1,0 +1,50 @@
+"""Imports the worker once and forks one process per request, as a pod's agent does; JSON lines on stdin and stdout.
+
+``{"spec": WorkerSpec, "log": file}`` -> ``{"pid": n}``; ``{"wait": pid}`` -> ``{"rc": n}`` (negative: by that signal).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+
+def child(request: dict[str, object]) -> None:
+    os.setsid()
+    out = os.open(str(request["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for target in (1, 2):
+        os.dup2(out, target)
+    from uvcc_engine.agent.child import run
+    from uvcc_engine.contract.spec import WorkerSpec
+
+    rc = 70
+    try:
+        rc = run(WorkerSpec.from_json(request["spec"]))  # type: ignore[arg-type]
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(rc)
+
+
+def main() -> None:
+    import torch
+
+    import uvcc_engine.private.worker  # noqa: F401  # imported here so that forked workers need not
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            answer = {"rc": os.waitstatus_to_exitcode(status)}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                child(request)
+            answer = {"pid": pid}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

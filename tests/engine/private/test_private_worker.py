@@ -1,0 +1,247 @@
+"""Workers as real processes: done, held, halted, resumed, killed, refused; over direct links and over the relay."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from private_kit import CODE, Fleet, Zygote, direct_links, relay_links, until
+
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
+from uvcc_engine.private.job import PrivateJob
+
+JOB = PrivateJob(steps=12, batch=16, checkpoint_every=5, test_rows=100)
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def whole(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """A run that nothing disturbed: what the others must equal."""
+    fleet = Fleet(tmp_path_factory.mktemp("whole"), zygote, JOB, direct_links())
+    fleet.launch()
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    return fleet
+
+
+@pytest.fixture(params=["direct", "relay"])
+def links(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[dict[str, Any]]]:
+    if request.param == "direct":
+        yield direct_links()
+    else:
+        with relay_links(tmp_path) as found:
+            yield found
+
+
+def halt(fleet: Fleet, party: int, mode: str, nonce: str = "n1") -> None:
+    write_halt(fleet.dir(party), HaltRequest(mode, nonce, fleet.run))
+
+
+def steps_done(fleet: Fleet, party: int) -> int:
+    return len(fleet.roots(party))
+
+
+def assert_same_result(fleet: Fleet, whole: Fleet) -> None:
+    for p in range(3):
+        assert fleet.result(p)["result_hash"] == whole.result(0)["result_hash"]
+        assert fleet.roots(p) == whole.roots(p)
+        assert [line.split(",")[:3] for line in fleet.csv(p)] == [line.split(",")[:3] for line in whole.csv(p)]
+
+
+def test_a_whole_run_agrees_and_leaves_its_files(whole: Fleet) -> None:
+    results = [whole.result(p) for p in range(3)]
+    assert len({r["result_hash"] for r in results}) == 1
+    assert results[0]["values"] == results[2]["values"]
+    assert set(results[0]["values"]) == {"loss", "accuracy"}
+    assert 0.5 < results[0]["values"]["accuracy"] <= 1.0
+    for p in range(3):
+        assert whole.exit(p)["status"] == "done"
+        assert whole.exit(p)["step"] == 12
+        assert len(whole.csv(p)) == 13
+        assert sorted(whole.roots(p)) == list(range(13))  # one epoch per step, one for the result
+        assert ck.steps_present(whole.dir(p) / "checkpoints") == [10, 5]
+        ck.verify(whole.dir(p) / "checkpoints" / "step-10")
+    mine = {(e["epoch"], 1): e["pairs"]["p1r0s0t0"] for e in whole.events(0, "epoch_root")}
+    theirs = {(e["epoch"], 1): e["pairs"]["p0r0s0t0"] for e in whole.events(1, "epoch_root")}
+    assert mine == theirs
+
+
+def test_a_checkpoint_holds_two_components_of_the_state_and_parties_share_one(whole: Fleet) -> None:
+    from safetensors.torch import load_file
+
+    states = [load_file(whole.dir(p) / "checkpoints" / "step-10" / "rank0.safetensors") for p in range(3)]
+    for p in range(3):
+        for name in ("weight.0", "velocity.1"):
+            assert states[p][f"{name}.hi"].equal(states[(p + 1) % 3][f"{name}.lo"])
+            assert not states[p][f"{name}.lo"].equal(states[p][f"{name}.hi"])
+
+
+def test_halt_stops_all_at_one_step_and_resume_ends_in_the_same_result(
+    whole: Fleet, zygote: Zygote, tmp_path: Path, links: list[dict[str, Any]]
+) -> None:
+    fleet = Fleet(tmp_path / "fleet", zygote, JOB, links)
+    fleet.launch()
+    until(lambda: steps_done(fleet, 1) >= 3, 30, "the third step")
+    halt(fleet, 1, HALT)
+    assert fleet.wait() == [0, 0, 0]
+    exits = [fleet.exit(p) for p in range(3)]
+    assert {e["status"] for e in exits} == {"halted"}
+    step = exits[0]["step"]
+    assert 3 < step <= 12
+    for p in range(3):
+        manifest = ck.verify(fleet.dir(p) / "checkpoints" / f"step-{step}")
+        assert exits[p]["step"] == step
+        assert exits[p]["checkpoint"] == manifest.sha256
+        assert fleet.events(p, "halted") == [{"nonce": "n1", "step": step, "checkpoint": manifest.sha256}]
+        assert not (fleet.dir(p) / "result.json").exists()
+    fleet.launch(resume=True)
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    assert fleet.events(0, "resumed")[0]["step"] == step
+    assert_same_result(fleet, whole)
+
+
+def test_a_hold_at_one_party_holds_all_until_its_release(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, zygote, JOB, direct_links())
+    fleet.launch()
+    until(lambda: steps_done(fleet, 0) >= 2, 30, "the second step")
+    halt(fleet, 0, HOLD, "n7")
+    held = [until(lambda p=p: fleet.events(p, "held"), 20, f"P{p}'s hold")[0] for p in range(3)]
+    assert held[0]["nonce"] == "n7"
+    assert len({str(h) for h in held}) == 1
+    beat = until(
+        lambda: [b for b in (fleet.dir(2) / "heartbeat_rank0.jsonl").read_text().splitlines() if '"hold"' in b],
+        20,
+        "a heartbeat of the hold",
+    )
+    assert '"halt_nonce":"n7"' in beat[0]
+    assert steps_done(fleet, 1) == held[0]["step"]
+    halt(fleet, 0, RELEASE, "n7")
+    assert fleet.wait() == [0, 0, 0]
+    assert fleet.events(2, "released") == [{"nonce": "n7"}]
+    assert_same_result(fleet, whole)
+
+
+def test_a_killed_worker_ends_in_a_named_failure_and_the_run_can_be_resumed(
+    whole: Fleet, zygote: Zygote, tmp_path: Path, links: list[dict[str, Any]]
+) -> None:
+    fleet = Fleet(tmp_path / "fleet", zygote, JOB, [{**link, "peer_timeout_s": 4.0} for link in links])
+    fleet.launch()
+    until(lambda: steps_done(fleet, 2) >= 7, 30, "the seventh step")
+    os.kill(fleet.pids[2], signal.SIGKILL)
+    assert fleet.wait() == [4, 4, -9]
+    for p in (0, 1):
+        found = fleet.exit(p)
+        assert found["status"] == "failed"
+        assert found["party"] == 2
+        assert "party 2" in found["error"]
+    fleet.launch(resume=True)
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    assert {fleet.events(p, "resumed")[0]["step"] for p in range(3)} == {5}
+    assert_same_result(fleet, whole)
+
+
+def test_sigterm_halts_all(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, zygote, JOB, direct_links())
+    fleet.launch()
+    until(lambda: steps_done(fleet, 0) >= 1, 30, "the first step")
+    os.kill(fleet.pids[0], signal.SIGTERM)
+    assert fleet.wait() == [0, 0, 0]
+    assert {fleet.exit(p)["status"] for p in range(3)} == {"halted"}
+    assert len({fleet.exit(p)["step"] for p in range(3)}) == 1
+
+
+def test_a_worker_that_waits_for_its_peers_can_be_halted(zygote: Zygote, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, zygote, JOB, direct_links())
+    fleet.launch(only=(0,))
+    until(lambda: (fleet.dir(0) / "run.json").exists(), 20, "the start")
+    halt(fleet, 0, HALT)
+    assert fleet.wait() == [0]
+    assert fleet.exit(0)["status"] == "halted"
+
+
+def refuse_signature(fleet: Fleet) -> None:
+    file = fleet.home(0) / "signatures.json"
+    lines = file.read_text().replace('"2": ', '"x": ').replace('"1": ', '"2": ').replace('"x": ', '"1": ')
+    file.write_text(lines)
+
+
+def refuse_policy(fleet: Fleet) -> None:
+    file = fleet.home(0) / "policy.json"
+    file.write_bytes(file.read_bytes().replace(b'"steps":12', b'"steps":13'))
+
+
+def refuse_inputs(fleet: Fleet) -> None:
+    file = fleet.home(0) / "inputs"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+
+
+def refuse_foreign_inputs(fleet: Fleet) -> None:
+    (fleet.home(0) / "inputs").write_bytes((fleet.home(1) / "inputs").read_bytes())
+
+
+def refuse_identity(fleet: Fleet) -> None:
+    (fleet.home(0) / "identity" / "ed25519").chmod(0o644)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (refuse_signature, "P1's signature does not hold"),
+        (refuse_policy, "signature does not hold"),
+        (refuse_inputs, "altered"),
+        (refuse_foreign_inputs, "for another party"),
+        (refuse_identity, "readable by others"),
+    ],
+)
+def test_a_worker_refuses_to_start_and_says_why(zygote: Zygote, tmp_path: Path, spoil: Any, words: str) -> None:
+    fleet = Fleet(tmp_path, zygote, JOB, direct_links())
+    spoil(fleet)
+    fleet.launch(only=(0,))
+    assert fleet.wait()[0] in (1, 2)
+    assert words in fleet.exit(0)["error"]
+    assert fleet.events(0, "run_failed")
+    assert not fleet.events(0, "link_up")
+
+
+def test_other_code_or_a_session_known_under_another_policy_is_refused(zygote: Zygote, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, zygote, JOB, direct_links())
+    registry = fleet.home(0) / "identity" / "sessions.jsonl"
+    registry.write_text(json.dumps({"sid_job": fleet.policy.sid_job.hex(), "policy_hash": "0" * 64}) + "\n")
+    fleet.launch(only=(0,))
+    assert fleet.wait() == [3]
+    assert "under another policy" in fleet.exit(0)["error"]
+    (zygote.site / "CODE_HASH").write_text("f" * 64)
+    try:
+        fleet.launch(only=(0,))
+        assert fleet.wait() == [2]
+    finally:
+        (zygote.site / "CODE_HASH").write_text(CODE)
+    assert "this worker is ffff" in fleet.exit(0)["error"]
+
+
+def test_parties_with_different_policies_do_not_start(zygote: Zygote, tmp_path: Path) -> None:
+    links = direct_links()
+    one = Fleet(tmp_path / "one", zygote, JOB, links)
+    two = Fleet(tmp_path / "two", zygote, replace(JOB, lr=0.25), links)
+    pids = [*one.launch(only=(0, 1), attempt=0), *two.launch(only=(2,))]
+    until(lambda: one.events(0, "link_up"), 20, "P0 and P1 to meet")
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    for fleet in (one, two):
+        fleet.wait()
+    assert not one.roots(0)
+    assert not two.roots(2)
