@@ -147,7 +147,7 @@ def relay(agent: Agent, console: Console, m: Message) -> Fields | None:
         agent.await_relay(run, (wire.RELAY, str(m.get("nonce", ""))))
         return None
     if action == "stop":
-        return {"stopped": agent.relays.signal(signal.SIGTERM, run)}
+        return {"stopped": agent.relays.stop(run)}
     raise ConfigError(f"unknown relay action {action!r}", "start or stop")
 
 

@@ -7,7 +7,9 @@ lets another agent take it over.
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +22,10 @@ from uvcc_engine.agent.process import ProcessId
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 
+log = logging.getLogger(__name__)
 READY: Final = "ready.json"
+CONFIG: Final = "config.json"
+MOST_RESTARTS: Final = 5
 READY_S: Final = 30.0
 
 
@@ -34,6 +39,8 @@ class Relay:
     since: float
     process: subprocess.Popen[bytes] | None = None
     url: str = ""
+    stopping: bool = False
+    restarts: int = 0
 
     def alive(self) -> bool:
         if self.process is not None and self.process.poll() is not None:
@@ -88,13 +95,30 @@ class RelayTable:
             return known
         folder = self._root / files.checked_run_id(run)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / READY).unlink(missing_ok=True)
-        files.write_json(folder / "config.json", {**config, "ready_file": READY}, mode=0o600)
-        command = [sys.executable, "-m", "uvcc_engine.relay", "--config", os.fspath(folder / "config.json")]
+        files.write_json(folder / CONFIG, {**config, "ready_file": READY}, mode=0o600)
+        return self._spawn(run, folder)
+
+    def restart(self, relay: Relay) -> bool:
+        """Start a relay that died at the address it had; False if it was stopped, never served or dies too often."""
+        if relay.stopping or not relay.url or relay.restarts >= MOST_RESTARTS:
+            return False
         try:
-            with (folder / "relay.log").open("ab") as log:
+            config = files.read_json(relay.folder / CONFIG)
+            address = relay.url.partition("://")[2]
+            files.write_json(relay.folder / CONFIG, {**config, "listen": address}, mode=0o600)
+            self._spawn(relay.run, relay.folder).restarts = relay.restarts + 1
+        except UvccError as error:
+            log.error("the relay of %s cannot be started again: %s", relay.run, error)
+            return False
+        return True
+
+    def _spawn(self, run: str, folder: Path) -> Relay:
+        (folder / READY).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "uvcc_engine.relay", "--config", os.fspath(folder / CONFIG)]
+        try:
+            with (folder / "relay.log").open("ab") as out:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder, start_new_session=True
                 )
         except OSError as error:
             raise UvccError(f"cannot start the relay: {error.strerror}", "check memory and disk of the pod") from error
@@ -106,10 +130,18 @@ class RelayTable:
         relay.save()
         return relay
 
-    def signal(self, number: int, run: str | None = None) -> int:
-        """Signal one relay or all; returns how many were there."""
+    def look(self) -> None:
+        """Note the addresses of relays that have begun to serve."""
+        for relay in self.known.values():
+            if not relay.url and (relay.folder / READY).exists():
+                relay.look()
+
+    def stop(self, run: str | None = None, *, kill: bool = False) -> int:
+        """End one relay or all; returns how many were there."""
         chosen = [r for r in self.known.values() if run in (None, r.run)]
-        return sum(r.id.send_group(number) for r in chosen)
+        for relay in chosen:
+            relay.stopping = True
+        return sum(r.id.send_group(signal.SIGKILL if kill else signal.SIGTERM) for r in chosen)
 
     def reap(self) -> list[Relay]:
         """Relays that have ended since the last call; they are forgotten."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from uvcc_engine.agent import ops, party, probe
 from uvcc_engine.agent.channel import Console
+from uvcc_engine.agent.ending import Ending
 from uvcc_engine.agent.front import Front, Key
 from uvcc_engine.agent.halts import HaltWatch, may_follow
 from uvcc_engine.agent.lease import Lease
@@ -49,19 +50,6 @@ class _Launch:
     failed: list[str] = field(default_factory=list)
 
 
-@dataclass
-class _Stop:
-    """The agent's own end: TERM was sent; KILL follows at ``kill_at``, and nothing waits beyond ``end_at``."""
-
-    kill_at: float
-    end_at: float
-    keys: list[Key]
-    ended: int
-    killed: int = 0
-    zygote_ended: bool = False
-    relays_told: bool = False
-
-
 class Agent:
     """Owns everything on this pod that lives longer than a console's visit."""
 
@@ -81,7 +69,7 @@ class Agent:
         self._probes_awaited: list[tuple[probe.GpuQuery, Key]] = []
         self._gpus: probe.GpuQuery | None = None
         self._cpu = probe.CpuMeter()
-        self._stop: _Stop | None = None
+        self._ending: Ending | None = None
         self._done = False
         self._next_tick = self._next_telemetry = 0.0
 
@@ -226,12 +214,15 @@ class Agent:
         self._launches.clear()
 
     def _note(self, spec: WorkerSpec, name: str, level: str, **fields: Any) -> None:
+        self._note_in(Path(spec.dir), name, level, **fields)
+
+    def _note_in(self, folder: Path, name: str, level: str, **fields: Any) -> None:
         """An event of the agent's own in a run's event log."""
         try:
-            events = EventLog(Path(spec.dir) / files.EVENTS, "agent", time.time)
+            events = EventLog(folder / files.EVENTS, "agent", time.time)
             events.append(name, level, fields)
             events.close()
-        except UvccError as error:
+        except (UvccError, OSError) as error:
             log.error("cannot note %s: %s", name, error)
 
     # halt
@@ -300,18 +291,19 @@ class Agent:
         busy = self._check_halts()
         self._check_lease()
         self._check_awaited()
+        self._look_after_relays()
         self._telemetry()
         for console in self.front:
             for run in console.watches():
                 console.stream(run, finished=not self.workers.live(run))
             self.front.look_after(console)
-        if self._stop is not None:
-            self._go_on_stopping(self._stop)
+        if self._ending is not None:
+            self._go_on_ending(self._ending)
         self._flush_zygote()
         self._next_tick = time.monotonic() + (0.0 if busy else self._pace())
 
     def _pace(self) -> float:
-        if self.halts or self._stop or self._relays_awaited or self._probes_awaited:
+        if self.halts or self._ending or self._relays_awaited or self._probes_awaited:
             return HALT_TICK_S
         return TICK_S if self.workers.live() or self._launches else IDLE_TICK_S
 
@@ -347,10 +339,20 @@ class Agent:
                 self.front.settle(key, {"ok": True, **facts})
                 self._probes_awaited.remove((query, key))
 
+    def _look_after_relays(self) -> None:
+        """A relay that nobody stopped is started again where it was; its store has kept every message."""
+        self.relays.look()
+        for relay in self.relays.reap():
+            fields = {"url": relay.url, "restarts": relay.restarts}
+            if self._ending is None and self.relays.restart(relay):
+                log.warning("the relay of %s had died and was started again", relay.run)
+                self._note_in(self.run_dir(relay.run), "relay_restarted", "warn", **fields)
+            elif not relay.stopping:
+                log.error("the relay of %s has died", relay.run)
+                self._note_in(self.run_dir(relay.run), "relay_died", "error", **fields)
+
     def _telemetry(self) -> None:
         """Every 2 s to whoever listens; a full queue leaves it out."""
-        for relay in self.relays.reap():
-            log.info("the relay of %s has ended", relay.run)
         now = time.monotonic()
         if now < self._next_telemetry or not self.front.greeted:
             return
@@ -369,44 +371,18 @@ class Agent:
     # the end
 
     def begin_stop(self, grace_s: float, key: Key | None = None) -> None:
-        """End every worker (TERM, after ``grace_s`` KILL), the relays, then this agent."""
-        now = time.monotonic()
-        if self._stop is None:
-            live = self.workers.live()
-            for worker in live:
-                worker.id.send_group(signal.SIGTERM)
-            self._stop = _Stop(now + grace_s, now + grace_s + 10.0, [], len(live))
+        """End every worker (TERM, after ``grace_s`` KILL), the relays, then this agent; ``key`` is answered last."""
+        if self._ending is None:
+            self._ending = Ending(self.workers, self.relays, grace_s)
         if key is not None:
-            self._stop.keys.append(key)
+            self._ending.keys.append(key)
         self.hurry()
 
-    def _go_on_stopping(self, stop: _Stop) -> None:
-        now = time.monotonic()
-        live = self.workers.live()
-        if live and now >= stop.kill_at and not stop.killed:
-            stop.killed = len(live)
-            for worker in live:
-                worker.id.send_group(signal.SIGKILL)
-        if live and now < stop.end_at:
+    def _go_on_ending(self, ending: Ending) -> None:
+        if not ending.advance(self._end_zygote):
             return
-        if not stop.zygote_ended:
-            stop.zygote_ended = True
-            self._end_zygote()
-            return
-        if self.relays.known and not stop.relays_told:
-            stop.relays_told, stop.kill_at = True, now + 3.0
-            self.relays.signal(signal.SIGTERM)
-        self.relays.reap()
-        if self.relays.known and now >= stop.kill_at:
-            self.relays.signal(signal.SIGKILL)
-        if self.relays.known and now < stop.end_at:
-            return
-        left = [w.id.pid for w in live]
-        for key in stop.keys:
-            fields: dict[str, Any] = {"ok": not left, "ended": stop.ended, "killed": stop.killed}
-            if left:
-                fields |= {"error": f"processes {left} do not die", "cure": "look at the pod by hand"}
-            self.front.settle(key, fields)
+        for key in ending.keys:
+            self.front.settle(key, ending.outcome())
         for launch in self._launches:
             self.front.settle(launch.key, {"ok": False, "error": "the agent was stopped", "cure": "start it again"})
         self._done = True

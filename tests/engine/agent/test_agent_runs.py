@@ -226,7 +226,7 @@ def test_worker_starts_clean(pod: Pod) -> None:
         console.ask(wire.WATCH, run="r")
         spec = pod.spec("p0r1s0t0", argv=["bash", "-c", script], env={"EXTRA": "yes"})
         launched(pod, console, pod.spec(argv=["true"]), spec)
-        console.until(lambda m: m["op"] == wire.LINES and m["src"] == "worker_p0r1s0t0.log" and len(m["lines"]) >= 8)
+        console.until(lambda m: m["op"] == wire.LINES and len(console.lines("worker_p0r1s0t0.log")) >= 8)
         lines = [line.strip() for line in console.lines("worker_p0r1s0t0.log")]
     assert lines[0] == "0"
     assert lines[1] == lines[2]
@@ -402,3 +402,22 @@ def test_a_disk_that_takes_nothing_keeps_neither_console_nor_halt_out(pod: Pod) 
         for name in ("state/r/p0r0s0t0.json", "lease.json"):
             (pod.root / name / "full").unlink()
             (pod.root / name).rmdir()
+
+
+def test_a_relay_that_dies_is_started_again_at_its_address(pod: Pod) -> None:
+    pod.start()
+    config = {"db": "relay.sqlite", "credentials": [{"party": 0, "group": "r", "token": "t" * 32}]}
+    pod.run_dir().mkdir(parents=True)
+    with pod.console() as console:
+        made = console.ask(wire.RELAY, run="r", action="start", config=config)
+        console.ask(wire.WATCH, run="r")
+        for n in (1, 2):
+            os.kill(console.ask(wire.RELAY, run="r", action="start", config=config)["pid"], signal.SIGKILL)
+            console.until(lambda m, n=n: m["op"] == wire.LINES and len(console.records("events.jsonl")) == n)
+        again = console.ask(wire.RELAY, run="r", action="start", config=config)
+        assert again["url"] == made["url"]
+        assert again["pid"] != made["pid"]
+        with urllib.request.urlopen(f"{made['url']}/healthz", timeout=10) as answer:
+            assert answer.status == 200
+        assert [e["event"] for e in console.records("events.jsonl")] == ["relay_restarted"] * 2
+        assert console.ask(wire.STOP)["ok"]
