@@ -24,6 +24,7 @@ from uvcc_console.rollout.plan import FULL, RESUMABLE, SMOKE
 POLL_S = 0.1
 PHASE_OF = {"drill": SMOKE, SMOKE: SMOKE, FULL: FULL}
 LINE_EVERY_S = 2.0
+EXITS_S = 10.0
 
 
 @dataclass
@@ -116,10 +117,12 @@ def ask(run_dir: Path, action: str, **args: Any) -> subprocess.Popen[bytes] | No
     """Write an intent down and see that a conductor acts on it: the live one, or a new one that adopts the run."""
     journal = Journal(run_dir / spawn.JOURNAL, source="cli")
     try:
-        journal.append(ev.Intent(action=action, by="cli", args=args))
+        seq = journal.append(ev.Intent(action=action, by="cli", args=args))
     finally:
         journal.close()
-    return None if spawn.running(run_dir, spawn.CONDUCTOR) else spawn.start(run_dir, spawn.CONDUCTOR, "--adopt", action)
+    if spawn.running(run_dir, spawn.CONDUCTOR):
+        return None
+    return spawn.start(run_dir, spawn.CONDUCTOR, "--adopt", action, "--since", str(seq))
 
 
 @dataclass
@@ -159,6 +162,7 @@ def follow(
             stage = f"{s.stage.name} {s.stage.status}" if s.stage else ""
             printer.show(seen.line(s), stage, time.monotonic())
             if s.ended:
+                _wait_for_exits(run_dir, child)
                 return watched
             if received and not watched.interrupted:
                 watched.interrupted = True
@@ -174,6 +178,17 @@ def follow(
     finally:
         printer.note("") if printer._tty else None
         journal.close()
+
+
+def _wait_for_exits(run_dir: Path, child: subprocess.Popen[bytes] | None) -> None:
+    """The run has ended: its conductor and sidecar are on their way out; leave none behind the shell's prompt."""
+    end = time.monotonic() + EXITS_S
+    while time.monotonic() < end:
+        if child is not None:
+            child.poll()
+        if not any(spawn.running(run_dir, name) for name in (spawn.CONDUCTOR, spawn.HALTD)):
+            return
+        time.sleep(POLL_S / 5)
 
 
 def waits_for_decision(s: Snapshot) -> bool:

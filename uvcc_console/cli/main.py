@@ -66,13 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(args: list[str]) -> int:
-    from uvcc_engine.contract.errors import UvccError
-
     try:
-        return _dispatch(args)
-    except UvccError as e:
-        sys.stderr.write(f"uvcc: {e.what}\n" + (f"  {e.cure}\n" if e.cure else ""))
-        return USAGE if e.exit_code == USAGE else FAILED
+        from uvcc_engine.contract.errors import UvccError
+
+        try:
+            return _dispatch(args)
+        except UvccError as e:
+            sys.stderr.write(f"uvcc: {e.what}\n" + (f"  {e.cure}\n" if e.cure else ""))
+            return USAGE if e.exit_code == USAGE else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

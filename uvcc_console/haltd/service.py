@@ -49,8 +49,8 @@ class Channels:
         for name, pod in snapshot.pods.items():
             if pod.state in _ATTACHABLE and pod.address and name not in self.clients:
                 self._open(pod, lease_s, str(snapshot.profile.get("fleet", {}).get("ssh_key", "")))
-            elif pod.state in ("gone", "failed") and name in self.clients:
-                self._tasks.pop(name).cancel()
+            elif pod.state in ("gone", "failed") and (task := self._tasks.pop(name, None)) is not None:
+                task.cancel()
 
     def _open(self, pod: PodView, lease_s: float, key_file: str) -> None:
         key = operator_key(self._run_dir, key_file)

@@ -1,8 +1,8 @@
 """The conductor: the detached process that takes one rollout through its stages and always tears it down.
 
-``python -m uvcc_console.rollout.conductor RUN [--adopt resume|teardown]``. One conductor per run, held by a lock. It
-reads intents from the journal; SIGTERM, SIGINT and the run's end of life tear everything down at any moment. A
-conductor that was killed is replaced by a new one that adopts the pods from journal and provider.
+``python -m uvcc_console.rollout.conductor RUN [--adopt resume|teardown] [--since SEQ]``. One conductor per run, held
+by a lock. It acts on intents written after SEQ; SIGTERM, SIGINT and the run's end of life tear everything down at any
+moment. A conductor that was killed is replaced by a new one that adopts the pods from journal and provider.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from uvcc_engine.contract.errors import UnreadableError, UvccError
 
 COST_EVERY_S = 5.0
 LAST_WORDS_S = 20.0
+LOCK_S = 1.0
 
 
 @dataclass
@@ -56,13 +57,22 @@ class Ending:
 
 @contextlib.contextmanager
 def sole(run_dir: Path) -> Iterator[None]:
-    """Hold the run's lock. Raises UvccError if another conductor has it; the lock dies with its holder."""
+    """Hold the run's lock. Raises UvccError if another conductor has it; the lock dies with its holder.
+
+    Gives up only after a moment: by then the other one has said who it is.
+    """
     fd = os.open(run_dir / "conductor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    end = time.monotonic() + LOCK_S
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UvccError(f"{run_dir.name} has a conductor already", "it acts on intents in the journal") from None
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    what = f"{run_dir.name} has a conductor already"
+                    raise UvccError(what, "it acts on intents in the journal") from None
+                time.sleep(0.05)
         yield
     finally:
         os.close(fd)
@@ -100,8 +110,8 @@ async def _costs(ctx: Rollout, ending: Ending) -> None:
         await asyncio.sleep(min(COST_EVERY_S, max(0.1, remaining)))
 
 
-def _heed(ctx: Rollout, stages: Stages, ending: Ending) -> None:
-    """Act on intents written from now on."""
+def _heed(ctx: Rollout, stages: Stages, ending: Ending, since: int) -> None:
+    """Act on intents written after ``since``: what was asked for while this process started counts too."""
 
     def heard(event: ev.Event) -> None:
         if not isinstance(event, ev.Intent):
@@ -111,10 +121,13 @@ def _heed(ctx: Rollout, stages: Stages, ending: Ending) -> None:
         else:
             stages.decide(event.action)
 
+    for seq, event in iter_events(ctx.run_dir / spawn.JOURNAL):
+        if since < seq <= ctx.bus.snapshot.seq:
+            heard(event)
     ctx.bus.listen(heard)
 
 
-async def conduct(ctx: Rollout, adopted: str) -> str:
+async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     """Take the rollout to its end; returns the final status. Whatever happens, teardown is the last thing done."""
     ending = Ending()
     loop = asyncio.get_running_loop()
@@ -125,7 +138,7 @@ async def conduct(ctx: Rollout, adopted: str) -> str:
     stages = Stages(
         ctx.bus, acts, RESUMABLE, profile.limits.wait, patient=ctx.bus.snapshot.patient, adopted=bool(adopted)
     )
-    _heed(ctx, stages, ending)
+    _heed(ctx, stages, ending, since)
     following = asyncio.create_task(ctx.bus.run(), name="journal")
     costs = asyncio.create_task(_costs(ctx, ending), name="costs")
     status, detail = "failed", ""
@@ -200,18 +213,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="uvcc_console.rollout.conductor")
     parser.add_argument("run")
     parser.add_argument("--adopt", choices=["resume", "teardown"], default="")
+    parser.add_argument("--since", type=int, default=0)
     args = parser.parse_args(argv)
     run_dir = paths.run_dir(args.run)
     try:
         with sole(run_dir):
             spawn.write_record(run_dir, spawn.CONDUCTOR)
-            return _run(run_dir, args.adopt)
+            return _run(run_dir, args.adopt, args.since)
     except UvccError as e:
         sys.stderr.write(f"conductor: {e}\n")
         return 1
 
 
-def _run(run_dir: Path, adopted: str) -> int:
+def _run(run_dir: Path, adopted: str, since: int) -> int:
     journal = Journal(run_dir / spawn.JOURNAL, source="conductor")
     try:
         if read_all(journal).ended:
@@ -223,7 +237,7 @@ def _run(run_dir: Path, adopted: str) -> int:
             bus.commit(ev.StageChanged(name="plan", status="failed", detail=str(e)))
             bus.commit(ev.RunEnded(status="failed", detail=str(e)))
             raise
-        return 0 if asyncio.run(conduct(ctx, adopted)) == "ok" else 1
+        return 0 if asyncio.run(conduct(ctx, adopted, since)) == "ok" else 1
     finally:
         journal.close()
 

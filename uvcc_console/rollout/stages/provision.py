@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.agent_client import AgentClient
@@ -46,7 +47,14 @@ async def provision(ctx: Rollout) -> str:
 
 
 async def _one_pod(ctx: Rollout, member: Member) -> None:
-    readdress(member, await ctx.provider.create(member.request))
+    creating = asyncio.ensure_future(ctx.provider.create(member.request))
+    try:
+        readdress(member, await asyncio.shield(creating))
+    except asyncio.CancelledError:
+        # what a create under way has made must be known before anything is deleted, or it would be missed
+        with contextlib.suppress(UvccError):
+            readdress(member, await creating)
+        raise
     assert member.pod is not None
     ctx.say(ctx.pod_event(member, "booting"))
     readdress(member, await ctx.provider.wait_ready(member.pod))
