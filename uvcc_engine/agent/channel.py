@@ -112,16 +112,13 @@ class Console:
         room = self.room()
         if run not in self._tails or room <= _LEAST_ROOM or self.ended:
             return
-        dropped = 0
         for found in self._tails[run].poll(room, finished=finished):
             if isinstance(found, Batch):
                 self._lines(run, found)
             elif isinstance(found, Skipped):
-                dropped += found.n
+                self.send({"op": wire.DROPPED, "run": run, "src": found.src, "n": found.n})
             else:
                 self.send({"op": wire.REWIND, "run": run, "src": found.src, "reason": found.reason})
-        if dropped:
-            self.send({"op": wire.DROPPED, "n": dropped})
 
     def _lines(self, run: str, batch: Batch) -> None:
         self._cursors[f"{run}/{batch.src}"] = (batch.ino, batch.off)

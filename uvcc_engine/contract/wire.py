@@ -28,7 +28,7 @@ STOP: Final = "stop"  # {grace_s?} end every worker and the relay of this agent,
 ACK: Final = "ack"  # {nonce, ok, error?, cure?, ...}
 LINES: Final = "lines"  # {run, src, ino, off, seq, ts, lines: [...]}; off = offset after the last line
 REWIND: Final = "rewind"  # {run, src, reason: truncated|rotated}
-DROPPED: Final = "dropped"  # {n}: telemetry lines this agent had to drop for this console
+DROPPED: Final = "dropped"  # {run, src, n}: telemetry lines this agent had to drop for this console
 PROC: Final = "proc"  # {run, coord, pid, state: started|exited, rc, signal, ts}
 HALTED: Final = "halted"  # {run, nonce, mode, stage: seen|held|released|halted|gone, coord, step, checkpoint, detail}
 # gone = process absent; its checkpoint is named only if exit.json and every byte of the checkpoint were checked
