@@ -1,0 +1,134 @@
+"""Figures: numbers from events that are checked one by one, files that open, nothing drawn without data."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report_run import RUN, START
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.report import metrics
+from uvcc_console.report.figures import write_figures
+from uvcc_console.report.record import RunRecord
+
+pytest.importorskip("matplotlib")
+STAGES, RANKS, REPLICAS, MICRO = 2, 2, 2, 3
+
+
+def engine(name: str, at: float, level: str = "info", **fields: object) -> ev.EngineEvent:
+    return ev.EngineEvent(ts=START + at, pod="p0r0", level=level, event=name, fields=fields, at=START + at)
+
+
+@pytest.fixture(scope="module")
+def parallel_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 24 workers with every event that the figures draw."""
+    folder = tmp_path_factory.mktemp("parallel") / RUN
+    folder.mkdir()
+    found: list[ev.Event] = [
+        ev.RunCreated(
+            ts=START,
+            run=RUN,
+            profile_name="grid",
+            job_kind="private",
+            replicas=REPLICAS,
+            pipeline_stages=STAGES,
+            tensor=RANKS,
+            stages=["full"],
+        ),
+        ev.PhaseStarted(ts=START, phase="full", engine_run=f"{RUN}.full", steps=1, sid_job="00" * 32),
+    ]
+    coords = [
+        f"p{p}r{r}s{s}t{t}" for p in range(3) for r in range(REPLICAS) for s in range(STAGES) for t in range(RANKS)
+    ]
+    for i, coord in enumerate(coords):
+        for group, seconds in (("tp", 0.1), ("pp", 0.5), ("dp", 1.0)):
+            found.append(engine("group_ready", i, coord=coord, group=group, seconds=seconds + i / 100))
+        if coord != "p2r1s1t1":
+            found.append(engine("dp_ready", i, coord=coord))
+        found.append(engine("fwd_open_ok", i, coord=coord, count=MICRO))
+        found.append(engine("bwd_open_ok", i, coord=coord, count=MICRO))
+        found.append(ev.RootReported(ts=START + i, coord=coord, epoch=0, root="ab" * 32))
+        found.append(ev.Metric(ts=START + i, coord=coord, step=1, values={"loss": 2.0, "toks_per_s": 100.0 + i}))
+    for stage in range(STAGES):
+        for m in range(MICRO):
+            for phase, start in (("F", 10.0 + stage + m), ("B", 20.0 - stage + m)):
+                at = {"step": 0, "microbatch": m, "phase": phase, "start": start, "end": start + 0.8}
+                found.append(engine("pipeline_tick", 30, coord=f"p0r0s{stage}t0", **at))
+    found.append(engine("peer_lost", 40, "error", group="pp", party=1))
+    found.append(engine("protocol_error", 41, "error", party=1, what="x"))
+    found.append(engine("waiting", 42, retransmits=3, peer=1))
+    found.append(engine("waiting", 43, retransmits=5, peer=1))
+    journal = Journal(folder / "journal.sqlite")
+    journal.append(*found)
+    journal.close()
+    return folder
+
+
+def rows(path: Path) -> list[list[str]]:
+    with path.open(newline="") as f:
+        return list(csv.reader(f))
+
+
+def test_numbers(parallel_run: Path) -> None:
+    record = RunRecord.load(parallel_run)
+    counted = metrics.counts(record)
+    assert counted["epoch root"] == 24
+    assert counted["dp ready"] == 23
+    assert counted["fwd open ok"] == counted["bwd open ok"] == 24 * MICRO
+    assert counted["worker timeouts"] == counted["transport aborts"] == 1
+    assert counted["retransmits"] == 5
+    assert dict(metrics.table(record))["pp initialisation (n=24) min/p50/max"] == "0.500/0.615/0.730 s"
+    by_group = metrics.errors_by_group(record)
+    assert by_group[("pp", "timeout")] == 1
+    assert by_group[("plane", "abort")] == 1
+    ready, expected, p50 = metrics.dp_map(record)[(1, 1)]
+    assert (ready, expected) == (6, 6)
+    assert p50 == pytest.approx(1.13, abs=0.005)
+    ticks = metrics.schedule(record)
+    assert len(ticks) == 2 * STAGES * MICRO
+    assert min(t.start for t in ticks) == 0.0
+    assert ticks[0].end - ticks[0].start == pytest.approx(0.8)
+
+
+def test_every_figure_is_written_thrice(parallel_run: Path, tmp_path: Path) -> None:
+    done = write_figures(parallel_run, tmp_path)
+    names = {p.stem for p in done.written}
+    wanted = {f"fig{i}" for i in range(3, 10)}
+    assert {n.split("_")[0] for n in names if n.startswith("fig")} == wanted
+    assert {"loss", "toks_per_s"} <= names
+    assert done.skipped == {"samples_per_s": "no worker reported samples_per_s"}
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+        assert len(rows(tmp_path / f"{name}.csv")) > 1
+    assert rows(tmp_path / "fig3_init_cdf.csv")[-1] == ["dp", "1.23", "1.0"]
+    assert ["fwd open ok", "72"] in rows(tmp_path / "fig4_event_counts.csv")
+    assert ["pp", "timeout", "1"] in rows(tmp_path / "fig6_errors_by_group.csv")
+    assert rows(tmp_path / "fig7_dp_ready.csv")[0] == ["stage", "tensor", "ready", "expected"]
+
+
+def test_drawing_again_gives_the_same_files(parallel_run: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "1", tmp_path / "2"
+    for folder in (one, two):
+        write_figures(parallel_run, folder)
+    for path in one.iterdir():
+        assert path.read_bytes() == (two / path.name).read_bytes(), path.name
+
+
+def test_what_has_no_data_is_named_not_drawn(run_dir: Path) -> None:
+    done = write_figures(run_dir)
+    names = {p.stem for p in done.written}
+    assert {"loss", "samples_per_s", "fig4_event_counts", "fig5_robustness"} <= names
+    assert set(done.skipped) >= {"fig3_init_cdf", "fig7_dp_ready", "fig8_dp_init_p50", "fig9_schedule"}
+    assert all(done.skipped.values())
+    assert (run_dir / "artifacts/figs/loss.csv").is_file()
+
+
+def test_matplotlib_is_imported_only_to_draw() -> None:
+    code = "import sys; import uvcc_console.report.figures; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
