@@ -78,7 +78,7 @@ class PrivateJob:
 
     def rate_at(self, step: int) -> float:
         """lr / batch of a step, rounded to the few significant bits that leave room for the product it scales."""
-        bits = max(2, min(10, 44 - 2 * self.frac_bits))
+        bits = max(2, min(10, 60 - 2 * self.frac_bits - self.batch.bit_length()))
         mantissa, exponent = math.frexp(self.lr_at(step) / self.batch)
         return math.ldexp(round(mantissa * 2.0**bits), exponent - bits)
 
