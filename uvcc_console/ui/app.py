@@ -20,6 +20,7 @@ from uvcc_console.ui.glyphs import choose
 from uvcc_console.ui.halt_switch import Cadence
 from uvcc_console.ui.keys import ACTIONS, Context, bindings, footer
 from uvcc_console.ui.paint import Palette
+from uvcc_console.ui.processes import CONDUCTOR, Processes, RunProcesses
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import Clock, JournalSource, JournalWriter, ReplaySource, Source
 from uvcc_console.ui.theme import DARK, LIGHT, THEMES
@@ -58,6 +59,7 @@ class UvccApp(App[int]):
         source: Source,
         writer: JournalWriter | None = None,
         *,
+        processes: Processes | None = None,
         readonly: bool = False,
         key_time: Callable[[events.Key], float] = lambda event: event.time,
         ascii_only: bool = False,
@@ -68,6 +70,8 @@ class UvccApp(App[int]):
         self.run_dir = run_dir
         self.source = source
         self.writer = writer
+        self.processes = processes or RunProcesses(run_dir)
+        self.conducted = True
         self.readonly = readonly
         self.filter = Filter()
         self.cadence = Cadence()
@@ -100,7 +104,7 @@ class UvccApp(App[int]):
 
     def context(self) -> Context:
         """What decides which actions are possible."""
-        return Context(self.snap, True, self.readonly, isinstance(self.source, ReplaySource))
+        return Context(self.snap, True, self.readonly, isinstance(self.source, ReplaySource), self.conducted)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         base = DARK if self.current_theme.dark else LIGHT
@@ -119,6 +123,8 @@ class UvccApp(App[int]):
         self._repaint()
         self.tick()
         self.set_interval(self._tick_s, self.tick)
+        if self.writer is not None:
+            self.set_interval(1.0, self.check_processes)
 
     def _repaint(self) -> None:
         self.palette = Palette(self.theme_variables, colour=not self.no_color, ascii_only=self._glyphs.name == "ascii")
@@ -139,6 +145,11 @@ class UvccApp(App[int]):
         if self.source.behind:  # catching up: keys first, then the next part
             self.set_timer(0.005, self.tick)
 
+    def check_processes(self) -> None:
+        """See once a second whether somebody conducts the run; a conductor that just starts gets 5 s."""
+        quiet = self.now() - self.snap.updated > 5.0
+        self.conducted = bool(self.snap.ended) or not quiet or self.processes.alive(CONDUCTOR)
+
     def refresh_view(self) -> None:
         """Give the screen a new view."""
         if not self._main.ready:
@@ -152,6 +163,7 @@ class UvccApp(App[int]):
             filter=self.filter,
             run_dir=str(self.run_dir),
             utc=self._utc,
+            conducted=self.conducted,
         )
         self._main.show(view, footer(self.context()))
 
@@ -195,7 +207,7 @@ class UvccApp(App[int]):
         )
 
     def _alive(self) -> bool:
-        return not isinstance(self.source, ReplaySource) and self.snap.status in ("running", "planned")
+        return not isinstance(self.source, ReplaySource) and not self.snap.ended
 
     @on(Prompt.Changed)
     def _draft(self, event: Prompt.Changed) -> None:

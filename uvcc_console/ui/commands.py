@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import socket
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.ui import evidence, filters
 from uvcc_console.ui.halt_switch import REPEAT_S, Decision, HaltSwitch
 from uvcc_console.ui.keys import ACTIONS, COMMANDS, Action
+from uvcc_console.ui.processes import see_to
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import ReplaySource
 from uvcc_console.ui.widgets.log_view import LogView
@@ -87,18 +89,23 @@ class Commands:
             return
         self.run(action, rest.strip(), by_key=False)
 
-    def _send(self, *batch: ev.Event, then: Callable[[], None] | None = None) -> None:
-        """Append to the journal; a disk that refuses is said loudly, with the way around it."""
+    def _send(self, event: ev.Event, action: str = "", then: Callable[[], None] | None = None) -> None:
+        """Append to the journal, then see that somebody acts on it; what fails is said loudly, with the way around."""
+        app = self.app
 
         async def write() -> None:
             try:
-                assert self.app.writer is not None
-                await self.app.writer.append(*batch)
+                assert app.writer is not None
+                seq = await app.writer.append(event)
+                app.tick()
+                note = await asyncio.to_thread(see_to, app.processes, action, seq) if action else ""
             except UvccError as e:
-                self.app.say(f"NOT RECORDED: {e}. In another terminal: uvcc halt {self.app.snap.run}", "error")
-                self.app.bell()
+                way = "halt" if isinstance(event, ev.HaltRequested) else "status"
+                app.say(f"NOT DONE: {e}. In another terminal: uvcc {way} {app.snap.run}", "error")
+                app.bell()
                 return
-            self.app.tick()
+            if note:
+                app.say(note, "warning")
             if then:
                 then()
 
@@ -140,21 +147,34 @@ class Commands:
             if d.mode == "release":  # a hold and a halt have their own panel
                 self.app.say("released, the run goes on")
 
-        self._send(ev.HaltRequested(nonce=d.nonce, mode=d.mode, by=who()), then=said)
+        self._send(ev.HaltRequested(nonce=d.nonce, mode=d.mode, by=who()), d.mode, said)
 
     # ---- the run
 
-    def _intend(self, action: str, said: str) -> None:
-        self._send(ev.Intent(action=action, by=who()), then=lambda: self.app.say(said))
+    def _intend(self, action: str) -> None:
+        self._send(ev.Intent(action=action, by=who()), action, lambda: self.app.say(f"{action} asked for"))
 
     def do_resume(self, _: str) -> None:
         """Go on from the last common checkpoint."""
-        self._intend("resume", "resume asked for")
+        self._intend("resume")
 
-    def do_confirm(self, _: str) -> None:
-        """Let the waiting stage begin."""
+    def do_retry(self, _: str) -> None:
+        """Repeat the failed stage from its beginning."""
+        self._intend("retry")
+
+    def do_skip(self, _: str) -> None:
+        """Skip a failed drill or gate, after asking."""
+        from uvcc_console.ui.screens.confirm import ConfirmScreen
+
         stage = self.app.snap.stage
-        self._intend("confirm", f"{stage.name if stage else 'stage'} confirmed")
+        name = stage.name if stage else ""
+        lines = [f"{name} failed: {stage.detail if stage else ''}", "Skipping goes on to the next stage without it."]
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._intend("skip")
+
+        self.app.push_screen(ConfirmScreen(f"Skip {name}", lines, name), answered)
 
     def do_teardown(self, _: str) -> None:
         """Ask for the run's name, listing what would be lost."""
@@ -173,7 +193,7 @@ class Commands:
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._intend("teardown", "teardown asked for")
+                self._intend("teardown")
 
         self.app.push_screen(ConfirmScreen("Tear down", lines, s.run), answered)
 

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.view import ENDED, holding, unknown_after_halt
+from uvcc_console.ui.view import holding, unknown_after_halt
 
 PASTE_GAP_S = 0.020
 SECOND_PRESS_S = 0.150
@@ -60,8 +60,10 @@ class HaltSwitch:
         open_hold = bool(h.nonce) and h.mode == "hold" and not h.drill
         if snap.status == "halted" and any(unknown_after_halt(snap, pod) for pod in h.acks):
             return Decision("halt", h.nonce) if gap >= SECOND_PRESS_S else Decision()
-        if snap.status in ENDED:
-            return Decision(why=f"nothing to halt: the run is {snap.status.replace('_', ' ')}")
+        if snap.ended:
+            return Decision(why=f"nothing to halt: the run has ended ({snap.status.replace('_', ' ')})")
+        if snap.status == "halted":
+            return Decision(why=f"halted already, {snap.detail}")
         if burst >= 2 and gap >= SECOND_PRESS_S:
             return Decision(why="F9 inside pasted text is ignored: press it again")
         if h.nonce and h.mode == "halt" and not h.drill:

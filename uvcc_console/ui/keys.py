@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from textual.binding import Binding
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.view import ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +18,10 @@ class Context:
     has_run: bool = True
     readonly: bool = False
     replay: bool = False
+    conducted: bool = True
 
 
+SKIPPABLE = ("drill", "gate")
 Reason = Callable[[Context], str]
 
 
@@ -65,28 +66,40 @@ def _writes(c: Context) -> str:
     return _live(c) or ("read-only: attach without --readonly" if c.readonly else "")
 
 
-def _resume(c: Context) -> str:
+def _open(c: Context) -> str:
     if why := _writes(c):
         return why
-    s = c.snap
-    failed = s.status == "failed" or (s.stage is not None and s.stage.status == "failed")
-    if s.status == "halted" or failed:
-        return "" if s.phase else "nothing ran yet: start the rollout again"
-    return f"the run is {s.status.replace('_', ' ')}, not halted"
+    return f"the run has ended ({c.snap.status.replace('_', ' ')}); start a new one" if c.snap.ended else ""
+
+
+def _undecided(s: Snapshot) -> bool:
+    return s.stage is not None and s.stage.status in ("waiting", "failed")
+
+
+def _resume(c: Context) -> str:
+    if why := _open(c):
+        return why
+    if _undecided(c.snap) or not c.conducted:
+        return ""
+    return f"the run is {c.snap.status.replace('_', ' ')}, not halted"
+
+
+def _retry(c: Context) -> str:
+    if why := _open(c):
+        return why
+    return "" if _undecided(c.snap) else "no stage has failed"
+
+
+def _skip(c: Context) -> str:
+    if why := _retry(c):
+        return why
+    stage = c.snap.stage
+    name = stage.name if stage else ""
+    return "" if name in SKIPPABLE else f"{name} cannot be skipped, only {' and '.join(SKIPPABLE)}"
 
 
 def _teardown(c: Context) -> str:
-    if why := _writes(c):
-        return why
-    left = [p for p in c.snap.pods.values() if p.state not in ("gone", "planned")]
-    return "" if left or c.snap.leaks else "no pods are left"
-
-
-def _confirm(c: Context) -> str:
-    if why := _writes(c):
-        return why
-    stage = c.snap.stage
-    return "" if stage is not None and stage.status == "waiting" else "nothing waits for you"
+    return _open(c)
 
 
 def _halt(c: Context) -> str:
@@ -99,12 +112,6 @@ def _evidence(c: Context) -> str:
 
 def _replay(c: Context) -> str:
     return "" if c.replay else "only in a replay"
-
-
-def _not_ended(c: Context) -> str:
-    if why := _writes(c):
-        return why
-    return f"the run is {c.snap.status.replace('_', ' ')}" if c.snap.status in ENDED else ""
 
 
 _PANELS = (
@@ -124,8 +131,10 @@ _ALL = (
            "release", priority=True),
     Action("resume", "r", "r", "resume", "go on from the last common checkpoint", _resume,
            "resume", "uvcc resume RUN", guarded=True, footer=True),
-    Action("confirm", "c", "c", "confirm", "let the waiting stage begin", _confirm,
-           "confirm", "uvcc rollout PROFILE --yes", guarded=True, footer=True),
+    Action("retry", "R", "R", "retry", "repeat the stage that failed from its beginning", _retry,
+           "retry", "uvcc resume RUN --retry", guarded=True),
+    Action("skip", "x", "x", "skip", "skip the failed drill or gate (asks for its name)", _skip,
+           "skip", "uvcc resume RUN --skip", guarded=True),
     Action("teardown", "t", "t", "tear down", "delete every pod of the run (asks for the run's name)", _teardown,
            "teardown", "uvcc teardown RUN", guarded=True, footer=True),
     Action("detach", "q", "q", "detach", "leave the console; the run goes on", _always,
@@ -171,8 +180,8 @@ def footer(context: Context) -> list[tuple[str, str, bool]]:
     out: list[tuple[str, str, bool]] = []
     for a in ACTIONS.values():
         possible = not a.reason(context)
-        sometimes = a.id in ("confirm",) or a.group == "replay"
-        if (a.footer or (a.group == "replay" and context.replay)) and (possible or not sometimes):
+        sometimes = a.id in ("retry", "skip") or (a.group == "replay" and context.replay)
+        if a.footer or (sometimes and possible):
             out.append((a.label, a.name, possible))
     out.insert(3 if len(out) > 3 else len(out), ("1-7", "panels", context.has_run))
     return out

@@ -15,7 +15,6 @@ LATE_S = 6.0  # a heartbeat is due at least every 5 s
 SILENT_S = 15.0
 LOST_S = 60.0
 HOLD_S = 3.0  # a hold becomes a halt after this long (DESIGN section 6)
-ENDED = ("ok", "failed", "halted", "torn_down")
 _COORD = re.compile(r"p(\d+)r(\d+)s(\d+)t(\d+)")
 
 
@@ -31,6 +30,7 @@ class View:
     filter: Filter = field(default_factory=Filter)
     run_dir: str = ""
     utc: bool = False
+    conducted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ def party_role(party: int) -> str:
 
 
 def _exited(w: WorkerView, g: Glyphs) -> Health:
-    if w.signal:
-        return Health(0, "bad", g.fail, f"killed {w.signal}")
+    if w.signal:  # what was killed is the cause; those that gave up afterwards come behind it
+        return Health(-1, "bad", g.fail, w.signal)
     if w.rc:
         return Health(0, "bad", g.fail, f"exit {w.rc}")
     if w.phase == "halted":
@@ -121,12 +121,14 @@ def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs) -> Healt
         return Health(0, "bad", g.unknown, "unknown")
     if w.state == "exited":
         return _exited(w, g)
-    if snap.status in ENDED:
+    if snap.ended:
         return Health(8, "muted", g.dot, "ended")
     if w.phase == "halted":
         return Health(6, "warn", g.wait, "halted")
     if not w.beat_ts:
         return Health(4, "muted", g.todo, "starting")
+    if w.phase == "done":
+        return Health(9, "muted", g.ok, "done")
     age = now - w.beat_ts
     if age > LOST_S:
         return Health(1, "bad", g.fail, "lost")
@@ -162,7 +164,8 @@ def fleet_rows(view: View) -> list[FleetRow]:
         pod = snap.pods.get(w.pod)
         gone = pod is not None and pod.state in ("lost", "failed")
         health = Health(0, "bad", g.fail, f"pod {pod.state}") if gone and pod else worker_health(w, snap, view.now, g)
-        age = max(0.0, view.now - w.beat_ts) if w.beat_ts else None
+        over = bool(snap.ended) or (w.state == "exited" and health.rank > 1)
+        age = max(0.0, view.now - w.beat_ts) if w.beat_ts and not over else None
         state = pod.state if pod else ""
         rows.append(
             FleetRow(w.pod, p, r, s, t, w.coord, w.phase, w.step, age, w.root, w.root_epoch, health, w.beat, state)
@@ -182,7 +185,7 @@ def stakes(view: View) -> str:
     """What a mistake would cost here: full | smoke | replay | plain. Colours the frame."""
     if view.replay:
         return "replay"
-    if view.snap.status in ("ok", "torn_down") or not view.snap.phase:
+    if view.snap.ended or not view.snap.phase:
         return "plain"
     return view.snap.phase if view.snap.phase in ("full", "smoke") else "plain"
 
@@ -226,6 +229,8 @@ def status_word(view: View) -> tuple[str, str]:
     stage = s.stage
     if stage and stage.status == "waiting":
         return f"{g.wait} WAITS FOR YOU", "amber"
+    if not view.conducted:
+        return f"{g.fail} UNCONDUCTED", "alarm"
     if s.status == "running":
         return f"{g.live} RUNNING", "ok bold"
     return f"{g.todo} {s.status.upper()}", "muted"

@@ -1,246 +1,28 @@
-"""The running console under Textual's pilot: every key, F9 wherever the keyboard is, pastes, pages, evidence."""
+"""The running console under Textual's pilot: every key, pages, filters, help, palette, evidence, replay."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 from textual.widgets import Input
+from ui_desk import desk, typed
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
-from uvcc_console.ui.app import UvccApp, open_app
-from uvcc_console.ui.evidence import screen_text
+from uvcc_console.ui.app import open_app
 from uvcc_console.ui.keys import ACTIONS, bindings, markdown_table
-from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.screens.help import HelpScreen
 from uvcc_console.ui.widgets.charts import ChartsPanel
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.log_view import LogView
 
 
-class Keyboard:
-    """Stamps keys one second apart, or ``gap`` seconds apart."""
-
-    def __init__(self) -> None:
-        self.at = 1000.0
-        self.gap = 1.0
-
-    def __call__(self, event: object) -> float:
-        self.at += self.gap
-        return self.at
-
-
-class Desk:
-    """An app over a made-up run, its pilot, and the journal to look into."""
-
-    def __init__(self, app: UvccApp, pilot: Pilot[int], keys: Keyboard, folder: Path) -> None:
-        self.app, self.pilot, self.keys, self.folder = app, pilot, keys, folder
-
-    async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
-        await self.settle()
-
-    async def settle(self) -> None:
-        await self.pilot.pause()
-        await self.app.workers.wait_for_complete()
-        self.app.tick()
-        await self.pilot.pause()
-
-    def asked(self, kind: type[ev.Event]) -> list[Any]:
-        return [e for _, e in iter_events(self.folder / "journal.sqlite") if isinstance(e, kind)]
-
-    def append(self, *events: ev.Event) -> None:
-        journal = Journal(self.folder / "journal.sqlite", source="other")
-        journal.append(*events)
-        journal.close()
-        self.app.tick()
-
-    @property
-    def text(self) -> str:
-        return screen_text(self.app)
-
-    @property
-    def toasts(self) -> str:
-        return " | ".join(n.message for n in self.app._notifications)
-
-
-@asynccontextmanager
-async def desk(
-    story: Story, folder: Path, size: tuple[int, int] = (160, 50), after: float = 1.0, **options: Any
-) -> AsyncIterator[Desk]:
-    story.write(folder)
-    keys = Keyboard()
-    app = open_app(
-        folder, clock=lambda: story.now + after, key_time=keys, utc=True, tick_s=3600, budget_s=60, **options
-    )
-    app.commands.repeat_wait = app.commands.paste_wait = 0.0
-    async with app.run_test(size=size) as pilot:
-        await pilot.pause()
-        yield Desk(app, pilot, keys, folder)
-    app.source.close()
-    if app.writer:
-        app.writer.close()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs" / RUN
-
-
-def modes(d: Desk) -> list[tuple[str, str]]:
-    return [(e.mode, e.nonce) for e in d.asked(ev.HaltRequested) if not e.drill]
-
-
-# ---- F9
-
-
-async def test_f9_holds_at_once_and_a_second_press_halts_with_the_same_nonce(folder: Path) -> None:
-    async with desk(Story().full(5), folder) as d:
-        await d.press("f9")
-        assert [m for m, _ in modes(d)] == ["hold"]
-        assert "Esc  releases" in d.text
-        await d.press("f9")
-        (hold, first), (halt, second) = modes(d)
-        assert (hold, halt) == ("hold", "halt")
-        assert first == second
-
-
-async def test_a_key_that_repeats_is_no_second_press(folder: Path) -> None:
-    async with desk(Story().full(5), folder) as d:
-        await d.press("f9")
-        d.keys.gap = 0.03
-        await d.press("f9", "f9", "f9")
-        assert [m for m, _ in modes(d)] == ["hold"]
-
-
-async def test_a_key_held_down_never_commits(folder: Path) -> None:
-    """The first repeat comes half a second after the press, so a commit waits until it is sure to be alone."""
-    async with desk(Story().full(5), folder) as d:
-        d.app.commands.repeat_wait = 3600.0
-        await d.press("f9")
-        await d.press("f9")
-        assert d.app.commands._commit is not None
-        d.keys.gap = 0.03
-        await d.press("f9")
-        assert d.app.commands._commit is None
-        assert [m for m, _ in modes(d)] == ["hold"]
-
-
-async def test_escape_releases_inside_three_seconds(folder: Path) -> None:
-    async with desk(Story().full(5), folder) as d:
-        await d.press("f9", "escape")
-        assert [m for m, _ in modes(d)] == ["hold", "release"]
-        assert len({n for _, n in modes(d)}) == 1
-
-
-async def test_after_three_seconds_escape_no_longer_releases(folder: Path) -> None:
-    async with desk(Story().full(5).halt("hold", acks=False), folder, after=4.0) as d:
-        await d.press("escape")
-        assert [m for m, _ in modes(d)] == ["hold"]
-
-
-async def test_f9_in_a_text_field(folder: Path) -> None:
-    async with desk(Story().full(5), folder) as d:
-        await d.press("colon")
-        assert isinstance(d.app.focused, Input)
-        await d.press("f9")
-        assert [m for m, _ in modes(d)] == ["hold"]
-
-
-async def test_f9_in_a_modal_and_escape_releases_before_it_closes_the_modal(folder: Path) -> None:
-    async with desk(Story().full(5), folder) as d:
-        await d.press("t")
-        assert isinstance(d.app.screen, ConfirmScreen)
-        await d.press("f9")
-        assert [m for m, _ in modes(d)] == ["hold"]
-        await d.press("escape")
-        assert [m for m, _ in modes(d)] == ["hold", "release"]
-        assert isinstance(d.app.screen, ConfirmScreen)
-        await d.press("escape")
-        assert not isinstance(d.app.screen, ConfirmScreen)
-
-
-async def test_f9_with_the_palette_open(folder: Path) -> None:
-    async with desk(Story().full(5), folder) as d:
-        await d.press("ctrl+p")
-        assert type(d.app.screen).__name__ == "CommandPalette"
-        await d.press("f9")
-        assert [m for m, _ in modes(d)] == ["hold"]
-
-
-async def test_read_only_still_halts_and_does_nothing_else(folder: Path) -> None:
-    async with desk(Story().halted(), folder, readonly=True) as d:
-        await d.press("r")
-        assert not d.asked(ev.Intent)
-        assert "read-only" in d.toasts
-    other = folder.with_name("other")
-    async with desk(Story().full(5), other, readonly=True) as d:
-        await d.press("f9")
-        assert [m for m, _ in modes(d)] == ["hold"]
-
-
-async def test_the_disk_refusing_is_said_loudly_with_the_way_around(folder: Path) -> None:
-    async with desk(Story().full(5), folder) as d:
-        (folder / "journal.sqlite").chmod(0o400)
-        assert d.app.writer is not None
-        d.app.writer._path = folder / "missing" / "journal.sqlite"
-        await d.press("f9")
-        assert "NOT RECORDED" in d.toasts
-        assert f"uvcc halt {RUN}" in d.toasts
-
-
-async def test_a_replay_cannot_be_halted(folder: Path) -> None:
-    async with desk(Story().full(5), folder, replay=True) as d:
-        await d.press("f9")
-        assert "this is a recording" in d.toasts
-        assert modes(d) == []
-
-
-# ---- pastes
-
-
-async def test_pasted_text_triggers_nothing(folder: Path) -> None:
-    async with desk(Story().halted(), folder) as d:
-        d.keys.gap = 0.001
-        await d.press("x", "r", "t", "c", "q", "s")
-        assert not d.asked(ev.Intent)
-        assert d.app.is_running
-        assert "pasted" in d.toasts
-
-
-async def test_the_first_key_of_a_paste_waits_for_what_follows(folder: Path) -> None:
-    async with desk(Story().halted(), folder) as d:
-        d.app.commands.paste_wait = 0.03
-        d.app.action_do("resume")
-        d.app.cadence.note(d.keys.at + 0.001)
-        d.app.cadence.note(d.keys.at + 0.002)
-        await d.pilot.pause(0.06)
-        await d.settle()
-        assert not d.asked(ev.Intent)
-
-
-async def test_a_pasted_name_is_not_entered_by_its_own_newline(folder: Path) -> None:
-    async with desk(Story().halted(), folder) as d:
-        await d.press("t")
-        d.keys.gap = 0.001
-        await d.press(*_keys(RUN), "enter")
-        assert not d.asked(ev.Intent)
-        assert isinstance(d.app.screen, ConfirmScreen)
-        d.keys.gap = 1.0
-        await d.press("enter")
-        assert [e.action for e in d.asked(ev.Intent)] == ["teardown"]
-
-
-def _keys(text: str) -> list[str]:
-    return ["minus" if c == "-" else c for c in text]
 
 
 # ---- resume, teardown, confirm, detach
@@ -277,16 +59,26 @@ async def test_teardown_wants_the_runs_name(folder: Path) -> None:
         assert [e.action for e in d.asked(ev.Intent)] == ["teardown"]
 
 
-async def test_confirm_only_when_a_stage_waits(folder: Path) -> None:
+async def test_a_failed_gate_can_be_skipped_by_its_name_or_retried(folder: Path) -> None:
     story = Story().smoke()
     async with desk(story, folder) as d:
-        await d.press("c")
+        await d.press("x", "R")
         assert not d.asked(ev.Intent)
-        d.append(ev.StageChanged(name="gate", status="waiting", detail="gates passed, FULL costs $0.00"))
+        d.append(ev.StageChanged(name="gate", status="failed", detail="loss_falls: wanted < 2.3, measured 2.4"))
         await d.settle()
-        assert "gate waits for you" in d.text
-        await d.press("c")
-        assert [e.action for e in d.asked(ev.Intent)] == ["confirm"]
+        assert "x skips" in d.text
+        await d.press("x")
+        await d.press("g", "a", "t", "enter")
+        assert not d.asked(ev.Intent)
+        await d.press("e", "enter")
+        await d.press("R")
+        assert sorted(e.action for e in d.asked(ev.Intent)) == ["retry", "skip"]
+
+
+async def test_a_failed_full_cannot_be_skipped(folder: Path) -> None:
+    async with desk(Story().failed(), folder) as d:
+        await d.press("x")
+        assert "full cannot be skipped" in d.toasts
 
 
 async def test_q_leaves_and_says_that_the_run_goes_on(folder: Path) -> None:
@@ -353,25 +145,20 @@ async def test_commands_are_typed_after_a_colon(folder: Path) -> None:
 async def test_the_filter_narrows_fleet_and_log_while_typing_and_escape_puts_it_back(folder: Path) -> None:
     async with desk(Story(replicas=2).full(5), folder) as d:
         before = len(d.app._main.query_one(LogView).ring)
-        await d.press("slash", *_text("pod=pod-p1-r00"))
+        await d.press("slash", *typed("pod=p1r0"))
         log = d.app._main.query_one(LogView)
         assert 0 < len(log.ring) < before
         assert len(d.app._main.query_one(FleetPanel).lines) == 2
         await d.press("escape")
         assert len(log.ring) == before
-        await d.press("slash", *_text("party=2"), "enter")
+        await d.press("slash", *typed("party=2"), "enter")
         assert d.app.filter.source == "party=2"
         assert "/party=2" in d.text
 
 
-def _text(text: str) -> list[str]:
-    names = {"-": "minus", "=": "equals_sign", ">": "greater_than_sign", " ": "space"}
-    return [names.get(c, c) for c in text]
-
-
 async def test_search_goes_back_from_the_end(folder: Path) -> None:
     async with desk(Story().full(25), folder) as d:
-        await d.press("colon", *_text("find checkpoint"), "enter")
+        await d.press("colon", *typed("find checkpoint"), "enter")
         log = d.app._main.query_one(LogView)
         assert not log.following
         assert log.ring[log._hit].text.startswith("checkpoint_written")
@@ -386,7 +173,7 @@ async def test_the_log_stops_following_and_counts_what_is_new(folder: Path) -> N
         log.focus()
         await d.press("k", "k")
         assert not log.following
-        d.append(*(ev.EngineEvent(pod="pod-p0", level="info", event="note", fields={"n": i}) for i in range(7)))
+        d.append(*(ev.EngineEvent(pod="p0r0", level="info", event="note", fields={"n": i}) for i in range(7)))
         await d.settle()
         assert log.unseen == 7
         assert "+7 new" in d.text
@@ -399,7 +186,7 @@ async def test_enter_on_a_pod_shows_its_log(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
         await d.press("j", "enter")
         assert d.app._main.page == "3"
-        assert d.app.filter.source.startswith("pod=pod-p")
+        assert d.app.filter.source.startswith("pod=p")
 
 
 async def test_fleet_cursor_marks_and_sorting(folder: Path) -> None:

@@ -293,7 +293,7 @@ def test_unknown_is_its_own_red_state_in_the_halt_matrix() -> None:
     assert "2/3 verified" in plain(lines[0])
     assert "1 UNKNOWN" in plain(lines[0])
     worst = lines[2]
-    assert plain(worst).startswith("pod-p2")
+    assert plain(worst).startswith("p2r0")
     assert ("alarm" in {role for text, role in worst if "UNKNOWN" in text}) is True
 
 

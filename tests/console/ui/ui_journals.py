@@ -52,8 +52,8 @@ class Story:
         self.coords = [f"p{p}r{r}s0t0" for r in range(self.replicas) for p in range(3)]
 
     def pod(self, coord: str) -> str:
-        p, r = coord[1], coord.split("r")[1].split("s")[0]
-        return f"pod-p{p}" if self.replicas == 1 else f"pod-p{p}-r{int(r):02d}"
+        """The pod of a worker: one per party and replica."""
+        return coord.split("s")[0]
 
     def add(self, event: ev.Event, after: float = 0.0) -> None:
         self.now += after
@@ -247,7 +247,7 @@ class Story:
         self.launched().phase("smoke", 2).train(1, 1, 0.3)
         self.add(ev.StageChanged(name="drill", status="running"))
         self.halt("release", nonce="d0d0d0d0d0d0d0d0", step=1, drill=True)
-        self.add(ev.StageChanged(name="drill", status="ok"))
+        self.add(ev.StageChanged(name="drill", status="ok", detail="3/3 held and released at step 1 in 0.4 s"))
         self.train(2, 2, 0.3)
         self.add(ev.StageChanged(name="smoke", status="ok", detail="2 steps"), 0.2)
         self.add(ev.StageChanged(name="verify-smoke", status="running"))
@@ -259,9 +259,9 @@ class Story:
         )
         self.add(ev.StageChanged(name="verify-smoke", status="ok"))
         self.add(ev.StageChanged(name="gate", status="running"))
-        self.add(ev.GateMeasured(name="loss falls", ok=True, wanted="< 2.30", measured="2.21"))
-        self.add(ev.GateMeasured(name="result hashes", ok=True, wanted="1", measured="1"))
-        self.add(ev.GateMeasured(name="halt drill", ok=True, wanted="5.0 s", measured="0.4 s"))
+        self.add(ev.GateMeasured(name="loss_falls", ok=True, wanted="< 2.30", measured="2.21"))
+        self.add(ev.GateMeasured(name="result_hashes", ok=True, wanted="1", measured="1"))
+        self.add(ev.GateMeasured(name="halt_drill_s", ok=True, wanted="<= 5 s", measured="0.4 s"))
         self.add(ev.StageChanged(name="gate", status="ok"), 0.1)
         return self
 
@@ -272,7 +272,9 @@ class Story:
         return self
 
     def halted(self, unknown: int = 0) -> Story:
-        return self.full(40).halt(step=40, unknown=unknown)
+        self.full(40).halt(step=40, unknown=unknown)
+        self.add(ev.StageChanged(name="full", status="waiting", detail="halted at step 40; pods wait until 01:30"))
+        return self
 
     def fork(self) -> Story:
         self.full(41, fork_at=41)
@@ -287,10 +289,17 @@ class Story:
             fields = {"party": 1, "since_s": 9.8}
             self.add(ev.EngineEvent(pod=self.pod(other), level="error", event="peer_lost", fields=fields), 4.9)
             self.add(ev.WorkerProcess(pod=self.pod(other), coord=other, state="exited", rc=4))
-        self.add(ev.StageChanged(name="full", status="failed", detail="P1 lost at step 40"))
-        self.add(
-            ev.RunEnded(status="failed", detail="P1 gave no sign of life for 9.8 s (its worker was killed by SIGKILL)")
-        )
+        what = "p1r0s0t0 was ended by SIGKILL, party 0 lost party 1 for 9.8 s; resumable until 01:30"
+        self.add(ev.StageChanged(name="full", status="failed", detail=what))
+        return self
+
+    def gave_up(self) -> Story:
+        self.failed()
+        self.add(ev.StageChanged(name="teardown", status="running"))
+        for coord in self.coords:
+            self.add(self.pod_event(coord, "gone"), 0.2)
+        self.add(ev.StageChanged(name="teardown", status="ok", detail="every pod is proven gone"))
+        self.add(ev.RunEnded(status="failed", detail="p1r0s0t0 was ended by SIGKILL"))
         return self
 
     def finished(self, ok: bool = True) -> Story:

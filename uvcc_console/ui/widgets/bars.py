@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from uvcc_console.ui.format import clock, duration, money
+from uvcc_console.ui.keys import SKIPPABLE
 from uvcc_console.ui.paint import Line, Span, clean, cut, join, spread, width_of, wrap
-from uvcc_console.ui.view import ENDED, View, eta, halting, holding, stakes, status_word, unknown_after_halt
+from uvcc_console.ui.view import View, eta, halting, holding, stakes, status_word, unknown_after_halt
 from uvcc_console.ui.widgets.panel import Panel
 
 BADGE = {"full": "alarm", "smoke": "amber", "replay": "blue", "plain": "grey"}
@@ -102,17 +103,24 @@ def banner_lines(view: View, width: int) -> list[Line]:
 
     if s.fork:
         block("alarm", f"{g.differ * 3} {clean(s.fork)} {g.differ * 3}", "F9 holds")
-    if s.status == "failed":
-        block("alarm", f"{g.fail} FAILED {clean(s.detail)}", "r resumes, t tears down")
-    elif s.status == "halted" and not s.halt.nonce:
-        block("amber", f"{g.wait} HALTED {clean(s.detail)}", "r resumes, t tears down")
-    if s.leaks:
-        block("alarm", f"{g.fail} LEFT BEHIND: {clean(', '.join(s.leaks))}", "t tears down again")
     stage = s.stage
-    if stage and stage.status == "waiting" and s.status == "running":
-        block("amber", f"{g.wait} {stage.name} waits for you: {clean(stage.detail)}", "c confirms")
-    elif stage and stage.status == "failed" and s.status == "running":
-        block("alarm", f"{g.fail} {stage.name} failed: {clean(stage.detail)}", "r resumes, t tears down")
+    waits = stage is not None and stage.status in ("waiting", "failed") and not s.ended
+    what = clean(stage.detail if waits and stage else s.detail)
+    keys = "r resumes, t tears down" if waits else ""
+    if stage is not None and stage.name in SKIPPABLE and waits:
+        keys = "R retries, x skips, t tears down"
+    if s.status == "failed":
+        where = f"{stage.name}: " if stage and waits else ""
+        block("alarm", f"{g.fail} FAILED {where}{what}", keys)
+    elif s.status == "halted":
+        if not s.halt.nonce or waits:
+            block("amber", f"{g.wait} HALTED {what}", keys)
+    elif waits and stage:
+        block("amber", f"{g.wait} {stage.name} waits for you: {what}", keys)
+    if s.leaks:
+        block("alarm", f"{g.fail} LEFT BEHIND: {clean(', '.join(s.leaks))}", "look again with: uvcc pods --sweep")
+    if not view.conducted and not s.ended and not view.replay:
+        block("alarm", f"{g.fail} NOBODY CONDUCTS THIS RUN: its pods go on until their lease ends", "r takes it up")
     if s.alerts and s.status == "running" and view.now - s.alerts[-1].ts < 60:
         a = s.alerts[-1]
         role = {"error": "bad", "warn": "warn"}.get(a.level, "muted")
@@ -127,7 +135,7 @@ def footer_line(view: View, width: int, keys: Sequence[tuple[str, str, bool]]) -
         line: list[Span] = [(" F9 ", "alarm"), (" HALT now  ", "title"), (" Esc ", "green"), (" release  ", "title")]
         return cut([*line, (f"halts by itself in {left_s:.1f} s", "warn")], width)
     lost = any(unknown_after_halt(view.snap, pod) for pod in view.snap.halt.acks)
-    over = view.replay or (view.snap.status in ENDED and not lost)
+    over = view.replay or ((bool(view.snap.ended) or view.snap.status == "halted") and not lost)
     out: list[Span] = [(" F9 ", "grey" if over else "alarm"), (" HALT ", "faint" if over else "title")]
     for key, name, enabled in keys:
         part: list[Span] = [

@@ -101,7 +101,7 @@ def row_cells(view: View, row: FleetRow, state: FleetState, focused: bool) -> di
         "beat": (beat_word or g.dot, h.role if beat_word else "faint"),
         "root": (root, stale or ("text" if row.root else "faint")),
         "loss": _metric(row, "loss", stale),
-        "rate": (number(float(rate), 3), stale or "text") if isinstance(rate, (int, float)) else ("", ""),
+        "rate": (number(float(rate), 3), stale or "text") if isinstance(rate, (int, float)) and rate else ("", ""),
         "mem": _metric(row, "mem_mib", stale, digits=5),
         "link": (paths, "bad" if g.fail in paths else "muted"),
         "state": (f"{h.glyph} {h.word}", h.role),

@@ -33,7 +33,7 @@ def shown(view: View) -> bool:
         return False
     unknown = any(stage == "unknown" for stage, *_ in h.acks.values())
     fresh = view.now - max((ts for *_, ts in h.acks.values()), default=h.asked) < _KEEP_S
-    if view.snap.status in ("ok", "torn_down"):
+    if view.snap.ended and view.snap.status != "halted":
         return False
     if h.drill:
         return not h.done

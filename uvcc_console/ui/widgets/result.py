@@ -38,7 +38,7 @@ def result_lines(view: View, width: int) -> list[Line]:
     for name, value in values.items():
         shown_value = f"{value:.2%}" if "accuracy" in name and value <= 1 else number(value)
         first += [("   ", ""), (f"{name} ", "muted"), (shown_value, "title")]
-    took = duration(max(0.0, (s.updated if s.status == "ok" else view.now) - s.created))
+    took = duration(max(0.0, (s.ended or view.now) - s.created))
     first += [("   ", ""), (f"{s.step} steps in {took}, {money(s.spent)}", "muted")]
     lines: list[Line] = [cut(first, width)]
     if verdict is not None and not verdict.ok:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.format import duration, money, short
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit, spread, wrap
-from uvcc_console.ui.view import ENDED, View, coord_parts
+from uvcc_console.ui.view import View, coord_parts
 from uvcc_console.ui.widgets.panel import Panel
 
 
@@ -88,8 +88,8 @@ def rollout_lines(view: View, width: int, height: int = 0) -> list[Line]:
     for v in s.stages[folded if folded > 1 else 0 :]:
         role = roles.get(v.status, "faint")
         took = ""
-        if v.started:
-            until = s.updated if s.status in ENDED else view.now
+        if v.started and v.status != "waiting":
+            until = s.ended or view.now
             took = duration((v.ended or max(until, v.started)) - v.started)
         right: list[Span] = [(took, "muted")]
         name: list[Span] = [(f"{g.stage(v.status)} ", role), (fit(v.name, wide), role if v.status != "ok" else "text")]

@@ -1,0 +1,195 @@
+"""F9 wherever the keyboard is, what is pasted, and what happens when the run's own processes are gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from textual.widgets import Input
+from ui_desk import FakeProcesses, desk, modes, typed
+from ui_journals import RUN, Story
+
+from uvcc_console.core import events as ev
+from uvcc_console.ui.screens.confirm import ConfirmScreen
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / RUN
+
+
+# ---- F9
+
+
+async def test_f9_holds_at_once_and_a_second_press_halts_with_the_same_nonce(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+        assert "Esc  releases" in d.text
+        await d.press("f9")
+        (hold, first), (halt, second) = modes(d)
+        assert (hold, halt) == ("hold", "halt")
+        assert first == second
+
+
+async def test_a_key_that_repeats_is_no_second_press(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("f9")
+        d.keys.gap = 0.03
+        await d.press("f9", "f9", "f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_a_key_held_down_never_commits(folder: Path) -> None:
+    """The first repeat comes half a second after the press, so a commit waits until it is sure to be alone."""
+    async with desk(Story().full(5), folder) as d:
+        d.app.commands.repeat_wait = 3600.0
+        await d.press("f9")
+        await d.press("f9")
+        assert d.app.commands._commit is not None
+        d.keys.gap = 0.03
+        await d.press("f9")
+        assert d.app.commands._commit is None
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_escape_releases_inside_three_seconds(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("f9", "escape")
+        assert [m for m, _ in modes(d)] == ["hold", "release"]
+        assert len({n for _, n in modes(d)}) == 1
+
+
+async def test_after_three_seconds_escape_no_longer_releases(folder: Path) -> None:
+    async with desk(Story().full(5).halt("hold", acks=False), folder, after=4.0) as d:
+        await d.press("escape")
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_f9_in_a_text_field(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("colon")
+        assert isinstance(d.app.focused, Input)
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_f9_in_a_modal_and_escape_releases_before_it_closes_the_modal(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("t")
+        assert isinstance(d.app.screen, ConfirmScreen)
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+        await d.press("escape")
+        assert [m for m, _ in modes(d)] == ["hold", "release"]
+        assert isinstance(d.app.screen, ConfirmScreen)
+        await d.press("escape")
+        assert not isinstance(d.app.screen, ConfirmScreen)
+
+
+async def test_f9_with_the_palette_open(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("ctrl+p")
+        assert type(d.app.screen).__name__ == "CommandPalette"
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_read_only_still_halts_and_does_nothing_else(folder: Path) -> None:
+    async with desk(Story().halted(), folder, readonly=True) as d:
+        await d.press("r")
+        assert not d.asked(ev.Intent)
+        assert "read-only" in d.toasts
+    other = folder.with_name("other")
+    async with desk(Story().full(5), other, readonly=True) as d:
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+
+
+async def test_the_disk_refusing_is_said_loudly_with_the_way_around(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        (folder / "journal.sqlite").chmod(0o400)
+        assert d.app.writer is not None
+        d.app.writer._path = folder / "missing" / "journal.sqlite"
+        await d.press("f9")
+        assert "NOT DONE" in d.toasts
+        assert f"uvcc halt {RUN}" in d.toasts
+
+
+async def test_a_replay_cannot_be_halted(folder: Path) -> None:
+    async with desk(Story().full(5), folder, replay=True) as d:
+        await d.press("f9")
+        assert "this is a recording" in d.toasts
+        assert modes(d) == []
+
+
+# ---- pastes
+
+
+async def test_pasted_text_triggers_nothing(folder: Path) -> None:
+    async with desk(Story().halted(), folder) as d:
+        d.keys.gap = 0.001
+        await d.press("y", "r", "t", "R", "q", "s")
+        assert not d.asked(ev.Intent)
+        assert d.app.is_running
+        assert "pasted" in d.toasts
+
+
+async def test_the_first_key_of_a_paste_waits_for_what_follows(folder: Path) -> None:
+    async with desk(Story().halted(), folder) as d:
+        d.app.commands.paste_wait = 0.03
+        d.app.action_do("resume")
+        d.app.cadence.note(d.keys.at + 0.001)
+        d.app.cadence.note(d.keys.at + 0.002)
+        await d.pilot.pause(0.06)
+        await d.settle()
+        assert not d.asked(ev.Intent)
+
+
+async def test_a_pasted_name_is_not_entered_by_its_own_newline(folder: Path) -> None:
+    async with desk(Story().halted(), folder) as d:
+        await d.press("t")
+        d.keys.gap = 0.001
+        await d.press(*typed(RUN), "enter")
+        assert not d.asked(ev.Intent)
+        assert isinstance(d.app.screen, ConfirmScreen)
+        d.keys.gap = 1.0
+        await d.press("enter")
+        assert [e.action for e in d.asked(ev.Intent)] == ["teardown"]
+
+
+# ---- when the run's own processes are gone
+
+
+async def test_a_halt_starts_the_sidecar_when_it_is_gone(folder: Path) -> None:
+    processes = FakeProcesses()
+    processes.living.clear()
+    async with desk(Story().full(5), folder, processes=processes) as d:
+        await d.press("f9")
+        assert [m for m, _ in modes(d)] == ["hold"]
+        assert processes.started == [("haltd",)]
+        assert "started" in d.toasts
+
+
+async def test_a_run_without_conductor_says_so_and_r_takes_it_up(folder: Path) -> None:
+    processes = FakeProcesses()
+    async with desk(Story().full(5), folder, after=9.0, processes=processes) as d:
+        d.app.check_processes()
+        await d.settle()
+        assert "NOBODY CONDUCTS" not in d.text
+        processes.living.clear()
+        d.app.check_processes()
+        d.app.refresh_view()
+        await d.settle()
+        assert "NOBODY CONDUCTS THIS RUN" in d.text
+        await d.press("r")
+        seq = d.app.snap.seq
+        assert processes.started == [("conductor", "--adopt", "resume", "--since", str(seq))]
+
+
+async def test_an_ended_run_offers_nothing_that_cannot_be_done(folder: Path) -> None:
+    async with desk(Story().gave_up(), folder) as d:
+        await d.press("r", "t", "x", "f9")
+        assert not d.asked(ev.Intent)
+        assert modes(d) == []
+        assert "has ended" in d.toasts
