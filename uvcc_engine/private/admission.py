@@ -108,8 +108,13 @@ def _coordinate(spec: WorkerSpec, policy: Policy, party: int) -> Coord:
     coord, topology = Coord.parse(spec.coord), policy.topology
     if coord.party != party:
         raise ConfigError(f"{spec.coord} was started with the identity of P{party}", "launch it on that party's pod")
-    if coord.replica >= topology.replicas or coord.stage >= topology.stages or coord.tensor >= topology.tensor:
+    if coord not in set(topology.coords()):
         raise ConfigError(f"{spec.coord} is not in the topology of the policy", "launch the policy's coordinates only")
+    if topology.workers_per_party > 1:
+        raise ConfigError(
+            f"{topology.workers_per_party} workers per party: this worker trains a whole model by itself",
+            "use replicas, stages and tensor of 1",
+        )
     return coord
 
 

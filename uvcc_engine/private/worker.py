@@ -22,7 +22,7 @@ from uvcc_engine.private.session import LateRecorder, Outcome, Session
 from uvcc_engine.private.votes import HALT, Table, Vote
 from uvcc_engine.transcript.roots import sid_of
 
-PEER_TIMEOUT_S: Final = 12.0
+PEER_TIMEOUT_S: Final = 10.0
 """Without any sign of life of a peer for this long the run ends; the plane says something every two seconds."""
 FIRST_CONTACT_S: Final = 600.0
 """How long the first worker waits for the last one to start."""
@@ -68,7 +68,7 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
         link={"peer_timeout_s": PEER_TIMEOUT_S, "first_contact_s": FIRST_CONTACT_S, **spec.link},
         recorder=recorder,
         state_dir=Path(spec.dir) / "plane",
-        on_event=lambda name, fields: writer.event(name, _level(name), **fields),
+        on_event=lambda name, fields: _pass_on(writer, name, fields),
     )
 
     def check() -> None:
@@ -120,8 +120,11 @@ def _termination() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _level(event: str) -> str:
-    return {"protocol_error": "error", "peer_lost": "error", "link_down": "warn", "waiting": "warn"}.get(event, "info")
+def _pass_on(writer: RunWriter, name: str, fields: dict[str, Any]) -> None:
+    """An event of the plane, unless it is the failure that this worker is about to end with and report itself."""
+    fatal = name == "peer_lost" or (name == "protocol_error" and not fields.get("dropped"))
+    if not fatal:
+        writer.event(name, "info" if name == "link_up" else "warn", **fields)
 
 
 def _waiting_on(plane: LivePlane) -> str | None:

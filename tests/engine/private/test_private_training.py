@@ -101,10 +101,10 @@ def test_private_steps_follow_the_clear_ones(tiny: list[dict[str, Any]]) -> None
     assert abs(tiny[0]["correct"] - clear.correct) <= 1
 
 
-def test_a_step_takes_36_rounds_with_or_without_the_loss(tiny: list[dict[str, Any]]) -> None:
-    assert [r["rounds"] for r in tiny] == [36] * 3
+def test_a_step_takes_at_most_36_rounds_and_the_loss_adds_none(tiny: list[dict[str, Any]]) -> None:
+    assert max(r["rounds"] for r in tiny) <= 36
     silent = train(replace(TINY, steps=1, reveal=("accuracy",)))
-    assert silent[0]["rounds"] == 36
+    assert silent[0]["rounds"] == tiny[0]["rounds"]
     assert silent[0]["losses"] == [None]
 
 

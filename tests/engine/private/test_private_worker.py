@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,8 @@ from private_kit import CODE, Fleet, Zygote, direct_links, relay_links, until
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
 from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.transcript.bundle import assemble_folder
+from uvcc_engine.transcript.verifier import verify
 
 JOB = PrivateJob(steps=12, batch=16, checkpoint_every=5, test_rows=100)
 
@@ -76,6 +79,15 @@ def test_a_whole_run_agrees_and_leaves_its_files(whole: Fleet) -> None:
     mine = {(e["epoch"], 1): e["pairs"]["p1r0s0t0"] for e in whole.events(0, "epoch_root")}
     theirs = {(e["epoch"], 1): e["pairs"]["p0r0s0t0"] for e in whole.events(1, "epoch_root")}
     assert mine == theirs
+
+
+def test_the_evidence_of_a_run_verifies(whole: Fleet, tmp_path: Path) -> None:
+    for p in range(3):
+        shutil.copytree(whole.dir(p) / f"transcript_p{p}r0s0t0", tmp_path / f"transcript_p{p}r0s0t0")
+    shutil.copy(whole.home(0) / "policy.json", tmp_path / "policy.json")
+    shutil.copy(whole.home(0) / "signatures.json", tmp_path / "policy_signatures.json")
+    certificate = verify(assemble_folder(tmp_path))
+    assert certificate.to_json()["result_hashes"] == [whole.result(0)["result_hash"]]
 
 
 def test_a_checkpoint_holds_two_components_of_the_state_and_parties_share_one(whole: Fleet) -> None:
@@ -146,6 +158,7 @@ def test_a_killed_worker_ends_in_a_named_failure_and_the_run_can_be_resumed(
         assert found["status"] == "failed"
         assert found["party"] == 2
         assert "party 2" in found["error"]
+        assert [e["party"] for e in fleet.events(p, "peer_lost")] == [2]
     fleet.launch(resume=True)
     assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     assert {fleet.events(p, "resumed")[0]["step"] for p in range(3)} == {5}
