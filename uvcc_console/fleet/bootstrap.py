@@ -7,7 +7,6 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 from uvcc_console.fleet import pod
@@ -48,14 +47,10 @@ class Bootstrapped:
     agent: dict[str, Any] = field(default_factory=dict)
 
 
-def _script(name: str) -> bytes:
-    return files(pod).joinpath(name).read_bytes()
-
-
 async def _python_on(link: PodLink, python: str, script: str, *args: str, timeout: float = 60.0) -> dict[str, Any]:
     """Run one of the pod scripts with a Python of the pod; it prints one JSON object."""
     command = " ".join([shlex.quote(python), "-", *(shlex.quote(a) for a in args)])
-    text = await link.sh(command, timeout=timeout, stdin=_script(script))
+    text = await link.sh(command, timeout=timeout, stdin=pod.source(script))
     try:
         found = json.loads(text.splitlines()[-1])
     except (ValueError, IndexError):
@@ -154,7 +149,9 @@ async def _install_wheel(link: PodLink, wheel: Wheel, say: Progress) -> None:
 async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: str, preload: str) -> None:
     """Write the bridge's launcher and start the agent detached; the agent itself finds one that runs already."""
     path = f'export PYTHONPATH="$HOME/{ROOT}/{wheel.site_name}" PYTHONUNBUFFERED=1'
-    head = f'umask 077\ncd "$HOME" || exit 1\n{path}\n'
+    # whatever is started here can be found by this mark, also on a host that is no pod of ours alone
+    mark = f'export UVCC_ROOT="$HOME/{ROOT}"'
+    head = f'umask 077\ncd "$HOME" || exit 1\n{path}\n{mark}\n'
     run = f"exec {shlex.quote(python)}"
     # the bridge needs the standard library only; -S spares it the site packages
     bridge = f'#!/bin/sh\n{head}{run} -S -m uvcc_engine.agent.attach --root "$HOME/{ROOT}"\n'

@@ -111,9 +111,20 @@ class _Session(asyncssh.SSHServerProcess[bytes]):
 class _Server(asyncssh.SSHServer):
     """One client's connection."""
 
-    def __init__(self, sessions: _Sessions) -> None:
+    def __init__(self, sessions: _Sessions, authorized: Path) -> None:
         self.sessions = sessions
         self.open = 0
+        self._keys = (authorized, sessions.home / ".ssh" / "authorized_keys")
+        self._connection: asyncssh.SSHServerConnection | None = None
+
+    def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+        self._connection = conn
+
+    def begin_auth(self, username: str) -> bool:
+        """Whose keys are good is decided anew at each login: the pod's own list and that of the login's home."""
+        assert self._connection is not None
+        self._connection.set_authorized_keys([str(path) for path in self._keys if path.exists()])
+        return True
 
     def session_requested(self) -> asyncssh.SSHServerSession[bytes] | bool:
         return _Session(self) if self.open < _SESSIONS else False
@@ -183,8 +194,7 @@ async def serve(home: Path, authorized: Path, ready: Path, *, ttl_s: float, watc
         "127.0.0.1",
         0,
         server_host_keys=[host_key],
-        authorized_client_keys=str(authorized),
-        server_factory=lambda: _Server(sessions),
+        server_factory=lambda: _Server(sessions, authorized),
         encoding=None,
         compression_algs=None,
         agent_forwarding=False,

@@ -85,6 +85,15 @@ def classify(error: BaseException, pod: str, address: str) -> UvccError:
     return UnreachableError(f"{where} is lost: {error}", "its state is unknown until the link is back")
 
 
+def split_address(address: str) -> tuple[str, str, int]:
+    """``user@host:port`` -> (user, host, port); the user may be missing, the port is then 22 if it is."""
+    user, _, rest = address.rpartition("@")
+    host, colon, port = rest.rpartition(":")
+    if not colon or not port.isdigit():
+        host, port = rest, "22"
+    return user, host.strip("[]"), int(port)
+
+
 def _handshake_slot() -> asyncio.Semaphore:
     return _handshakes.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(HANDSHAKES))
 
@@ -116,6 +125,7 @@ class PodLink:
         self._on_lost = on_lost
         self._refused = ""
         self._connection: asyncssh.SSHClientConnection | None = None
+        self._tunnel: asyncssh.SSHClientConnection | None = None
         self._connecting = asyncio.Lock()
         self._sessions = asyncio.Semaphore(SESSIONS)
         self._sftp: asyncssh.SFTPClient | None = None
@@ -150,21 +160,21 @@ class PodLink:
             self._check_refused()
             if self.up:
                 return
-            user, _, hostport = self.address.rpartition("@")
-            host, _, port = hostport.rpartition(":")
+            user, host, port = split_address(self.address)
             t = self.timeouts
             try:
+                tunnel = await self._through() if self._jump else None
                 async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
                     self._connection = await asyncssh.connect(
-                        host.strip("[]"),
-                        int(port),
+                        host,
+                        port,
                         username=user,
                         client_keys=[self._key],
                         known_hosts=([], [], []),
                         client_factory=lambda: _Client(self),
                         config=None,
                         agent_path=None,
-                        tunnel=self._jump or None,
+                        tunnel=tunnel,
                         preferred_auth="publickey",
                         compression_algs=None,
                         connect_timeout=t.connect,
@@ -175,6 +185,25 @@ class PodLink:
             except (OSError, asyncssh.Error, TimeoutError) as e:
                 self._check_refused()
                 raise classify(e, self.name, self.address) from e
+
+    async def _through(self) -> asyncssh.SSHClientConnection:
+        """The connection to the jump host. It is the user's own: their keys, their agent, their known_hosts."""
+        if self._tunnel is not None and not self._tunnel.is_closed():
+            return self._tunnel
+        user, host, port = split_address(self._jump)
+        t = self.timeouts
+        async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
+            self._tunnel = await asyncssh.connect(
+                host,
+                port,
+                username=user or (),
+                config=None,
+                connect_timeout=t.connect,
+                login_timeout=t.login,
+                keepalive_interval=t.keepalive_s,
+                keepalive_count_max=t.keepalive_count,
+            )
+        return self._tunnel
 
     async def connect_until(self, patience_s: float, *, on_try: Callable[[UvccError], None] | None = None) -> None:
         """Connect, with jittered back-off while the pod is unreachable; gives up after ``patience_s`` seconds."""
@@ -301,12 +330,12 @@ class PodLink:
 
     async def close(self) -> None:
         """Close the connection; the pod and what runs on it stay."""
-        connection, self._connection, self._sftp = self._connection, None, None
-        if connection is None:
-            return
-        connection.close()
-        try:
-            async with asyncio.timeout(2.0):
-                await connection.wait_closed()
-        except (TimeoutError, OSError, asyncssh.Error):
-            connection.abort()
+        connections = [c for c in (self._connection, self._tunnel) if c is not None]
+        self._connection = self._tunnel = self._sftp = None
+        for connection in connections:
+            connection.close()
+            try:
+                async with asyncio.timeout(2.0):
+                    await connection.wait_closed()
+            except (TimeoutError, OSError, asyncssh.Error):
+                connection.abort()

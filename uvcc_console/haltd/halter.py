@@ -96,13 +96,14 @@ class Halter:
             return
         if message["op"] != wire.HALTED or not self._concerns(message):
             return
+        step = message.get("step")
         self._act(
             self.ladder.report(
                 pod,
                 str(message.get("stage", "")),
                 self._clock(),
                 coord=str(message.get("coord") or ""),
-                step=int(message.get("step", -1)),
+                step=step if isinstance(step, int) else -1,
                 checkpoint=str(message.get("checkpoint") or ""),
                 detail=str(message.get("detail") or ""),
             )

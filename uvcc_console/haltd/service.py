@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.keys import operator_key
-from uvcc_console.fleet.provider import Pod, provider_for
+from uvcc_console.fleet.provider import Pod, jump_to, provider_for
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.view import View
@@ -48,13 +49,17 @@ class Channels:
         """Open and close channels so that they match the pods."""
         for name, pod in snapshot.pods.items():
             if pod.state in _ATTACHABLE and pod.address and name not in self.clients:
-                self._open(pod, lease_s, str(snapshot.profile.get("fleet", {}).get("ssh_key", "")))
+                try:
+                    self._open(pod, lease_s, snapshot.profile.get("fleet", {}))
+                except UvccError as e:
+                    log.error("no channel to pod %s: %s", name, e)
             elif pod.state in ("gone", "failed") and (task := self._tasks.pop(name, None)) is not None:
                 task.cancel()
 
-    def _open(self, pod: PodView, lease_s: float, key_file: str) -> None:
-        key = operator_key(self._run_dir, key_file)
-        link = PodLink(pod.pod, pod.address, key, host_key=pod.host_key, timeouts=_TIMEOUTS)
+    def _open(self, pod: PodView, lease_s: float, fleet: Mapping[str, Any]) -> None:
+        key = operator_key(self._run_dir, str(fleet.get("ssh_key", "")))
+        jump = jump_to(fleet, pod.address)
+        link = PodLink(pod.pod, pod.address, key, host_key=pod.host_key, jump=jump, timeouts=_TIMEOUTS)
         client = AgentClient(
             link, holder=self._holder, lease_s=lease_s, on_link=lambda up, detail: self.on_link(pod.pod, up)
         )

@@ -227,3 +227,37 @@ async def test_backoff_doubles_jitters_and_is_capped(link_to) -> None:
     for attempt in range(30):
         whole = min(t.backoff_first * 2**attempt, t.backoff_last)
         assert whole / 2 <= link.backoff(attempt) <= whole
+
+
+async def test_through_a_jump_host_with_the_users_own_keys(link_to, client_key, tmp_path, monkeypatch) -> None:
+    """The gate asks for the user's key and is known from the user's known_hosts; the pod asks for the run's."""
+    users = asyncssh.generate_private_key("ssh-ed25519")
+    target = await SshFake(client_key, answer).start()
+    gate_key = asyncssh.generate_private_key("ssh-ed25519")
+
+    class Gate(asyncssh.SSHServer):
+        def connection_requested(self, *args: object) -> bool:
+            return True
+
+    gate = await asyncssh.listen(
+        "127.0.0.1",
+        0,
+        server_factory=Gate,
+        server_host_keys=[gate_key],
+        authorized_client_keys=asyncssh.import_authorized_keys(users.export_public_key().decode()),
+    )
+    keyring = tmp_path / ".ssh"
+    keyring.mkdir(mode=0o700)
+    users.write_private_key(str(keyring / "id_ed25519"))
+    public = gate_key.export_public_key().decode()
+    (keyring / "known_hosts").write_text(f"[127.0.0.1]:{gate.get_port()} {public}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    link = link_to(target.address, jump=f"me@127.0.0.1:{gate.get_port()}")
+    assert await link.sh("echo through") == "through"
+    await link.close()
+    (keyring / "known_hosts").write_text("")
+    with pytest.raises(VerificationError):  # an unknown gate is not trusted on first sight: it is no pod of ours
+        await link_to(target.address, jump=f"me@127.0.0.1:{gate.get_port()}").connect()
+    gate.close()
+    await target.stop()

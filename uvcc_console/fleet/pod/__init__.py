@@ -5,6 +5,7 @@ They are sent over the SSH channel's standard input and never imported there.
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Final
 
 # every Python >= 3.11 of the host, a venv of an earlier bootstrap first; a login shell finds what images put on PATH
@@ -19,3 +20,8 @@ PYTHONS: Final = r"""
 done
 :
 """
+
+
+def source(name: str) -> bytes:
+    """The text of one of the scripts beside this file."""
+    return files(__name__).joinpath(name).read_bytes()
