@@ -31,7 +31,8 @@ def launch(
     with headless.interruptible() as received:
         run_dir = spawn.create_run(profile, settings, seed=seed, name=name, patient=tui)
         if received:
-            return INTERRUPTED  # nothing was started
+            spawn.end_run(run_dir, "torn_down", "interrupted before anything was started")
+            return INTERRUPTED
         child = spawn.start(run_dir, spawn.CONDUCTOR)
         if not tui:
             if not quiet:

@@ -59,6 +59,13 @@ def start(run_dir: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
         raise UvccError(f"cannot start the {name} of {run_dir.name}: {e}", f"is {run_dir} writable?") from e
 
 
+def end_run(run_dir: Path, status: str, detail: str) -> None:
+    """Close a run of which nothing was started."""
+    journal = Journal(run_dir / JOURNAL, source="cli")
+    journal.append(ev.RunEnded(status=status, detail=detail))
+    journal.close()
+
+
 def create_run(
     profile_name: str,
     settings: Iterable[str] = (),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
+from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.rollout import spawn
 from uvcc_console.rollout.context import Member, Rollout, all_of, readdress
 from uvcc_console.rollout.machine import Act
@@ -75,12 +77,21 @@ async def adopt(ctx: Rollout) -> None:
     done = {v.name for v in ctx.bus.snapshot.stages if v.status in ("ok", "skipped")}
     if "provision" not in done:
         return  # the stages themselves find what exists
+    if "bootstrap" in done:
+        ctx.wheel = _built_wheel(ctx)
     for member in ctx.members.values():
         if member.pod is None:
             ctx.say(ctx.pod_event(member, "lost", "the provider does not know it"))
     await all_of(_reconnect(ctx, m, "bootstrap" in done) for m in ctx.members.values() if m.pod is not None)
     if not spawn.running(ctx.run_dir, spawn.HALTD):
         spawn.start(ctx.run_dir, spawn.HALTD)
+
+
+def _built_wheel(ctx: Rollout) -> Wheel | None:
+    """The wheel that the pods run: the one this run built, whatever the sources are now."""
+    for path in (ctx.run_dir / "wheel").glob("*.whl"):
+        return Wheel(path, hashlib.sha256(path.read_bytes()).hexdigest())
+    return None
 
 
 async def _reconnect(ctx: Rollout, member: Member, with_agent: bool) -> None:

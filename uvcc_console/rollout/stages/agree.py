@@ -103,7 +103,8 @@ async def _run(command: list[str]) -> None:
 
 def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
     """The policy of a phase. It names no run and no time, so the same seed gives the same policy."""
-    assert ctx.wheel is not None
+    if ctx.wheel is None:
+        raise UnreadableError(f"the engine's wheel is missing in {ctx.run_dir}", "tear down and start a new run")
     profile = ctx.plan.profile
     job = dict(phase.job)
     parties = []
