@@ -19,8 +19,6 @@ COMMANDS: Final = {
     "relay": ("uvcc_engine.relay.__main__", "store and forward the parties' sealed messages"),
     "share": ("uvcc_engine.private.client", "split inputs and seal each share to its party"),
     "verify": ("uvcc_engine.transcript.cli", "check a proof bundle"),
-    "data": ("uvcc_engine.train.data_cli", "look at a training data source"),
-    "longctx": ("uvcc_engine.nsa.longctx", "exercise long contexts"),
     "selftest": ("uvcc_engine.agent.selftest", "check that this installation can do its work"),
     "bench": ("uvcc_engine.bench", "measure: bench NAME [--json]"),
 }
