@@ -25,6 +25,8 @@ from uvcc_engine.transcript.policy import Policy, check_policy, read_signatures
 SITE: Final = Path(__file__).parents[2]
 CODE_HASH: Final = "CODE_HASH"
 REGISTRY: Final = "sessions.jsonl"
+OWNER: Final = "owner"
+"""To whom a policy reveals the weights; also where it says "all", they are sealed to the owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
     if spec.job and PrivateJob.from_json(spec.job) != job:
         raise ConfigError("the worker's job is not the job of the signed policy", "launch it with the policy's job")
     for value in job.reveal:
-        if value != "weights" and not policy.reveals(value):
+        owner_only = value == "weights" and policy.reveals(value, OWNER)
+        if not owner_only and not policy.reveals(value):
             raise ConfigError(f"the job reveals {value!r}, the policy does not", "list it in the policy, or not at all")
     inputs = open_inputs(
         _read_box(spec.inputs), party=party, identity=identity, owner=policy.owner, commitments=policy.commitments

@@ -1,4 +1,4 @@
-"""The data owner's command: split the inputs, seal two components to each party, publish the commitments.
+"""The data owner's command: split the inputs, seal two components to each party, publish the commitments; open results.
 
 Runs where the data is. What leaves are three files, each readable by one party only and none sufficient alone, and
 ``commitments.json``, which the policy binds.
@@ -7,11 +7,14 @@ Runs where the data is. What leaves are three files, each readable by one party 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
@@ -20,6 +23,7 @@ from uvcc_engine.private.datafiles import read_rows
 from uvcc_engine.private.inputs import SharedInputs, share_dataset
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import find_model
+from uvcc_engine.private.release import box_name, open_weights
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
 
 
@@ -73,26 +77,55 @@ def write_shared(shared: SharedInputs, out: Path) -> list[str]:
     return [*names, "commitments.json"]
 
 
+def share(args: argparse.Namespace) -> dict[str, Any]:
+    """Split, seal and write; returns what the policy binds, the files and the row counts."""
+    job = PrivateJob.from_json(files.read_json(args.job))
+    data = dataset_for(job, args.data, args.labels)
+    owner = load_owner(args.owner, args.seed)
+    shared = share_dataset(data, job.frac_bits, load_parties(args.parties), owner, args.seed)
+    names = write_shared(shared, args.out)
+    rows = {"train": len(data.train_y), "test": len(data.test_y)}
+    return shared.public() | {"files": names, "rows": rows}
+
+
+def open_results(args: argparse.Namespace) -> dict[str, Any]:
+    """Open the three parties' sealed weights anywhere below a folder; write them to ``weights.npz`` (0600)."""
+    owner, parties = Identity.load(args.owner), load_parties(args.parties)
+    boxes: list[bytes] = []
+    for party in range(len(parties)):
+        found = sorted(args.open.rglob(box_name(f"p{party}r0s0t0")))
+        if len(found) != 1:
+            raise UnreadableError(
+                f"{len(found)} files {box_name(f'p{party}r0s0t0')} under {args.open}", "collect one run's results there"
+            )
+        boxes.append(found[0].read_bytes())
+    weights = open_weights(boxes, owner=owner, parties=parties)
+    args.out.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    np.savez(content, **weights)  # type: ignore[arg-type]
+    files.write_atomic(args.out / "weights.npz", content.getvalue(), mode=0o600)
+    return {"files": ["weights.npz"], "shapes": {name: list(w.shape) for name, w in weights.items()}}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """``uvcc-engine share``: returns the exit code; the summary goes to stdout as one JSON line."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine share", description="Split inputs and seal them to the parties.")
-    parser.add_argument("--job", type=Path, required=True, help="job file (JSON, as in the profile's `job`)")
+    parser = argparse.ArgumentParser(
+        prog="uvcc-engine share",
+        description="The data owner's tool: split inputs and seal them to the parties, or open the results.",
+    )
     parser.add_argument("--parties", type=Path, required=True, help="JSON list of the three public identities")
     parser.add_argument("--owner", type=Path, required=True, help="folder of the owner's key pair (made if missing)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the sealed files and commitments.json")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--job", type=Path, help="share the inputs of this job (JSON, as in the profile's `job`)")
+    what.add_argument("--open", type=Path, help="open the sealed weights under this folder into OUT/weights.npz")
     parser.add_argument("--data", type=Path, help=".npz, .npy, .csv, .pt or IDX file; the packaged digits without it")
     parser.add_argument("--labels", type=Path, help="labels file, where --data holds one array only")
     parser.add_argument("--seed", type=int, help="make keys and shares deterministic (demonstrations, reruns)")
     args = parser.parse_args(argv)
     try:
-        job = PrivateJob.from_json(files.read_json(args.job))
-        data = dataset_for(job, args.data, args.labels)
-        owner = load_owner(args.owner, args.seed)
-        shared = share_dataset(data, job.frac_bits, load_parties(args.parties), owner, args.seed)
-        names = write_shared(shared, args.out)
+        print(json.dumps(open_results(args) if args.open is not None else share(args)))
     except UvccError as error:
         print(f"uvcc-engine share: {error}", file=sys.stderr)
         return error.exit_code
-    rows = {"train": len(data.train_y), "test": len(data.test_y)}
-    print(json.dumps(shared.public() | {"files": names, "rows": rows}))
     return 0

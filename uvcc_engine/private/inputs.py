@@ -7,9 +7,7 @@ two different versions of a component to its two holders is found out before the
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,14 +15,12 @@ from typing import Any, Final
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from numpy.typing import NDArray
 
-from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, VerificationError
+from uvcc_engine.private.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
 from uvcc_engine.private.data import Dataset, Floats, one_hot
 from uvcc_engine.private.sealing import canonical, derive, seal, sha256, unseal
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
-
-Ring = NDArray[np.int64]
 
 PARTIES: Final = 3
 FEATURE_LIMIT: Final = 1024.0
@@ -87,14 +83,14 @@ def share_dataset(
     split = {name: _split(values, derive(entropy, f"split|{name}")) for name, values in tensors.items()}
     blinds = [derive(entropy, f"blind|{c}") for c in range(PARTIES)]
     parts = [
-        _encode_component(c, frac_bits, {name: components[c] for name, components in split.items()})
+        encode_component(c, frac_bits, {name: components[c] for name, components in split.items()})
         for c in range(PARTIES)
     ]
     boxes = tuple(
         seal(
-            _pack([(blinds[c], parts[c]) for c in (i, (i + 1) % PARTIES)]),
-            owner=owner,
-            to=parties[i],
+            pack_halves([(blinds[c], parts[c]) for c in (i, (i + 1) % PARTIES)]),
+            sender=owner,
+            to=parties[i].x25519,
             about={"format": _FORMAT, "party": i},
             entropy=None if seed is None else derive(entropy, f"box|{i}"),
         )
@@ -114,17 +110,17 @@ def open_inputs(box: bytes, *, party: int, identity: Identity, owner: str, commi
 
     Raises UnreadableError or VerificationError naming what does not hold.
     """
-    plain, about = unseal(box, party=identity, owner=owner)
+    plain, about = unseal(box, recipient=identity, sender=owner)
     if about != {"format": _FORMAT, "party": party}:
         raise VerificationError("inputs", f"the sealed input says {about}", f"this is party {party}; send its own file")
     halves: list[tuple[int, dict[str, Ring]]] = []
-    for slot, (blind, encoded) in enumerate(_unpack(plain)):
+    for slot, (blind, encoded) in enumerate(unpack_halves(plain)):
         component = (party + slot) % PARTIES
         if commitment(blind, encoded) != commitments[component]:
             raise VerificationError(
                 "inputs", f"component {component} is not the one the policy commits to", "share the data again"
             )
-        frac_bits, tensors = _decode_component(component, encoded)
+        frac_bits, tensors = decode_component(component, encoded)
         halves.append((frac_bits, tensors))
     (frac, lo), (frac_hi, hi) = halves
     if frac != frac_hi or {n: t.shape for n, t in lo.items()} != {n: t.shape for n, t in hi.items()}:
@@ -148,47 +144,3 @@ def _split(values: Ring, key: bytes) -> tuple[Ring, Ring, Ring]:
     first, second = words[: values.size].reshape(values.shape), words[values.size :].reshape(values.shape)
     with np.errstate(over="ignore"):
         return first, second, values - first - second
-
-
-def _encode_component(component: int, frac_bits: int, tensors: Mapping[str, Ring]) -> bytes:
-    names = sorted(tensors)
-    header = canonical(
-        {"component": component, "frac_bits": frac_bits, "tensors": [[n, list(tensors[n].shape)] for n in names]}
-    )
-    body = [tensors[n].astype("<i8").tobytes() for n in names]
-    return b"".join([struct.pack("<I", len(header)), header, *body])
-
-
-def _decode_component(component: int, encoded: memoryview) -> tuple[int, dict[str, Ring]]:
-    try:
-        (length,) = struct.unpack_from("<I", encoded)
-        header = json.loads(bytes(encoded[4 : 4 + length]))
-        if header["component"] != component:
-            raise ValueError(f"component {header['component']} in place of {component}")
-        offset, found = 4 + length, {}
-        for name, shape in header["tensors"]:
-            count = int(np.prod(shape, dtype=np.int64))
-            found[str(name)] = np.frombuffer(encoded, "<i8", count, offset).astype(np.int64).reshape(shape)
-            offset += 8 * count
-        if offset != len(encoded):
-            raise ValueError("bytes left over")
-        return int(header["frac_bits"]), found
-    except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise UnreadableError(f"an input component cannot be read: {error}", "share the data again") from error
-
-
-def _pack(halves: list[tuple[bytes, bytes]]) -> bytes:
-    return b"".join(blind + struct.pack("<Q", len(part)) + part for blind, part in halves)
-
-
-def _unpack(plain: bytes) -> list[tuple[bytes, memoryview]]:
-    view, found = memoryview(plain), []
-    for _ in range(2):
-        if len(view) < 40:
-            raise UnreadableError("the sealed input is cut short", "share the data again")
-        blind, (length,) = bytes(view[:32]), struct.unpack_from("<Q", view, 32)
-        found.append((blind, view[40 : 40 + length]))
-        view = view[40 + length :]
-    if len(view):
-        raise UnreadableError("the sealed input has bytes left over", "share the data again")
-    return found

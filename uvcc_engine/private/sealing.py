@@ -1,6 +1,7 @@
-"""A sealed box from the data owner to one party: only that party opens it, and only that owner can have made it.
+"""A sealed box: only the addressed key opens it, and only the named sender can have made it.
 
-X25519 twice (owner's static key and a fresh ephemeral key, both with the party's static key), HKDF-SHA256,
+The data owner seals inputs to parties; parties seal results to the owner. X25519 twice (the sender's static key and a
+fresh ephemeral key, both with the recipient's static key), HKDF-SHA256,
 ChaCha20-Poly1305: the authenticated one-way pattern "X" of the Noise framework (Perrin, 2018) with the two
 agreements combined in one key derivation. Every box has its own ephemeral key, hence its own AEAD key, so the nonce
 is constant. Layout: magic, LE32 header length, header (canonical JSON, authenticated), ciphertext.
@@ -45,10 +46,8 @@ def sha256(*parts: bytes | memoryview) -> bytes:
     return state.finalize()
 
 
-def seal(
-    plaintext: bytes, *, owner: Identity, to: PublicIdentity, about: dict[str, Any], entropy: bytes | None = None
-) -> bytes:
-    """Seal ``plaintext`` to one party.
+def seal(plaintext: bytes, *, sender: Identity, to: str, about: dict[str, Any], entropy: bytes | None = None) -> bytes:
+    """Seal ``plaintext`` to the X25519 public key ``to`` (hex).
 
     ``about`` travels in clear but authenticated. ``entropy`` (32 bytes) makes the box deterministic; it is bound to
     the plaintext and the recipient, so that two different boxes never share a key. Fresh randomness otherwise.
@@ -56,39 +55,40 @@ def seal(
     if entropy is None:
         agreement = os.urandom(32)
     else:
-        agreement = derive(entropy, "box-ephemeral", sha256(plaintext, to.x25519.encode(), canonical(about)))
+        agreement = derive(entropy, "box-ephemeral", sha256(plaintext, to.encode(), canonical(about)))
     ephemeral = Identity(bytes(32), agreement)  # only its X25519 half is used
     header = canonical(
         {
             "about": about,
             "ephemeral": ephemeral.public.x25519,
-            "owner": owner.public.x25519,
-            "to": to.x25519,
+            "sender": sender.public.x25519,
+            "to": to,
         }
     )
-    key = _key(owner.pair_secret(to, sha256(header), "box"), ephemeral.pair_secret(to, sha256(header), "box"))
+    peer, salt = _agreement_key(to), sha256(header)
+    key = _key(sender.pair_secret(peer, salt, "box"), ephemeral.pair_secret(peer, salt, "box"))
     body = ChaCha20Poly1305(key).encrypt(_NONCE, plaintext, header)
     return MAGIC + struct.pack("<I", len(header)) + header + body
 
 
-def unseal(box: bytes, *, party: Identity, owner: str) -> tuple[bytes, dict[str, Any]]:
-    """Open a box that ``owner`` (X25519 public key, hex) sealed to ``party``; returns (plaintext, about).
+def unseal(box: bytes, *, recipient: Identity, sender: str) -> tuple[bytes, dict[str, Any]]:
+    """Open a box that ``sender`` (X25519 public key, hex) sealed to ``recipient``; returns (plaintext, about).
 
-    Raises UnreadableError if it is not a box, VerificationError if it is for another party, by another owner, or was
-    altered.
+    Raises UnreadableError if it is not a box, VerificationError if it is for another recipient, by another sender, or
+    was altered.
     """
     header, start = _header(box)
-    if header["to"] != party.public.x25519:
-        raise VerificationError("inputs", "the sealed input is for another party", "send each party its own file")
-    if header["owner"] != owner:
-        raise VerificationError("inputs", "the sealed input is by another owner than the policy names", "share again")
+    if header["to"] != recipient.public.x25519:
+        raise VerificationError("sealed file", "it is for another recipient", "give each party its own file")
+    if header["sender"] != sender:
+        raise VerificationError("sealed file", "it is by another sender than the policy names", "seal it again")
     salt = sha256(box[len(MAGIC) + 4 : start])
-    key = _key(*(party.pair_secret(_agreement_key(k), salt, "box") for k in (owner, header["ephemeral"])))
+    key = _key(*(recipient.pair_secret(_agreement_key(k), salt, "box") for k in (sender, header["ephemeral"])))
     try:
         plain = ChaCha20Poly1305(key).decrypt(_NONCE, box[start:], box[len(MAGIC) + 4 : start])
     except InvalidTag:
-        what = "the sealed input was altered or is not by this owner"
-        raise VerificationError("inputs", what, "share again") from None
+        what = "it was altered, or is not by the sender it names"
+        raise VerificationError("sealed file", what, "seal it again") from None
     return plain, header["about"]
 
 
@@ -104,15 +104,15 @@ def _key(static: bytes, ephemeral: bytes) -> bytes:
 def _header(box: bytes) -> tuple[dict[str, Any], int]:
     start = len(MAGIC) + 4
     if len(box) < start or box[: len(MAGIC)] != MAGIC:
-        raise UnreadableError("not a sealed input", "make it with `uvcc-engine share`")
+        raise UnreadableError("not a sealed file", "make it with `uvcc-engine share`")
     (length,) = struct.unpack_from("<I", box, len(MAGIC))
     if length > _MAX_HEADER or len(box) < start + length + 16:
-        raise UnreadableError("the sealed input is cut short", "copy it again")
+        raise UnreadableError("the sealed file is cut short", "copy it again")
     try:
         header = json.loads(box[start : start + length])
-        fields = (header["to"], header["ephemeral"], header["owner"])
+        fields = (header["to"], header["ephemeral"], header["sender"])
         if not all(isinstance(value, str) for value in fields) or not isinstance(header["about"], dict):
             raise ValueError("fields of other types")
     except (ValueError, KeyError, TypeError) as error:
-        raise UnreadableError(f"the sealed input has no readable header: {error}", "copy it again") from error
+        raise UnreadableError(f"the sealed file has no readable header: {error}", "copy it again") from error
     return header, start + length

@@ -20,6 +20,7 @@ from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
 from uvcc_engine.private.admission import Admission
 from uvcc_engine.private.outcome import agree_on_state, own_digests
+from uvcc_engine.private.release import box_name, seal_weights
 from uvcc_engine.private.training import Trainer
 from uvcc_engine.private.votes import HALT, HOLD, Table, Vote
 from uvcc_engine.transcript.agreement import ForkError
@@ -305,7 +306,21 @@ class Session:
         self._proof.sync()
         return self._publish(result, values)
 
+    def _release_weights(self) -> None:
+        a = self._admitted
+        box = seal_weights(
+            self._trainer.weight_halves(),
+            party=a.party,
+            frac_bits=a.job.frac_bits,
+            identity=a.identity,
+            owner=a.policy.owner,
+            sid_job=a.policy.sid_job,
+        )
+        files.write_atomic(Path(self._spec.dir) / box_name(a.coord), box)
+
     def _publish(self, result: dict[str, Any], values: dict[str, float]) -> Outcome:
+        if "weights" in self._admitted.job.reveal:
+            self._release_weights()
         extra = {k: v for k, v in result.items() if k not in ("result_hash", "values", "signature", "coord")}
         self._writer.result(result["result_hash"], values, result["signature"], **extra)
         self._writer.event("open_final_done", result_hash=result["result_hash"], values=values)

@@ -16,6 +16,7 @@ from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.private import layers as nn
 from uvcc_engine.private import losses
+from uvcc_engine.private.components import Ring
 from uvcc_engine.private.data import batch_rows
 from uvcc_engine.private.inputs import PartyInputs
 from uvcc_engine.private.job import PrivateJob
@@ -100,6 +101,11 @@ class Trainer:
                 found[f"{kind}.{i}.lo"] = share.lo.contiguous()
                 found[f"{kind}.{i}.hi"] = share.hi.contiguous()
         return found
+
+    def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
+        """Both components of the weights by name, as the owner's box holds them."""
+        lo, hi = ({f"weight.{i}": getattr(w, c).numpy() for i, w in enumerate(self.weights)} for c in ("lo", "hi"))
+        return lo, hi
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what :meth:`state` gave. Raises ConfigError if it does not fit the model."""

@@ -101,7 +101,7 @@ class Fleet:
             parties=[PolicyParty(i, p.public, "local", "here") for i, p in enumerate(PARTIES)],
             owner=made.owner,
             commitments=made.commitments,
-            reveal=list(job.reveal),
+            reveal=[(v, "owner") if v == "weights" else v for v in job.reveal],
             limits=limits,
             nonce=hashlib.sha256(b"nonce").hexdigest(),
         )

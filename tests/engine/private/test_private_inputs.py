@@ -6,6 +6,7 @@ import gzip
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from uvcc_engine.private import client
 from uvcc_engine.private.data import Dataset, one_hot
 from uvcc_engine.private.datafiles import read_rows
 from uvcc_engine.private.inputs import SharedInputs, open_inputs, share_dataset
+from uvcc_engine.private.release import open_weights, seal_weights
 from uvcc_engine.private.sealing import seal, unseal
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
 
@@ -44,7 +46,7 @@ def test_parties_hold_replicated_components_that_sum_to_the_data() -> None:
 
 def test_a_partys_file_holds_neither_the_third_component_nor_the_data() -> None:
     made = shared()
-    plain = [unseal(made.boxes[i], party=PARTIES[i], owner=OWNER.public.x25519)[0] for i in range(3)]
+    plain = [unseal(made.boxes[i], recipient=PARTIES[i], sender=OWNER.public.x25519)[0] for i in range(3)]
     opened = [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], **made.public()) for i in range(3)]
     clear = np.rint(DATA.train_x * 65536).astype("<i8").tobytes()
     for i in range(3):
@@ -59,33 +61,33 @@ def test_a_partys_file_holds_neither_the_third_component_nor_the_data() -> None:
 
 def test_only_the_addressed_party_opens_its_file() -> None:
     made = shared()
-    with pytest.raises(VerificationError, match="another party"):
+    with pytest.raises(VerificationError, match="another recipient"):
         open_inputs(made.boxes[1], party=0, identity=PARTIES[0], **made.public())
     with pytest.raises(VerificationError, match="this is party 2"):
         open_inputs(made.boxes[1], party=2, identity=PARTIES[1], **made.public())
 
 
 def test_every_flipped_byte_of_a_box_is_refused() -> None:
-    box = seal(b"components", owner=OWNER, to=PUBLIC[0], about={"party": 0})
-    assert unseal(box, party=PARTIES[0], owner=OWNER.public.x25519) == (b"components", {"party": 0})
+    box = seal(b"components", sender=OWNER, to=PUBLIC[0].x25519, about={"party": 0})
+    assert unseal(box, recipient=PARTIES[0], sender=OWNER.public.x25519) == (b"components", {"party": 0})
     for at in range(len(box)):
         altered = bytearray(box)
         altered[at] ^= 1
         with pytest.raises((UnreadableError, VerificationError)):
-            unseal(bytes(altered), party=PARTIES[0], owner=OWNER.public.x25519)
+            unseal(bytes(altered), recipient=PARTIES[0], sender=OWNER.public.x25519)
     for length in range(0, len(box), 7):
         with pytest.raises((UnreadableError, VerificationError)):
-            unseal(box[:length], party=PARTIES[0], owner=OWNER.public.x25519)
+            unseal(box[:length], recipient=PARTIES[0], sender=OWNER.public.x25519)
 
 
 def test_another_owner_cannot_seal_in_this_owners_name() -> None:
     impostor = Identity(b"o" * 32, b"i" * 32)
-    box = seal(b"x", owner=impostor, to=PUBLIC[0], about={})
-    with pytest.raises(VerificationError, match="another owner"):
-        unseal(box, party=PARTIES[0], owner=OWNER.public.x25519)
+    box = seal(b"x", sender=impostor, to=PUBLIC[0].x25519, about={})
+    with pytest.raises(VerificationError, match="another sender"):
+        unseal(box, recipient=PARTIES[0], sender=OWNER.public.x25519)
     forged = box.replace(impostor.public.x25519.encode(), OWNER.public.x25519.encode())
     with pytest.raises(VerificationError, match="altered"):
-        unseal(forged, party=PARTIES[0], owner=OWNER.public.x25519)
+        unseal(forged, recipient=PARTIES[0], sender=OWNER.public.x25519)
 
 
 def test_a_component_other_than_the_committed_one_is_refused() -> None:
@@ -172,6 +174,54 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
         found = read_rows(tmp_path / name, tmp_path / labels if labels else None)
         assert np.array_equal(found[0], x), name
         assert np.array_equal(found[1], y), name
+
+
+def weight_boxes(flip: bool = False) -> tuple[list[bytes], np.ndarray[Any, Any]]:
+    value = RNG.integers(-(2**20), 2**20, (3, 2))
+    parts = RNG.integers(-(2**62), 2**62, (3, 3, 2))
+    with np.errstate(over="ignore"):
+        parts[2] = value - parts[0] - parts[1]
+    boxes = []
+    for i in range(3):
+        lo, hi = parts[i].copy(), parts[(i + 1) % 3].copy()
+        if flip and i == 1:
+            hi[0, 0] ^= 1
+        halves = ({"w": lo}, {"w": hi})
+        boxes.append(
+            seal_weights(
+                halves, party=i, frac_bits=16, identity=PARTIES[i], owner=OWNER.public.x25519, sid_job=b"s" * 32
+            )
+        )
+    return boxes, value / 65536
+
+
+def test_the_owner_opens_results_and_finds_an_altered_copy() -> None:
+    boxes, wanted = weight_boxes()
+    assert np.array_equal(open_weights(boxes, owner=OWNER, parties=PUBLIC)["w"], wanted)
+    with pytest.raises(VerificationError, match="P1 and P2 hold different copies of component 2"):
+        open_weights(weight_boxes(flip=True)[0], owner=OWNER, parties=PUBLIC)
+    with pytest.raises(VerificationError, match="another sender"):
+        open_weights([boxes[1], boxes[0], boxes[2]], owner=OWNER, parties=PUBLIC)
+    with pytest.raises(ConfigError, match="all three"):
+        open_weights(boxes[:2], owner=OWNER, parties=PUBLIC[:2])
+
+
+def test_share_opens_the_results_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    boxes, wanted = weight_boxes()
+    OWNER._store(tmp_path / "owner")
+    (tmp_path / "parties.json").write_text(json.dumps([p.to_json() for p in PUBLIC]))
+    for i, box in enumerate(boxes):
+        (tmp_path / "runs" / f"p{i}").mkdir(parents=True)
+        (tmp_path / "runs" / f"p{i}" / f"result_p{i}r0s0t0.box").write_bytes(box)
+    common = ["--parties", str(tmp_path / "parties.json"), "--owner", str(tmp_path / "owner"), "--out", str(tmp_path)]
+    assert client.main([*common, "--open", str(tmp_path / "runs")]) == 0
+    assert json.loads(capsys.readouterr().out)["shapes"] == {"w": [3, 2]}
+    with np.load(tmp_path / "weights.npz") as found:
+        assert np.array_equal(found["w"], wanted)
+    assert (tmp_path / "weights.npz").stat().st_mode & 0o077 == 0
+    (tmp_path / "runs" / "p1" / "result_p1r0s0t0.box").unlink()
+    assert client.main([*common, "--open", str(tmp_path / "runs")]) == 2
+    assert "0 files result_p1r0s0t0.box" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

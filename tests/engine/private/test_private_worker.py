@@ -11,16 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from private_kit import CODE, Fleet, Zygote, direct_links, relay_links, until
+from private_kit import CODE, OWNER, PARTIES, Fleet, Zygote, direct_links, relay_links, until
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
+from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.private.clear import count_correct, train_clear
+from uvcc_engine.private.data import load_digits
 from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.private.models import find_model
+from uvcc_engine.private.release import open_weights
 from uvcc_engine.transcript.bundle import assemble_folder
 from uvcc_engine.transcript.verifier import verify
 
-JOB = PrivateJob(steps=12, batch=16, checkpoint_every=5, test_rows=100)
+JOB = PrivateJob(steps=12, batch=16, checkpoint_every=5, test_rows=100, reveal=("loss", "accuracy", "weights"))
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +45,21 @@ def whole(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     return fleet
 
 
+@pytest.fixture(params=["direct", pytest.param("relay", marks=pytest.mark.slow)])
+def links_to_kill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[dict[str, Any]]]:
+    yield from _links(request.param, tmp_path)
+
+
 @pytest.fixture(params=["direct", "relay"])
 def links(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[dict[str, Any]]]:
-    if request.param == "direct":
+    yield from _links(request.param, tmp_path)
+
+
+def _links(kind: str, folder: Path) -> Iterator[list[dict[str, Any]]]:
+    if kind == "direct":
         yield direct_links()
     else:
-        with relay_links(tmp_path) as found:
+        with relay_links(folder) as found:
             yield found
 
 
@@ -88,6 +103,20 @@ def test_the_evidence_of_a_run_verifies(whole: Fleet, tmp_path: Path) -> None:
     shutil.copy(whole.home(0) / "signatures.json", tmp_path / "policy_signatures.json")
     certificate = verify(assemble_folder(tmp_path))
     assert certificate.to_json()["result_hashes"] == [whole.result(0)["result_hash"]]
+
+
+def test_the_owner_and_nobody_else_opens_the_final_weights(whole: Fleet) -> None:
+    boxes = [(whole.dir(p) / f"result_p{p}r0s0t0.box").read_bytes() for p in range(3)]
+    public = [p.public for p in PARTIES]
+    weights = open_weights(boxes, owner=OWNER, parties=public)
+    data = load_digits(JOB.seed, JOB.test_rows)
+    clear = train_clear(JOB, data)
+    for i, exact in enumerate(clear.weights):
+        assert np.abs(weights[f"weight.{i}"] - exact).max() < 0.02
+    correct = count_correct(find_model(JOB.model), [weights["weight.0"], weights["weight.1"]], data)
+    assert correct / JOB.test_rows == whole.result(0)["values"]["accuracy"]
+    with pytest.raises(VerificationError, match="another recipient"):
+        open_weights(boxes, owner=PARTIES[0], parties=public)
 
 
 def test_a_checkpoint_holds_two_components_of_the_state_and_parties_share_one(whole: Fleet) -> None:
@@ -146,9 +175,9 @@ def test_a_hold_at_one_party_holds_all_until_its_release(whole: Fleet, zygote: Z
 
 
 def test_a_killed_worker_ends_in_a_named_failure_and_the_run_can_be_resumed(
-    whole: Fleet, zygote: Zygote, tmp_path: Path, links: list[dict[str, Any]]
+    whole: Fleet, zygote: Zygote, tmp_path: Path, links_to_kill: list[dict[str, Any]]
 ) -> None:
-    fleet = Fleet(tmp_path / "fleet", zygote, JOB, [{**link, "peer_timeout_s": 4.0} for link in links])
+    fleet = Fleet(tmp_path / "fleet", zygote, JOB, [{**link, "peer_timeout_s": 3.0} for link in links_to_kill])
     fleet.launch()
     until(lambda: steps_done(fleet, 2) >= 7, 30, "the seventh step")
     os.kill(fleet.pids[2], signal.SIGKILL)
@@ -216,7 +245,7 @@ def refuse_identity(fleet: Fleet) -> None:
         (refuse_signature, "P1's signature does not hold"),
         (refuse_policy, "signature does not hold"),
         (refuse_inputs, "altered"),
-        (refuse_foreign_inputs, "for another party"),
+        (refuse_foreign_inputs, "for another recipient"),
         (refuse_identity, "readable by others"),
     ],
 )
