@@ -26,6 +26,7 @@ from uvcc_console.core.journal import Journal, iter_events, read_all
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.provider import provider_for
+from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout import spawn
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
@@ -205,6 +206,8 @@ async def _end(ctx: Rollout, status: str, detail: str) -> tuple[str, str]:
         if left and shown == "ok":
             status = "failed"
     ctx.say(ev.RunEnded(status=status, detail=detail, leaks=left))
+    if ctx.artifacts.is_dir():
+        write_artifacts(ctx.run_dir)  # the run's log, now with its last line
     return status, detail
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from uvcc_console.core import events as ev
+from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout.context import Member, Rollout, describe, each
 from uvcc_console.rollout.plan import Phase
 from uvcc_engine.contract.errors import UvccError, VerificationError
@@ -114,8 +113,9 @@ async def collect(ctx: Rollout) -> str:
     for phase in started:
         count += await fetch_phase(ctx, phase)
     await each(ctx.live(), lambda m: _agent_log(ctx, m))
+    ctx.bus.commit()
     written = await asyncio.to_thread(write_artifacts, ctx.run_dir)
-    return f"{count} files of {len(ctx.live())} pods, {written} artifacts"
+    return f"{count} files of {len(ctx.live())} pods, {len(written)} artifacts"
 
 
 def _started(ctx: Rollout) -> list[Phase]:
@@ -142,17 +142,3 @@ async def last_words(ctx: Rollout) -> None:
             except (UvccError, ExceptionGroup) as e:
                 text = f"no evidence from {member.name}: {describe(e)}"
                 ctx.say(ev.Alert(level="warn", name="collect", text=text, subject=member.name))
-
-
-def write_artifacts(run_dir: Path) -> int:
-    """The files with the seeds' names, from the journal and what was fetched; returns how many were written."""
-    return 0
-
-
-def read_json(path: Path) -> Mapping[str, object]:
-    """A fetched document; empty where it is missing or no JSON object."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

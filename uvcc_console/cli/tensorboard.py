@@ -1,0 +1,66 @@
+"""``uvcc tensorboard RUN``: TensorBoard on the pod that writes it, shown through that pod's SSH connection."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from pathlib import Path
+
+from uvcc_console.cli import common
+from uvcc_console.cli.main import OK, USAGE
+from uvcc_console.core.snapshot import PodView
+from uvcc_engine.contract.errors import UnreachableError, UvccError
+
+START_S = 60.0
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser("tensorboard", "Start TensorBoard on a pod of a live run and forward it to this machine.")
+    parser.add_run()
+    parser.add_argument("--pod", default="", metavar="POD", help="another pod than the first")
+    args = parser.parse_args(argv)
+    run_dir = common.find_run(args.run)
+    s = common.load_snapshot(run_dir)
+    pods = {name: p for name, p in s.pods.items() if p.address and p.state not in ("gone", "failed", "deleting")}
+    name = args.pod or next(iter(pods), "")
+    if name not in pods:
+        common.say(f"uvcc: {run_dir.name} has no live pod {name or 'at all'}\n  pods: {', '.join(pods) or 'none'}")
+        return USAGE
+    folder = f".uvcc/runs/{s.engine_run}/tb"
+    try:
+        asyncio.run(_forward(run_dir, pods[name], folder, str(s.profile.get("fleet", {}).get("ssh_key", ""))))
+    except KeyboardInterrupt:
+        pass
+    return OK
+
+
+async def _forward(run_dir: Path, pod: PodView, folder: str, key_file: str) -> None:
+    """Until interrupted. TensorBoard ends with the SSH channel that started it."""
+    from uvcc_console.fleet.keys import operator_key
+    from uvcc_console.fleet.ssh import PodLink
+
+    link = PodLink(pod.pod, pod.address, operator_key(run_dir, key_file), host_key=pod.host_key)
+    try:
+        there = shlex.quote(folder)
+        if (await link.run(f"test -d {there}")).exit != 0:
+            raise UvccError(f"pod {pod.pod} has no TensorBoard files in {folder}", "does this kind of job write them?")
+        command = f"exec python3 -m tensorboard.main --logdir {there} --host 127.0.0.1 --port 0 2>&1"
+        process = await link.open(command)
+        said = b""
+        async with asyncio.timeout(START_S):
+            while not (found := re.search(rb"http://[^:]+:(\d+)", said)):
+                data = await process.stdout.read(4096)
+                if not data:
+                    last = said.decode(errors="replace").strip().splitlines()
+                    raise UvccError(
+                        f"TensorBoard did not start: {last[-1] if last else 'no output'}", "is it installed?"
+                    )
+                said += data
+        listener = await link.forward("127.0.0.1", int(found.group(1)))
+        print(f"http://127.0.0.1:{listener.get_port()}/   (Ctrl-C ends it)", flush=True)
+        await process.wait()
+    except TimeoutError:
+        raise UnreachableError(f"TensorBoard on {pod.pod} did not start in {START_S:.0f} s", "see the pod") from None
+    finally:
+        await link.close()
