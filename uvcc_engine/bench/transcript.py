@@ -5,21 +5,23 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.bench.transcript_run import make_policy
+from uvcc_engine.bench._rehearsal import make_policy
+from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript import files, kinds
 from uvcc_engine.transcript.evidence import WorkerEvidence
 from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.leaf import RECORD, Leaf
+from uvcc_engine.transcript.leaf import Leaf
 from uvcc_engine.transcript.replay import summarise
 from uvcc_engine.transcript.store import TranscriptStore
 
@@ -70,27 +72,33 @@ def record_rate(folder: Path, leaves: int, size: int, runs: int) -> Row:
     return row(f"transcript.record.{size}B", "seconds", "s/leaf", found, plain)
 
 
+def _three(folder: Path, steps: int) -> list[WorkerEvidence]:
+    """The three workers of one subsession."""
+    identities = [Identity.create_seeded(folder / f"id{p}", b"%d" % p) for p in range(PARTIES)]
+    policy = make_policy(identities, Topology(), steps)
+    return [WorkerEvidence.open(folder / f"w{p}", i, policy, Coord(0, p, 0, 0)) for p, i in enumerate(identities)]
+
+
+def _agree(workers: Sequence[WorkerEvidence]) -> None:
+    for w in workers:
+        for v in workers:
+            if v is not w:
+                v.check(w.coord.party, w.agreement(v.coord.party))
+
+
 def sign_time(folder: Path, runs: int) -> Row:
     """Seconds to finalise, sign and log one epoch of 60 leaves."""
-    identities = [Identity.create_seeded(folder / f"id{p}", b"%d" % p) for p in range(PARTIES)]
-    policy = make_policy(identities, Topology(), runs)
-    workers = [WorkerEvidence.open(folder / f"w{p}", i, policy, Coord(0, p, 0, 0)) for p, i in enumerate(identities)]
+    workers = _three(folder / "sign", runs)
     found = []
     for epoch in range(runs):
         for w in workers:
             w.begin(epoch)
-            peers = [p for p in range(PARTIES) if p != w.coord.party]
-            for op in range(15):
-                for peer in peers:
-                    w.recorder.record(0, peer, (epoch, 0, op, kinds.OPEN), b"%d to %d" % (w.coord.party, peer))
-                    w.recorder.record(1, peer, (epoch, 0, op, kinds.OPEN), b"%d to %d" % (peer, w.coord.party))
-        found += [_timed(lambda w=w, e=epoch: w.finish(e)) for w in workers]  # type: ignore[misc]
-        for w in workers:
-            for v in workers:
-                if v is not w:
-                    v.check(w.coord.party, w.agreement(v.coord.party))
-    for w in workers:
-        w.close()
+            for peer in (p for p in range(PARTIES) if p != w.coord.party):
+                for op in range(15):
+                    w.recorder.record(0, peer, (epoch, 0, op, kinds.OPEN), b"a share")
+                    w.recorder.record(1, peer, (epoch, 0, op, kinds.OPEN), b"a share")
+        found += [_timed(partial(w.finish, epoch)) for w in workers]
+        _agree(workers)
     return row("transcript.finish_epoch", "seconds", "s", found)
 
 
@@ -107,25 +115,64 @@ def write_leaves(path: Path, epochs: int, per_epoch: int) -> None:
             out.write(files.header(epoch, len(pieces), _SID, root) + b"".join(pieces))
 
 
+def step_time(folder: Path, runs: int) -> Row:
+    """Seconds that the transcript takes of one step of the demonstration job: 84 leaves of 22 KB, signed at its end."""
+    workers = _three(folder / "step", runs)
+    payload = bytes(22_000)
+    found = []
+    for epoch in range(runs):
+        for w in workers:
+            w.begin(epoch)
+            peers = [p for p in range(PARTIES) if p != w.coord.party]
+
+            def work(w: WorkerEvidence = w, epoch: int = epoch, peers: list[int] = peers) -> None:
+                for op in range(84):
+                    w.recorder.record(op & 1, peers[op >> 1 & 1], (epoch, 0, op >> 2, kinds.OPEN), payload)
+                w.finish(epoch)
+
+            found.append(_timed(work))
+        _agree(workers)
+    return row("transcript.demo_step", "seconds", "s", found)
+
+
 def verify_rate(folder: Path, leaves: int, runs: int) -> list[Row]:
-    """Leaves per second through the verifier's pass, and what it adds to the process's peak memory."""
-    per_epoch = min(leaves, 100_000) // 2 * 2
+    """Leaves per second through the verifier's pass and the peak memory of its process, which does nothing else."""
+    per_epoch = min(leaves, 1_000_000) // 2 * 2
     path = folder / files.LEAVES
     write_leaves(path, leaves // per_epoch, per_epoch)
-    total = path.stat().st_size // RECORD.size
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-    def work() -> None:
-        for file, block in files.blocks(path):
-            found = summarise(files.chunks(file, block), _SID, block.epoch, 0)
-            assert found.root == block.root
-
-    rates = [total / _timed(work) for _ in range(runs)]
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    rates, peaks = [], []
+    for _ in range(runs):
+        command = [sys.executable, "-m", "uvcc_engine.bench.transcript", "--pass", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        rate, peak = json.loads(done.stdout)
+        rates.append(rate)
+        peaks.append(peak)
     return [
         row("transcript.verify", "rate", "leaves/s", rates, 100_000.0),
-        row("transcript.verify.memory", "bytes", "B", [float(grown)]),
+        row("transcript.verify.memory", "bytes", "B", peaks),
     ]
+
+
+def verifier_pass(path: Path) -> tuple[float, float]:
+    """Go through a transcript as the verifier does: leaves per second, and this process's peak memory in bytes."""
+    total = 0
+
+    def work() -> None:
+        nonlocal total
+        for file, block in files.blocks(path):
+            found = summarise(files.chunks(file, block), _SID, block.epoch, 0)
+            if found.root != block.root:
+                raise VerificationError("bench", f"epoch {block.epoch} has another root than was written")
+            total += block.count
+
+    seconds = _timed(work)
+    return total / seconds, _peak_memory()
+
+
+def _peak_memory() -> float:
+    """VmHWM in bytes; getrusage would also count what the parent held when it forked."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) * 1024.0 for line in lines if line.startswith("VmHWM"))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -134,11 +181,15 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--leaves", type=int, default=1_000_000)
     made.add_argument("--runs", type=int, default=3)
     made.add_argument("--json", action="store_true")
+    made.add_argument("--pass", dest="only", type=Path, help=argparse.SUPPRESS)
     args = made.parse_args(argv)
+    if args.only:
+        print(json.dumps(verifier_pass(args.only)))
+        return 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = [record_rate(folder, 20_000, size, args.runs) for size in (64, 4096, 1 << 16)]
-        rows.append(sign_time(folder, 20 * args.runs))
+        rows += [sign_time(folder, 20 * args.runs), step_time(folder, 10 * args.runs)]
         rows += verify_rate(folder, args.leaves, args.runs)
     if args.json:
         print(json.dumps(rows))

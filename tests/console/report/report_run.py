@@ -8,7 +8,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_engine.bench.transcript_run import VALUES, Rehearsal, rehearse
+from uvcc_engine.bench._rehearsal import VALUES, Rehearsal, rehearse
 from uvcc_engine.parallel.topology import Topology
 
 START = 1_700_000_000.0

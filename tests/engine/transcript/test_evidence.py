@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_engine.bench.transcript_run import (
+from uvcc_engine.bench._rehearsal import (
     CODE_HASH,
     VALUES,
     agree,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from uvcc_engine.bench.transcript_run import Rehearsal, rehearse
+from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.transcript import files

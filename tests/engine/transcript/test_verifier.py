@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from uvcc_engine.bench.transcript_run import Rehearsal, rehearse
+from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.parallel.topology import Topology
 from uvcc_engine.transcript import sshsig
