@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels.base import Kernels, kernels_for
+from uvcc_engine.mpc.pieces import PIECE, cuts
 from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
 from uvcc_engine.mpc.share import Share, encode
-from uvcc_engine.mpc.truncation import truncate_product_gen
+from uvcc_engine.mpc.truncation import Opened, truncate_product_gen
 from uvcc_engine.transcript import kinds
 
 DEALER = 2
@@ -97,7 +97,14 @@ def mul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int 
 
     ``y.f = 0`` and an integer scale (a bit times a value): 1 round, 24 bytes per output. Otherwise 2 rounds, 40 bytes.
     """
-    return (yield from _product_gen(rt, x, y, rt_kernels(rt).mul, scale, dealer))
+    if x.shape == y.shape and len(places := cuts(x.n)) > 1:
+        a, b = x.reshape(-1), y.reshape(-1)
+
+        def build(at: int, place: slice) -> Steps[Share]:
+            return _product_gen(rt, a.index(place), b.index(place), rt.kernels.mul, scale, (dealer + at) % 3)
+
+        return (yield from _assembled_gen(build, places, x.shape, x.f))
+    return (yield from _product_gen(rt, x, y, rt.kernels.mul, scale, dealer))
 
 
 def matmul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> Steps[Share]:
@@ -105,9 +112,20 @@ def matmul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: i
 
     Rounds and bytes as ``mul_gen``, per output element; two local matrix products.
     """
-    if x.shape[-1] != y.shape[-2 if y.lo.dim() > 1 else -1]:
-        raise ConfigError(f"matrix product of shapes {tuple(x.shape)} and {tuple(y.shape)}", "inner sizes must agree")
-    return (yield from _product_gen(rt, x, y, rt_kernels(rt).matmul, scale, dealer))
+    _check_matmul(x, y)
+    if x.lo.dim() == 2 and y.lo.dim() == 2 and len(rows := cuts(x.shape[0], max(1, PIECE // y.shape[1]))) > 1:
+
+        def build(at: int, place: slice) -> Steps[Share]:
+            return _product_gen(rt, x.index(place), y, rt.kernels.matmul, scale, (dealer + at) % 3)
+
+        return (yield from _assembled_gen(build, rows, torch.Size((x.shape[0], y.shape[1])), x.f))
+    return (yield from _product_gen(rt, x, y, rt.kernels.matmul, scale, dealer))
+
+
+def matmul_open_gen(rt: Runtime, x: Share, y: Share, opened: Opened, *, dealer: int = DEALER) -> Steps[Share]:
+    """``matmul_gen`` that lets a comparison beside it start from the masked product (``opened``)."""
+    _check_matmul(x, y)
+    return (yield from _product_gen(rt, x, y, rt.kernels.matmul, 1.0, dealer, opened))
 
 
 def product_with_gen(
@@ -123,8 +141,28 @@ def product_with_gen(
     return (yield from _product_gen(rt, x, y, lambda a, b, c, d: local(a, b + d) + local(c, b), scale, dealer))
 
 
-def rt_kernels(rt: Runtime) -> Kernels:
-    return kernels_for(rt.device)
+def _check_matmul(x: Share, y: Share) -> None:
+    if x.shape[-1] != y.shape[-2 if y.lo.dim() > 1 else -1]:
+        raise ConfigError(f"matrix product of shapes {tuple(x.shape)} and {tuple(y.shape)}", "inner sizes must agree")
+
+
+def _assembled_gen(
+    build: Callable[[int, slice], Steps[Share]], places: Sequence[slice], shape: torch.Size, f: int
+) -> Steps[Share]:
+    """Run the pieces side by side and put each into its place along the first axis as it finishes."""
+    whole: list[Share] = []
+
+    def into_gen(at: int, place: slice) -> Steps[None]:
+        found = yield from build(at, place)
+        if not whole:
+            lead = places[-1].stop
+            empty = torch.empty((lead, *found.shape[1:]), dtype=torch.int64, device=found.lo.device)
+            whole.append(Share(empty, torch.empty_like(empty), f))
+        whole[0].lo[place] = found.lo
+        whole[0].hi[place] = found.hi
+
+    yield from par(*[into_gen(at, place) for at, place in enumerate(places)])
+    return whole[0].reshape(*shape)
 
 
 def _product_gen(
@@ -134,17 +172,17 @@ def _product_gen(
     cross: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     scale: float,
     dealer: int,
+    opened: Opened | None = None,
 ) -> Steps[Share]:
     factor, extra = integer_scale(scale)
-    z = cross(x.lo, y.lo, x.hi, y.hi)
     if extra < 0:
         factor, extra = factor << -extra, 0
-    if factor != 1:
-        z = z * factor
-    z = z + zero_share(rt, z.shape)
+    z = cross(x.lo, y.lo, x.hi, y.hi)
+    draws = rt.draws()
+    z = rt.kernels.blind(z, factor, draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape))
     shift = y.f + extra
     if shift > 0:
-        return (yield from truncate_product_gen(rt, z, shift, x.f, dealer))
+        return (yield from truncate_product_gen(rt, z, shift, x.f, dealer, opened=opened))
     return (yield from reshare_gen(rt, z, x.f))
 
 

@@ -26,11 +26,11 @@ from uvcc_engine.mpc.arithmetic import (
     neg,
     public,
     rescale_gen,
-    rt_kernels,
     scale_int,
     sub,
 )
-from uvcc_engine.mpc.boolean import PairBits, carry_gen, drelu_gen, padded
+from uvcc_engine.mpc.boolean import PairBits, drelu_gen, padded
+from uvcc_engine.mpc.carry import carry_gen, tree
 from uvcc_engine.mpc.maximum import max_gen
 from uvcc_engine.mpc.roles import online_part, roles
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
@@ -39,6 +39,7 @@ from uvcc_engine.mpc.share import Share
 from uvcc_engine.mpc.truncation import truncate_pair_gen
 
 EXP_RANGE = 16
+_EXP_DIGIT = 4
 _DEALER_BITS = 40
 _ONLINE_BITS = 20
 
@@ -57,8 +58,17 @@ def exp_in_range_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Sh
     if role.is_dealer:
         value = value - 1  # so that zero, too, lies below the upper end; the unit comes back below
     value = value & ((1 << bits) - 1)
-    planes = rt_kernels(rt).to_planes(value)[:bits].clone()
-    carry, _ = yield from carry_gen(rt, dealer, planes, (bits // 4,), None)
+    planes = rt.kernels.to_planes(value, bits)
+    carry, _ = yield from carry_gen(
+        rt,
+        dealer,
+        _EXP_DIGIT,
+        tree(((bits // _EXP_DIGIT, 1),)),
+        planes.shape[-1],
+        planes if role.is_dealer else None,
+        lambda: planes,
+        torch.zeros_like(planes[0]) if role.is_dealer else None,
+    )
     wrapped = PairBits(role.d, flat.shape, carry)
     # x - unit + 16 = u + v - 16 wrapped, all in [0, 16)
     real = value.to(torch.float64) / 2.0**x.f

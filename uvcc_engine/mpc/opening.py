@@ -36,7 +36,8 @@ def open_ring_gen(rt: Runtime, x: Share) -> Steps[Tensor]:
     message.send(rt.prev, kinds.OPEN, _digest(x.hi))
     message.want(rt.prev, kinds.OPEN, torch.int64, *x.shape)
     message.want(rt.next, kinds.OPEN, torch.uint8, 32)
-    missing, digest = yield message
+    got: list[Tensor] = yield message
+    missing, digest = got
     _check(rt, missing, digest)
     return x.lo + x.hi + missing
 
@@ -59,7 +60,7 @@ def open_to_gen(rt: Runtime, x: Share, party: int) -> Steps[Tensor | None]:
     else:
         message.want(rt.prev, kinds.OPEN, torch.int64, *x.shape)
         message.want(rt.next, kinds.OPEN, torch.uint8, 32)
-    got = yield message
+    got: list[Tensor] = yield message
     if rt.party != party:
         return None
     _check(rt, got[0], got[1])

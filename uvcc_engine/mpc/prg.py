@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.mpc.kernels.plain import wire_dtype
 
 _BLOCK = 16
 _MAX_BLOCKS = 1 << 40
@@ -109,18 +110,14 @@ class Draws:
             count *= side
         return self._bytes(component, 8 * count).view(torch.int64).reshape(shape).to(self._device)
 
-    def narrow(self, component: int, bits: int, count: int) -> Tensor:
-        """``count`` elements uniform modulo 2^``bits`` (bits <= 63), drawn in the narrowest of 2, 4 or 8 bytes."""
+    def narrow(self, component: int, bits: int, *shape: int) -> Tensor:
+        """Elements uniform modulo 2^``bits`` in the narrowest type that carries them; the bits above are random,
+        too."""
+        count = 1
+        for side in shape:
+            count *= side
         width = wire_dtype(bits)
-        raw = self._bytes(component, count * width.itemsize).view(width).to(torch.int64).to(self._device)
-        return raw & ((1 << bits) - 1)
+        return self._bytes(component, count * width.itemsize).view(width).reshape(shape).to(self._device)
 
 
 OWN = -1
-
-
-def wire_dtype(bits: int) -> torch.dtype:
-    """The narrowest integer type that carries values modulo 2^``bits``."""
-    if bits <= 16:
-        return torch.int16
-    return torch.int32 if bits <= 32 else torch.int64

@@ -10,11 +10,22 @@ learns nothing about it, and hands out correlated randomness instead.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
+from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import Share
+
+T = TypeVar("T")
+
+
+def known(x: T | None) -> T:
+    """``x``, which the running party's role guarantees to be there."""
+    if x is None:
+        raise ProtocolError("a value is missing that this party's role should have", "report this: it is a defect")
+    return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +100,7 @@ def assemble(
 ) -> Share:
     """The replicated share of this party from the components it knows (the third is None)."""
     if role.is_dealer:
-        assert with_left is not None
-        assert with_right is not None
-        return Share(with_right, with_left, f)
+        return Share(known(with_right), known(with_left), f)
     if role.is_left:
-        assert with_left is not None
-        assert online is not None
-        return Share(with_left, online, f)
-    assert with_right is not None
-    assert online is not None
-    return Share(online, with_right, f)
+        return Share(known(with_left), known(online), f)
+    return Share(known(online), known(with_right), f)

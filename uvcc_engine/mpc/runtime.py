@@ -1,44 +1,36 @@
-"""What a protocol runs on: the party's place, its random streams, its message rounds, and what they cost.
-
-Protocols are generators that yield one ``Round`` per communication round and are driven by ``Runtime.run``. ``par``
-merges several of them in lock-step: independent messages of one round to one peer leave as one packed message.
-"""
+"""What a protocol runs on: the party's place, its random streams, its message rounds, and what they cost."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.mpc.kernels.base import kernels_for
 from uvcc_engine.mpc.prg import OWN, Draws, PairKeys, Stream, derive_key
+from uvcc_engine.mpc.rounds import Fork, Inbox, Outbox, Round, Steps, message_kind, par
 from uvcc_engine.plane.api import Plane, Tag
-from uvcc_engine.transcript import kinds
+
+__all__ = ["Round", "Runtime", "Steps", "par"]
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Round:
-    """What one protocol sends and expects in one round. Both ends list parts in the same order.
+class _Task:
+    """A protocol on its way: waiting for a round (``request``) or for its branches (``left``)."""
 
-    ``sends``: (peer, kind, tensor); ``wants``: (peer, kind, dtype, shape).
-    """
+    __slots__ = ("left", "parent", "place", "request", "results", "steps")
 
-    sends: list[tuple[int, int, Tensor]] = field(default_factory=list)
-    wants: list[tuple[int, int, torch.dtype, tuple[int, ...]]] = field(default_factory=list)
-
-    def send(self, peer: int, kind: int, data: Tensor) -> None:
-        self.sends.append((peer, kind, data))
-
-    def want(self, peer: int, kind: int, dtype: torch.dtype, *shape: int) -> None:
-        self.wants.append((peer, kind, dtype, shape))
-
-
-Steps = Generator[Round, list[Tensor], T]
+    def __init__(self, steps: Generator[Any, Any, Any], parent: _Task | None, place: int) -> None:
+        self.steps = steps
+        self.parent = parent
+        self.place = place
+        self.request: Round | None = None
+        self.results: list[Any] = []
+        self.left = 0
 
 
 class Runtime:
@@ -65,6 +57,7 @@ class Runtime:
         self.plane = plane
         self.stream = stream
         self.device = torch.device(device)
+        self.kernels = kernels_for(self.device)
         self._streams = {
             party: Stream(derive_key(keys.prev, sid_sub, attempt, f"component{party}"), f"component {party}"),
             self.next: Stream(
@@ -74,7 +67,9 @@ class Runtime:
         }
         self._epoch = -1
         self._op = 0
-        self._message = 0
+        self._sent = {self.next: 0, self.prev: 0}
+        self._received = {self.next: 0, self.prev: 0}
+        self._outbox = {self.next: Outbox(), self.prev: Outbox()}
         self.rounds = 0
         self.bytes_sent = 0
         self.messages = 0
@@ -92,7 +87,8 @@ class Runtime:
             )
         self._epoch = epoch
         self._op = 0
-        self._message = 0
+        self._sent = {self.next: 0, self.prev: 0}
+        self._received = {self.next: 0, self.prev: 0}
 
     def draws(self) -> Draws:
         """Random streams of the next operation. Every party must call this at the same place of the program."""
@@ -103,113 +99,81 @@ class Runtime:
         return draws
 
     def run(self, steps: Steps[T]) -> T:
-        """Drive a protocol to its result."""
-        try:
-            request = next(steps)
-            while True:
-                request = steps.send(self._exchange(request))
-        except StopIteration as done:
-            result: T = done.value
-            return result
+        """Drive a protocol to its result. One round at a time, at most a few messages per peer and round.
 
-    def _exchange(self, request: Round) -> list[Tensor]:
-        """One round: at most one message to and from each peer."""
+        Within a round every protocol is resumed as soon as its own parts are there, and what it sends next leaves at
+        once if it is large: a vector in pieces flows through several rounds at a time.
+        """
         if self._epoch < 0:
             self.begin_epoch(0)
-        self.rounds += 1
-        number = self._message
-        self._message += 1
-        for peer in (self.next, self.prev):
-            parts = [(kind, data) for to, kind, data in request.sends if to == peer]
-            if parts:
-                payload = _pack([data for _, data in parts])
-                self.plane.send(peer, Tag(self._epoch, self.stream, number, _kind([k for k, _ in parts])), payload)
-                self.bytes_sent += payload.nbytes
-                self.messages += 1
-        got: list[Tensor] = [torch.empty(0)] * len(request.wants)
-        for peer in (self.prev, self.next):
-            slots = [i for i, want in enumerate(request.wants) if want[0] == peer]
-            if slots:
-                tag = Tag(self._epoch, self.stream, number, _kind([request.wants[i][1] for i in slots]))
-                _unpack(self.plane.recv(peer, tag), peer, tag, request, slots, got, self.device)
-        return got
+        root = _Task(steps, None, 0)
+        waiting = self._resume(root, None)
+        while waiting:
+            self._flush()
+            self.rounds += 1
+            inboxes = {self.next: Inbox(), self.prev: Inbox()}
+            for task in waiting:
+                assert task.request is not None
+                for want in task.request.wants:
+                    inboxes[want[0]].expect(want)
+            for inbox in inboxes.values():
+                inbox.seal()
+            following: list[_Task] = []
+            for task in waiting:
+                assert task.request is not None
+                got = [self._take(inboxes[want[0]], want[0]) for want in task.request.wants]
+                following += self._resume(task, got)
+            waiting = following
+        self._flush()
+        result: T = root.results[0]
+        return result
 
-
-def _kind(found: list[int]) -> int:
-    """The kind of a packed message: both ends compute it from the same parts. OPEN outranks all others."""
-    return kinds.OPEN if kinds.OPEN in found else min(found)
-
-
-def _pack(parts: list[Tensor]) -> memoryview:
-    arrays = [part.contiguous().cpu().numpy().data.cast("B") for part in parts if part.numel()]
-    if len(arrays) == 1:
-        return arrays[0]
-    return memoryview(b"".join(arrays))
-
-
-def _unpack(
-    payload: memoryview,
-    peer: int,
-    tag: Tag,
-    request: Round,
-    slots: list[int],
-    got: list[Tensor],
-    device: torch.device,
-) -> None:
-    expected = sum(_nbytes(request.wants[i]) for i in slots)
-    if payload.nbytes != expected:
-        raise ProtocolError(
-            f"party {peer} sent {payload.nbytes} bytes for {tag}, expected {expected}",
-            "the parties run different programs or shapes; compare code and job hashes",
-            party=peer,
-        )
-    at = 0
-    raw = bytearray(payload) if payload.readonly else payload
-    for i in slots:
-        _, _, dtype, shape = request.wants[i]
-        nbytes = _nbytes(request.wants[i])
-        if nbytes == 0:
-            got[i] = torch.empty(shape, dtype=dtype, device=device)
-            continue
-        count = nbytes // dtype.itemsize
-        if at % dtype.itemsize:  # torch wants aligned views
-            piece = torch.frombuffer(bytearray(raw[at : at + nbytes]), dtype=dtype)
-        else:
-            piece = torch.frombuffer(raw, dtype=dtype, count=count, offset=at)
-        got[i] = piece.reshape(shape).to(device)
-        at += nbytes
-
-
-def _nbytes(want: tuple[int, int, torch.dtype, tuple[int, ...]]) -> int:
-    count = 1
-    for side in want[3]:
-        count *= side
-    return count * want[2].itemsize
-
-
-def par(*steps: Steps[T]) -> Steps[list[T]]:
-    """Run protocols side by side, one round of each per round. Results in the order given."""
-    results: dict[int, T] = {}
-    waiting: list[tuple[int, Steps[T], Round]] = []
-    for i, one in enumerate(steps):
+    def _resume(self, task: _Task, answer: list[Tensor] | None) -> list[_Task]:
+        """Advance a task to its next round. Returns the tasks that wait now in its place (with its branches)."""
+        task.request = None
         try:
-            waiting.append((i, one, next(one)))
+            request = task.steps.send(answer)
         except StopIteration as done:
-            results[i] = done.value
-    while waiting:
-        merged = Round()
-        for _, _, request in waiting:
-            merged.sends.extend(request.sends)
-            merged.wants.extend(request.wants)
-        got = yield merged
-        following: list[tuple[int, Steps[T], Round]] = []
-        at = 0
-        for i, one, request in waiting:
-            mine = got[at : at + len(request.wants)]
-            at += len(request.wants)
-            try:
-                following.append((i, one, one.send(mine)))
-            except StopIteration as done:
-                results[i] = done.value
-        waiting = following
-    return [results[i] for i in range(len(steps))]
+            return self._finish(task, done.value)
+        if isinstance(request, Fork):
+            task.left = len(request.branches)
+            task.results = [None] * task.left
+            if not request.branches:
+                return self._resume(task, [])
+            waiting: list[_Task] = []
+            for place, branch in enumerate(request.branches):
+                waiting += self._resume(_Task(branch, task, place), None)
+            return waiting
+        task.request = request
+        for peer, kind, data in request.sends:
+            for message in self._outbox[peer].add(kind, data):
+                self._send(peer, *message)
+        return [task]
+
+    def _finish(self, task: _Task, result: Any) -> list[_Task]:
+        parent = task.parent
+        if parent is None:
+            task.results = [result]
+            return []
+        parent.results[task.place] = result
+        parent.left -= 1
+        return self._resume(parent, parent.results) if parent.left == 0 else []
+
+    def _flush(self) -> None:
+        for peer, outbox in self._outbox.items():
+            for message in outbox.flush():
+                self._send(peer, *message)
+
+    def _send(self, peer: int, kind: int, payload: memoryview) -> None:
+        self.plane.send(peer, Tag(self._epoch, self.stream, self._sent[peer], kind), payload)
+        self._sent[peer] += 1
+        self.bytes_sent += payload.nbytes
+        self.messages += 1
+
+    def _take(self, inbox: Inbox, peer: int) -> Tensor:
+        parts = inbox.next_message()
+        if parts is not None:
+            tag = Tag(self._epoch, self.stream, self._received[peer], message_kind([kind for _, kind, _, _ in parts]))
+            self._received[peer] += 1
+            inbox.fill(self.plane.recv(peer, tag), parts, peer, tag, self.device)
+        return inbox.take()

@@ -1,71 +1,67 @@
 """Secret bits times secret numbers: ReLU, multiplexers, and conversion of bits to arithmetic shares.
 
-A pair-shared bit ``b`` is opened to the online parties as ``b ^ rho`` with a mask bit that the dealer knows. A secret
-``x = u + v`` (``u`` known to the dealer, ``v`` to the online parties) needs no opening at all: the dealer hands out
-shares of ``rho`` and ``rho * u``, and ``b x`` is linear in them. The pair-shared product then returns to replicated
-form.
+A pair-shared bit ``b`` is opened to the online parties as ``delta = b ^ rho`` with a mask bit that the dealer knows.
+A secret ``x = u + v`` (``u`` known to the dealer, ``v`` to the online parties) needs no opening at all: the dealer
+hands out shares of ``rho`` and ``rho * u``, and ``b x`` is linear in them. The pair-shared product then returns to
+replicated form.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.arithmetic import DEALER, mul_gen, rt_kernels, sub
-from uvcc_engine.mpc.boolean import PairBits, drelu_gen
-from uvcc_engine.mpc.roles import assemble, mine_part, online_part, roles
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps
+from uvcc_engine.mpc.arithmetic import DEALER, matmul_open_gen, mul_gen, sub
+from uvcc_engine.mpc.boolean import PairBits, drelu_gen, sign_gen
+from uvcc_engine.mpc.pieces import in_pieces_gen
+from uvcc_engine.mpc.roles import Roles, assemble, known, mine_part, online_part, roles
+from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.truncation import Opened
 from uvcc_engine.transcript import kinds
 
 
-def _ints(rt: Runtime, words: Tensor, shape: torch.Size) -> Tensor:
-    """Packed bits to int64 zeros and ones of the bits' shape."""
-    return rt_kernels(rt).bits_to_ints(words, shape[-1]).reshape(shape)
+def _open_bits(
+    rt: Runtime, role: Roles, b: PairBits, message: Round, left: Tensor | None, right: Tensor | None
+) -> Tensor | None:
+    """Add the opening of ``b`` under the mask bits to ``message``; returns this online party's half of ``delta``."""
+    if role.is_dealer:
+        return None
+    closed = known(b.words).reshape(b.word_shape) ^ known(left if role.is_left else right)
+    message.send(role.other, kinds.OPEN, closed)
+    message.want(role.other, kinds.OPEN, torch.int64, *b.word_shape)
+    return closed
 
 
-def select_pair_gen(rt: Runtime, b: PairBits, xs: list[Share], *, bit: bool = False) -> Steps[list[Tensor | None]]:
+def select_pair_gen(rt: Runtime, b: PairBits, xs: Sequence[Share], *, bit: bool = False) -> Steps[list[Tensor | None]]:
     """Pair shares of ``b * x`` for every ``x`` of ``b``'s shape, then of ``b`` itself (as an integer) if ``bit``.
 
     1 round; 2 bits between the online parties and 8 (1 + len(xs)) bytes from the dealer per element.
     """
     role = roles(rt, b.d)
     draws = rt.draws()
-    shape = b.shape
-    word_shape = b.word_shape
     n_out = 1 + len(xs)
-    bits_left = draws.ring(role.with_left, *word_shape) if not role.is_right else None
-    bits_right = draws.ring(role.with_right, *word_shape) if not role.is_left else None
-    right = draws.ring(role.with_right, n_out, *shape) if not role.is_left else None
+    left = draws.ring(role.with_left, *b.word_shape) if not role.is_right else None
+    right = draws.ring(role.with_right, *b.word_shape) if not role.is_left else None
+    dealt = draws.ring(role.with_right, n_out, *b.shape) if not role.is_left else None
     message = Round()
     if role.is_dealer:
-        assert bits_left is not None
-        assert bits_right is not None
-        assert right is not None
-        rho = _ints(rt, bits_left ^ bits_right, shape)
-        message.send(role.left, kinds.DEALER, torch.stack([rho, *[rho * (x.lo + x.hi) for x in xs]]) - right)
+        us = [x.lo + x.hi for x in xs]
+        message.send(role.left, kinds.DEALER, rt.kernels.select_deal(known(left) ^ known(right), us, known(dealt)))
         yield message
         return [None] * (len(xs) + bit)
-    assert b.words is not None
-    mask = bits_left if role.is_left else bits_right
-    assert mask is not None
-    closed = b.words.reshape(word_shape) ^ mask
-    message.send(role.other, kinds.OPEN, closed)
-    message.want(role.other, kinds.OPEN, torch.int64, *word_shape)
+    closed = known(_open_bits(rt, role, b, message, left, right))
     if role.is_left:
-        message.want(role.d, kinds.DEALER, torch.int64, n_out, *shape)
-    got = yield message
-    delta = _ints(rt, closed ^ got[0], shape)
-    dealt = got[1] if role.is_left else right
-    assert dealt is not None
-    sign = 1 - 2 * delta
-    # this party's share of the bit: delta + (1 - 2 delta) rho, the public part on the left
-    own = sign * dealt[0] + delta if role.is_left else sign * dealt[0]
-    out: list[Tensor | None] = [
-        delta * mine_part(role, x) + sign * part + own * online_part(rt, role, x)
-        for x, part in zip(xs, dealt[1:], strict=True)
-    ]
-    return [*out, own] if bit else out
+        message.want(role.d, kinds.DEALER, torch.int64, n_out, *b.shape)
+    got: list[Tensor] = yield message
+    if role.is_left:
+        dealt = got[1]
+    mine, online = [mine_part(role, x) for x in xs], [online_part(rt, role, x) for x in xs]
+    products, own = rt.kernels.select(closed ^ got[0], mine, online, known(dealt), int(role.is_left))
+    return [*products, own] if bit else [*products]
 
 
 def select_dealt_gen(rt: Runtime, b: PairBits, value: Tensor | None) -> Steps[tuple[Tensor | None, Tensor | None]]:
@@ -76,34 +72,23 @@ def select_dealt_gen(rt: Runtime, b: PairBits, value: Tensor | None) -> Steps[tu
     """
     role = roles(rt, b.d)
     draws = rt.draws()
-    shape = b.shape
-    word_shape = b.word_shape
-    bits_left = draws.ring(role.with_left, *word_shape) if not role.is_right else None
-    bits_right = draws.ring(role.with_right, *word_shape) if not role.is_left else None
-    right = draws.ring(role.with_right, 2, *shape) if not role.is_left else None
+    left = draws.ring(role.with_left, *b.word_shape) if not role.is_right else None
+    right = draws.ring(role.with_right, *b.word_shape) if not role.is_left else None
+    dealt = draws.ring(role.with_right, 2, *b.shape) if not role.is_left else None
     message = Round()
     if role.is_dealer:
-        assert bits_left is not None
-        assert bits_right is not None
-        assert right is not None
-        assert value is not None
-        rho = _ints(rt, bits_left ^ bits_right, shape)
-        message.send(role.left, kinds.DEALER, torch.stack([value, rho * value]) - right)
+        plain = known(value)
+        rho = rt.kernels.bits_to_ints(known(left) ^ known(right), b.shape[-1])
+        message.send(role.left, kinds.DEALER, torch.stack([plain, rho * plain]) - known(dealt))
         yield message
         return None, None
-    mask = bits_left if role.is_left else bits_right
-    assert b.words is not None
-    assert mask is not None
-    closed = b.words.reshape(word_shape) ^ mask
-    message.send(role.other, kinds.OPEN, closed)
-    message.want(role.other, kinds.OPEN, torch.int64, *word_shape)
+    closed = known(_open_bits(rt, role, b, message, left, right))
     if role.is_left:
-        message.want(role.d, kinds.DEALER, torch.int64, 2, *shape)
-    got = yield message
-    delta = _ints(rt, closed ^ got[0], shape)
-    dealt = got[1] if role.is_left else right
-    assert dealt is not None
-    return dealt[0], delta * dealt[0] + (1 - 2 * delta) * dealt[1]
+        message.want(role.d, kinds.DEALER, torch.int64, 2, *b.shape)
+    got: list[Tensor] = yield message
+    delta = rt.kernels.bits_to_ints(closed ^ got[0], b.shape[-1])
+    whole, part = got[1] if role.is_left else known(dealt)
+    return whole, delta * whole + (1 - 2 * delta) * part
 
 
 def pair_to_share_gen(rt: Runtime, y: Tensor | None, shape: torch.Size, f: int, dealer: int) -> Steps[Share]:
@@ -116,10 +101,7 @@ def pair_to_share_gen(rt: Runtime, y: Tensor | None, shape: torch.Size, f: int, 
     if role.is_dealer:
         yield message
         return assemble(role, with_left=left, with_right=right, online=None, f=f)
-    mask = left if role.is_left else right
-    assert y is not None
-    assert mask is not None
-    mine = y - mask
+    mine = known(y) - known(left if role.is_left else right)
     message.send(role.other, kinds.RESHARE, mine)
     message.want(role.other, kinds.RESHARE, torch.int64, *shape)
     (theirs,) = yield message
@@ -138,31 +120,77 @@ def b2a_gen(rt: Runtime, b: PairBits) -> Steps[Share]:
     return (yield from pair_to_share_gen(rt, own, b.shape, 0, b.d))
 
 
+def _value_and_bit_gen(rt: Runtime, b: PairBits, x: Share) -> Steps[list[Share]]:
+    """``b * x`` and ``b`` (``f = 0``), flat: 2 rounds, 48 bytes per element."""
+    y, own = yield from select_pair_gen(rt, b, [x.reshape(*b.shape)], bit=True)
+    both = torch.stack([y, own]) if y is not None and own is not None else None
+    pair = yield from pair_to_share_gen(rt, both, torch.Size((2, *b.shape)), x.f, b.d)
+    return [pair.index(0), pair.index(1).with_f(0)]
+
+
 def relu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
     """``max(x, 0)`` and the bit ``[x >= 0]`` (``f = 0``) for the backward pass.
 
-    5 rounds; 53 + 48 bytes per element over the three parties.
+    5 rounds, 51 + 48 bytes per element over the three parties; from ``boolean.BULK`` elements on 6 rounds, 43 + 48
+    bytes.
     """
-    b = yield from drelu_gen(rt, x, dealer=dealer)
-    y, own = yield from select_pair_gen(rt, b, [x.reshape(-1)], bit=True)
-    both: Tensor | None = None
-    if y is not None and own is not None:
-        both = torch.stack([y, own]).reshape(2, *x.shape)
-    pair = yield from pair_to_share_gen(rt, both, torch.Size((2, *x.shape)), x.f, b.d)
-    return pair.index(0), pair.index(1).with_f(0)
+
+    def piece_gen(dealer: int, part: Share) -> Steps[list[Share]]:
+        b = yield from drelu_gen(rt, part, dealer=dealer)
+        return (yield from _value_and_bit_gen(rt, b, part))
+
+    value, bit = yield from in_pieces_gen(x, piece_gen, dealer)
+    return value.reshape(*x.shape), bit.reshape(*x.shape)
 
 
 def relu_only_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
-    """``max(x, 0)`` without the bit: 5 rounds; 53 + 32 bytes per element."""
-    b = yield from drelu_gen(rt, x, dealer=dealer)
-    return (yield from select_gen(rt, b, x))
+    """``max(x, 0)`` without the bit: rounds as ``relu_gen``; 32 bytes per element after the comparison."""
+
+    def piece_gen(dealer: int, part: Share) -> Steps[list[Share]]:
+        b = yield from drelu_gen(rt, part, dealer=dealer)
+        return [(yield from select_gen(rt, b, part))]
+
+    (value,) = yield from in_pieces_gen(x, piece_gen, dealer)
+    return value.reshape(*x.shape)
+
+
+def matmul_relu_gen(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
+    """``relu_gen(x @ y)`` in 5 rounds instead of 7: the comparison starts from the masked product while it is
+    truncated.
+
+    The bit is the sign of the product before rounding.
+    """
+    opened = Opened()
+    shape = torch.Size((*x.shape[:-1], y.shape[-1]))
+    product = matmul_open_gen(rt, x, y, opened, dealer=dealer)
+    both: Steps[list[Any]] = par(product, sign_of_opened_gen(rt, opened, shape, dealer))
+    z, b = yield from both
+    value, bit = yield from _value_and_bit_gen(rt, b, z)
+    return value.reshape(*shape), bit.reshape(*shape)
+
+
+def sign_of_opened_gen(rt: Runtime, opened: Opened, shape: torch.Size, dealer: int) -> Steps[PairBits]:
+    """``[z >= 0]`` for a product that runs beside this (before it in ``par``) and fills ``opened``. 3 rounds in all."""
+    u = known(opened.u).reshape(-1) if roles(rt, dealer).is_dealer else None
+    return (yield from sign_gen(rt, dealer, shape.numel(), u, lambda: known(opened.v).reshape(-1)))
 
 
 def mux_gen(rt: Runtime, bit: Share, x: Share, y: Share) -> Steps[Share]:
     """``x`` where the arithmetic bit (``f = 0``) is one, else ``y``: 1 round, 24 bytes per element."""
-    difference = sub(x, y)
-    chosen = yield from mul_gen(rt, difference, bit)
+    chosen = yield from mul_gen(rt, sub(x, y), bit)
     return Share(chosen.lo + y.lo, chosen.hi + y.hi, y.f)
+
+
+def drelu_arithmetic_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
+    """``[x >= 0]`` as an arithmetic bit (``f = 0``): rounds as ``relu_gen``; 24 bytes per element after the
+    comparison."""
+
+    def piece_gen(dealer: int, part: Share) -> Steps[list[Share]]:
+        b = yield from drelu_gen(rt, part, dealer=dealer)
+        return [(yield from b2a_gen(rt, b))]
+
+    (bit,) = yield from in_pieces_gen(x, piece_gen, dealer)
+    return bit.reshape(*x.shape)
 
 
 def relu(rt: Runtime, x: Share) -> tuple[Share, Share]:
@@ -171,14 +199,8 @@ def relu(rt: Runtime, x: Share) -> tuple[Share, Share]:
 
 
 def drelu(rt: Runtime, x: Share) -> Share:
-    """``[x >= 0]`` as an arithmetic bit (``f = 0``): 5 rounds."""
+    """``drelu_arithmetic_gen``, run."""
     return rt.run(drelu_arithmetic_gen(rt, x))
-
-
-def drelu_arithmetic_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
-    """``[x >= 0]`` as an arithmetic bit (``f = 0``): 5 rounds, 53 + 24 bytes per element."""
-    b = yield from drelu_gen(rt, x, dealer=dealer)
-    return (yield from b2a_gen(rt, b)).reshape(*x.shape)
 
 
 def mux(rt: Runtime, bit: Share, x: Share, y: Share) -> Share:

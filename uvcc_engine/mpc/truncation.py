@@ -24,25 +24,15 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.prg import OWN, wire_dtype
-from uvcc_engine.mpc.roles import Roles, assemble, roles
+from uvcc_engine.mpc.kernels.plain import narrow, shift_logical, wire_dtype
+from uvcc_engine.mpc.prg import OWN
+from uvcc_engine.mpc.roles import Roles, assemble, known, roles
 from uvcc_engine.mpc.runtime import Round, Runtime, Steps
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.transcript import kinds
 
 MAX_SHIFT = 50
 _OFFSET = 1 << 62
-
-
-def shift_logical(x: Tensor, s: int) -> Tensor:
-    """``x >> s`` of the unsigned reading, on int64."""
-    return (x >> s) & ((1 << (64 - s)) - 1) if s else x
-
-
-def _narrow(x: Tensor, s: int) -> Tensor:
-    """Reduce modulo 2^s for the wire: the carry above bit ``s`` would tell something of the mask."""
-    width = wire_dtype(s)
-    return x.to(width) if 8 * width.itemsize == s else (x & ((1 << s) - 1)).to(width)
 
 
 def check_shift(s: int) -> None:
@@ -68,34 +58,42 @@ class Mask:
     m: Tensor | None = None
 
 
-def _finish_gen(role: Roles, mask: Mask, c: Tensor | None, f: int) -> Steps[Share]:
-    """From the opened ``c`` (online parties) to the replicated result: one round, 2 elements modulo 2^s per output.
+@dataclass(slots=True)
+class Opened:
+    """What a truncation opens to the online parties, for a comparison that wants to start from it.
+
+    ``u`` (dealer, from the start) and ``v`` (online parties, after the first round): ``u + v`` is the untruncated
+    value.
+    """
+
+    u: Tensor | None = None
+    v: Tensor | None = None
+
+
+def _finish_gen(
+    rt: Runtime, role: Roles, mask: Mask, masked: tuple[Tensor, Tensor, Tensor] | None, f: int, opened: Opened | None
+) -> Steps[Share]:
+    """From the three summands of ``c`` (online parties) to the replicated result: 1 round, 2 elements modulo 2^s.
 
     What the online parties exchange is masked by the overflow ``k``, uniform modulo 2^s to each of them.
     """
-    s = mask.s
     message = Round()
     if role.is_dealer:
         yield message
         return assemble(role, with_left=mask.left, with_right=mask.right, online=None, f=f)
-    assert c is not None
-    assert mask.k is not None
-    assert mask.m is not None
-    part = mask.k + (1 - shift_logical(c, 63)) * mask.m
-    message.send(role.other, kinds.RESHARE, _narrow(part, s))
-    message.want(role.other, kinds.RESHARE, wire_dtype(s), *mask.shape)
+    c, part = rt.kernels.truncate_open(*known(masked), known(mask.k), known(mask.m), mask.s)
+    if opened is not None:
+        opened.v = c - _OFFSET
+    message.send(role.other, kinds.RESHARE, part)
+    message.want(role.other, kinds.RESHARE, part.dtype, *mask.shape)
     (theirs,) = yield message
-    top = (part + theirs.to(torch.int64)) << (64 - s)
-    online = shift_logical(c, s) - (1 << (62 - s)) + top
+    online = rt.kernels.truncate_close(c, part, theirs, mask.s)
     return assemble(role, with_left=mask.left, with_right=mask.right, online=online, f=f)
 
 
-def _halves(both: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    count = shape.numel()
-    return both[:count].reshape(shape), both[count:].reshape(shape)
-
-
-def truncate_product_gen(rt: Runtime, z: Tensor, s: int, f: int, dealer: int) -> Steps[Share]:
+def truncate_product_gen(
+    rt: Runtime, z: Tensor, s: int, f: int, dealer: int, *, opened: Opened | None = None
+) -> Steps[Share]:
     """Additive product share ``z`` (already re-randomised by a zero share), ``|sum z| < 2^62`` -> share of ``sum z >>
     s``.
 
@@ -105,37 +103,37 @@ def truncate_product_gen(rt: Runtime, z: Tensor, s: int, f: int, dealer: int) ->
     check_shift(s)
     role = roles(rt, dealer)
     draws = rt.draws()
-    shape, count = z.shape, z.numel()
-    left = draws.ring(role.with_left, *shape) if not role.is_right else None
-    right = draws.ring(role.with_right, *shape) if not role.is_left else None
-    mask = Mask(s, shape, left, right)
+    shape = z.shape
+    mask = Mask(
+        s,
+        shape,
+        draws.ring(role.with_left, *shape) if not role.is_right else None,
+        draws.ring(role.with_right, *shape) if not role.is_left else None,
+    )
     if not role.is_left:
-        mask.k, mask.m = _halves(draws.narrow(role.with_right, s, 2 * count), shape)
+        mask.k, mask.m = draws.narrow(role.with_right, s, 2, *shape)
     message = Round()
     if role.is_dealer:
-        assert left is not None
-        assert right is not None
-        assert mask.k is not None
-        assert mask.m is not None
-        total = -(left + right)
-        r = (total << s) | draws.narrow(OWN, s, count).reshape(shape)
-        # -(X + Y) = (r >> s) + 2^(64-s) k, so subtracting r >> s leaves X + Y + 2^(64-s) k
-        dealt = torch.stack([shift_logical(total, 64 - s) - mask.k, shift_logical(r, 63) - mask.m])
-        masked = z + r
-        message.send(role.left, kinds.DEALER, _narrow(dealt, s))
+        low = draws.narrow(OWN, s, *shape)
+        masked, dealt = rt.kernels.truncate_deal(
+            z, known(mask.left), known(mask.right), known(mask.k), known(mask.m), low, s
+        )
+        if opened is not None:
+            opened.u = z - masked
+        message.send(role.left, kinds.DEALER, dealt)
         message.send(role.left, kinds.RESHARE, masked)
         message.send(role.right, kinds.RESHARE, masked)
         yield message
-        return (yield from _finish_gen(role, mask, None, f))
+        return (yield from _finish_gen(rt, role, mask, None, f, opened))
     if role.is_left:
         message.want(role.d, kinds.DEALER, wire_dtype(s), 2, *shape)
     message.send(role.other, kinds.RESHARE, z)
     message.want(role.d, kinds.RESHARE, torch.int64, *shape)
     message.want(role.other, kinds.RESHARE, torch.int64, *shape)
-    got = yield message
+    got: list[Tensor] = yield message
     if role.is_left:
-        mask.k, mask.m = got[0][0].to(torch.int64), got[0][1].to(torch.int64)
-    return (yield from _finish_gen(role, mask, z + got[-2] + got[-1] + _OFFSET, f))
+        mask.k, mask.m = got[0]
+    return (yield from _finish_gen(rt, role, mask, (z, got[-2], got[-1]), f, opened))
 
 
 def truncate_pair_gen(rt: Runtime, z: Tensor | None, shape: torch.Size, s: int, f: int, dealer: int) -> Steps[Share]:
@@ -147,34 +145,32 @@ def truncate_pair_gen(rt: Runtime, z: Tensor | None, shape: torch.Size, s: int, 
     check_shift(s)
     role = roles(rt, dealer)
     draws = rt.draws()
-    count = shape.numel()
     mask = Mask(s, shape, None, None)
     half: dict[int, tuple[Tensor, Tensor]] = {}
     for component in (role.with_left, role.with_right):
         if role.is_dealer or component == role.mine:
-            half[component] = (draws.ring(component, *shape), draws.narrow(component, s, 2 * count))
+            half[component] = (draws.ring(component, *shape), draws.narrow(component, s, 2, *shape))
     if not role.is_right:
         mask.left = draws.ring(role.with_left, *shape)
     message = Round()
     if role.is_dealer:
-        assert mask.left is not None
         (r_left, n_left), (r_right, n_right) = half[role.with_left], half[role.with_right]
         r = r_left + r_right
-        (k_left, m_left), (k_right, _) = _halves(n_left, shape), _halves(n_right, shape)
-        mask.right = -shift_logical(r, s) - mask.left - ((k_left + k_right) << (64 - s))
+        overflow = (n_left[0].to(torch.int64) + n_right[0].to(torch.int64)) << (64 - s)
+        mask.right = -shift_logical(r, s) - known(mask.left) - overflow
         message.send(role.right, kinds.DEALER, mask.right)
-        message.send(role.right, kinds.DEALER, _narrow(shift_logical(r, 63) - m_left, s))
+        message.send(role.right, kinds.DEALER, narrow(shift_logical(r, 63) - n_left[1], s))
         yield message
-        return (yield from _finish_gen(role, mask, None, f))
-    assert z is not None
-    mask.k, mask.m = _halves(half[role.mine][1], shape)
-    masked = z + half[role.mine][0]
+        return (yield from _finish_gen(rt, role, mask, None, f, None))
+    r_mine, n_mine = half[role.mine]
+    mask.k, mask.m = n_mine
+    masked = known(z) + r_mine
     if role.is_right:
         message.want(role.d, kinds.DEALER, torch.int64, *shape)
         message.want(role.d, kinds.DEALER, wire_dtype(s), *shape)
     message.send(role.other, kinds.OPEN, masked)
     message.want(role.other, kinds.OPEN, torch.int64, *shape)
-    got = yield message
+    got: list[Tensor] = yield message
     if role.is_right:
-        mask.right, mask.m = got[0], got[1].to(torch.int64)
-    return (yield from _finish_gen(role, mask, masked + got[-1] + _OFFSET, f))
+        mask.right, mask.m = got[0], got[1]
+    return (yield from _finish_gen(rt, role, mask, (masked, got[-1], torch.zeros_like(masked)), f, None))

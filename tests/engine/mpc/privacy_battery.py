@@ -17,7 +17,8 @@ from torch import Tensor
 
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.prg import Draws
-from uvcc_engine.mpc.runtime import Round, Runtime
+from uvcc_engine.mpc.rounds import Inbox
+from uvcc_engine.mpc.runtime import Runtime
 
 LEAST = 2048  # items with fewer elements say too little
 SUSPICION = 1e-9  # a single test below this is a leak: thousands of tests run per view
@@ -35,10 +36,9 @@ class WatchedRuntime(Runtime):
 
     view: View
 
-    def _exchange(self, request: Round) -> list[Tensor]:
-        got = super()._exchange(request)
-        for (peer, kind, _, _), data in zip(request.wants, got, strict=True):
-            self.view.items.append((f"round {self.rounds} from {peer} kind {kind}", data.reshape(-1).clone()))
+    def _take(self, inbox: Inbox, peer: int) -> Tensor:
+        got = super()._take(inbox, peer)
+        self.view.items.append((f"round {self.rounds} from {peer}", got.reshape(-1).clone()))
         return got
 
     def draws(self) -> Draws:
@@ -50,9 +50,9 @@ class WatchedRuntime(Runtime):
             seen.items.append((f"draw {component} of op {op}", out.reshape(-1).clone()))
             return out
 
-        def watched_narrow(component: int, bits: int, count: int) -> Tensor:
-            out = narrow(component, bits, count)
-            seen.items.append((f"draw {component} of op {op}, {bits} bits", out.clone()))
+        def watched_narrow(component: int, bits: int, *shape: int) -> Tensor:
+            out = narrow(component, bits, *shape)
+            seen.items.append((f"draw {component} of op {op}, {bits} bits", out.reshape(-1) & ((1 << bits) - 1)))
             return out
 
         draws.ring = watched_ring  # type: ignore[method-assign]

@@ -129,13 +129,6 @@ def test_catches_selection_without_masks(plant: Callable[..., None]) -> None:
     assert caught("relu")
 
 
-def test_catches_a_carry_that_is_not_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
-    from uvcc_engine.mpc import truncation
-
-    monkeypatch.setattr(truncation, "_narrow", lambda x, s: x.to(prg.wire_dtype(s)))
-    assert caught("matmul")
-
-
 def test_the_statistics_pass_uniform_bytes_and_fail_others() -> None:
     source = random.Random(1)
     uniform = torch.frombuffer(bytearray(source.randbytes(8 * N)), dtype=torch.int64)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc import arithmetic
+from uvcc_engine.mpc.kernels.base import kernels_for
 from uvcc_engine.mpc.share import Share, cat, decode, encode, reconstruct, share_of, split
 
 ring = st.integers(-(2**63), 2**63 - 1)
@@ -50,7 +51,7 @@ def test_linear_arithmetic_wraps_like_the_ring(values: list[int], seed: int, fac
 def test_the_cross_terms_sum_to_the_product(xs: list[int], ys: list[int], seed: int) -> None:
     n = min(len(xs), len(ys))
     x, y = shares_of(xs[:n], seed), shares_of(ys[:n], seed + 1)
-    kernels = arithmetic.kernels_for(torch.device("cpu"))
+    kernels = kernels_for(torch.device("cpu"))
     parts = [kernels.mul(a.lo, b.lo, a.hi, b.hi) for a, b in zip(x, y, strict=True)]
     assert [int(v) for v in sum(parts)] == [wrap(a * b) for a, b in zip(xs[:n], ys[:n], strict=True)]
     matrix = [kernels.matmul(a.lo[None], b.lo[:, None], a.hi[None], b.hi[:, None]) for a, b in zip(x, y, strict=True)]

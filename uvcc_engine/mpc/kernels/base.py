@@ -1,18 +1,24 @@
-"""The operations that differ per device. Everything else in the protocols is plain tensor arithmetic."""
+"""The operations that differ per device. Everything else in the protocols is plain tensor arithmetic.
+
+All tensors are int64 and wrap modulo 2^64; bit planes and words are bit-sliced, 64 elements to the word.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 
+if TYPE_CHECKING:
+    from uvcc_engine.mpc.carry import Level
+
 
 class Kernels(Protocol):
-    """Local arithmetic on int64 tensors that wrap modulo 2^64."""
+    """Local arithmetic of one party. Implementations differ in speed, never in the result."""
 
     def mul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
         """``x_lo (y_lo + y_hi) + x_hi y_lo`` elementwise, broadcasting: this party's part of a product."""
@@ -20,12 +26,62 @@ class Kernels(Protocol):
     def matmul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
         """The same for matrices ``[..., m, k]`` and ``[..., k, n]``: two local matrix products."""
 
-    def to_planes(self, x: Tensor) -> Tensor:
-        """``[n]`` elements -> ``[64, ceil(n / 64)]`` words: bit ``e`` of ``planes[b, w]`` is bit ``b`` of ``x[64 w +
+    def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
+        """``z * factor + plus - minus``: a product share with its public factor and its part of a zero."""
+
+    def truncate_deal(
+        self, z: Tensor, left: Tensor, right: Tensor, k: Tensor, m: Tensor, low: Tensor, s: int
+    ) -> tuple[Tensor, Tensor]:
+        """The dealer's (masked ``z``, corrections ``[2, ...]`` for the left party); see ``mpc.truncation``."""
+
+    def truncate_open(self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int) -> tuple[Tensor, Tensor]:
+        """``c = z + a + b + 2^62`` and this online party's part ``k + m [c >= 0]`` of the upper bits, modulo 2^s."""
+
+    def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int) -> Tensor:
+        """The online component of the result from the opened ``c`` and both parts."""
+
+    def to_planes(self, x: Tensor, bits: int = 64) -> Tensor:
+        """``[n]`` elements to ``[bits, ceil(n / 64)]``: bit ``e`` of ``planes[b, w]`` is bit ``b`` of ``x[64 w +
         e]``."""
 
     def bits_to_ints(self, words: Tensor, n: int) -> Tensor:
-        """``[..., ceil(n / 64)]`` words -> ``[..., n]`` int64 zeros and ones."""
+        """``[..., ceil(n / 64)]`` words to ``[..., n]`` zeros and ones."""
+
+    def select_deal(self, rho: Tensor, us: list[Tensor], right: Tensor) -> Tensor:
+        """``[1 + len(us), n]``: the mask bits ``rho`` (words) and ``rho u`` for each ``u``, less ``right``."""
+
+    def select(
+        self, delta: Tensor, mine: list[Tensor], online: list[Tensor], dealt: Tensor, lead: int
+    ) -> tuple[list[Tensor], Tensor]:
+        """An online party's shares of ``b x`` for each ``x``, and of ``b = delta ^ rho`` (``delta`` in words)."""
+
+    def deal_digits(self, planes: Tensor, k: int, mask: Tensor, out: Tensor) -> None:
+        """Thermometer codes of ``k``-bit digits, XOR ``mask``: planes ``[k d, w]`` into ``out`` ``[(2^k - 1) d, w]``.
+
+        Row ``j d + i`` is ``[digit i > j]``.
+        """
+
+    def pick_digits(self, table: Tensor, planes: Tensor, k: int, one: int) -> tuple[Tensor, Tensor]:
+        """(generate, propagate) ``[d, w]`` from a share of such a table and the public digits (``one``: share of
+        one)."""
+
+    def mask_products(self, plan: Level, left: Tensor, right: Tensor, mask: Tensor, out: Tensor) -> None:
+        """All products of the masks ``left ^ right`` ``[singles, groups, w]``, XOR ``mask``, into ``out``."""
+
+    def close(self, plan: Level, g: Tensor | None, p: Tensor, single: Tensor, out: Tensor) -> None:
+        """Bits to open, ``[groups m, w]`` each, XOR their masks, in the layout's order, into ``out``."""
+
+    def merge(
+        self,
+        plan: Level,
+        opened: Tensor,
+        single: Tensor,
+        product: Tensor,
+        one: int,
+        g_out: Tensor | None,
+        p_out: Tensor | None,
+    ) -> None:
+        """Evaluate the groups' generate and propagate shares into ``[groups, w]`` tensors (None: not wanted)."""
 
 
 @lru_cache(maxsize=8)

@@ -1,31 +1,183 @@
-"""Kernels on the CPU."""
+"""Kernels on the CPU: numpy and torch for small tensors, compiled loops for large ones."""
 
 from __future__ import annotations
+
+import importlib
+import logging
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from uvcc_engine.mpc.kernels.plain import PlainKernels, wire_dtype
 
-class CpuKernels:
-    """``kernels.base.Kernels`` with torch and numpy."""
+if TYPE_CHECKING:
+    from uvcc_engine.mpc.carry import Level
+
+COMPILE_FROM = 1 << 14  # elements; below, loading the compiled code would cost more than it saves
+_WORDS = COMPILE_FROM // 64
+
+
+class CpuKernels(PlainKernels):
+    """``kernels.base.Kernels`` for the CPU."""
+
+    @cached_property
+    def _jit(self) -> Any:
+        """The compiled loops, or None where numba is not installed."""
+        try:
+            return importlib.import_module("uvcc_engine.mpc.kernels.jit")
+        except ImportError:
+            logging.getLogger(__name__).warning("numba is not installed: large secret-shared tensors will be slow")
+            return None
+
+    def _fast(self, enough: bool, *tensors: Tensor) -> bool:
+        return enough and all(t.is_contiguous() for t in tensors) and self._jit is not None
 
     def mul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
-        return (x_lo * (y_lo + y_hi)).add_(x_hi * y_lo)
+        if x_lo.shape == y_lo.shape and self._fast(x_lo.numel() >= COMPILE_FROM, x_lo, y_lo, x_hi, y_hi):
+            out = torch.empty_like(x_lo)
+            self._jit.cross(_flat(x_lo), _flat(y_lo), _flat(x_hi), _flat(y_hi), _flat(out))
+            return out
+        return super().mul(x_lo, y_lo, x_hi, y_hi)
 
-    def matmul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
-        return (x_lo @ (y_lo + y_hi)).add_(x_hi @ y_lo)
+    def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
+        if self._fast(z.numel() >= COMPILE_FROM, z, plus, minus):
+            self._jit.blind(_flat(z), factor, _flat(plus), _flat(minus))
+            return z
+        return super().blind(z, factor, plus, minus)
 
-    def to_planes(self, x: Tensor) -> Tensor:
+    def truncate_deal(
+        self, z: Tensor, left: Tensor, right: Tensor, k: Tensor, m: Tensor, low: Tensor, s: int
+    ) -> tuple[Tensor, Tensor]:
+        if not self._fast(z.numel() >= COMPILE_FROM, z, left, right, k, m, low):
+            return super().truncate_deal(z, left, right, k, m, low, s)
+        masked = torch.empty_like(z)
+        dealt = torch.empty((2, *z.shape), dtype=wire_dtype(s))
+        self._jit.truncate_deal(
+            _flat(z), _flat(left), _flat(right), _flat(k), _flat(m), _flat(low), s, _flat(masked), _rows(dealt)
+        )
+        return masked, dealt
+
+    def truncate_open(self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int) -> tuple[Tensor, Tensor]:
+        if not self._fast(z.numel() >= COMPILE_FROM, z, a, b, k, m):
+            return super().truncate_open(z, a, b, k, m, s)
+        c, part = torch.empty_like(z), torch.empty_like(k)
+        self._jit.truncate_open(_flat(z), _flat(a), _flat(b), _flat(k), _flat(m), _flat(c), _flat(part))
+        return c, part
+
+    def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int) -> Tensor:
+        if not self._fast(c.numel() >= COMPILE_FROM, c, part, theirs):
+            return super().truncate_close(c, part, theirs, s)
+        out = torch.empty_like(c)
+        self._jit.truncate_close(_flat(c), _flat(part), _flat(theirs), s, _flat(out))
+        return out
+
+    def to_planes(self, x: Tensor, bits: int = 64) -> Tensor:
         flat = x.contiguous().reshape(-1)
         words = -(-flat.numel() // 64)
+        if self._fast(flat.numel() >= COMPILE_FROM, flat):
+            out = torch.empty((bits, words), dtype=torch.int64)
+            self._jit.to_planes(flat.numpy(), out.numpy())
+            return out
         raw = np.zeros((words * 64, 8), dtype=np.uint8)
         raw[: flat.numel()] = flat.numpy().view(np.uint8).reshape(-1, 8)
-        bits = np.unpackbits(raw, axis=1, bitorder="little")
-        packed = np.packbits(np.ascontiguousarray(bits.T), axis=1, bitorder="little")
+        used = np.unpackbits(raw[:, : -(-bits // 8)], axis=1, bitorder="little")[:, :bits]
+        packed = np.packbits(np.ascontiguousarray(used.T), axis=1, bitorder="little")
         return torch.from_numpy(packed.view(np.int64))
 
     def bits_to_ints(self, words: Tensor, n: int) -> Tensor:
         raw = words.contiguous().numpy().view(np.uint8)
         bits = np.unpackbits(raw, axis=-1, count=n, bitorder="little")
         return torch.from_numpy(bits.astype(np.int64))
+
+    def select_deal(self, rho: Tensor, us: list[Tensor], right: Tensor) -> Tensor:
+        if right.dim() != 2 or not self._fast(right.shape[-1] >= COMPILE_FROM, right, rho, *us):
+            return super().select_deal(rho, us, right)
+        out = torch.empty_like(right)
+        self._jit.deal_bits(_flat(rho), _flat(right[0]), _flat(out[0]))
+        for i, u in enumerate(us, 1):
+            self._jit.deal_chosen(_flat(rho), _flat(u), _flat(right[i]), _flat(out[i]))
+        return out
+
+    def select(
+        self, delta: Tensor, mine: list[Tensor], online: list[Tensor], dealt: Tensor, lead: int
+    ) -> tuple[list[Tensor], Tensor]:
+        if dealt.dim() != 2 or not self._fast(dealt.shape[-1] >= COMPILE_FROM, delta, dealt, *mine, *online):
+            return super().select(delta, mine, online, dealt, lead)
+        bits, own = _flat(delta), torch.empty_like(dealt[0])
+        self._jit.choose_bits(bits, _flat(dealt[0]), lead, _flat(own))
+        products = []
+        for a, v, d in zip(mine, online, dealt[1:], strict=True):
+            out = torch.empty_like(own)
+            self._jit.choose(bits, _flat(a), _flat(v), _flat(d), _flat(own), _flat(out))
+            products.append(out)
+        return products, own
+
+    def deal_digits(self, planes: Tensor, k: int, mask: Tensor, out: Tensor) -> None:
+        if k == 3 and self._fast(planes.shape[-1] >= _WORDS, planes, mask, out):
+            self._jit.deal_digits(planes.numpy(), mask.numpy(), out.numpy())
+        else:
+            super().deal_digits(planes, k, mask, out)
+
+    def pick_digits(self, table: Tensor, planes: Tensor, k: int, one: int) -> tuple[Tensor, Tensor]:
+        if k != 3 or not self._fast(planes.shape[-1] >= _WORDS, planes, table):
+            return super().pick_digits(table, planes, k, one)
+        g = torch.empty(planes.shape[0] // 3, planes.shape[1], dtype=torch.int64)
+        p = torch.empty_like(g)
+        self._jit.pick_digits(table.numpy(), planes.numpy(), one, g.numpy(), p.numpy())
+        return g, p
+
+    def mask_products(self, plan: Level, left: Tensor, right: Tensor, mask: Tensor, out: Tensor) -> None:
+        if self._fast(out.shape[-1] >= _WORDS, left, right, mask, out):
+            self._jit.mask_products(
+                plan.m, plan.generate, plan.carry_on, left.numpy(), right.numpy(), mask.numpy(), out.numpy()
+            )
+        else:
+            super().mask_products(plan, left, right, mask, out)
+
+    def close(self, plan: Level, g: Tensor | None, p: Tensor, single: Tensor, out: Tensor) -> None:
+        first = p if g is None else g
+        if self._fast(p.shape[-1] >= _WORDS, first, p, single, out):
+            self._jit.close(plan.m, plan.generate, plan.carry_on, first.numpy(), p.numpy(), single.numpy(), out.numpy())
+        else:
+            super().close(plan, g, p, single, out)
+
+    def merge(
+        self,
+        plan: Level,
+        opened: Tensor,
+        single: Tensor,
+        product: Tensor,
+        one: int,
+        g_out: Tensor | None,
+        p_out: Tensor | None,
+    ) -> None:
+        g_to, p_to = (opened[0] if out is None else out for out in (g_out, p_out))
+        if not self._fast(opened.shape[-1] >= _WORDS, opened, single, product, g_to, p_to):
+            super().merge(plan, opened, single, product, one, g_out, p_out)
+            return
+        self._jit.merge(
+            plan.m,
+            plan.generate and g_out is not None,
+            plan.carry_on and p_out is not None,
+            opened.numpy(),
+            single.numpy(),
+            product.numpy(),
+            one,
+            g_to.numpy(),
+            p_to.numpy(),
+        )
+
+
+_UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def _flat(x: Tensor) -> Any:
+    """The elements as a flat unsigned array on the same memory."""
+    return x.view(-1).numpy().view(_UNSIGNED[x.element_size()])
+
+
+def _rows(x: Tensor) -> Any:
+    return x.view(x.shape[0], -1).numpy().view(_UNSIGNED[x.element_size()])

@@ -1,0 +1,147 @@
+"""Every kernel gives the bits of the plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.boolean import QUICK, SPARING
+from uvcc_engine.mpc.carry import Level, level, tree
+from uvcc_engine.mpc.kernels import cpu
+from uvcc_engine.mpc.kernels.base import kernels_for
+from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
+from uvcc_engine.mpc.kernels.plain import PlainKernels, wire_dtype
+
+PLAIN, CPU = PlainKernels(), CpuKernels()
+N = COMPILE_FROM + 192
+WORDS = N // 64
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+LEVELS = [level(m, generate=g, carry_on=c) for m in (2, 3, 4, 5, 7) for g, c in ((1, 1), (1, 0), (0, 1))]
+
+
+def test_the_compiled_kernels_are_in_use() -> None:
+    assert CPU._jit is not None
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 130, N - 5])
+@pytest.mark.parametrize("bits", [64, 63, 20])
+def test_bit_planes(n: int, bits: int) -> None:
+    x = random(n)
+    assert torch.equal(CPU.to_planes(x, bits), PLAIN.to_planes(x, bits))
+    planes = PLAIN.to_planes(x, bits)
+    back = sum(PLAIN.bits_to_ints(planes[b], n) << b for b in range(bits))
+    assert torch.equal(back, x & ((1 << bits) - 1) if bits < 64 else x)
+    assert torch.equal(CPU.bits_to_ints(planes, n), PLAIN.bits_to_ints(planes, n))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("words", [3, WORDS])
+def test_digit_tables_tell_generate_and_propagate(k: int, words: int) -> None:
+    u, v = random(2 * k, words), random(2 * k, words) ^ 5
+    mask = random(2 * ((1 << k) - 1), words)
+    dealt, plain = torch.empty_like(mask), torch.empty_like(mask)
+    CPU.deal_digits(u, k, mask, dealt)
+    PLAIN.deal_digits(u, k, mask, plain)
+    assert torch.equal(dealt, plain)
+    shares = []
+    for table, one in ((dealt, -1), (mask, 0)):
+        g, p = CPU.pick_digits(table, v, k, one)
+        for mine, reference in zip((g, p), PLAIN.pick_digits(table, v, k, one), strict=True):
+            assert torch.equal(mine, reference)
+        shares.append((g, p))
+    digits = [PLAIN.bits_to_ints(x, 64 * words).reshape(2, k, -1) for x in (u, v)]
+    total = sum((d << torch.arange(k)[:, None]).sum(1) for d in digits)
+    bits = [PLAIN.bits_to_ints(a ^ b, 64 * words) for a, b in zip(*shares, strict=True)]
+    assert torch.equal(bits[0], (total >= 1 << k).to(torch.int64))
+    assert torch.equal(bits[1], (total == (1 << k) - 1).to(torch.int64))
+
+
+@pytest.mark.parametrize("plan", LEVELS, ids=lambda p: f"m{p.m}{'g' * p.generate}{'p' * p.carry_on}")
+@pytest.mark.parametrize("words", [3, WORDS])
+def test_merging_levels(plan: Level, words: int) -> None:
+    groups, m = 3, plan.m
+    g, p = random(groups * m, words), random(groups * m, words) | random(1, words)
+    left, right = random(len(plan.singles), groups, words), random(len(plan.singles), groups, words) ^ 3
+    product = random(len(plan.products), groups, words)
+    dealt = [torch.empty_like(product) for _ in range(2)]
+    closed = [torch.empty_like(left) for _ in range(2)]
+    for kernels, d, c in zip((CPU, PLAIN), dealt, closed, strict=True):
+        kernels.mask_products(plan, left, right, product, d)
+        kernels.close(plan, g, p, left ^ right, c)
+    assert torch.equal(*dealt)
+    assert torch.equal(*closed)
+    sums = []
+    for kernels in (CPU, PLAIN):
+        out = torch.zeros(2, 2, groups, words, dtype=torch.int64)
+        kernels.merge(plan, closed[0], left, dealt[0], -1, out[0, 0], out[0, 1])
+        kernels.merge(plan, closed[0], right, product, 0, out[1, 0], out[1, 1])
+        sums.append(out[0] ^ out[1])
+    g3, p3 = g.reshape(groups, m, words), p.reshape(groups, m, words)
+    carry, passes = g3[:, 0], p3[:, 0]
+    for j in range(1, m):
+        carry, passes = g3[:, j] ^ (p3[:, j] & carry), passes & p3[:, j]
+    for found in sums:
+        if plan.generate:
+            assert torch.equal(found[0], carry)
+        if plan.carry_on:
+            assert torch.equal(found[1], passes)
+
+
+@pytest.mark.parametrize("n", [100, N])
+@pytest.mark.parametrize("s", [1, 13, 16, 32, 38])
+def test_truncation_kernels(n: int, s: int) -> None:
+    z, left, right, a, b = (random(n) ^ i for i in range(5))
+    k, m, low = ((random(n) ^ i).to(wire_dtype(s)) for i in range(3))
+    for mine, reference in zip(
+        CPU.truncate_deal(z, left, right, k, m, low, s), PLAIN.truncate_deal(z, left, right, k, m, low, s), strict=True
+    ):
+        assert torch.equal(mine, reference)
+    for mine, reference in zip(CPU.truncate_open(z, a, b, k, m, s), PLAIN.truncate_open(z, a, b, k, m, s), strict=True):
+        assert torch.equal(mine, reference)
+    assert torch.equal(CPU.truncate_close(z, k, m, s), PLAIN.truncate_close(z, k, m, s))
+
+
+@pytest.mark.parametrize("n", [100, N])
+def test_product_and_selection_kernels(n: int) -> None:
+    a, b, c, d = (random(n) ^ i for i in range(4))
+    assert torch.equal(CPU.mul(a, b, c, d), PLAIN.mul(a, b, c, d))
+    assert torch.equal(CPU.blind(a.clone(), 7, b, c), PLAIN.blind(a, 7, b, c))
+    words, right = random(-(-n // 64)), random(2, n)
+    assert torch.equal(CPU.select_deal(words, [a], right), PLAIN.select_deal(words, [a], right))
+    for lead in (0, 1):
+        (mine,), bit = CPU.select(words, [a], [b], right, lead)
+        (reference,), own = PLAIN.select(words, [a], [b], right, lead)
+        assert torch.equal(mine, reference)
+        assert torch.equal(bit, own)
+
+
+def test_the_trees_cover_63_bits() -> None:
+    for steps in (QUICK, SPARING):
+        blocks = [sum(batch.blocks for batch in one) for one in steps]
+        groups = [sum(batch.groups for batch in one) for one in steps]
+        assert blocks[0] == 21
+        assert blocks[1:] == groups[:-1]
+        assert groups[-1] == 1
+    assert not tree(((3, 1), (3, 2)))[0][0].plan.carry_on
+
+
+def test_without_numba_large_tensors_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(cpu.importlib, "import_module", refuse)
+    slow = CpuKernels()
+    x = random(N)
+    assert torch.equal(slow.to_planes(x), PLAIN.to_planes(x))
+
+
+def test_a_device_without_kernels_is_refused() -> None:
+    with pytest.raises(ConfigError, match="meta"):
+        kernels_for(torch.device("meta"))

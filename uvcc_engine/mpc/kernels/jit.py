@@ -1,0 +1,306 @@
+"""Fused loops compiled by numba, single-threaded (a pod runs one worker per core) and cached on disk.
+
+Imported only when a tensor is large enough to repay it. Bit-plane loops work on blocks of 64 words, so that the inner
+loop is a plain vector operation on data in the first-level cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+_jit = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
+Narrow = NDArray[Any]  # unsigned, of 2, 4 or 8 bytes
+_STEPS = np.array([32, 16, 8, 4, 2, 1], dtype=np.int64)
+_LOWS = np.array(
+    [
+        0x00000000FFFFFFFF,
+        0x0000FFFF0000FFFF,
+        0x00FF00FF00FF00FF,
+        0x0F0F0F0F0F0F0F0F,
+        0x3333333333333333,
+        0x5555555555555555,
+    ],
+    dtype=np.int64,
+)
+_BLOCK = 64
+
+
+@_jit
+def to_planes(x: Ints, out: Ints) -> None:
+    """Bit transposition of 64 elements at a time (Warren, "Hacker's Delight", section 7-3)."""
+    n = x.shape[0]
+    bits, words = out.shape
+    a = np.empty(64, dtype=np.uint64)
+    for w in range(words):
+        first = 64 * w
+        here = min(64, n - first)
+        for i in range(here):
+            a[i] = np.uint64(x[first + i])
+        for i in range(here, 64):
+            a[i] = np.uint64(0)
+        for s in range(6):
+            j = _STEPS[s]
+            low = np.uint64(_LOWS[s])
+            shift = np.uint64(j)
+            for base in range(0, 64, 2 * j):
+                for k in range(base, base + j):
+                    t = ((a[k] >> shift) ^ a[k + j]) & low
+                    a[k + j] ^= t
+                    a[k] ^= t << shift
+        for b in range(bits):
+            out[b, w] = np.int64(a[b])
+
+
+@_jit
+def bits_to_ints(words: Ints, out: Ints) -> None:
+    n = out.shape[0]
+    for w in range(words.shape[0]):
+        word = words[w]
+        first = 64 * w
+        for i in range(min(64, n - first)):
+            out[first + i] = (word >> i) & 1
+
+
+@_jit
+def deal_digits(planes: Ints, mask: Ints, out: Ints) -> None:
+    """Digits of three bits."""
+    digits, words = planes.shape[0] // 3, planes.shape[1]
+    for d in range(digits):
+        for w in range(words):
+            a, b, c = planes[3 * d, w], planes[3 * d + 1, w], planes[3 * d + 2, w]
+            out[d, w] = mask[d, w] ^ (a | b | c)
+            out[digits + d, w] = mask[digits + d, w] ^ (b | c)
+            out[2 * digits + d, w] = mask[2 * digits + d, w] ^ ((a & b) | c)
+            out[3 * digits + d, w] = mask[3 * digits + d, w] ^ c
+            out[4 * digits + d, w] = mask[4 * digits + d, w] ^ (c & (a | b))
+            out[5 * digits + d, w] = mask[5 * digits + d, w] ^ (c & b)
+            out[6 * digits + d, w] = mask[6 * digits + d, w] ^ (a & b & c)
+
+
+@_jit
+def pick_digits(table: Ints, planes: Ints, one: int, g: Ints, p: Ints) -> None:
+    """Digits of three bits: entry 7 - digit of the table, and its difference to the entry below."""
+    digits, words = planes.shape[0] // 3, planes.shape[1]
+    for d in range(digits):
+        for w in range(words):
+            a, b, c = planes[3 * d, w], planes[3 * d + 1, w], planes[3 * d + 2, w]
+            t0, t1, t2 = table[d, w], table[digits + d, w], table[2 * digits + d, w]
+            t3, t4 = table[3 * digits + d, w], table[4 * digits + d, w]
+            t5, t6 = table[5 * digits + d, w], table[6 * digits + d, w]
+            # entry 7 is zero; a set bit of the digit selects the even entry
+            s0 = t1 ^ (a & (t0 ^ t1))
+            s1 = t3 ^ (a & (t2 ^ t3))
+            s2 = t5 ^ (a & (t4 ^ t5))
+            s3 = a & t6
+            r0 = s1 ^ (b & (s0 ^ s1))
+            r1 = s3 ^ (b & (s2 ^ s3))
+            g[d, w] = r1 ^ (c & (r0 ^ r1))
+            s0 = t0 ^ (a & (one ^ t0))
+            s1 = t2 ^ (a & (t1 ^ t2))
+            s2 = t4 ^ (a & (t3 ^ t4))
+            s3 = t6 ^ (a & (t5 ^ t6))
+            r0 = s1 ^ (b & (s0 ^ s1))
+            r1 = s3 ^ (b & (s2 ^ s3))
+            p[d, w] = (r1 ^ (c & (r0 ^ r1))) ^ g[d, w]
+
+
+@_jit
+def mask_products(m: int, generate: bool, carry_on: bool, left: Ints, right: Ints, mask: Ints, out: Ints) -> None:
+    """See ``Kernels.mask_products``; rows come in the order of ``Level.products``."""
+    n_single, groups, words = left.shape
+    half = 1 << (m - 1)
+    single = np.empty((n_single, _BLOCK), dtype=np.int64)
+    table = np.empty((half, _BLOCK), dtype=np.int64)
+    for q in range(groups):
+        for first in range(0, words, _BLOCK):
+            size = min(_BLOCK, words - first)
+            for s in range(n_single):
+                for w in range(size):
+                    single[s, w] = left[s, q, first + w] ^ right[s, q, first + w]
+            row = 0
+            for w in range(size):
+                table[0, w] = -1
+            for k in range(m - 1):
+                for i in range(1 << k):
+                    for w in range(size):
+                        table[i + (1 << k), w] = table[i, w] & single[k, w]
+            for i in range(3, half):
+                if i & (i - 1):
+                    for w in range(size):
+                        out[row, q, first + w] = table[i, w] ^ mask[row, q, first + w]
+                    row += 1
+            if generate:
+                for j in range(m):
+                    for i in range(1, 1 << (m - 1 - j)):
+                        for w in range(size):
+                            out[row, q, first + w] = (table[i << j, w] & single[m - 1 + j, w]) ^ mask[row, q, first + w]
+                        row += 1
+            if carry_on:
+                for i in range(1, half):
+                    for w in range(size):
+                        out[row, q, first + w] = (table[i, w] & single[n_single - 1, w]) ^ mask[row, q, first + w]
+                    row += 1
+
+
+@_jit
+def close(m: int, generate: bool, carry_on: bool, g: Ints, p: Ints, single: Ints, out: Ints) -> None:
+    n_single, groups, words = single.shape
+    for q in range(groups):
+        for j in range(1, m):
+            for w in range(words):
+                out[j - 1, q, w] = p[q * m + j, w] ^ single[j - 1, q, w]
+        if generate:
+            for j in range(m):
+                for w in range(words):
+                    out[m - 1 + j, q, w] = g[q * m + j, w] ^ single[m - 1 + j, q, w]
+        if carry_on:
+            for w in range(words):
+                out[n_single - 1, q, w] = p[q * m, w] ^ single[n_single - 1, q, w]
+
+
+@_jit
+def merge(
+    m: int,
+    generate: bool,
+    carry_on: bool,
+    opened: Ints,
+    single: Ints,
+    product: Ints,
+    one: int,
+    g_out: Ints,
+    p_out: Ints,
+) -> None:
+    """See ``Kernels.merge``: Horner over the digits, for every subset of the masks above at once."""
+    n_single, groups, words = single.shape
+    half = 1 << (m - 1)
+    base = np.empty((half, _BLOCK), dtype=np.int64)
+    h = np.empty((half, _BLOCK), dtype=np.int64)
+    for q in range(groups):
+        for first in range(0, words, _BLOCK):
+            size = min(_BLOCK, words - first)
+            row = 0
+            for w in range(size):
+                base[0, w] = one
+            for k in range(m - 1):
+                for w in range(size):
+                    base[1 << k, w] = single[k, q, first + w]
+            for i in range(3, half):
+                if i & (i - 1):
+                    for w in range(size):
+                        base[i, w] = product[row, q, first + w]
+                    row += 1
+            if generate:
+                for j in range(m):
+                    for i in range(1 << (m - 1 - j)):
+                        for w in range(size):
+                            tail = single[m - 1 + j, q, first + w] if i == 0 else product[row, q, first + w]
+                            value = (opened[m - 1 + j, q, first + w] & base[i << j, w]) ^ tail
+                            if j:
+                                value ^= (opened[j - 1, q, first + w] & h[2 * i, w]) ^ h[2 * i + 1, w]
+                            h[i, w] = value
+                        if i:
+                            row += 1
+                for w in range(size):
+                    g_out[q, first + w] = h[0, w]
+            if carry_on:
+                for i in range(half):
+                    for w in range(size):
+                        tail = single[n_single - 1, q, first + w] if i == 0 else product[row, q, first + w]
+                        h[i, w] = (opened[n_single - 1, q, first + w] & base[i, w]) ^ tail
+                    if i:
+                        row += 1
+                for j in range(1, m):
+                    for i in range(1 << (m - 1 - j)):
+                        for w in range(size):
+                            h[i, w] = (opened[j - 1, q, first + w] & h[2 * i, w]) ^ h[2 * i + 1, w]
+                for w in range(size):
+                    p_out[q, first + w] = h[0, w]
+
+
+# Arithmetic runs on unsigned views: signed overflow would leave the compiler free to assume that it never happens.
+
+
+@_jit
+def cross(x_lo: Words, y_lo: Words, x_hi: Words, y_hi: Words, out: Words) -> None:
+    """This party's part of an elementwise product."""
+    for i in range(out.shape[0]):
+        out[i] = x_lo[i] * (y_lo[i] + y_hi[i]) + x_hi[i] * y_lo[i]
+
+
+@_jit
+def blind(z: Words, factor: int, plus: Words, minus: Words) -> None:
+    """In place."""
+    by = np.uint64(factor)
+    for i in range(z.shape[0]):
+        z[i] = z[i] * by + plus[i] - minus[i]
+
+
+@_jit
+def truncate_deal(
+    z: Words, left: Words, right: Words, k: Narrow, m: Narrow, low: Narrow, s: int, masked: Words, dealt: Narrow
+) -> None:
+    shift, rest, top = np.uint64(s), np.uint64(64 - s), np.uint64(63)
+    modulus = (np.uint64(1) << shift) - np.uint64(1)
+    for i in range(z.shape[0]):
+        total = np.uint64(0) - (left[i] + right[i])
+        r = (total << shift) | (np.uint64(low[i]) & modulus)
+        masked[i] = z[i] + r
+        dealt[0, i] = (total >> rest) - np.uint64(k[i])
+        dealt[1, i] = (r >> top) - np.uint64(m[i])
+
+
+@_jit
+def truncate_open(z: Words, a: Words, b: Words, k: Narrow, m: Narrow, c: Words, part: Narrow) -> None:
+    one, top = np.uint64(1), np.uint64(63)
+    offset = one << np.uint64(62)
+    for i in range(z.shape[0]):
+        value = z[i] + a[i] + b[i] + offset
+        c[i] = value
+        # the top bit less one: all ones where it is clear
+        part[i] = np.uint64(k[i]) + (np.uint64(m[i]) & ((value >> top) - one))
+
+
+@_jit
+def truncate_close(c: Words, part: Narrow, theirs: Narrow, s: int, out: Words) -> None:
+    shift, rest = np.uint64(s), np.uint64(64 - s)
+    offset = np.uint64(1) << np.uint64(62 - s)
+    for i in range(c.shape[0]):
+        out[i] = (c[i] >> shift) - offset + ((np.uint64(part[i]) + np.uint64(theirs[i])) << rest)
+
+
+@_jit
+def deal_bits(rho: Words, right: Words, out: Words) -> None:
+    one = np.uint64(1)
+    for i in range(out.shape[0]):
+        out[i] = ((rho[i >> 6] >> np.uint64(i & 63)) & one) - right[i]
+
+
+@_jit
+def deal_chosen(rho: Words, u: Words, right: Words, out: Words) -> None:
+    zero, one = np.uint64(0), np.uint64(1)
+    for i in range(out.shape[0]):
+        out[i] = (u[i] & (zero - ((rho[i >> 6] >> np.uint64(i & 63)) & one))) - right[i]
+
+
+@_jit
+def choose_bits(delta: Words, dealt: Words, lead: int, own: Words) -> None:
+    """An online party's share of ``delta ^ rho``."""
+    one, two, first = np.uint64(1), np.uint64(2), np.uint64(lead)
+    for i in range(own.shape[0]):
+        d = (delta[i >> 6] >> np.uint64(i & 63)) & one
+        own[i] = (one - two * d) * dealt[i] + (d & first)
+
+
+@_jit
+def choose(delta: Words, mine: Words, online: Words, dealt: Words, own: Words, out: Words) -> None:
+    """An online party's share of ``b (u + v)``."""
+    zero, one, two = np.uint64(0), np.uint64(1), np.uint64(2)
+    for i in range(out.shape[0]):
+        d = (delta[i >> 6] >> np.uint64(i & 63)) & one
+        out[i] = (mine[i] & (zero - d)) + (one - two * d) * dealt[i] + own[i] * online[i]

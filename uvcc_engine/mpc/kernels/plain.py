@@ -1,0 +1,168 @@
+"""The reference kernels: torch operations alone, right on any device, quick for small tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from uvcc_engine.mpc.carry import Level
+
+_SWAPS = (
+    (32, 0x00000000FFFFFFFF),
+    (16, 0x0000FFFF0000FFFF),
+    (8, 0x00FF00FF00FF00FF),
+    (4, 0x0F0F0F0F0F0F0F0F),
+    (2, 0x3333333333333333),
+    (1, 0x5555555555555555),
+)
+
+
+def shift_logical(x: Tensor, s: int) -> Tensor:
+    """``x >> s`` of the unsigned reading, on int64."""
+    return (x >> s) & ((1 << (64 - s)) - 1) if s else x
+
+
+def narrow(x: Tensor, s: int) -> Tensor:
+    """To the wire type for numbers modulo 2^s. Masks fill the whole type, so no carry above bit ``s`` shows."""
+    return x.to(wire_dtype(s))
+
+
+def wire_dtype(bits: int) -> torch.dtype:
+    """The narrowest integer type that carries values modulo 2^``bits``."""
+    if bits <= 16:
+        return torch.int16
+    return torch.int32 if bits <= 32 else torch.int64
+
+
+class PlainKernels:
+    """``kernels.base.Kernels`` in torch."""
+
+    def mul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
+        return (x_lo * (y_lo + y_hi)).add_(x_hi * y_lo)
+
+    def matmul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
+        return (x_lo @ (y_lo + y_hi)).add_(x_hi @ y_lo)
+
+    def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
+        return (z * factor if factor != 1 else z) + plus - minus
+
+    def truncate_deal(
+        self, z: Tensor, left: Tensor, right: Tensor, k: Tensor, m: Tensor, low: Tensor, s: int
+    ) -> tuple[Tensor, Tensor]:
+        total = -(left + right)
+        r = (total << s) | (low.to(torch.int64) & ((1 << s) - 1))
+        # -(X + Y) = (r >> s) + 2^(64-s) k, so subtracting r >> s leaves X + Y + 2^(64-s) k
+        return z + r, narrow(torch.stack([shift_logical(total, 64 - s) - k, shift_logical(r, 63) - m]), s)
+
+    def truncate_open(self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int) -> tuple[Tensor, Tensor]:
+        c = z + a + b + (1 << 62)
+        return c, narrow(k.to(torch.int64) + (m & ~(c >> 63)), s)
+
+    def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int) -> Tensor:
+        top = (part.to(torch.int64) + theirs.to(torch.int64)) << (64 - s)
+        return shift_logical(c, s) - (1 << (62 - s)) + top
+
+    def select_deal(self, rho: Tensor, us: list[Tensor], right: Tensor) -> Tensor:
+        bits = self.bits_to_ints(rho, right.shape[-1])
+        return torch.stack([bits, *[bits * u for u in us]]) - right
+
+    def select(
+        self, delta: Tensor, mine: list[Tensor], online: list[Tensor], dealt: Tensor, lead: int
+    ) -> tuple[list[Tensor], Tensor]:
+        bits = self.bits_to_ints(delta, dealt.shape[-1])
+        sign = 1 - 2 * bits
+        own = sign * dealt[0] + bits * lead
+        return [bits * a + sign * d + own * v for a, v, d in zip(mine, online, dealt[1:], strict=True)], own
+
+    def to_planes(self, x: Tensor, bits: int = 64) -> Tensor:
+        flat = x.reshape(-1)
+        words = -(-flat.numel() // 64)
+        grid = torch.nn.functional.pad(flat, (0, words * 64 - flat.numel())).view(words, 64).t().contiguous()
+        for j, low in _SWAPS:  # the 64 x 64 bit transposition of Warren, "Hacker's Delight", section 7-3
+            pairs = grid.view(64 // (2 * j), 2, j, words)
+            a, b = pairs[:, 0], pairs[:, 1]
+            t = ((a >> j) ^ b) & low
+            pairs[:, 1] = b ^ t
+            pairs[:, 0] = a ^ (t << j)
+        return grid[:bits]
+
+    def bits_to_ints(self, words: Tensor, n: int) -> Tensor:
+        bits = (words.unsqueeze(-1) >> torch.arange(64, device=words.device)) & 1
+        return bits.reshape(*words.shape[:-1], -1)[..., :n].contiguous()
+
+    def deal_digits(self, planes: Tensor, k: int, mask: Tensor, out: Tensor) -> None:
+        digits = planes.reshape(-1, k, planes.shape[-1])
+        codes = [digits[:, 0]]
+        for i in range(1, k):
+            bit = digits[:, i]
+            codes = [bit | c for c in codes] + [bit] + [bit & c for c in codes]
+        torch.bitwise_xor(torch.cat(codes), mask, out=out)
+
+    def pick_digits(self, table: Tensor, planes: Tensor, k: int, one: int) -> tuple[Tensor, Tensor]:
+        words = planes.shape[-1]
+        digits = planes.reshape(-1, k, words)
+        codes = table.reshape((1 << k) - 1, -1, words)
+        edge = torch.full_like(codes[:1], one)
+        generate = torch.cat([codes, torch.zeros_like(edge)])
+        both = torch.stack([generate, generate ^ torch.cat([edge, codes])])
+        for i in range(k):
+            even, odd = both[:, 0::2], both[:, 1::2]
+            both = odd ^ (digits[:, i] & (even ^ odd))
+        return both[0, 0], both[1, 0]
+
+    def mask_products(self, plan: Level, left: Tensor, right: Tensor, mask: Tensor, out: Tensor) -> None:
+        single = left ^ right
+        m = plan.m
+        table = torch.full_like(single[:1], -1)
+        for k in range(m - 1):
+            table = torch.cat([table, table & single[k]])
+        parts = [table]
+        if plan.generate:
+            parts += [table[:: 1 << j] & single[m - 1 + j] for j in range(m)]
+        if plan.carry_on:
+            parts.append(table & single[-1])
+        torch.bitwise_xor(torch.cat(parts)[list(plan.products)], mask, out=out)
+
+    def close(self, plan: Level, g: Tensor | None, p: Tensor, single: Tensor, out: Tensor) -> None:
+        m, words = plan.m, p.shape[-1]
+        passes = p.view(-1, m, words).transpose(0, 1)
+        values = [passes[1:]]
+        if plan.generate and g is not None:
+            values.append(g.view(-1, m, words).transpose(0, 1))
+        if plan.carry_on:
+            values.append(passes[:1])
+        torch.bitwise_xor(torch.cat(values), single, out=out)
+
+    def merge(
+        self,
+        plan: Level,
+        opened: Tensor,
+        single: Tensor,
+        product: Tensor,
+        one: int,
+        g_out: Tensor | None,
+        p_out: Tensor | None,
+    ) -> None:
+        m = plan.m
+        half = 1 << (m - 1)
+        table = torch.empty(plan.entries, *single.shape[1:], dtype=torch.int64, device=single.device)
+        table[0] = one
+        table[list(plan.singles)] = single
+        table[list(plan.products)] = product
+        base = table[:half]
+        if plan.generate and g_out is not None:
+            at = half
+            h = (opened[m - 1] & base) ^ table[at : at + half]
+            for j in range(1, m):
+                at += 1 << (m - j)
+                tail = table[at : at + (1 << (m - 1 - j))]
+                h = (opened[m - 1 + j] & base[:: 1 << j]) ^ tail ^ (opened[j - 1] & h[0::2]) ^ h[1::2]
+            g_out.copy_(h[0])
+        if plan.carry_on and p_out is not None:
+            q = (opened[-1] & base) ^ table[-half:]
+            for j in range(1, m):
+                q = (opened[j - 1] & q[0::2]) ^ q[1::2]
+            p_out.copy_(q[0])
