@@ -188,7 +188,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = [record_rate(folder, 20_000, size, args.runs) for size in (64, 4096, 1 << 16)]
+        rows = [record_rate(folder, min(args.leaves, 20_000), size, args.runs) for size in (64, 4096, 1 << 16)]
         rows += [sign_time(folder, 20 * args.runs), step_time(folder, 10 * args.runs)]
         rows += verify_rate(folder, args.leaves, args.runs)
     if args.json:

@@ -44,7 +44,7 @@ class Agreement:
         self._records = records
         self.log = LineLog(folder / PEERS)
         self._held: dict[tuple[int, int], Signed] = {}  # (peer, epoch) -> what that peer signed
-        for entry in self.log.objects():
+        for entry, _ in self.log.take():
             signed = Signed.from_json(entry)
             statement = RootStatement.from_json(signed.statement)
             self._held[(statement.coord.party, statement.root.epoch)] = signed

@@ -67,8 +67,8 @@ class WorkerEvidence:
         self._roots = LineLog(folder / files.ROOTS)
         self._openings = LineLog(folder / files.OPENINGS)
         self._agreement = Agreement(folder, policy, coord, self.recorder.records)
-        self._signed_before = {o["statement"]["epoch"]: line for o, line in self._read(self._roots)}
-        self._opened_before = {(o["epoch"], o["index"]): line for o, line in self._read(self._openings)}
+        self._signed_before = {o["statement"]["epoch"]: line for o, line in self._roots.take()}
+        self._opened_before = {(o["epoch"], o["index"]): line for o, line in self._openings.take()}
         if missing := set(range(resume_epoch)) - self._signed_before.keys():
             self.close()
             raise UnreadableError(f"{self._roots.path} lacks epoch {min(missing)}", "take the next attempt")
@@ -105,10 +105,6 @@ class WorkerEvidence:
         if peers is not None and dict(peers) != policy.peers(coord.party):
             raise ConfigError("the peers' identities are not those of the policy", "use policy.peers(party)")
         return cls(run_dir / files.folder_name(coord), identity, policy, coord, resume_epoch or 0)
-
-    @staticmethod
-    def _read(log: LineLog) -> list[tuple[Any, bytes]]:
-        return list(zip(log.objects(), log.lines, strict=True))
 
     # ---- events inside the party -------------------------------------------------------------------------------
 

@@ -5,13 +5,14 @@ A block is a header (magic, epoch u32, leaf count u64, sid_sub 32, root 32), the
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.transcript.leaf import RECORD
 
 LEAVES: Final = "leaves.bin"
@@ -44,6 +45,16 @@ class Block:
     @property
     def end(self) -> int:
         return self.at + self.count * RECORD.size
+
+
+def write_all(fd: int, data: bytes, what: object) -> None:
+    """Write all of ``data``. Raises UvccError naming ``what`` if the disk refuses; a cut end is removed on opening."""
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except OSError as e:
+        raise UvccError(f"cannot write {what}: {e.strerror}", "free disk space, then resume") from e
 
 
 def header(epoch: int, count: int, sid_sub: bytes, root: bytes) -> bytes:

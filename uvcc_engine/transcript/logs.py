@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.transcript.files import write_all
 
 
 def read_lines(path: Path) -> list[Any]:
@@ -31,27 +32,26 @@ class LineLog:
     """Lines appended to a file; what survives a killed process is whole lines."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create; ``lines`` holds what was there before. Raises UnreadableError."""
+        """Open or create; :meth:`take` gives what was there before."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         data = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
         whole = data.rfind(b"\n") + 1
         if whole != len(data):
             os.ftruncate(self._fd, whole)
-        self.lines = data[:whole].splitlines(keepends=True)
+        self._lines = data[:whole].splitlines(keepends=True)
         self.path = path
 
-    def objects(self) -> list[Any]:
-        """What was there, parsed. Raises UnreadableError."""
+    def take(self) -> list[tuple[Any, bytes]]:
+        """What was there when it was opened, as (object, line); handed out once. Raises UnreadableError."""
+        lines, self._lines = self._lines, []
         try:
-            return [json.loads(line) for line in self.lines]
+            return [(json.loads(line), line) for line in lines]
         except ValueError as e:
             raise UnreadableError(f"{self.path} is damaged: {e}", "take the next attempt") from e
 
     def append(self, line: bytes) -> None:
         """Write one whole line (with its newline) at once."""
-        view = memoryview(line)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        write_all(self._fd, line, self.path)
 
     def sync(self) -> None:
         os.fsync(self._fd)

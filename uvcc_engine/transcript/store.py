@@ -216,7 +216,7 @@ class TranscriptStore:
         if not self._sealed:
             head = files.header(epoch, len(order), self._sid, summary.root)
             at = os.fstat(self._fd).st_size
-            _write(self._fd, head + data)
+            files.write_all(self._fd, head + data, self.folder / files.LEAVES)
             self._blocks.append(files.Block(epoch, len(order), self._sid, summary.root, at + len(head)))
         elif self._blocks[epoch].root != summary.root:
             raise UnreadableError(f"{self.folder}: the stored root of epoch {epoch} is not that of its leaves", _RERUN)
@@ -292,7 +292,7 @@ class TranscriptStore:
 
     def _flush(self) -> None:
         """Hand what is noted to the operating system: it survives the end of this process."""
-        _write(self._wal, b"".join(self._pending))
+        files.write_all(self._wal, b"".join(self._pending), self.folder / files.OPEN_EPOCH)
         self._pending.clear()
 
     # ---- reading and closing -----------------------------------------------------------------------------------
@@ -327,9 +327,3 @@ class TranscriptStore:
         if self._wal >= 0:
             os.close(self._wal)
         self._fd = self._wal = -1
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -25,7 +25,7 @@ from uvcc_engine.transcript.replay import summarise
 from uvcc_engine.transcript.statements import ResultStatement, RootStatement, sign_result, sign_root
 from uvcc_engine.transcript.verifier import verify
 
-RANDOM_BUNDLE, RANDOM_TRANSCRIPT = 700, 400
+RANDOM_BUNDLE, RANDOM_TRANSCRIPT = 500, 300
 Json = Any
 
 
@@ -233,7 +233,7 @@ def test_structured_changes_of_the_transcripts(target: Target, foreign: Target) 
                 for name, changed in variants.items():
                     if changed == records:
                         continue
-                    for rehash in (True, False):
+                    for rehash in (True, False) if i == 0 else (True,):
                         moved[e] = (head, changed)
                         made.append((f"{name} leaf {i} of epoch {e}", joined(moved, rehash=rehash)))
             moved[e] = (head, [])

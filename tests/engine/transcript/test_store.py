@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transcript_exchange import exchange
 
-from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.plane.api import Recorder, Tag
 from uvcc_engine.transcript import files, kinds
 from uvcc_engine.transcript.leaf import RECORD, Leaf, epoch_prefix, leaf_hash
@@ -306,3 +306,30 @@ def test_damaged_epoch_order_is_refused(stores: dict[int, TranscriptStore], tmp_
     path.write_bytes(path.read_bytes()[block.end :])
     with pytest.raises(UnreadableError, match="where 0 belongs"):
         open_store(tmp_path, 0)
+
+
+def test_full_disk_is_a_clear_error_and_loses_no_finished_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = open_store(tmp_path, 0)
+    s.begin_epoch(0)
+    s.record(0, 1, (0, 0, 0, kinds.OPEN), b"x")
+    first = s.finalize_epoch()
+    s.begin_epoch(1)
+    s.record(0, 1, (1, 0, 0, kinds.OPEN), b"y")
+    write = files.os.write
+    monkeypatch.setattr(files.os, "write", lambda fd, data: write(fd, data[:10]) if len(data) > 50 else full())
+
+    def full() -> int:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UvccError, match=r"leaves\.bin: No space left"):
+        s.finalize_epoch()
+    monkeypatch.undo()
+    s.close(sync=False)
+    again = open_store(tmp_path, 0, 1)
+    assert again.epochs == 1
+    assert again.summary(0) == first
+    again.begin_epoch(1)
+    again.record(0, 1, (1, 0, 0, kinds.OPEN), b"y")
+    assert again.finalize_epoch().leaves == 1

@@ -1,0 +1,26 @@
+"""The benchmark gives every row, in the shape that all benchmarks share."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from uvcc_engine.bench.transcript import main
+
+
+def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--runs", "1", "--leaves", "2000", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    shape = {"name", "metric", "value", "unit", "runs", "min", "max", "reference", "ratio"}
+    assert all(set(r) == shape and r["min"] <= r["value"] <= r["max"] for r in rows)
+    by_name = {r["name"]: r for r in rows}
+    assert set(by_name) == {
+        *(f"transcript.record.{n}B" for n in (64, 4096, 65536)),
+        "transcript.finish_epoch",
+        "transcript.demo_step",
+        "transcript.verify",
+        "transcript.verify.memory",
+    }
+    assert by_name["transcript.verify"]["unit"] == "leaves/s"
+    assert by_name["transcript.verify.memory"]["value"] < 100e6
