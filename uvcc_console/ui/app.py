@@ -1,34 +1,27 @@
-"""The console. It reads a snapshot source, writes intents to the journal, and holds no state of any run itself."""
+"""The console on one run. It reads a snapshot source, writes intents to the journal, and holds no state of the run."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from textual import events, on
-from textual.app import App
+from textual import on
 from textual.binding import Binding, BindingType
 from textual.command import Provider
 
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.base import ConsoleApp, KeyTime, ascii_wanted
 from uvcc_console.ui.commands import Commands
 from uvcc_console.ui.filters import Filter
-from uvcc_console.ui.glyphs import choose
-from uvcc_console.ui.halt_switch import Cadence
 from uvcc_console.ui.keys import ACTIONS, Context, bindings, footer
-from uvcc_console.ui.paint import Palette
 from uvcc_console.ui.processes import CONDUCTOR, Processes, RunProcesses
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import Clock, JournalSource, JournalWriter, ReplaySource, Source
-from uvcc_console.ui.theme import DARK, LIGHT, THEMES
 from uvcc_console.ui.view import View, holding
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 
-Severity = Literal["information", "warning", "error"]
 JOURNAL = "journal.sqlite"
 TICK_S = 0.1
 
@@ -39,13 +32,9 @@ def _palette_provider() -> type[Provider]:
     return ActionProvider
 
 
-class UvccApp(App[int]):
-    """One run on the screen. ``clock`` and ``key_time`` are injected so that tests need no waiting."""
+class UvccApp(ConsoleApp[int]):
+    """One run on the screen."""
 
-    TITLE = "UVCC"
-    CSS_PATH = "screens/run.tcss"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
     COMMANDS: ClassVar[set[Any]] = {_palette_provider}
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(),
@@ -61,12 +50,13 @@ class UvccApp(App[int]):
         *,
         processes: Processes | None = None,
         readonly: bool = False,
-        key_time: Callable[[events.Key], float] = lambda event: event.time,
+        hold: bool = False,
+        tick_s: float = TICK_S,
         ascii_only: bool = False,
         utc: bool = False,
-        tick_s: float = TICK_S,
+        key_time: KeyTime = lambda event: event.time,
     ) -> None:
-        super().__init__()
+        super().__init__(ascii_only=ascii_only, utc=utc, key_time=key_time)
         self.run_dir = run_dir
         self.source = source
         self.writer = writer
@@ -74,22 +64,11 @@ class UvccApp(App[int]):
         self.conducted = True
         self.readonly = readonly
         self.filter = Filter()
-        self.cadence = Cadence()
         self.commands = Commands(self)
-        self.palette = Palette({})
-        self.key_time = key_time
-        self._glyphs = choose(ascii_only)
-        self._utc = utc
+        self.main = RunScreen(self._begin)
+        self._hold = hold
         self._tick_s = tick_s
         self._drawn: tuple[int, int, str] = (-1, -1, "")
-        self._main = RunScreen(self._begin)
-        for theme in THEMES:
-            self.register_theme(theme)
-        self.theme = (
-            os.environ.get("UVCC_THEME", "uvcc-dark")
-            if os.environ.get("UVCC_THEME") in self.available_themes
-            else "uvcc-dark"
-        )
 
     # ---- the picture
 
@@ -106,30 +85,19 @@ class UvccApp(App[int]):
         """What decides which actions are possible."""
         return Context(self.snap, True, self.readonly, isinstance(self.source, ReplaySource), self.conducted)
 
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        base = DARK if self.current_theme.dark else LIGHT
-        return {key: value for key, value in base.variables.items() if key.startswith("uvcc-")}
-
     def get_default_screen(self) -> RunScreen:
-        return self._main
-
-    def on_mount(self) -> None:
-        self.theme_changed_signal.subscribe(self, lambda _: self._repaint())
-        if self._glyphs.name == "ascii":
-            self.add_class("-ascii")
-            self._main.add_class("-ascii")
+        return self.main
 
     def _begin(self) -> None:
-        self._repaint()
+        if not self.glyphs.braille:
+            self.main.add_class("-ascii")
+        self.recolour()
         self.tick()
         self.set_interval(self._tick_s, self.tick)
         if self.writer is not None:
             self.set_interval(1.0, self.check_processes)
-
-    def _repaint(self) -> None:
-        self.palette = Palette(self.theme_variables, colour=not self.no_color, ascii_only=self._glyphs.name == "ascii")
-        self.refresh_view()
-        self._main.refresh(layout=True)
+        if self._hold:
+            self.action_do("halt")
 
     def tick(self) -> None:
         """Fold what is new and repaint what that changes; ten times a second, and at once after an action."""
@@ -139,9 +107,9 @@ class UvccApp(App[int]):
         state = (self.snap.seq, int(now * pace), self._replay_note())
         if state != self._drawn or lines is None:
             self._drawn = state
-            self.refresh_view()
+            self.redraw()
         if lines is None or lines:
-            self._main.log_lines(lines)
+            self.main.log_lines(lines)
         if self.source.behind:  # catching up: keys first, then the next part
             self.set_timer(0.005, self.tick)
 
@@ -150,39 +118,29 @@ class UvccApp(App[int]):
         quiet = self.now() - self.snap.updated > 5.0
         self.conducted = bool(self.snap.ended) or not quiet or self.processes.alive(CONDUCTOR)
 
-    def refresh_view(self) -> None:
-        """Give the screen a new view."""
-        if not self._main.ready:
+    def redraw(self) -> None:
+        if not self.main.ready:
             return
         view = View(
             snap=self.snap,
             now=self.now(),
-            glyphs=self._glyphs,
+            glyphs=self.glyphs,
             readonly=self.readonly,
             replay=self._replay_note(),
             filter=self.filter,
             run_dir=str(self.run_dir),
-            utc=self._utc,
+            utc=self.utc,
             conducted=self.conducted,
         )
-        self._main.show(view, footer(self.context()))
+        self.main.show(view, footer(self.context()))
 
     def _replay_note(self) -> str:
         if not isinstance(self.source, ReplaySource):
             return ""
         state = "" if self.source.playing else " paused"
-        return f"{self.source.progress:.0%} {self._glyphs.times}{self.source.speed:g}{state}"
-
-    def say(self, text: str, severity: Severity = "information") -> None:
-        """A short word to the operator."""
-        self.notify(text, severity=severity, timeout=4 if severity == "information" else 7, markup=False)
+        return f"{self.source.progress:.0%} {self.glyphs.times}{self.source.speed:g}{state}"
 
     # ---- keys
-
-    async def on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Key) and not event.is_forwarded:
-            self.cadence.note(self.key_time(event))
-        await super().on_event(event)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "do" and parameters == ("release",):  # outside a hold, Esc belongs to whatever has the keyboard
@@ -197,18 +155,6 @@ class UvccApp(App[int]):
         """Ctrl+C must not end anything by reflex."""
         self.say("q leaves the console and the run goes on; F9 halts it; t tears it down")
 
-    def leave(self) -> None:
-        """Leave the console."""
-        self.exit(
-            0,
-            message=f"detached; the run goes on. Come back with: uvcc attach {self.snap.run}"
-            if self._alive()
-            else None,
-        )
-
-    def _alive(self) -> bool:
-        return not isinstance(self.source, ReplaySource) and not self.snap.ended
-
     @on(Prompt.Changed)
     def _draft(self, event: Prompt.Changed) -> None:
         if event.kind == "filter":
@@ -216,19 +162,18 @@ class UvccApp(App[int]):
 
     @on(Prompt.Done)
     def _prompted(self, event: Prompt.Done) -> None:
-        self._main.query_one(FleetPanel).focus()
+        self.main.query_one(FleetPanel).focus()
         if event.kind == "filter":
             self.commands.set_filter(event.text, final=event.accepted)
+        elif event.accepted and self.cadence.pasted:
+            self.say("command ignored: it came faster than fingers type", "warning")
         elif event.accepted:
-            if self.cadence.pasted:
-                self.say("command ignored: it came faster than fingers type", "warning")
-            else:
-                self.commands.line(event.text)
+            self.commands.line(event.text)
 
     @on(FleetPanel.Opened)
     def _opened(self, event: FleetPanel.Opened) -> None:
         self.commands.set_filter(f"pod={event.pod}", final=True)
-        self._main.open_page("3")
+        self.main.open_page("3")
 
 
 def open_app(
@@ -244,15 +189,16 @@ def open_app(
     path = run_dir / JOURNAL
     if replay:
         return UvccApp(run_dir, ReplaySource(path, clock=clock), None, readonly=readonly, **options)
-    source, writer = JournalSource(path, clock=clock, budget_s=budget_s), JournalWriter(path, "tui", clock=clock)
-    return UvccApp(run_dir, source, writer, readonly=readonly, **options)
+    source = JournalSource(path, clock=clock, budget_s=budget_s)
+    return UvccApp(run_dir, source, JournalWriter(path, "tui", clock=clock), readonly=readonly, **options)
 
 
-def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, ascii_only: bool = False) -> int:
-    """Show a run until the operator leaves; the exit code for the shell. Read-only still halts."""
-    app = open_app(
-        run_dir, readonly=readonly, replay=replay, ascii_only=ascii_only or os.environ.get("UVCC_ASCII") == "1"
-    )
+def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold: bool = False) -> int:
+    """Show a run until the operator leaves; the exit code for the shell. Read-only still halts.
+
+    ``hold`` presses F9 at once. Raises UnreadableError when there is no journal.
+    """
+    app = open_app(run_dir, readonly=readonly, replay=replay, hold=hold, ascii_only=ascii_wanted())
     try:
         return app.run() or 0
     finally:
@@ -261,4 +207,12 @@ def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, asci
             app.writer.close()
 
 
-__all__ = ["UvccApp", "open_app", "run_app"]
+def run_home() -> int:
+    """The start screen over all runs and profiles, and from there any run, until the operator leaves."""
+    from uvcc_console.ui.home_app import HomeApp
+
+    while True:
+        choice = HomeApp(ascii_only=ascii_wanted()).run()
+        if choice is None:
+            return 0
+        run_app(choice.run_dir, replay=choice.replay, hold=choice.hold)

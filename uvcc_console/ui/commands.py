@@ -212,7 +212,9 @@ class Commands:
 
     def do_detach(self, _: str) -> None:
         """Leave; the run does not notice."""
-        self.app.leave()
+        left = not self.app.snap.ended and not isinstance(self.app.source, ReplaySource)
+        note = f"detached; the run goes on. Come back with: uvcc attach {self.app.snap.run}" if left else None
+        self.app.exit(0, message=note)
 
     def do_help(self, _: str) -> None:
         """The focused panel first."""
@@ -254,7 +256,7 @@ class Commands:
             return
         if prompt:
             prompt.hint("")
-        self.app.refresh_view()
+        self.app.redraw()
 
     def do_find(self, text: str) -> None:
         """Search the log backwards from its end."""

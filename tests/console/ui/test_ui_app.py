@@ -103,18 +103,18 @@ async def test_each_number_shows_its_panel_alone_and_back(folder: Path, size: tu
     async with desk(Story().full(5), folder, size) as d:
         for action in (a for a in ACTIONS.values() if a.group == "panels" and a.keys != "0"):
             await d.press(action.keys)
-            shown = [p for p in d.app._main.panels() if p.region.height > 0]
+            shown = [p for p in d.app.main.panels() if p.region.height > 0]
             assert [p.number for p in shown] == [action.keys], action.name
             assert "F9" in d.text
             await d.press(action.keys)
-        assert d.app._main.page == ""
-        assert d.app._main.query_one(FleetPanel).region.height > 2
-        assert d.app._main.query_one(LogView).region.height > 2
+        assert d.app.main.page == ""
+        assert d.app.main.query_one(FleetPanel).region.height > 2
+        assert d.app.main.query_one(LogView).region.height > 2
 
 
 async def test_help_shows_the_focused_panel_first(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
-        d.app._main.query_one(ChartsPanel).focus()
+        d.app.main.query_one(ChartsPanel).focus()
         await d.press("question_mark")
         assert isinstance(d.app.screen, HelpScreen)
         text = d.text
@@ -137,18 +137,18 @@ async def test_the_palette_runs_an_action(folder: Path) -> None:
 async def test_commands_are_typed_after_a_colon(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
         await d.press("colon", *"ledger", "enter")
-        assert d.app._main.page == "5"
+        assert d.app.main.page == "5"
         await d.press("colon", *"ledgre", "enter")
         assert "did you mean ledger?" in d.toasts
 
 
 async def test_the_filter_narrows_fleet_and_log_while_typing_and_escape_puts_it_back(folder: Path) -> None:
     async with desk(Story(replicas=2).full(5), folder) as d:
-        before = len(d.app._main.query_one(LogView).ring)
+        before = len(d.app.main.query_one(LogView).ring)
         await d.press("slash", *typed("pod=p1r0"))
-        log = d.app._main.query_one(LogView)
+        log = d.app.main.query_one(LogView)
         assert 0 < len(log.ring) < before
-        assert len(d.app._main.query_one(FleetPanel).lines) == 2
+        assert len(d.app.main.query_one(FleetPanel).lines) == 2
         await d.press("escape")
         assert len(log.ring) == before
         await d.press("slash", *typed("party=2"), "enter")
@@ -159,7 +159,7 @@ async def test_the_filter_narrows_fleet_and_log_while_typing_and_escape_puts_it_
 async def test_search_goes_back_from_the_end(folder: Path) -> None:
     async with desk(Story().full(25), folder) as d:
         await d.press("colon", *typed("find checkpoint"), "enter")
-        log = d.app._main.query_one(LogView)
+        log = d.app.main.query_one(LogView)
         assert not log.following
         assert log.ring[log._hit].text.startswith("checkpoint_written")
         first = log._hit
@@ -169,7 +169,7 @@ async def test_search_goes_back_from_the_end(folder: Path) -> None:
 
 async def test_the_log_stops_following_and_counts_what_is_new(folder: Path) -> None:
     async with desk(Story().full(25), folder) as d:
-        log = d.app._main.query_one(LogView)
+        log = d.app.main.query_one(LogView)
         log.focus()
         await d.press("k", "k")
         assert not log.following
@@ -185,13 +185,13 @@ async def test_the_log_stops_following_and_counts_what_is_new(folder: Path) -> N
 async def test_enter_on_a_pod_shows_its_log(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
         await d.press("j", "enter")
-        assert d.app._main.page == "3"
+        assert d.app.main.page == "3"
         assert d.app.filter.source.startswith("pod=p")
 
 
 async def test_fleet_cursor_marks_and_sorting(folder: Path) -> None:
     async with desk(Story(replicas=2).full(5), folder) as d:
-        fleet = d.app._main.query_one(FleetPanel)
+        fleet = d.app.main.query_one(FleetPanel)
         await d.press("j", "space", "space")
         assert len(fleet.state.marked) == 2
         before = fleet.state.sort
@@ -201,7 +201,7 @@ async def test_fleet_cursor_marks_and_sorting(folder: Path) -> None:
 
 async def test_charts_zoom_log_and_crosshair(folder: Path) -> None:
     async with desk(Story().full(60), folder) as d:
-        charts = d.app._main.query_one(ChartsPanel)
+        charts = d.app.main.query_one(ChartsPanel)
         charts.focus()
         await d.press("l", "plus", "left")
         assert charts.log_scale
@@ -275,7 +275,7 @@ async def test_replay_pauses_jumps_and_changes_speed(folder: Path) -> None:
         await pilot.press(*["left_square_bracket"] * 15)
         await pilot.pause()
         assert app.snap.status != "halted"
-        shown = app._main.query_one(LogView).ring
+        shown = app.main.query_one(LogView).ring
         assert shown[len(shown) - 1] == app.snap.log[-1]
         await pilot.press("greater_than_sign")
         assert app.source.speed == 2.0

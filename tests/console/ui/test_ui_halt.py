@@ -179,7 +179,7 @@ async def test_a_run_without_conductor_says_so_and_r_takes_it_up(folder: Path) -
         assert "NOBODY CONDUCTS" not in d.text
         processes.living.clear()
         d.app.check_processes()
-        d.app.refresh_view()
+        d.app.redraw()
         await d.settle()
         assert "NOBODY CONDUCTS THIS RUN" in d.text
         await d.press("r")

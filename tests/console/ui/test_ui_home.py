@@ -1,0 +1,175 @@
+"""The start screen and the way from a profile to a rollout."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
+from ui_desk import Keyboard, typed
+from ui_journals import RUN, T0, Story
+
+from uvcc_console.core import paths
+from uvcc_console.fleet.procs import identify
+from uvcc_console.ui import home_model
+from uvcc_console.ui.home_app import Choice, HomeApp
+from uvcc_console.ui.screens.confirm import ConfirmScreen
+from uvcc_console.ui.screens.wizard import WizardScreen
+from uvcc_console.ui.widgets.home import AboutPanel, ProfilesPanel, RunsPanel
+
+
+def text_of(app: HomeApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+def conducted(folder: Path) -> None:
+    """Let this very test process pass for the run's conductor."""
+    me = identify(os.getpid())
+    assert me is not None
+    (folder / "conductor.json").write_text(json.dumps({"pid": me.pid, "starttime": me.starttime}))
+
+
+@asynccontextmanager
+async def home(size: tuple[int, int] = (160, 50)) -> AsyncIterator[tuple[HomeApp, Pilot[Choice | None]]]:
+    app = HomeApp(now=lambda: T0 + 600, look_s=3600, utc=True, key_time=Keyboard())
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        yield app, pilot
+
+
+async def settle(app: HomeApp, pilot: Pilot[Choice | None]) -> None:
+    await pilot.pause()
+    await app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+async def test_without_runs_it_says_what_to_do() -> None:
+    async with home() as (app, _):
+        assert "no runs yet" in text_of(app)
+        assert "demo" in {name for name, _ in app.screen.query_one(ProfilesPanel).profiles}
+
+
+@pytest.mark.parametrize("size", [(160, 50), (80, 24)])
+async def test_runs_are_listed_with_their_state(size: tuple[int, int]) -> None:
+    Story(steps=5).finished().write(paths.run_dir(RUN))
+    live = Story(seed=8).full(5).write(paths.run_dir("other-20261121-0116-cd34"))
+    conducted(live)
+    async with home(size) as (app, _):
+        shown = text_of(app)
+        assert "✓ VERIFIED" in shown
+        assert f"2 {app.glyphs.dot} 1 live" in shown
+        runs = {r.run_dir.name: r for r in app.screen.query_one(RunsPanel).runs}
+        assert runs[RUN].snap.step == 5
+        assert runs["other-20261121-0116-cd34"].live
+
+
+async def test_a_run_without_conductor_is_not_called_running() -> None:
+    Story().full(5).write(paths.run_dir(RUN))
+    async with home() as (app, _):
+        assert "UNCONDUCTED" in text_of(app)
+
+
+async def test_enter_opens_and_p_plays_back() -> None:
+    folder = Story(steps=5).finished().write(paths.run_dir(RUN))
+    for key, wanted in (("enter", Choice(folder)), ("p", Choice(folder, replay=True))):
+        async with home() as (app, pilot):
+            await pilot.press(key)
+            await pilot.pause()
+        assert app.return_value == wanted
+
+
+async def test_f9_opens_the_live_run_and_holds_it() -> None:
+    Story(steps=5).finished().write(paths.run_dir(RUN))
+    folder = Story().full(5).write(paths.run_dir("live-20261121-0117-ef56"))
+    async with home() as (app, pilot):
+        await pilot.press("f9")
+        assert app.return_value is None
+        conducted(folder)
+        app.look()
+        await pilot.press("f9")
+        await pilot.pause()
+    assert app.return_value == Choice(folder, hold=True)
+
+
+async def test_a_finished_run_is_read_once_and_a_growing_one_again() -> None:
+    folder = Story().full(5).write(paths.run_dir(RUN))
+    first = home_model.summarise(folder)
+    assert first is not None
+    assert home_model.summarise(folder, first) is first
+    (folder / "broken").mkdir()
+    assert home_model.summarise(folder / "broken") is None
+
+
+async def test_a_profile_shows_its_plan_and_starts_nothing_by_itself() -> None:
+    async with home() as (app, pilot):
+        await pilot.press("n")
+        await settle(app, pilot)
+        assert isinstance(app.screen.query_one(AboutPanel).subject, home_model.Draft)
+        await pilot.press("enter")
+        await settle(app, pilot)
+        assert isinstance(app.screen, WizardScreen)
+        shown = text_of(app)
+        assert "verify-full" in shown
+        assert "$0.00/h for 3 pods" in shown
+        await pilot.press("escape")
+        await settle(app, pilot)
+    assert not list(paths.runs_dir().glob("*"))
+
+
+async def test_settings_change_the_plan_and_errors_name_the_key() -> None:
+    async with home() as (app, pilot):
+        app.push_screen(WizardScreen("demo"))
+        await settle(app, pilot)
+        screen = app.screen
+        assert isinstance(screen, WizardScreen)
+        await pilot.press("e", *typed("topology.replicas=2"), "enter")
+        await settle(app, pilot)
+        assert screen.plan.plan is not None
+        assert len(screen.plan.plan.requests) == 6
+        await pilot.press("e", *typed("job.stepz=9"), "enter")
+        await settle(app, pilot)
+        assert "job.stepz" in screen.plan.error
+        assert "job.steps" in screen.plan.error
+        await pilot.press("u")
+        await settle(app, pilot)
+        assert not screen.plan.error
+        assert screen.plan.settings == ("topology.replicas=2",)
+
+
+async def test_a_free_profile_starts_with_one_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[home_model.Draft] = []
+    monkeypatch.setattr(home_model, "start", lambda draft: started.append(draft) or tmp_path)
+    async with home() as (app, pilot):
+        await pilot.press("n")
+        await settle(app, pilot)
+        await pilot.press("enter")
+        await settle(app, pilot)
+        await pilot.press("s")
+        await settle(app, pilot)
+    assert [d.profile for d in started] == ["demo"]
+    assert app.return_value == Choice(tmp_path)
+
+
+async def test_where_money_is_spent_the_profiles_name_is_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[home_model.Draft] = []
+    monkeypatch.setattr(home_model, "start", lambda draft: started.append(draft) or tmp_path)
+    monkeypatch.setattr(home_model.Draft, "free", property(lambda self: False))
+    async with home() as (app, pilot):
+        app.push_screen(WizardScreen("demo"))
+        await settle(app, pilot)
+        await pilot.press("s")
+        await settle(app, pilot)
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press(*typed("yes"), "enter")
+        assert not started
+        app.screen.query_one(Input).value = "demo"
+        await pilot.press("enter")
+        await settle(app, pilot)
+    assert len(started) == 1

@@ -1,0 +1,74 @@
+"""What the start screen and the run screen have in common: themes, signs, the rhythm of the keys, short words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import ClassVar, Literal, TypeVar
+
+from textual import events
+from textual.app import App
+
+from uvcc_console.ui.glyphs import choose
+from uvcc_console.ui.halt_switch import Cadence
+from uvcc_console.ui.paint import Palette
+from uvcc_console.ui.theme import DARK, LIGHT, THEMES
+
+Severity = Literal["information", "warning", "error"]
+Result = TypeVar("Result")
+KeyTime = Callable[[events.Key], float]
+
+
+def ascii_wanted() -> bool:
+    """Whether the environment asks for plain ASCII."""
+    return os.environ.get("UVCC_ASCII", "") not in ("", "0")
+
+
+class ConsoleApp(App[Result]):
+    """Base of the console's apps. ``key_time`` tells when a key was pressed; tests have their own."""
+
+    TITLE = "UVCC"
+    CSS_PATH: ClassVar[str] = "screens/run.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
+
+    def __init__(
+        self, *, ascii_only: bool = False, utc: bool = False, key_time: KeyTime = lambda event: event.time
+    ) -> None:
+        super().__init__()
+        self.cadence = Cadence()
+        self.key_time = key_time
+        self.glyphs = choose(ascii_only)
+        self.utc = utc
+        self.palette = Palette({})
+        for theme in THEMES:
+            self.register_theme(theme)
+        wanted = os.environ.get("UVCC_THEME", "")
+        self.theme = wanted if wanted in self.available_themes else DARK.name
+        if ascii_only:
+            self.add_class("-ascii")
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        base = DARK if self.current_theme.dark else LIGHT
+        return {key: value for key, value in base.variables.items() if key.startswith("uvcc-")}
+
+    def on_mount(self) -> None:
+        self.theme_changed_signal.subscribe(self, lambda _: self.recolour())
+
+    def recolour(self) -> None:
+        """Resolve the roles again after a change of theme, and draw."""
+        self.palette = Palette(self.theme_variables, colour=not self.no_color, ascii_only=not self.glyphs.braille)
+        self.redraw()
+        self.screen.refresh(layout=True)
+
+    def redraw(self) -> None:
+        """Give the screen a new view."""
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            self.cadence.note(self.key_time(event))
+        await super().on_event(event)
+
+    def say(self, text: str, severity: Severity = "information") -> None:
+        """A short word to the operator."""
+        self.notify(text, severity=severity, timeout=4 if severity == "information" else 7, markup=False)

@@ -1,0 +1,228 @@
+"""The start screen: the runs of this machine, the profiles, and the way from a profile to a rollout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.worker import get_current_worker
+
+from uvcc_console.core import paths
+from uvcc_console.ui import home_model
+from uvcc_console.ui.base import ConsoleApp, KeyTime
+from uvcc_console.ui.format import clock
+from uvcc_console.ui.home_model import Draft, RunSummary
+from uvcc_console.ui.paint import Line, spread
+from uvcc_console.ui.source import Clock
+from uvcc_console.ui.view import View
+from uvcc_console.ui.widgets.bars import Bar
+from uvcc_console.ui.widgets.home import AboutPanel, ProfilesPanel, RunsPanel
+from uvcc_console.ui.widgets.list_panel import ListPanel
+from uvcc_console.ui.widgets.result import home_short
+
+LOOK_S = 1.0
+KEYS = (
+    ("enter", "open or start"),
+    ("p", "replay"),
+    ("n", "new run"),
+    ("tab", "other panel"),
+    ("q", "leave"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The run to show next: as it is, played back, or with F9 pressed at once."""
+
+    run_dir: Path
+    replay: bool = False
+    hold: bool = False
+
+
+class HomeHeader(Bar):
+    """Who we are and where things lie."""
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        where = home_short(str(paths.data_dir()))
+        right: Line = [(where, "muted"), ("  ", ""), (clock(view.now, utc=view.utc), "muted"), (" ", "")]
+        about = "private training over three domains, verified"
+        return [spread([(" UVCC ", "blue"), ("  ", ""), (about, "text")], right, width)]
+
+
+class HomeFooter(Bar):
+    """The keys; F9 first here too."""
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        live = any(r.live for r in self.screen.query_one(RunsPanel).runs)
+        line = [(" F9 ", "alarm" if live else "grey"), (" HALT the live run", "title" if live else "faint")]
+        for key, name in KEYS:
+            line += [("  ", ""), (key, "key"), (f" {name}", "muted")]
+        return [spread(line, [], width)]
+
+
+class HomeScreen(Screen[None]):
+    """Runs and profiles at the left, the one under the cursor at the right."""
+
+    AUTO_FOCUS = "#runs"
+
+    def compose(self) -> ComposeResult:
+        yield HomeHeader(id="home-header")
+        with Horizontal(id="home-body"):
+            with Vertical(id="home-left"):
+                yield RunsPanel(id="runs")
+                yield ProfilesPanel(id="profiles")
+            yield AboutPanel(id="about")
+        yield HomeFooter(id="home-footer")
+
+
+class HomeApp(ConsoleApp[Choice | None]):
+    """Returns what to show next, or None to leave."""
+
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("f9", "halt", "halt"),
+        ("q,ctrl+q,ctrl+c", "leave", "leave"),
+        ("p", "replay", "replay"),
+        ("n,2", "profiles", "profiles"),
+        ("1", "runs", "runs"),
+        ("question_mark", "help", "help"),
+    ]
+
+    def __init__(
+        self,
+        *,
+        now: Clock = time.time,
+        look_s: float = LOOK_S,
+        ascii_only: bool = False,
+        utc: bool = False,
+        key_time: KeyTime = lambda event: event.time,
+    ) -> None:
+        super().__init__(ascii_only=ascii_only, utc=utc, key_time=key_time)
+        self._now = now
+        self._look_s = look_s
+        self._known: dict[str, RunSummary] = {}
+        self._home = HomeScreen()
+
+    def get_default_screen(self) -> HomeScreen:
+        return self._home
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        if not self.glyphs.braille:
+            self._home.add_class("-ascii")
+        self.recolour()
+        self.look()
+        self.set_interval(self._look_s, self.look)
+        self._find_profiles()
+
+    def look(self) -> None:
+        """Read how the runs stand."""
+        found = home_model.find_runs(self._known)
+        self._known = {r.run_dir.name: r for r in found}
+        self._home.query_one(RunsPanel).runs = found
+        about = self._home.query_one(AboutPanel)
+        if not isinstance(about.subject, Draft):
+            about.subject = self._current_run()
+        self.redraw()
+
+    @work(thread=True, exit_on_error=False, group="profiles")
+    def _find_profiles(self) -> None:
+        from uvcc_console.rollout.profile import available
+
+        found = [(f.name, f.about) for f in available()]
+        self.call_from_thread(self._show_profiles, found)
+
+    def _show_profiles(self, found: list[tuple[str, str]]) -> None:
+        self._home.query_one(ProfilesPanel).profiles = found
+        self.redraw()
+
+    def redraw(self) -> None:
+        view = View(now=self._now(), glyphs=self.glyphs, utc=self.utc)
+        for panel in self._home.query("Panel"):
+            panel.show(view)  # type: ignore[attr-defined]
+
+    def _current_run(self) -> RunSummary | None:
+        panel = self._home.query_one(RunsPanel)
+        return self._known.get(panel.current) or (panel.runs[0] if panel.runs else None)
+
+    # ---- the cursor
+
+    @on(ListPanel.Moved)
+    def _moved(self, event: ListPanel.Moved) -> None:
+        about = self._home.query_one(AboutPanel)
+        if isinstance(event.panel, RunsPanel):
+            about.subject = self._current_run()
+            self.redraw()
+        elif event.name:
+            self._draft(event.name)
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="draft")
+    def _draft(self, profile: str) -> None:
+        worker = get_current_worker()
+        draft = home_model.make_draft(profile, ())
+        if not worker.is_cancelled:
+            self.call_from_thread(self._show_draft, draft)
+
+    def _show_draft(self, draft: Draft) -> None:
+        if isinstance(self._home.focused, ProfilesPanel):
+            self._home.query_one(AboutPanel).subject = draft
+            self.redraw()
+
+    @on(ListPanel.Chosen)
+    def _chosen(self, event: ListPanel.Chosen) -> None:
+        if isinstance(event.panel, RunsPanel):
+            self.exit(Choice(self._known[event.name].run_dir))
+            return
+        from uvcc_console.ui.screens.wizard import WizardScreen
+
+        def done(run_dir: Path | None) -> None:
+            if run_dir is not None:
+                self.exit(Choice(run_dir))
+
+        self.push_screen(WizardScreen(event.name), done)
+
+    # ---- keys
+
+    def action_leave(self) -> None:
+        """Leave the console; live runs go on."""
+        self.exit(None)
+
+    def action_replay(self) -> None:
+        """Play the run under the cursor back."""
+        if run := self._current_run():
+            self.exit(Choice(run.run_dir, replay=True))
+
+    def action_halt(self) -> None:
+        """Open the live run and hold it: the one under the cursor if it lives, else the only one that does."""
+        live = [r for r in self._known.values() if r.live]
+        current = self._current_run()
+        if current is not None and current.live:
+            live = [current]
+        if len(live) == 1:
+            self.exit(Choice(live[0].run_dir, hold=True))
+        else:
+            self.say("several runs are live: put the cursor on one" if live else "no run is live", "warning")
+
+    def action_profiles(self) -> None:
+        """To the profiles."""
+        self._home.query_one(ProfilesPanel).focus()
+
+    def action_runs(self) -> None:
+        """To the runs."""
+        self._home.query_one(RunsPanel).focus()
+
+    def action_help(self) -> None:
+        """What the panel under the cursor is for."""
+        focused = self._home.focused
+        self.say(focused.context_help() if isinstance(focused, ListPanel | AboutPanel) else "Tab changes the panel")

@@ -1,0 +1,196 @@
+"""What the start screen shows: the runs of this machine, the profiles, and what a profile would do."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.state import fold
+from uvcc_console.ui.glyphs import Glyphs
+from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
+from uvcc_engine.contract.errors import UvccError
+
+if TYPE_CHECKING:
+    from uvcc_console.fleet.provider import Quote
+    from uvcc_console.rollout.plan import Plan
+
+JOURNAL = "journal.sqlite"
+# few and small: enough to say how a run stands without folding its telemetry
+_KINDS = tuple(
+    e.kind for e in (ev.RunCreated, ev.StageChanged, ev.PodChanged, ev.PhaseStarted, ev.ForkDetected, ev.HaltRequested)
+) + tuple(e.kind for e in (ev.HaltAck, ev.HaltDone, ev.CostTick, ev.ResultReported, ev.Verdict, ev.Alert, ev.RunEnded))
+_TAIL = 400
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run: a snapshot without its telemetry but with the newest heartbeats, and whether somebody conducts it."""
+
+    run_dir: Path
+    snap: Snapshot
+    live: bool
+    seq: int
+
+
+def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | None:
+    """How a run stands; ``known`` is returned as it is when nothing happened since. None for an unreadable journal."""
+    from uvcc_console.rollout import spawn
+
+    try:
+        journal = Journal(run_dir / JOURNAL, readonly=True)
+    except UvccError:
+        return None
+    try:
+        last = journal.last_seq()
+        live = bool(spawn.running(run_dir, spawn.CONDUCTOR))
+        if known is not None and known.seq == last:
+            return known if known.live == live else dataclasses.replace(known, live=live)
+        snap = fold(event for _, event in journal.since(0, 100_000, _KINDS))
+        beats = journal.since(max(0, last - _TAIL), _TAIL, (ev.Heartbeat.kind,))
+        snap = fold((event for _, event in beats), snap)
+        return RunSummary(run_dir, snap, live, last) if snap.run else None
+    finally:
+        journal.close()
+
+
+def find_runs(known: dict[str, RunSummary]) -> list[RunSummary]:
+    """Every run of this machine, the newest first."""
+    root = paths.runs_dir()
+    folders = [p for p in root.iterdir() if (p / JOURNAL).exists()] if root.is_dir() else []
+    found = [s for p in folders if (s := summarise(p, known.get(p.name))) is not None]
+    return sorted(found, key=lambda s: (-s.snap.created, s.snap.run))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A profile with settings, on its way to a rollout: the plan and the quote, or what is wrong with it."""
+
+    profile: str
+    settings: tuple[str, ...] = ()
+    plan: Plan | None = None
+    quote: Quote | None = None
+    error: str = ""
+
+    @property
+    def hourly(self) -> float | None:
+        """Dollars an hour, None before the quote."""
+        return self.quote.hourly if self.quote is not None else None
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing can be spent: pods are processes of this machine."""
+        return self.plan is not None and self.plan.profile.fleet.provider == "local"
+
+
+def make_draft(profile: str, settings: Sequence[str]) -> Draft:
+    """Read, override, check and plan. Errors become part of the draft."""
+    from uvcc_console.rollout.plan import make_plan, new_run_id
+    from uvcc_console.rollout.profile import load
+
+    try:
+        name, checked = load(profile, settings)
+        plan = make_plan(new_run_id(name, token="0000"), name, checked)
+    except UvccError as e:
+        return Draft(profile, tuple(settings), error=str(e))
+    return Draft(profile, tuple(settings), plan)
+
+
+def ask_price(draft: Draft, scratch: Path) -> Draft:
+    """The draft with its provider's quote. Blocking; for a worker thread."""
+    from uvcc_console.fleet.provider import provider_for
+
+    plan = draft.plan
+    if plan is None:
+        return draft
+
+    async def ask() -> Quote:
+        provider = provider_for(plan.profile.fleet.model_dump(mode="json"), scratch)
+        try:
+            return await provider.quote(list(plan.requests.values()))
+        finally:
+            await provider.close()
+
+    try:
+        return dataclasses.replace(draft, quote=asyncio.run(ask()))
+    except UvccError as e:
+        return dataclasses.replace(draft, error=str(e))
+
+
+def start(draft: Draft) -> Path:
+    """Create the run and start its conductor; the run's folder. Raises UvccError."""
+    from uvcc_console.rollout import spawn
+
+    run_dir = spawn.create_run(draft.profile, draft.settings, patient=True)
+    spawn.start(run_dir, spawn.CONDUCTOR)
+    return run_dir
+
+
+def _pair(name: str, text: str, width: int, role: str = "text") -> list[Line]:
+    return list(wrap([(f"{name:<10}", "muted"), (clean(text), role)], width, " " * 10))
+
+
+def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
+    """What would happen, in the order in which it would."""
+    if draft.plan is None:
+        return (
+            list(wrap([(f"{g.fail} {clean(draft.error)}", "bad")], width)) if draft.error else [[("reading", "muted")]]
+        )
+    plan, p = draft.plan, draft.plan.profile
+    job: dict[str, Any] = p.job.model_dump(mode="json")
+    shown = ", ".join(f"{k} {v}" for k, v in job.items() if k in ("model", "config", "batch", "lr", "seed") and v != "")
+    lines: list[Line] = [[(clean(plan.profile_name), "title"), (f"  {job['kind']}", "muted")]]
+    lines += _pair("job", f"{job['steps']} steps, {shown}", width)
+    t = p.topology
+    lines += _pair("shape", f"3 parties {g.times} {t.replicas} {g.times} {t.stages} {g.times} {t.tensor}", width)
+    if job["kind"] == "private":
+        lines += _pair("reveals", ", ".join(job["reveal"]), width)
+    providers = ", ".join(p.fleet.per_party) or p.fleet.provider
+    lines += _pair("pods", f"{len(plan.requests)} on {providers}" + (f", {p.fleet.gpu}" if p.fleet.gpu else ""), width)
+    lines += _pair("link", p.link, width)
+    smoke = plan.phases.get("smoke")
+    lines += _pair(
+        "smoke", f"{smoke.steps} steps on {len(smoke.pods())} pods, with a halt drill" if smoke else "none", width
+    )
+    gates = p.gates.model_dump()
+    wanted = ", ".join(f"{k} {v}" for k, v in gates.items() if v not in (False, 0, 0.0))
+    lines += _pair("gates", wanted, width)
+    cap = "nothing may be spent" if not p.limits.total else f"${p.limits.hourly:.2f}/h, ${p.limits.total:.2f} in total"
+    lines += _pair("limits", f"{cap}, {p.limits.ttl / 3600:g} h at most", width)
+    lines += _pair("stages", f" {g.dot} ".join(plan.stages), width)
+    if draft.settings:
+        lines += _pair("set", "  ".join(draft.settings), width, "accent")
+    lines.append([("", "")])
+    lines += _quote_lines(draft, width, g)
+    return lines
+
+
+def _quote_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
+    if draft.error:
+        return list(wrap([(f"{g.fail} {clean(draft.error)}", "bad")], width))
+    if draft.quote is None:
+        return [[("price     ", "muted"), ("asking the provider", "warn")]]
+    q = draft.quote
+    first: list[Span] = [
+        ("price     ", "muted"),
+        (f"${q.hourly:.2f}/h", "title"),
+        (f" for {len(q.lines)} pods", "muted"),
+    ]
+    if q.wallet is not None:
+        first.append((f", wallet ${q.wallet:.2f}", "muted"))
+    lines: list[Line] = [cut(first, width)]
+    for line in q.lines[:24] if q.hourly else ():
+        request = line.request
+        where = f"{line.provider} {line.region}".strip()
+        text = f"  {fit(request.name, 34)} ${line.price_hr:>6.2f}/h  {where}"
+        lines.append(cut([(clean(text), f"p{request.party}" if request.party < 3 else "text")], width))
+    for step in q.funnel:
+        lines.append(cut([(f"  {step.constraint}: {step.left} left, {step.removed} removed", "muted")], width))
+    return lines

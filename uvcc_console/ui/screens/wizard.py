@@ -1,0 +1,168 @@
+"""From a profile to a rollout: settings, plan, price, and a typed word where money can be spent."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal
+from textual.screen import Screen
+from textual.worker import get_current_worker
+
+from uvcc_console.ui import home_model
+from uvcc_console.ui.home_model import Draft, draft_lines
+from uvcc_console.ui.paint import Line, Span, clean, spread
+from uvcc_console.ui.view import View
+from uvcc_console.ui.widgets.bars import Bar
+from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.prompt import Prompt
+from uvcc_engine.contract.errors import UvccError
+
+if TYPE_CHECKING:
+    from uvcc_console.ui.base import ConsoleApp
+
+
+class PlanPanel(Panel):
+    """The plan as it stands."""
+
+    title = "Plan"
+    help = "What would happen. Nothing has been started or created yet."
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.plan = Draft("")
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        return draft_lines(self.plan, width, view.glyphs)
+
+
+class WizardFooter(Bar):
+    """The keys."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.ready = False
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        key, word = ("green", "title") if self.ready else ("grey", "faint")
+        start: list[Span] = [(" s ", key), (" start  ", word)]
+        rest: list[Span] = [("e", "key"), (" change a setting  ", "muted"), ("u", "key"), (" undo the last  ", "muted")]
+        return [spread([*start, *rest, ("Esc", "key"), (" back", "muted")], [], width)]
+
+
+class WizardScreen(Screen[Path | None]):
+    """Dismisses with the folder of the run that was started, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("s", "start", "start"),
+        ("e", "edit", "change a setting"),
+        ("u", "undo", "undo"),
+        ("escape", "back", "back"),
+    ]
+    AUTO_FOCUS = "#plan"
+
+    def __init__(self, profile: str) -> None:
+        super().__init__()
+        self._profile = profile
+        self._settings: tuple[str, ...] = ()
+        self._starting = False
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="wizard"):
+            yield PlanPanel(id="plan")
+        yield Prompt(id="prompt")
+        yield WizardFooter(id="wizard-footer")
+
+    def on_mount(self) -> None:
+        self.query_one(PlanPanel).border_title = f"Rollout of {self._profile}"
+        self._think(self._settings)
+
+    @property
+    def plan(self) -> Draft:
+        """The draft on the screen."""
+        return self.query_one(PlanPanel).plan
+
+    def _show(self, draft: Draft) -> None:
+        self.query_one(PlanPanel).plan = draft
+        self.query_one(WizardFooter).ready = draft.plan is not None and draft.quote is not None and not draft.error
+        view = View(glyphs=cast("ConsoleApp[object]", self.app).glyphs)
+        for panel in self.query(Panel):
+            panel.show(view)
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="draft")
+    def _think(self, settings: tuple[str, ...]) -> None:
+        worker, app = get_current_worker(), self.app
+        draft = home_model.make_draft(self._profile, settings)
+        if not worker.is_cancelled:
+            app.call_from_thread(self._show, draft)
+        if draft.error or worker.is_cancelled:
+            return
+        with tempfile.TemporaryDirectory(prefix="uvcc-quote-") as scratch:
+            draft = home_model.ask_price(draft, Path(scratch))
+        if not worker.is_cancelled:
+            app.call_from_thread(self._show, draft)
+
+    def action_edit(self) -> None:
+        """Type ``key=value``."""
+        self.query_one(Prompt).ask("set", "set ", "", "job.steps=100   topology.replicas=2   link=direct")
+
+    def action_undo(self) -> None:
+        """Drop the last setting."""
+        self._settings = self._settings[:-1]
+        self._think(self._settings)
+
+    def action_back(self) -> None:
+        """Nothing was started."""
+        if not self._starting:
+            self.dismiss(None)
+
+    @on(Prompt.Done)
+    def _typed(self, event: Prompt.Done) -> None:
+        self.query_one(PlanPanel).focus()
+        if event.accepted and event.text.strip():
+            key = event.text.split("=")[0].strip()
+            kept = tuple(s for s in self._settings if s.split("=")[0].strip() != key)
+            self._settings = (*kept, event.text.strip())
+            self._think(self._settings)
+
+    def action_start(self) -> None:
+        """Start at once where nothing can be spent, else after the profile's name was typed."""
+        draft, app = self.plan, cast("ConsoleApp[object]", self.app)
+        if self._starting or draft.plan is None or draft.quote is None or draft.error:
+            app.say("not yet: the plan has no price" if not draft.error else "not like this: see the plan", "warning")
+            return
+        if app.cadence.pasted:
+            app.say("start: ignored, it came inside pasted text", "warning")
+            return
+        if draft.free:
+            self._launch(draft)
+            return
+        from uvcc_console.ui.screens.confirm import ConfirmScreen
+
+        limits = draft.plan.profile.limits
+        lines = [
+            f"{len(draft.quote.lines)} pods at ${draft.quote.hourly:.2f}/h on {draft.plan.profile.fleet.provider}.",
+            f"Caps: ${limits.hourly:.2f}/h, ${limits.total:.2f} in total, {limits.ttl / 3600:g} h at most.",
+        ]
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._launch(draft)
+
+        app.push_screen(ConfirmScreen(f"Start {clean(self._profile)}", lines, self._profile), answered)
+
+    @work(thread=True, exit_on_error=False, group="launch")
+    def _launch(self, draft: Draft) -> None:
+        self._starting, app = True, self.app
+        try:
+            run_dir = home_model.start(draft)
+        except UvccError as e:
+            self._starting = False
+            app.call_from_thread(cast("ConsoleApp[object]", app).say, str(e), "error")
+            return
+        app.call_from_thread(self.dismiss, run_dir)
