@@ -19,6 +19,7 @@ from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
 from uvcc_engine.private.admission import Admission
+from uvcc_engine.private.attempts import begin_attempt
 from uvcc_engine.private.outcome import agree_on_state, own_digests
 from uvcc_engine.private.release import box_name, seal_weights
 from uvcc_engine.private.training import Trainer
@@ -97,6 +98,7 @@ class Session:
 
     def run(self) -> Outcome:
         """Train to the end or to a halt. Raises what the protocol, the plane and the disk raise."""
+        begin_attempt(Path(self._spec.dir), self._admitted.coord, self._spec.attempt)
         self.step = self._agree_where_to_start()
         self.running = True
         job = self._admitted.job

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvcc_engine
+from uvcc_engine.contract.control import HaltRequest, write_halt
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.parallel.topology import Topology
 from uvcc_engine.private.data import load_digits
@@ -139,12 +140,15 @@ class Fleet:
         }
         return WorkerSpec.from_json(values | changes)
 
-    def launch(self, *, only: tuple[int, ...] = (0, 1, 2), **changes: Any) -> list[int]:
+    def launch(self, *, only: tuple[int, ...] = (0, 1, 2), halt: str = "", **changes: Any) -> list[int]:
+        """Start workers; ``halt`` is a control file's mode that lies there already."""
         self.pids = []
         for party in only:
             self.dir(party).mkdir(exist_ok=True)
             for stale in ("exit.json", ".HALT"):
                 (self.dir(party) / stale).unlink(missing_ok=True)
+            if halt and party == only[-1]:
+                write_halt(self.dir(party), HaltRequest(halt, "early", self.run))
             log = str(self.home(party) / "worker.log")
             self.pids.append(self._zygote.ask({"spec": self.spec(party, **changes).to_json(), "log": log})["pid"])
         return self.pids

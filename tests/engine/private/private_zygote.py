@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 
@@ -33,17 +34,22 @@ def main() -> None:
     import uvcc_engine.private.worker  # noqa: F401  # imported here so that forked workers need not
 
     torch.set_num_threads(1)
+    live: set[int] = set()
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
             _, status = os.waitpid(request["wait"], 0)
+            live.discard(request["wait"])
             answer = {"rc": os.waitstatus_to_exitcode(status)}
         else:
             pid = os.fork()
             if pid == 0:
                 child(request)
+            live.add(pid)
             answer = {"pid": pid}
         print(json.dumps(answer), flush=True)
+    for pid in live:  # left over by a test that failed
+        os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -194,6 +194,47 @@ def test_a_killed_worker_ends_in_a_named_failure_and_the_run_can_be_resumed(
     assert_same_result(fleet, whole)
 
 
+def test_resuming_a_finished_run_repeats_its_end_and_nothing_else(zygote: Zygote, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, zygote, replace(JOB, steps=3), direct_links())
+    fleet.launch(halt=HOLD)
+    until(lambda: fleet.events(0, "held"), 20, "the hold that lay there")
+    halt(fleet, 2, HALT)  # a held run can be halted
+    assert fleet.wait() == [0, 0, 0]
+    assert {fleet.exit(p)["step"] for p in range(3)} == {1}
+    for _ in range(2):
+        fleet.launch(resume=True)
+        assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    seen = [fleet.events(p, "open_final_done") for p in range(3)]
+    assert len({str(e) for found in seen for e in found}) == 1
+    assert [len(found) for found in seen] == [2, 2, 2]
+
+
+def test_a_halt_at_the_last_step_leaves_only_the_result_to_do(zygote: Zygote, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, zygote, replace(JOB, steps=1), direct_links())
+    fleet.launch(halt=HOLD)
+    until(lambda: fleet.events(0, "held"), 20, "the hold that lay there")
+    halt(fleet, 2, HALT)
+    assert fleet.wait() == [0, 0, 0]
+    assert fleet.exit(1)["step"] == 1
+    fleet.launch(resume=True)
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    assert fleet.result(0)["values"]["loss"] == pytest.approx(float(fleet.csv(0)[1].split(",")[1]))
+
+
+def test_another_attempt_starts_over_under_other_masks(zygote: Zygote, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, zygote, replace(JOB, steps=2), direct_links())
+    roots = []
+    for attempt in (0, 1):
+        fleet.launch(resume=True, attempt=attempt)
+        assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+        roots.append(fleet.roots(0))
+    assert not set(roots[0].values()) & set(roots[1].values())
+    assert (fleet.dir(0) / "earlier0_transcript_p0r0s0t0" / "leaves.bin").exists()
+    fleet.launch(attempt=0)
+    assert fleet.wait() == [2, 2, 2]
+    assert "attempt 0 after attempt 1" in fleet.exit(0)["error"]
+
+
 def test_sigterm_halts_all(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, zygote, JOB, direct_links())
     fleet.launch()
