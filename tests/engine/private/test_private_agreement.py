@@ -1,0 +1,140 @@
+"""Three sessions in one process: a forked transcript is named by its message, a differing state by its holders."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from private_kit import PARTIES, Fleet, opened_digits
+
+from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.mpc.local import LocalPlane, Wire
+from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.plane.api import Buffer, Tag
+from uvcc_engine.private.admission import Admission
+from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.private.models import find_model
+from uvcc_engine.private.outcome import agree_on_state
+from uvcc_engine.private.session import LateRecorder, Outcome, Session
+from uvcc_engine.private.training import Trainer
+from uvcc_engine.private.votes import Table
+
+JOB = PrivateJob(steps=3, batch=8, test_rows=20, model="logistic-digits")
+Alter = Callable[[int, int, int, Tag], bool]
+
+
+class Recorded(LocalPlane):
+    """A local plane that records as the live one does; ``alter`` says which records hold something else."""
+
+    def __init__(self, wire: Wire, party: int, recorder: LateRecorder, alter: Alter) -> None:
+        super().__init__(wire, party)
+        self._recorder, self._alter = recorder, alter
+
+    def _note(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
+        seen = bytes(payload)
+        if self._alter(self.party, direction, peer, tag):
+            seen = seen[:-1] + bytes([seen[-1] ^ 1])
+        self._recorder.record(direction, peer, tag, seen)
+
+    def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
+        self._note(0, dst, tag, payload)
+        super().send(dst, tag, payload)
+
+    def recv(self, src: int, tag: Tag) -> memoryview:
+        found = super().recv(src, tag)
+        self._note(1, src, tag, found)
+        return found
+
+
+def run_sessions(folder: Path, alter: Alter) -> list[Outcome | UvccError]:
+    fleet = Fleet(folder, None, JOB, [{}, {}, {}])  # type: ignore[arg-type]  # no process is started
+    inputs, wire, done = opened_digits(JOB), Wire(wait_s=3.0), threading.Barrier(3, timeout=30)
+
+    def body(party: int) -> Outcome | UvccError:
+        recorder = LateRecorder()
+        plane = Recorded(wire, party, recorder, alter)
+        coord = Coord(0, party, 0, 0)
+        admitted = Admission(fleet.policy, PARTIES[party], JOB, find_model(JOB.model), inputs[party], coord)
+        table = Table(plane, fleet.run, wait_s=10.0)
+        with RunWriter.open(fleet.dir(party), fleet.run, 0, str(coord)) as writer:
+            session = Session(fleet.spec(party), admitted, writer, plane, recorder, table, lambda: False)
+            try:
+                return session.run()
+            except PeerLostError as error:
+                return table.reason_of(error)
+            except UvccError as error:
+                table.tell_stopped(error)
+                return error
+            finally:
+                session.close()
+                done.wait()
+
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(body, range(3)))
+
+
+def test_sessions_that_agree_end_alike(tmp_path: Path) -> None:
+    assert run_sessions(tmp_path, lambda *place: False) == [Outcome("done", 3)] * 3
+
+
+def test_a_forked_transcript_names_the_pair_the_epoch_and_the_message(tmp_path: Path) -> None:
+    hits: list[Tag] = []
+
+    def alter(party: int, direction: int, peer: int, tag: Tag) -> bool:
+        if (party, direction, peer, tag.epoch) != (1, 1, 0, 1) or hits:
+            return False
+        hits.append(tag)
+        return True
+
+    found = run_sessions(tmp_path, alter)
+    for party, peer in ((0, 1), (1, 0)):
+        error = found[party]
+        assert isinstance(error, ProtocolError), found
+        assert error.party == peer
+        assert f"fork at epoch 1: P{party} and P{peer}" in error.what
+        assert f"op {hits[0].op})" in error.what
+        assert "P0->P1" in error.what
+    assert isinstance(found[2], UvccError)
+    assert "fork at epoch 1" in found[2].what
+
+
+def test_a_differing_final_state_names_its_holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = Trainer.component_digest
+
+    def digest(self: Trainer, component: str, blind: bytes) -> str:
+        found = exact(self, component, blind)
+        return "0" * 64 if self._rt.party == 2 and component == "lo" else found
+
+    monkeypatch.setattr(Trainer, "component_digest", digest)
+    found = run_sessions(tmp_path, lambda *place: False)
+    assert all(isinstance(e, UvccError) for e in found)
+    whats = [e.what for e in found if isinstance(e, UvccError)]
+    assert any("P1 and P2 hold different copies of component 2" in what for what in whats)
+
+
+class Said(Table):
+    """A table whose peers say what the test wants."""
+
+    def __init__(self, party: int, heard: dict[int, Any]) -> None:
+        self.party, self._heard = party, heard
+
+    def say(self, topic: str, per_peer: Any = None, **fields: Any) -> None:
+        assert set(fields["digests"]) == {str(self.party), str((self.party + 1) % 3)}
+
+    def hear(self, topic: str, **expected: Any) -> dict[int, dict[str, Any]]:
+        return self._heard
+
+
+@pytest.mark.parametrize("digests", [{"1": "b" * 64}, {"0": "a" * 64, "1": "b" * 64}, {"1": 7, "2": "c" * 64}, None])
+def test_malformed_state_digests_name_the_sender(digests: Any) -> None:
+    mine = {0: "a" * 64, 1: "b" * 64}
+    good = {1: {"digests": {"1": "b" * 64, "2": "c" * 64}}, 2: {"digests": {"2": "c" * 64, "0": "a" * 64}}}
+    assert agree_on_state(Said(0, good), mine) == ["a" * 64, "b" * 64, "c" * 64]
+    with pytest.raises(ProtocolError) as error:
+        agree_on_state(Said(0, {**good, 1: {"digests": digests}}), mine)
+    assert error.value.party == 1
