@@ -127,6 +127,7 @@ class Provider(Protocol):
 _PROVIDERS: dict[str, str] = {
     "local": "uvcc_console.fleet.local:make",
     "inventory": "uvcc_console.fleet.inventory:make",
+    "prime": "uvcc_console.fleet.prime:make",
 }
 
 

@@ -1,0 +1,382 @@
+"""The Prime Intellect API as far as the console uses it: market, life of pods, wallet, limits, and failures on order.
+
+Strict where the real one is strict (unknown body keys, missing data centre), in its own time, and it keeps the books:
+``requests`` is what was asked, ``billing`` is what still costs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+KEY = "test-key"
+_POD_KEYS = {
+    *("name", "cloudId", "gpuType", "socket", "gpuCount", "diskSize", "vcpus", "memory", "maxPrice", "image"),
+    *("customTemplateId", "dataCenterId", "country", "security", "envVars", "jupyterPassword", "sshKeyId"),
+    *("autoRestart", "prepaidForHr"),
+}
+_BODY_KEYS = {
+    "pod",
+    "provider",
+    "disks",
+    "team",
+    "team_member_ids",
+    "shared_with_team",
+    "sharedWithTeam",
+    "teamMemberIds",
+}
+
+
+def offer(provider: str, cloud_id: str, data_center: str, price: float, **more: Any) -> dict[str, Any]:
+    """One row of the market; ``sim`` (never shown) says how its pods behave."""
+    row = {
+        "cloudId": cloud_id,
+        "gpuType": "H100_80GB",
+        "socket": "PCIe",
+        "provider": provider,
+        "region": "united_states",
+        "dataCenter": data_center,
+        "country": "US",
+        "gpuCount": 1,
+        "gpuMemory": 80,
+        "disk": {"minCount": None, "defaultCount": 100, "maxCount": None, "pricePerUnit": None, "step": None},
+        "sharedDisk": {},
+        "vcpu": {"defaultCount": 26},
+        "memory": {"defaultCount": 180},
+        "internetSpeed": None,
+        "interconnect": None,
+        "interconnectType": None,
+        "provisioningTime": None,
+        "stockStatus": "Available",
+        "security": "secure_cloud",
+        "prices": {"onDemand": price, "communityPrice": None, "isVariable": None, "currency": "USD"},
+        "images": ["ubuntu_22_cuda_12", "cuda_12_4_pytorch_2_4"],
+        "isSpot": None,
+        "prepaidTime": None,
+        "sim": {},
+    }
+    return {**row, **more}
+
+
+def market() -> list[dict[str, Any]]:
+    """Three providers that fit, a dearer fourth, and rows that must not be taken."""
+    return [
+        offer("hyperstack", "n3-H100x1", "CANADA-1", 1.90),
+        offer("hyperstack", "n3-H100x1", "NORWAY-1", 1.95),
+        offer("crusoecloud", "h100.1x", "eu-iceland1-a", 2.10),
+        offer("crusoecloud", "h100.1x", "us-east1-a", 2.20),
+        offer("lambdalabs", "gpu_1x_h100", "us-east-1", 2.49),
+        offer("lambdalabs", "gpu_1x_h100", "us-west-2", 2.60),
+        offer("datacrunch", "1H100", "FIN-02", 2.90),
+        offer("runpod", "NVIDIA H100", "US-KS-2", 1.20, stockStatus="Unavailable"),
+        offer("vultr", "prepaid", "AMS", 0.90, prepaidTime=720),
+        offer("massedcompute", "gpu_1x_h100", "us-central-3", 1.00, isSpot=True),
+        offer("nebius", "cpu", "eu", 0.05, gpuType="CPU_NODE", gpuMemory=0),
+        offer("scaleway", "euro", "PAR", 1.00, prices={"onDemand": 1.0, "communityPrice": None, "currency": "EUR"}),
+        offer("oblivus", "old-image", "X", 1.00, images=["stable_diffusion"]),
+    ]
+
+
+@dataclass
+class Fault:
+    """What goes wrong with the ``nth`` (from 1; empty = every) request of this method whose path starts so."""
+
+    method: str
+    path: str
+    action: str
+    nth: frozenset[int] = frozenset()
+    status: int = 500
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    seen: int = 0
+
+
+@dataclass
+class FakePod:
+    record: dict[str, Any]
+    sim: dict[str, Any]
+    born: float
+    key_ok: bool
+    deleting: float | None = None
+    dead: float | None = None
+    refused_deletes: int = 0
+
+
+class PrimeFake:
+    """State and application. ``on_born(pod)`` may start a real SSH server and return its (user, host, port)."""
+
+    def __init__(self, now: Callable[[], float], *, on_born: Callable[[FakePod], Awaitable[Any]] | None = None) -> None:
+        self.now = now
+        self.on_born = on_born
+        self.offers = market()
+        self.pods: dict[str, FakePod] = {}
+        self.keys: dict[str, dict[str, Any]] = {}
+        self.balance = 100.0
+        self.scope: dict[str, Any] = {
+            "availability": {"read": True, "write": False},
+            "instances": {"read": True, "write": True},
+            "ssh_keys": {"read": True, "write": True},
+        }
+        self.max_instances = 50
+        self.faults: list[Fault] = []
+        self.requests: list[tuple[str, str, Any]] = []
+        self.visible_after = 0.0
+        self.boot_s = 90.0
+        self.spent = 0.0
+        self.dearest = 0.0
+        self._billed = now()
+        self.app = Starlette(routes=[Route("/{rest:path}", self._serve, methods=["GET", "POST", "PATCH", "DELETE"])])
+
+    # what tests ask
+
+    @property
+    def billing(self) -> list[str]:
+        """Names of pods that cost money now."""
+        return sorted(p.record["name"] for p in self.pods.values() if p.dead is None)
+
+    def asked(self, method: str, path: str) -> list[Any]:
+        """Bodies of the requests of this kind."""
+        return [body for m, p, body in self.requests if m == method and p.startswith(path)]
+
+    def fail(self, method: str, path: str, action: str, *nth: int, **more: Any) -> None:
+        self.faults.append(Fault(method, path, action, frozenset(nth), **more))
+
+    def foreign(self, name: str) -> str:
+        """A pod that somebody else made on the same account."""
+        pod = self._born({"pod": {"name": name, "gpuType": "H100_80GB", "gpuCount": 1}}, self.offers[0], True)
+        return str(pod.record["id"])
+
+    def kill(self, pod: FakePod) -> None:
+        self._bill()
+        pod.dead = self.now()
+        pod.record["terminatedAt"] = _iso(pod.dead)
+
+    # time and money
+
+    def _bill(self) -> None:
+        now = self.now()
+        hours = (now - self._billed) / 3600.0
+        self._billed = now
+        running = sum(p.record["priceHr"] for p in self.pods.values() if p.dead is None)
+        self.dearest = max(self.dearest, running)
+        self.spent += running * hours
+        self.balance -= running * hours
+        if self.balance <= 0:
+            for pod in [p for p in self.pods.values() if p.dead is None]:
+                pod.dead = now
+                pod.record["terminatedAt"] = _iso(now)
+
+    def _age(self, pod: FakePod) -> None:
+        """Bring a pod's record to the present moment of its life."""
+        r, sim, age = pod.record, pod.sim, self.now() - pod.born
+        if pod.dead is None and pod.deleting is not None and self.now() >= pod.deleting:
+            self.kill(pod)
+        if pod.dead is None and "vanish_s" in sim and age >= sim["vanish_s"]:
+            self.kill(pod)
+        if pod.dead is not None:
+            r["status"] = "TERMINATED"
+        elif pod.deleting is not None:
+            r["status"] = "DELETING"
+        else:
+            self._grow(r, sim, age)
+
+    def _grow(self, r: dict[str, Any], sim: dict[str, Any], age: float) -> None:
+        boot = sim.get("boot_s", self.boot_s)
+        r["status"] = "PROVISIONING" if age < boot / 3 else "PENDING" if age < boot else "ACTIVE"
+        done = age >= boot * 1.5
+        r["installationStatus"] = "FINISHED" if done else "ACTIVE" if age >= boot else "PENDING"
+        r["installationProgress"] = 100 if done else 10
+        for at, changes in sim.get("timeline", ()):
+            if age >= at:
+                r.update(changes)
+        if r["status"] == "ACTIVE":
+            user, host, port = sim.get("at", ("ubuntu", "10.0.0.1", 22))
+            written = sim.get("ssh", "{user}@{host} -p {port}")
+            r["sshConnection"] = (
+                written.format(user=user, host=host, port=port) if isinstance(written, str) else written
+            )
+            r["ip"] = sim.get("ip", host)
+            r["primePortMapping"] = sim.get("ports", [])
+
+    # requests
+
+    async def _serve(self, request: Request) -> Response:
+        path = request.url.path.removeprefix("/api/v1")
+        raw = await request.body()
+        body = json.loads(raw) if raw else None
+        self.requests.append((request.method, path, body))
+        self._bill()
+        for fault in self.faults:
+            if fault.method == request.method and path.startswith(fault.path):
+                fault.seen += 1
+                if not fault.nth or fault.seen in fault.nth:
+                    return await self._fault(fault, request, path, body)
+        return await self._answer(request, path, body)
+
+    async def _fault(self, fault: Fault, request: Request, path: str, body: Any) -> Response:
+        if fault.action == "answer":
+            return JSONResponse(fault.body or {"detail": "Internal error"}, fault.status, headers=fault.headers)
+        if fault.action == "html":
+            return Response("<html><h1>502 Bad Gateway</h1></html>", 502, media_type="text/html")
+        if fault.action == "timeout":
+            raise httpx.ReadTimeout("no answer")
+        if fault.action == "refuse":
+            raise httpx.ConnectError("connection refused")
+        if fault.action == "commit_then_timeout":
+            await self._answer(request, path, body)
+            raise httpx.ReadTimeout("no answer")
+        if fault.action == "commit_then_500":
+            await self._answer(request, path, body)
+            return JSONResponse({"detail": "Error during pod provisioning"}, 500)
+        if fault.action == "ignore":
+            return JSONResponse({"status": "DELETING"})
+        raise AssertionError(fault.action)
+
+    async def _answer(self, request: Request, path: str, body: Any) -> Response:
+        if request.headers.get("authorization") != f"Bearer {KEY}":
+            return JSONResponse({"detail": "Invalid token"}, 401)
+        parts = [p for p in path.split("/") if p]
+        slash = path.endswith("/")
+        if path in ("/pods", "/ssh_keys", "/disks") or (slash and len(parts) > 1):
+            target = request.url.replace(path=f"/api/v1{path.rstrip('/')}{'' if slash else '/'}")
+            return Response(status_code=307, headers={"location": str(target)})
+        q = request.query_params
+        match (request.method, *parts):
+            case ("GET", "availability", "gpus"):
+                return self._market(q)
+            case ("GET", "availability", "gpu-summary"):
+                return JSONResponse({str(o.get("gpuType")): {"1": {"cheapest": {}}} for o in self.offers})
+            case ("POST", "pods"):
+                return await self._create(body)
+            case ("GET", "pods"):
+                return self._page(q, [r for r in self._records() if r["status"] != "TERMINATED"])
+            case ("GET", "pods", "history"):
+                dead = [p for p in self.pods.values() if p.dead is not None]
+                rows = sorted(dead, key=lambda p: -(p.dead or 0))
+                keep = ("id", "name", "terminatedAt", "createdAt")
+                return self._page(q, [{k: p.record[k] for k in keep} for p in rows])
+            case ("GET", "pods", pod_id):
+                return self._one(pod_id)
+            case ("DELETE", "pods", pod_id):
+                return self._delete(pod_id)
+            case ("GET", "ssh_keys"):
+                return self._page(q, list(self.keys.values()))
+            case ("POST", "ssh_keys"):
+                key = {"id": uuid4().hex, "isPrimary": not self.keys, **body}
+                self.keys[key["id"]] = key
+                return JSONResponse(key)
+            case ("DELETE", "ssh_keys", key_id):
+                return JSONResponse({}, 200 if self.keys.pop(key_id, None) else 404)
+            case ("GET", "user", "whoami"):
+                return JSONResponse({"data": {"id": "u1", "scope": self.scope}, "status": None})
+            case ("GET", "billing", "wallet"):
+                return JSONResponse({"wallet_id": "w1", "balance_usd": round(self.balance, 4), "currency": "USD"})
+        return JSONResponse({"detail": "Not Found"}, 404)
+
+    def _records(self) -> list[dict[str, Any]]:
+        for pod in self.pods.values():
+            self._age(pod)
+        return [p.record for p in self.pods.values() if self.now() - p.born >= self.visible_after]
+
+    def _market(self, q: Any) -> Response:
+        rows = [{k: v for k, v in o.items() if k != "sim"} for o in self.offers]
+        rows = [r for r in rows if q.get("gpu_type") in (None, r.get("gpuType"))]
+        page, size = int(q.get("page", 1)), min(100, int(q.get("page_size", 100)))
+        return JSONResponse({"items": rows[(page - 1) * size : page * size], "totalCount": len(rows)})
+
+    def _page(self, q: Any, rows: list[dict[str, Any]]) -> Response:
+        offset, limit = int(q.get("offset", 0)), min(100, int(q.get("limit", 100)))
+        data = rows[offset : offset + limit]
+        return JSONResponse({"total_count": len(rows), "offset": offset, "limit": limit, "data": data, "status": None})
+
+    def _one(self, pod_id: str) -> Response:
+        pod = self.pods.get(pod_id)
+        if pod is None or self.now() - pod.born < self.visible_after:
+            return JSONResponse({"detail": "Pod not found"}, 404)
+        self._age(pod)
+        gone = pod.dead is not None and "vanish_s" in pod.sim
+        return JSONResponse({"detail": "Pod not found"}, 404) if gone else JSONResponse(pod.record)
+
+    async def _create(self, body: Any) -> Response:
+        extra = [k for k in body if k not in _BODY_KEYS] + [k for k in body["pod"] if k not in _POD_KEYS]
+        if extra:
+            return JSONResponse({"errors": [{"param": extra[0], "details": "Extra inputs are not permitted"}]}, 422)
+        want, provider = body["pod"], body["provider"]["type"]
+        if "dataCenterId" not in want:
+            return JSONResponse({"detail": "Missing field: data_center_id not specified"}, 400)
+        if not want.get("maxPrice"):
+            return JSONResponse({"detail": "Missing field: max_price not specified"}, 400)
+        same = ("cloudId", "gpuType", "socket", "gpuCount")
+        found = [
+            o
+            for o in self.offers
+            if o["provider"] == provider
+            and o["dataCenter"] == want["dataCenterId"]
+            and all(o[k] == want[k] for k in same)
+        ]
+        if not found or found[0]["sim"].get("capacity", 99) <= 0:
+            return JSONResponse({"detail": "No capacity available for this configuration"}, 400)
+        if want["image"] not in found[0]["images"]:
+            return JSONResponse({"detail": f"Provider {provider} is not supported for image {want['image']}"}, 400)
+        if len(self.billing) >= self.max_instances:
+            return JSONResponse({"detail": f"Maximum number of instances reached. Limit: {self.max_instances}"}, 400)
+        if self.balance < 1.0:
+            return JSONResponse({"detail": "Payment required"}, 402)
+        pod = self._born(body, found[0], want.get("sshKeyId") in self.keys)
+        if self.on_born is not None:
+            pod.sim["at"] = await self.on_born(pod)
+        self._age(pod)
+        return JSONResponse(pod.record)
+
+    def _born(self, body: Any, row: dict[str, Any], key_ok: bool) -> FakePod:
+        sim, now = dict(row["sim"]), self.now()
+        if "capacity" in sim:
+            row["sim"]["capacity"] -= 1
+        price = (row["prices"]["communityPrice"] or row["prices"]["onDemand"]) * sim.get("price_factor", 1.0)
+        record = {
+            "id": uuid4().hex,
+            "name": body["pod"]["name"],
+            "providerType": sim.get("provider", row["provider"]),
+            "type": "HOSTED",
+            "status": "PROVISIONING",
+            "installationStatus": "PENDING",
+            "installationFailure": None,
+            "installationProgress": None,
+            "createdAt": _iso(now),
+            "terminatedAt": None,
+            "gpuName": body["pod"]["gpuType"],
+            "gpuCount": body["pod"]["gpuCount"],
+            "priceHr": price,
+            "sshConnection": None,
+            "ip": None,
+            "primePortMapping": None,
+            "autoRestart": False,
+        }
+        pod = FakePod(record, sim, now, key_ok, refused_deletes=sim.get("refuse_deletes", 0))
+        self.pods[record["id"]] = pod
+        self._bill()
+        return pod
+
+    def _delete(self, pod_id: str) -> Response:
+        pod = self.pods.get(pod_id)
+        if pod is None or pod.dead is not None:
+            return JSONResponse({"detail": "Pod not found"}, 404)
+        if pod.refused_deletes > 0:
+            pod.refused_deletes -= 1
+            return JSONResponse({"detail": "Internal error"}, 500)
+        pod.deleting = pod.deleting or self.now() + pod.sim.get("delete_s", 6.0)
+        return JSONResponse({"status": "DELETING"})
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")

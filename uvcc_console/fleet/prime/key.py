@@ -1,0 +1,76 @@
+"""Where the API key comes from. It is never printed, never an argument of a process, never in a log."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+
+DEFAULT_URL = "https://api.primeintellect.ai"
+CONFIG = "~/.prime/config.json"
+KEY_FILE = "~/.uvcc/prime_api_key.txt"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Account:
+    """How to reach the API. ``key`` shows itself to nobody."""
+
+    key: str
+    base_url: str = DEFAULT_URL
+    team: str = ""
+    source: str = ""
+
+    def __repr__(self) -> str:
+        return f"Account(key=***, base_url={self.base_url!r}, team={self.team!r}, source={self.source!r})"
+
+
+def find_account(base_url: str = "", env: Mapping[str, str] | None = None) -> Account:
+    """The key by environment, the vendor tool's configuration, or the key file, in this order.
+
+    Raises ConfigError where there is none, or where others can read the file that holds it.
+    """
+    env = os.environ if env is None else env
+    config = _config(Path(CONFIG).expanduser())
+    url = base_url or env.get("PRIME_API_BASE_URL") or env.get("PRIME_BASE_URL") or str(config.get("base_url") or "")
+    url = (url or DEFAULT_URL).rstrip("/").removesuffix("/api/v1")
+    team = env.get("PRIME_TEAM_ID", "").strip() or str(config.get("team_id") or "")
+    for name in ("PRIME_API_KEY", "UVCC_PRIME_API_KEY"):
+        if key := env.get(name, "").strip():
+            return Account(key, url, team, name)
+    if key := str(config.get("api_key") or "").strip():
+        _private(Path(CONFIG).expanduser())
+        return Account(key, url, team, CONFIG)
+    path = Path(KEY_FILE).expanduser()
+    if path.exists():
+        _private(path)
+        if key := _read(path).strip():
+            return Account(key, url, team, KEY_FILE)
+    raise ConfigError("no Prime Intellect API key", f"set PRIME_API_KEY, or write it to {KEY_FILE} (mode 600)")
+
+
+def _private(path: Path) -> None:
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ConfigError(f"others can read the API key in {path}", f"chmod 600 {path}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UnreadableError(f"cannot read {path}: {e}") from e
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(_read(path))
+    except ValueError as e:
+        raise UnreadableError(f"{path} is not JSON", "log in with the vendor's tool again") from e
+    return found if isinstance(found, dict) else {}
