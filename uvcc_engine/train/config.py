@@ -22,7 +22,8 @@ from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Where text comes from. ``source``: local (files below ``path``), fineweb_edu (hub stream) or synthetic."""
+    """Where text comes from. ``source``: local (files below ``path``), python_docs (the manual that each Python
+    carries), fineweb_edu (hub stream) or synthetic."""
 
     source: str = "local"
     path: str = ""
@@ -86,7 +87,7 @@ class LMConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
-        _one_of("data.source", self.data.source, ("local", "fineweb_edu", "synthetic"))
+        _one_of("data.source", self.data.source, ("local", "python_docs", "fineweb_edu", "synthetic"))
         _one_of("data.tokenizer", self.data.tokenizer, ("byte", "gpt2"))
         _one_of("runtime.device", self.runtime.device, ("auto", "cpu", "cuda"))
         _one_of("runtime.precision", self.runtime.precision, ("bf16", "fp32"))

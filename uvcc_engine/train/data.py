@@ -1,28 +1,26 @@
 """Text -> fixed rows of packed documents, in an order that a checkpoint can name and a resume can continue.
 
-A document source yields (number, text) from any number on; documents go to rank ``number % world`` and the held-out
-share is decided by the text's hash, so no split can leak and every rank reads its documents once. Rows are packed
-back to back with an end-of-document token between documents; nothing is truncated or padded.
+Documents go to rank ``number % world`` and the held-out share is decided by the text's hash, so no split can leak and
+every rank reads its documents once. Rows are packed back to back with an end-of-document token between documents;
+nothing is truncated or padded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import queue
-import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
-from uvcc_engine.train.config import DataConfig
+from uvcc_engine.train.sources import Source, Stream
 
 
 class Tokenizer(Protocol):
@@ -71,85 +69,6 @@ class _GPT2:
         return ids
 
 
-Documents = Callable[[int], Iterator[tuple[int, str]]]
-"""documents(first) yields (number, text) for number >= first, for ever or until the source ends."""
-
-
-def local_documents(path: Path) -> Documents:
-    """Files below ``path`` in name order; .jsonl holds one {"text"} a line, .txt documents separated by blank lines.
-
-    Starts over at the end (a new pass has new numbers). Raises UnreadableError if there is no text.
-    """
-    files = sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".jsonl")) if path.is_dir() else [path]
-    if not files or not all(p.is_file() for p in files):
-        raise UnreadableError(f"no text at {path}", "data.path names a .txt or .jsonl file, or a folder of them")
-
-    def one_pass() -> Iterator[str]:
-        for file in files:
-            if file.suffix == ".jsonl":
-                import json
-
-                with file.open(encoding="utf-8") as lines:
-                    yield from (json.loads(line)["text"] for line in lines if line.strip())
-            else:
-                yield from (d for d in file.read_text("utf-8").split("\n\n") if d.strip())
-
-    def documents(first: int) -> Iterator[tuple[int, str]]:
-        number = 0
-        while True:
-            before = number
-            for text in one_pass():
-                if number >= first:
-                    yield number, text
-                number += 1
-            if number == before:
-                raise UnreadableError(f"no document in {path}", "the files are empty")
-
-    return documents
-
-
-def synthetic_documents(seed: int) -> Documents:
-    """Sentences of a small made-up grammar: learnable, endless, the same for the same seed. Only when asked for."""
-    words = [c + v + t for c in "bdfgklmnprst" for v in "aeiou" for t in ("", "n", "s")]
-
-    def documents(first: int) -> Iterator[tuple[int, str]]:
-        number = first
-        while True:
-            rng = random.Random(f"{seed}/{number}")
-            topic = rng.sample(words, 12)
-            yield (
-                number,
-                ". ".join(" ".join(rng.choices(topic, k=rng.randint(4, 9))) for _ in range(rng.randint(3, 12))),
-            )
-            number += 1
-
-    return documents
-
-
-def fineweb_documents() -> Documents:
-    """HuggingFaceFW/fineweb-edu as a stream. Raises ConfigError without the ``train`` extra."""
-    try:
-        import datasets
-    except ImportError as e:
-        raise ConfigError(
-            "FineWeb-Edu needs the datasets library", "pip install 'uvcc[train]', or data.source: local"
-        ) from e
-
-    def documents(first: int) -> Iterator[tuple[int, str]]:
-        stream = datasets.load_dataset("HuggingFaceFW/fineweb-edu", split="train", streaming=True)
-        for number, row in enumerate(stream.skip(first), start=first):
-            yield number, row["text"]
-
-    return documents
-
-
-def make_documents(cfg: DataConfig, seed: int) -> Documents:
-    """The configured source."""
-    if cfg.source == "local":
-        return local_documents(Path(cfg.path))
-    return synthetic_documents(seed) if cfg.source == "synthetic" else fineweb_documents()
-
-
 def held_out(text: str, percent: int) -> bool:
     """Whether a document belongs to validation: a property of its text alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") % 100 < percent
@@ -157,17 +76,18 @@ def held_out(text: str, percent: int) -> bool:
 
 @dataclass(slots=True)
 class Cursor:
-    """Where a rank stands: the next document number and the tokens already read but not yet in a row."""
+    """Where a rank stands: the next document's number, the tokens read but not yet in a row, the source's own state."""
 
     document: int = 0
     tokens: list[int] = field(default_factory=list)
+    source: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {"document": self.document, "tokens": self.tokens}
+        return {"document": self.document, "tokens": self.tokens, "source": self.source}
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Cursor:
-        return cls(int(raw["document"]), [int(t) for t in raw["tokens"]])
+        return cls(int(raw["document"]), [int(t) for t in raw["tokens"]], dict(raw["source"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +108,7 @@ class Packer:
 
     def __init__(
         self,
-        documents: Documents,
+        source: Source,
         tokenizer: Tokenizer,
         *,
         seq_len: int,
@@ -200,13 +120,13 @@ class Packer:
         retries: int = 0,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._documents, self._tokenizer = documents, tokenizer
+        self._source, self._tokenizer = source, tokenizer
         self._width = seq_len + 1
         self._rank, self._world = rank, world
         self._val, self._percent = val, val_percent
         self._cursor = cursor or Cursor()
         self._retries, self._pause = retries, pause
-        self._stream: Iterator[tuple[int, str]] | None = None
+        self._stream: Stream | None = None
 
     def batch(self, rows: int) -> Batch:
         """The next ``rows`` rows. Raises UnreachableError if the source keeps failing."""
@@ -225,19 +145,22 @@ class Packer:
                 raise UnreadableError(f"no {split} document in {skipped} documents", "change data.val_percent")
         flat = [pending.popleft() for _ in range(rows * self._width)]
         self._cursor.tokens = list(pending)
+        self._cursor.source = self._stream.state() if self._stream else {}
         tokens = torch.tensor(flat, dtype=torch.int64).view(rows, self._width)
         return Batch(tokens, self._cursor.to_json(), time.perf_counter() - began)
 
     def _next_document(self) -> tuple[int, str]:
+        """Reads on over failures of the source, from the document behind the last one that arrived."""
         for attempt in range(self._retries + 1):
             try:
                 if self._stream is None:
-                    self._stream = self._documents(self._cursor.document)
+                    c = self._cursor
+                    self._stream = self._source.open(c.document, self._rank, self._world, c.source)
                 return next(self._stream)
             except StopIteration:
                 raise UnreachableError("the data source has ended", "fewer steps, or another source") from None
-            except (OSError, ConnectionError) as e:
-                self._stream = None
+            except OSError as e:
+                self._cursor.source, self._stream = self._stream.state() if self._stream else {}, None
                 if attempt == self._retries:
                     raise UnreachableError(
                         f"the data source fails: {e}", "check the network, or use local shards: data.source: local"

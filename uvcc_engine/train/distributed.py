@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,24 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.train.config import DDPConfig
 
 
+@dataclass(slots=True)
+class Trace:
+    """The collective a rank is in or was in last, for its heartbeat: a rank that hangs says where."""
+
+    last: str = ""
+    inside: bool = False
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """While inside, the rank waits for the others. An error leaves it inside: that is where it ended."""
+        self.last, self.inside = name, True
+        yield
+        self.inside = False
+
+    def waiting_on(self) -> str | None:
+        return f"other ranks in {self.last}" if self.inside else None
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """This rank's place. ``world`` 1 needs no process group at all."""
@@ -26,6 +44,7 @@ class Group:
     rank: int
     world: int
     device: torch.device
+    trace: Trace = field(default_factory=Trace)
 
     @property
     def lead(self) -> bool:
@@ -35,29 +54,33 @@ class Group:
         """Element-wise maximum over all ranks: how ranks decide together (halt, not-a-number)."""
         if self.world == 1:
             return list(values)
-        t = torch.tensor(list(values), dtype=torch.int64, device=self.device)
-        dist.all_reduce(t, op=dist.ReduceOp.MAX)
-        return [int(v) for v in t.tolist()]
+        with self.trace.of("decide"):
+            t = torch.tensor(list(values), dtype=torch.int64, device=self.device)
+            dist.all_reduce(t, op=dist.ReduceOp.MAX)
+            return [int(v) for v in t.tolist()]
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum over all ranks."""
         if self.world == 1:
             return list(values)
-        t = torch.tensor(list(values), dtype=torch.float64, device=self.device)
-        dist.all_reduce(t)
-        return [float(v) for v in t.tolist()]
+        with self.trace.of("total"):
+            t = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+            dist.all_reduce(t)
+            return [float(v) for v in t.tolist()]
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""
         if self.world == 1:
             return [value]
         found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value)
+        with self.trace.of("gather"):
+            dist.all_gather_object(found, value)
         return found
 
     def barrier(self) -> None:
         if self.world > 1:
-            dist.barrier()
+            with self.trace.of("barrier"):
+                dist.barrier()
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:

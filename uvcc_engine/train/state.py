@@ -1,10 +1,12 @@
 """What a checkpoint of the language model holds, and how a resume continues exactly there.
 
-Rank 0 writes the tensors (weights and AdamW moments, all fp32); every rank writes its RNG and its data cursor.
+The lead rank of a run directory writes the tensors (weights and AdamW moments, all fp32, equal on all ranks); every
+rank writes its RNG and its data cursor. Ranks on several pods have a directory each, and each of them is whole.
 """
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,14 @@ def load_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, found: dict
                 optimizer.state[p]["step"] = optimizer.state[p]["step"].to(p.device)
 
 
+def sharers(root: Path, group: Group) -> list[int]:
+    """The ranks that write into this very directory; the first of them leads it."""
+    root.mkdir(parents=True, exist_ok=True)
+    st = root.stat()
+    places = group.gather((os.uname().nodename, st.st_dev, st.st_ino))
+    return [rank for rank, place in enumerate(places) if place == places[group.rank]]
+
+
 def save(
     root: Path,
     group: Group,
@@ -61,28 +71,30 @@ def save(
     cursor: dict[str, Any],
     keep: int,
 ) -> tuple[str, str]:
-    """Write ``step-N`` together; returns (manifest sha256, sha256 of the tensors). ``step`` = optimizer steps done."""
-    from safetensors.torch import save as encode
+    """Write ``step-N`` together; returns (manifest sha256, sha256 of the tensors). ``step`` = optimizer steps done.
+
+    Raises UvccError on the rank that cannot write; the others then see a collective fail.
+    """
+    from safetensors.torch import save_file
 
     token = str(group.gather(uuid.uuid4().hex[:12])[0])
+    mine = sharers(root, group)
+    leads = group.rank == mine[0]
     contents: dict[str, ck.Content] = {}
-    if group.lead:
-        contents[ck.rank_file(0)] = encode(tensors_of(model, optimizer))
+    if leads:
+        contents[ck.rank_file(group.rank)] = lambda path: save_file(tensors_of(model, optimizer), path)
     rng = {"torch": bytes(torch.get_rng_state().tolist()).hex()}
     coord = f"p0r{group.rank}s0t0"
     state = ck.RankState(rank=group.rank, coord=coord, cursors={"data": cursor}, rng=rng)
     ck.write_rank(root, step, token, state, contents)
     group.barrier()
-    manifest_sha = ""
-    if group.lead:
+    if leads:
         topology = {"replicas": group.world, "stages": 1, "tensor": 1}
-        manifest_sha = ck.commit(
-            root, run=run, step=step, token=token, ranks=range(group.world), topology=topology
-        ).sha256
+        ck.commit(root, run=run, step=step, token=token, ranks=mine, topology=topology)
         ck.prune(root, keep)
-    shas = group.gather(manifest_sha)
+    group.barrier()
     manifest = ck.read_manifest(ck.step_dir(root, step))
-    return str(shas[0]), str(manifest.rank(0).files[ck.rank_file(0)]["sha256"])
+    return manifest.sha256, str(manifest.rank(mine[0]).files[ck.rank_file(mine[0])]["sha256"])
 
 
 def restore(
@@ -95,7 +107,7 @@ def restore(
     """
     from safetensors.torch import load_file
 
-    load_tensors(model, optimizer, load_file(manifest.path / ck.rank_file(0)))
+    load_tensors(model, optimizer, load_file(manifest.path / ck.rank_file(min(manifest.ranks))))
     if int(manifest.topology.get("replicas", 1)) == group.world:
         mine = manifest.rank(group.rank)
         torch.set_rng_state(torch.tensor(list(bytes.fromhex(mine.rng["torch"])), dtype=torch.uint8))

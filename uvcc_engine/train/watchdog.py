@@ -37,9 +37,11 @@ class Watchdog:
         """``factor`` times the median step, but at least the floor (the first steps compile and fetch)."""
         return max(self._floor, self._factor * statistics.median(self._times)) if self._times else 5 * self._floor
 
-    def beat(self) -> None:
+    def beat(self, *, stepped: bool = True) -> None:
+        """The rank lives. Only a step's time counts for the threshold, not that of a hold or an evaluation."""
         now = self._clock()
-        self._times.append(now - self._last)
+        if stepped:
+            self._times.append(now - self._last)
         self._last, self._reported = now, False
 
     def check(self) -> bool:

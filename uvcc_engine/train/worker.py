@@ -10,7 +10,6 @@ import platform
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +17,35 @@ import torch
 
 from uvcc_engine import __version__
 from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract.errors import PeerLostError, UvccError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train.data import Cursor, Packer, make_documents, make_tokenizer
+from uvcc_engine.train.data import Cursor, Packer, make_tokenizer
 from uvcc_engine.train.distributed import Group, start_group, stop_group
+from uvcc_engine.train.job import check_plan, check_world, resolve
 from uvcc_engine.train.loop import Trainer
+from uvcc_engine.train.sources import make_source
+from uvcc_engine.train.telemetry import write_env
 from uvcc_engine.train.watchdog import Watchdog
 
 
-def resolve(job: Mapping[str, Any]) -> lm_config.LMConfig:
-    """A job section: ``config`` names a packaged config or file, other sections override its keys."""
-    raw = lm_config.load(str(job["config"])) if job.get("config") else {}
-    for section, over in job.items():
-        if section in ("kind", "config", "plan"):
-            continue
-        raw[section] = {**raw.get(section, {}), **over} if isinstance(over, Mapping) else over
-    return lm_config.from_mapping(raw)
-
-
-def check_plan(cfg: lm_config.LMConfig, plan: Mapping[str, Any]) -> None:
-    """Refuse a config that is not the one that was planned (parameters, seq_len, precision, save_every)."""
-    facts = {
-        "parameters": parameter_count(cfg.model),
-        "seq_len": cfg.train.seq_len,
-        "precision": cfg.runtime.precision,
-        "save_every": cfg.train.save_every,
-    }
-    for key, wanted in plan.items():
-        if key not in facts:
-            raise UvccError(f"plan.{key} is unknown", f"known: {', '.join(facts)}")
-        if facts[key] != wanted:
-            raise UvccError(f"{key} is {facts[key]}, the plan says {wanted}", "fix the config or the plan")
-
-
 def train(
-    cfg: lm_config.LMConfig, directory: Path, run: str, *, coord: str = "", effects: list[lm_env.Effect] | None = None
+    cfg: lm_config.LMConfig,
+    directory: Path,
+    run: str,
+    *,
+    coord: str = "",
+    lead: bool | None = None,
+    effects: list[lm_env.Effect] | None = None,
 ) -> int:
-    """Run this rank to its end; the exit code. Auto-resumes from the newest verified checkpoint of this run."""
+    """Run this rank to its end; the exit code. Auto-resumes from the newest verified checkpoint of this run.
+
+    ``lead``: whether this rank writes the directory's tables; by default rank 0 does.
+    """
+    check_world(cfg, int(os.environ.get("WORLD_SIZE", "1")))
     group = start_group(cfg.runtime.device, cfg.ddp.timeout_min)
     root = directory / "checkpoints"
     bad: list[str] = []
@@ -66,10 +53,13 @@ def train(
     manifest = found if group.world == 1 else _common(group, root, found)
     resume_step = manifest.step if manifest else None
     where = coord or f"p0r{group.rank}s0t0"
-    with RunWriter.open(directory, run, group.rank, where, lead=group.lead, resume_step=resume_step) as writer:
+    leads = group.lead if lead is None else lead
+    with RunWriter.open(directory, run, group.rank, where, lead=leads, resume_step=resume_step) as writer:
         asked = _signals(directory, group.rank)
-        if group.lead:
-            writer.describe(_facts(cfg, group, effects or []))
+        if leads:
+            facts = _facts(cfg, group, effects or [])
+            writer.describe(facts)
+            write_env(directory, {k: facts[k] for k in ("python", "torch", "cuda", "device", "gpu")})
         for text in bad:
             writer.event("checkpoint_refused", level="warn", detail=text)
 
@@ -77,7 +67,7 @@ def train(
             writer.event("watchdog_dump", level="warn", age_s=round(age, 1), threshold_s=round(threshold, 1), dump=dump)
 
         watchdog = Watchdog(directory, group.rank, on_stall)
-        with Ticker(writer):
+        with Ticker(writer, group.trace.waiting_on):
             watchdog.start()
             try:
                 return _train(cfg, group, writer, manifest, asked, watchdog)
@@ -95,11 +85,11 @@ def _train(
     watchdog: Watchdog,
 ) -> int:
     tokenizer = make_tokenizer(cfg.data.tokenizer)
-    documents = make_documents(cfg.data, cfg.train.seed)
+    source = make_source(cfg.data, cfg.train.seed)
 
     def packer(val: bool, cursor: Cursor | None) -> Packer:
         return Packer(
-            documents,
+            source,
             tokenizer,
             seq_len=cfg.train.seq_len,
             rank=group.rank,
@@ -112,7 +102,15 @@ def _train(
 
     step = manifest.step if manifest else 0
     try:
-        trainer = Trainer(cfg, group, writer, tokenizer, packer, stop_asked=lambda: bool(asked), on_step=watchdog.beat)
+        trainer = Trainer(
+            cfg,
+            group,
+            writer,
+            tokenizer,
+            packer,
+            stop_asked=lambda: bool(asked),
+            on_alive=lambda stepped: watchdog.beat(stepped=stepped),
+        )
         if manifest:
             trainer.resume_from(manifest)
             writer.event("resumed", step=manifest.step, checkpoint=manifest.sha256)
@@ -169,6 +167,7 @@ def _facts(cfg: lm_config.LMConfig, group: Group, effects: list[lm_env.Effect]) 
         "gpu": gpu,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
         "environment": {e.name: f"{e.value} ({e.meaning})" for e in effects},
     }
 
@@ -177,15 +176,22 @@ def main(spec: WorkerSpec) -> int:
     """Entry point of the agent. ``spec.env`` carries RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
     directory = Path(spec.dir)
     try:
-        cfg = resolve(spec.job)
-        check_plan(cfg, spec.job.get("plan", {}))
-        cfg, effects = lm_env.apply(cfg, os.environ)
+        cfg, effects = lm_env.apply(resolve(spec.job, vram_mib=vram_mib()), os.environ)
+        check_plan(cfg, spec.job.get("plan") or {})
+        return train(cfg, directory, spec.run, coord=spec.coord, lead=spec.lead, effects=effects)
     except UvccError as error:
         with RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer:
             writer.exit("failed", error=error)
         print(error, file=sys.stderr)
         return error.exit_code
-    return train(cfg, directory, spec.run, coord=spec.coord, effects=effects)
+
+
+def vram_mib() -> int:
+    """Memory of the largest visible GPU in MiB, 0 without one."""
+    if not torch.cuda.is_available():
+        return 0
+    sizes = (torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+    return int(max(sizes) // 2**20)
 
 
 def cli(argv: list[str]) -> int:
@@ -196,17 +202,19 @@ def cli(argv: list[str]) -> int:
     parser.add_argument("--run", default="", help="run id (default: the directory's name)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     args = parser.parse_args(argv)
-    cfg, effects = lm_env.apply(lm_config.from_mapping(_overridden(lm_config.load(args.config), args.set)), os.environ)
+    job = {"config": args.config, "overrides": _overrides(args.set)}
+    cfg, effects = lm_env.apply(resolve(job, vram_mib=vram_mib()), os.environ)
     return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects)
 
 
-def _overridden(raw: dict[str, Any], pairs: list[str]) -> dict[str, Any]:
+def _overrides(pairs: list[str]) -> dict[str, Any]:
     import yaml
 
+    found: dict[str, Any] = {}
     for pair in pairs:
         path, _, value = pair.partition("=")
         section, _, key = path.partition(".")
         if not key or not value:
-            raise UvccError(f"--set {pair}", "write it like --set train.steps=100")
-        raw[section] = {**raw.get(section, {}), key: yaml.safe_load(value)}
-    return raw
+            raise ConfigError(f"--set {pair}", "write it like --set train.steps=100")
+        found.setdefault(section, {})[key] = yaml.safe_load(value)
+    return found

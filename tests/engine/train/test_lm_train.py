@@ -24,14 +24,13 @@ from uvcc_engine.train.data import (
     Packer,
     doc_ids,
     held_out,
-    local_documents,
-    synthetic_documents,
 )
 from uvcc_engine.train.distributed import Group
+from uvcc_engine.train.job import check_plan, resolve
 from uvcc_engine.train.loop import NotFiniteError, Outcome, Trainer
 from uvcc_engine.train.schedule import lr_at
+from uvcc_engine.train.sources import LocalText, PythonManual, Synthetic
 from uvcc_engine.train.watchdog import Watchdog
-from uvcc_engine.train.worker import check_plan, resolve
 
 SMALL = {
     "model": {"vocab": 256, "dim": 32, "n_layers": 1, "n_heads": 2, "n_kv_groups": 1, "d_k": 16, "d_v": 16},
@@ -47,9 +46,9 @@ def _config(**train: object) -> lm_config.LMConfig:
 
 
 def _packer(cfg: lm_config.LMConfig, val: bool, cursor: Cursor | None) -> Packer:
-    documents = synthetic_documents(cfg.train.seed)
+    source = Synthetic(cfg.train.seed)
     return Packer(
-        documents, ByteTokenizer(), seq_len=cfg.train.seq_len, rank=0, world=1, val=val, val_percent=20, cursor=cursor
+        source, ByteTokenizer(), seq_len=cfg.train.seq_len, rank=0, world=1, val=val, val_percent=20, cursor=cursor
     )
 
 
@@ -60,9 +59,9 @@ def _run(cfg: lm_config.LMConfig, directory: Path, *, halt_at: int = 0, resume: 
     with RunWriter.open(directory, "lm", resume_step=manifest.step if manifest else None) as writer:
         steps: list[int] = []
 
-        def on_step() -> None:
-            steps.append(1)
-            if len(steps) == halt_at - 1:
+        def on_alive(stepped: bool) -> None:
+            steps.extend([1] * stepped)
+            if stepped and len(steps) == halt_at - 1:
                 write_halt(directory, HaltRequest("halt", "n1", "lm"))
 
         trainer = Trainer(
@@ -71,7 +70,7 @@ def _run(cfg: lm_config.LMConfig, directory: Path, *, halt_at: int = 0, resume: 
             writer,
             ByteTokenizer(),
             lambda val, cursor: _packer(cfg, val, cursor),
-            on_step=on_step,
+            on_alive=on_alive,
         )
         if manifest:
             trainer.resume_from(manifest)
@@ -133,11 +132,11 @@ def test_rows_continue_where_the_cursor_says() -> None:
 
 
 def test_ranks_share_documents_without_overlap_and_validation_is_held_out() -> None:
-    docs = {n: t for n, t in zip(range(60), (t for _, t in synthetic_documents(1)(0)), strict=False)}
+    docs = {n: t for n, t in zip(range(60), (t for _, t in Synthetic(1)._documents(0)), strict=False)}
     seen: dict[tuple[int, bool], str] = {}
     for rank in (0, 1):
         for val in (False, True):
-            p = Packer(synthetic_documents(1), ByteTokenizer(), seq_len=63, rank=rank, world=2, val=val, val_percent=30)
+            p = Packer(Synthetic(1), ByteTokenizer(), seq_len=63, rank=rank, world=2, val=val, val_percent=30)
             seen[rank, val] = bytes(p.batch(8).tokens.flatten().tolist()).decode()
     for (rank, val), text in seen.items():
         for document in text.split("\0")[:-1]:
@@ -153,10 +152,20 @@ def test_document_ids_end_with_their_token() -> None:
 def test_local_text_and_its_errors(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\n")
     (tmp_path / "b.jsonl").write_text('{"text": "three"}\n')
-    stream = local_documents(tmp_path)(1)
+    stream = LocalText(tmp_path).open(1, 0, 1, {})
     assert [next(stream) for _ in range(4)] == [(1, "two\n"), (2, "three"), (3, "one"), (4, "two\n")]
+    assert next(LocalText(tmp_path).open(3_000_001, 0, 1, {})) == (3_000_001, "two\n")
     with pytest.raises(UnreadableError, match="no text"):
-        local_documents(tmp_path / "none")
+        next(LocalText(tmp_path / "none").open(0, 0, 1, {}))
+    (tmp_path / "b.jsonl").write_text('{"txt": "three"}\n')
+    with pytest.raises(UnreadableError, match=r"b\.jsonl line 1 holds no document"):
+        next(LocalText(tmp_path).open(2, 0, 1, {}))
+
+
+def test_the_manual_of_python_is_text_enough() -> None:
+    packer = Packer(PythonManual(), ByteTokenizer(), seq_len=511, rank=0, world=2, val=False, val_percent=5)
+    text = bytes(packer.batch(200).tokens.flatten().tolist()).decode(errors="replace")
+    assert len(set(text.split())) > 1000
 
 
 def test_the_cosine_ends_where_the_steps_end() -> None:
@@ -207,7 +216,7 @@ def _ranks(directory: Path, port: int, *extra: str) -> list[subprocess.Popen[str
     if not text.exists():
         directory.mkdir(parents=True, exist_ok=True)
         text.write_text(
-            "\n\n".join(t for _, t in zip(range(40), (t for _, t in synthetic_documents(3)(0)), strict=False))
+            "\n\n".join(t for _, t in zip(range(40), (t for _, t in Synthetic(3)._documents(0)), strict=False))
         )
     config = directory / "small.json"  # YAML reads JSON
     data = {"source": "local", "path": str(text), "tokenizer": "byte", "val_percent": 10}

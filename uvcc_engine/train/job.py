@@ -1,0 +1,69 @@
+"""From a job section to the config of the run: packaged or own settings, overrides, the environment, the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.nsa.model import parameter_count
+from uvcc_engine.train import config as lm_config
+from uvcc_engine.train.config import LMConfig
+
+AUTO: Final = "auto"
+_OWN: Final = ("kind", "config", "plan", "overrides", "steps", "seed", "ranks")
+
+
+def resolve(job: Mapping[str, Any], *, vram_mib: int = 0) -> LMConfig:
+    """The config that a job section means.
+
+    ``config`` is a packaged config, a YAML file, a mapping, or ``auto``: the M7C config for a GPU of ``vram_mib``.
+    Then ``overrides`` (sections of keys), then ``steps`` and ``seed``. Sections may also stand beside ``config``.
+    Raises ConfigError naming the key that is wrong.
+    """
+    name = job.get("config") or {}
+    if name == AUTO:
+        if not vram_mib:
+            raise ConfigError("config: auto picks by GPU memory, and no GPU is visible", "name a config")
+        name = lm_config.pick_for_vram(vram_mib)
+    raw: dict[str, Any] = dict(name) if isinstance(name, Mapping) else lm_config.load(str(name))
+    merge(raw, {k: v for k, v in job.items() if k not in _OWN})
+    merge(raw, job.get("overrides") or {})
+    merge(raw, {"train": {k: job[k] for k in ("steps", "seed") if job.get(k) is not None}})
+    return lm_config.from_mapping(raw)
+
+
+def merge(raw: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Lay ``over`` upon ``raw`` in place, section by section."""
+    for key, value in over.items():
+        below = raw.get(key)
+        if isinstance(value, Mapping):
+            raw[key] = dict(below) if isinstance(below, Mapping) else {}
+            merge(raw[key], value)
+        else:
+            raw[key] = value
+
+
+def check_plan(cfg: LMConfig, plan: Mapping[str, Any]) -> None:
+    """Refuse a config that is not the one that was planned (parameters, seq_len, precision, save_every, steps)."""
+    facts = {
+        "parameters": parameter_count(cfg.model),
+        "seq_len": cfg.train.seq_len,
+        "precision": cfg.runtime.precision,
+        "save_every": cfg.train.save_every,
+        "steps": cfg.train.steps,
+    }
+    for key, wanted in plan.items():
+        if key not in facts:
+            raise ConfigError(f"plan.{key} is unknown", f"known: {', '.join(facts)}")
+        if facts[key] != wanted:
+            raise ConfigError(f"{key} is {facts[key]}, the plan says {wanted}", "fix the config or the plan")
+
+
+def check_world(cfg: LMConfig, world: int) -> None:
+    """Refuse a batch that the ranks cannot share evenly: a rank without rows would hang the others."""
+    if cfg.train.batch_size % world:
+        raise ConfigError(
+            f"train.batch_size={cfg.train.batch_size} cannot be shared by {world} ranks",
+            f"make it a multiple of {world}",
+        )

@@ -1,0 +1,103 @@
+"""What the trainer says of itself: tables, heartbeat figures, TensorBoard, metrics.json, env.json; and what that costs.
+
+Every rank keeps its own window of figures; only the directory's lead writes tables and curves.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from uvcc_engine.contract import files
+from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.nsa.model import GateMetrics
+from uvcc_engine.train.tensorboard import ScalarFile
+
+ENV_JSON: Final = "env.json"
+_SHOWN: Final = ("NSA_", "NCCL_", "TORCH_", "PYTORCH_", "CUDA_VISIBLE", "OMP_", "RANK", "WORLD_SIZE", "MASTER_")
+
+
+@dataclass(slots=True)
+class Window:
+    """What is averaged between two log lines. Times are monotonic seconds."""
+
+    began: float
+    tokens: int = 0
+    own_s: float = 0.0
+    fetch: list[float] = field(default_factory=list)
+
+
+class Telemetry:
+    """The figures of one rank. ``own_s`` adds up what telling them (and asking for halts) took of the step time."""
+
+    def __init__(self, writer: RunWriter, device: torch.device, clock: Callable[[], float]) -> None:
+        self.writer, self._device, self._clock = writer, device, clock
+        self.window = Window(clock())
+        self.own_s = 0.0
+        self.gates: GateMetrics | None = None
+        self.losses: dict[str, float] = {}
+        self._curves = ScalarFile(writer.directory / files.TENSORBOARD) if writer.lead else None
+
+    def restart(self) -> None:
+        """Begin a new window: after a hold, an evaluation or a checkpoint, which are no training time."""
+        self.window = Window(self._clock())
+
+    def log(self, step: int, mean_loss: float, lr: float, norm: float, queue_depth: int) -> dict[str, Any]:
+        """A row of training.csv and a point of each curve; returns the heartbeat's extra fields."""
+        w, now = self.window, self._clock()
+        rate = w.tokens / max(1e-9, now - w.began)
+        self.losses.setdefault("loss_first", mean_loss)
+        self.losses["loss_last"] = mean_loss
+        self.writer.metrics(step, mean_loss, lr, rate)
+        if self._curves:
+            self._curves.add(step, {"train/loss": mean_loss, "train/toks_per_s": rate, "train/lr": lr})
+        extra: dict[str, Any] = {"grad_norm": norm, "queue_depth": queue_depth, **_fetch(w.fetch), **self._gpu()}
+        extra["own_share"] = round(w.own_s / max(1e-9, now - w.began), 5)
+        if self.gates:
+            extra |= {f"gate_{k}": list(v) if isinstance(v, tuple) else v for k, v in asdict(self.gates).items()}
+        self.window = Window(now)
+        return extra
+
+    def val(self, step: int, loss: float) -> None:
+        """A row of val.csv and its curve."""
+        ppl = math.exp(min(loss, 50.0))
+        self.losses["val_loss"] = loss
+        self.writer.val(step, loss, ppl)
+        if self._curves:
+            self._curves.add(step, {"val/loss": loss, "val/ppl": ppl})
+
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        """metrics.json: the run in one line."""
+        if self.writer.lead:
+            known = {k: v for k, v in self.losses.items() if math.isfinite(v)}
+            files.write_json(self.writer.directory / files.METRICS, {**facts, **known})
+        if self._curves:
+            self._curves.close()
+
+    def _gpu(self) -> dict[str, float]:
+        if self._device.type != "cuda":
+            return {}
+        allocated, reserved = torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
+        return {"gpu_mem_alloc_mib": allocated / 2**20, "gpu_mem_reserved_mib": reserved / 2**20}
+
+
+def _fetch(times: list[float]) -> dict[str, float]:
+    """Newest fetch in s, p50 and p95 in ms over the window."""
+    if not times:
+        return {}
+    ordered = sorted(times)
+    p50, p95 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]
+    return {"dt_fetch_s": times[-1], "fetch_p50_ms": 1e3 * p50, "fetch_p95_ms": 1e3 * p95}
+
+
+def write_env(directory: Path, versions: Mapping[str, Any]) -> None:
+    """env.json: versions, device and the variables that steer torch, NCCL and this trainer."""
+    shown = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SHOWN)}
+    files.write_json(directory / ENV_JSON, {"ts": time.time(), **versions, "env": shown})
