@@ -145,6 +145,11 @@ class SendChannel:
         return self._next_due
 
     @property
+    def lowest(self) -> int:
+        """The lowest number that is not acknowledged."""
+        return next(iter(self.inflight), self.next_seq - len(self.waiting))
+
+    @property
     def blocked(self) -> bool:
         """True while the next frame has to wait for credit."""
         return bool(self.waiting) and self.sent_bytes + self.waiting[0].credit > self.limit

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.plane import durable
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
 from uvcc_engine.plane.direct import DirectLink
 from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.faults import FaultPlan, FaultyLink
 from uvcc_engine.plane.links import Link
 from uvcc_engine.plane.live import LivePlane, Waits
 from uvcc_engine.plane.relay_client import RelayLink
@@ -46,13 +48,28 @@ def open_plane(
     if "first_contact_s" in link:
         waits = replace(waits, first_s=float(link["first_contact_s"]))
     carrier = _open_link(party, sid_sub, link)
+    if "faults" in link:
+        carrier = FaultyLink(carrier, FaultPlan.from_json(link["faults"]), party)
     now = time.monotonic()
+    others = {p: public for p, public in peers.items() if p != party}
+    path = state_dir / f"plane_{coord}.state"
+    effect, states = _restore(path, sid_sub, others, bool(link.get("durable")))
     endpoints = {
-        p: Endpoint(party, p, sid_sub, identity, public, now, carrier.policy)
-        for p, public in peers.items()
-        if p != party
+        p: Endpoint(party, p, sid_sub, identity, public, now, carrier.policy, state=states.get(p))
+        for p, public in others.items()
     }
-    return LivePlane(party, endpoints, carrier, recorder, on_event, waits)
+    save = (lambda effect: durable.save(path, sid_sub, effect, states)) if states else None
+    return LivePlane(party, endpoints, carrier, recorder, on_event, waits, save=save, restored=effect)
+
+
+def _restore(
+    path: Path, sid_sub: bytes, peers: Iterable[int], wanted: bool
+) -> tuple[bytes | None, dict[int, durable.PeerState]]:
+    if not wanted:
+        return None, {}
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = durable.load(path, sid_sub)
+    return found if found is not None else (None, {p: durable.PeerState() for p in peers})
 
 
 def _open_link(party: int, sid_sub: bytes, link: Mapping[str, Any]) -> Link:

@@ -24,6 +24,7 @@ from uvcc_engine.plane.links import Arrival, Notice
 _READ: Final = 1 << 17
 _SOCKET_BUFFER: Final = 4 << 20
 _BACKLOG_BYTES: Final = 8 << 20  # frames taken but not written yet, per peer
+_LOWAT: Final = 256 << 10
 _IOV: Final = 64
 _REDIAL_S: Final = (0.05, 1.0)
 _STRANGERS: Final = 16
@@ -47,6 +48,7 @@ class _Connection:
         self.peer = peer
         self.since = now
         self.connecting = False
+        self.mask = 0  # of the poll
         self.out: deque[Buffer] = deque()
         self.out_bytes = 0
         self._buffer = bytearray(_READ)
@@ -55,6 +57,8 @@ class _Connection:
         self._header: fr.Header | None = None
         self._body: memoryview | None = None  # of a frame larger than what is buffered
         self._filled = 0
+        self._large = memoryview(b"")  # holds one such body; its content is opened before the next read
+        self._lowat = 1
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PATH_MS)
@@ -92,6 +96,7 @@ class _Connection:
                     count = self.sock.recv_into(self._view[self._end :])
                     self._end += count
             except BlockingIOError:
+                self._wait_for_more()
                 break
             if count == 0:
                 raise ConnectionResetError("closed by the other end")
@@ -117,7 +122,9 @@ class _Connection:
                 self._header = None
                 continue
             if header.length > _READ // 2:
-                self._body = buffer(header.length)
+                if not self._large:
+                    self._large = buffer(fr.MAX_BODY)
+                self._body = self._large[: header.length]
                 self._body[:have] = self._view[self._start : self._end]
                 self._filled, self._start = have, self._end
             break
@@ -125,6 +132,13 @@ class _Connection:
         if self._start:
             self._buffer[:left] = self._buffer[self._start : self._end]
             self._start, self._end = 0, left
+
+    def _wait_for_more(self) -> None:
+        """Inside a large body, be woken when there is much to read and not at every segment."""
+        missing = 1 if self._body is None else min(len(self._body) - self._filled, _LOWAT)
+        if missing != self._lowat:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, missing)
+            self._lowat = missing
 
     def close(self) -> None:
         self.sock.close()
@@ -156,9 +170,13 @@ class DirectLink:
         self._met: set[int] = set()
         self._resets: list[int] = []
         self._notices: list[Notice] = []
+        self._poll = select.epoll()
+        self._by_fd: dict[int, _Connection] = {}
+        self._dirty: set[_Connection] = set()  # with something to write
         self._listener: socket.socket | None = None
         if listen:
             self._listener = _listen(listen)
+            self._poll.register(self._listener.fileno(), select.EPOLLIN)
 
     @property
     def address(self) -> str:
@@ -183,53 +201,71 @@ class DirectLink:
         if connection is not None:
             connection.out.extend(out.buffers)
             connection.out_bytes += out.size
+            self._dirty.add(connection)
 
     def flush(self) -> None:
-        for connection in (*self._active.values(), *self._strangers):
-            if connection.out and not connection.connecting:
-                try:
-                    connection.flush()
-                except OSError as error:
-                    self._drop(connection, error)
+        for connection in tuple(self._dirty):
+            try:
+                connection.flush()
+            except OSError as error:
+                self._drop(connection, error)
+                continue
+            self._watch(connection)
+            if not connection.out:
+                self._dirty.discard(connection)
 
     def exchange(self, wait: float, src: int | None) -> list[Arrival]:
-        self.flush()
+        if self._dirty:
+            self.flush()
         first = self._active.get(src) if src is not None else None
-        arrivals = self._read(first) if first is not None else []
-        if arrivals:
+        if first is not None and (arrivals := self._read(first)):
             return arrivals
         now = self._clock()
-        self._redial(now)
-        for connection in self._poll(wait, now):
-            arrivals += self._read(connection)
-        return arrivals
+        end = now + wait
+        while True:
+            arrivals = self._look(end, now)
+            now = self._clock()
+            if arrivals or now >= end or self._resets or self._notices:
+                return arrivals
 
-    def _poll(self, wait: float, now: float) -> list[_Connection]:
-        poller = select.poll()
-        by_fd: dict[int, _Connection] = {}
-        for connection in (*self._active.values(), *self._strangers):
-            fd = connection.sock.fileno()
-            by_fd[fd] = connection
-            poller.register(fd, select.POLLIN | (select.POLLOUT if connection.out or connection.connecting else 0))
-        if self._listener is not None:
-            poller.register(self._listener.fileno(), select.POLLIN)
-        due = min((at for at, _ in self._next_dial.values()), default=now + wait)
-        timeout = max(0.0, min(wait, due - now)) if self._dialling() else wait
-        readable = []
-        for fd, event in poller.poll(timeout * 1000):
-            found = by_fd.get(fd)
+    def _look(self, end: float, now: float) -> list[Arrival]:
+        """Wait for the sockets once and take what they have."""
+        until = end
+        if not self._dial.keys() <= self._active.keys():
+            until = min(end, self._redial(now))
+        if self._strangers:
+            self._dismiss(now)
+            until = min(until, now + 1.0)
+        arrivals: list[Arrival] = []
+        for fd, event in self._poll.poll(max(0.0, until - now)):
+            found = self._by_fd.get(fd)
             if found is None:
                 self._accept(now)
             elif found.connecting:
                 self._connected(found, now)
             else:
-                if event & select.POLLOUT:
+                if event & select.EPOLLOUT:
                     self.flush()
-                if event & ~select.POLLOUT:
-                    readable.append(found)
+                if event & ~select.EPOLLOUT:
+                    arrivals += self._read(found)
+        return arrivals
+
+    def _watch(self, connection: _Connection) -> None:
+        """Tell the poll what we want to know of a connection."""
+        want = select.EPOLLIN | (select.EPOLLOUT if connection.out or connection.connecting else 0)
+        if want != connection.mask and connection.sock.fileno() >= 0:
+            change = self._poll.modify if connection.mask else self._poll.register
+            change(connection.sock.fileno(), want)
+            connection.mask = want
+
+    def _adopt(self, connection: _Connection) -> None:
+        self._strangers.append(connection)
+        self._by_fd[connection.sock.fileno()] = connection
+        self._watch(connection)
+
+    def _dismiss(self, now: float) -> None:
         for stranger in [c for c in self._strangers if now - c.since > _STRANGER_S]:
             self._drop(stranger, TimeoutError("did not prove itself"))
-        return readable
 
     def _read(self, connection: _Connection) -> list[Arrival]:
         try:
@@ -248,26 +284,32 @@ class DirectLink:
 
     # -- setting up and breaking down --------------------------------------------------------------------------------
 
-    def _dialling(self) -> bool:
-        return any(p not in self._active for p in self._dial)
-
-    def _redial(self, now: float) -> None:
+    def _redial(self, now: float) -> float:
+        """Dial whoever is due; returns when to look again."""
+        again = float("inf")
         for peer, address in self._dial.items():
+            if peer in self._active or any(c.peer == peer for c in self._strangers):
+                continue
             at, gap = self._next_dial[peer]
-            if now < at or peer in self._active or any(c.peer == peer for c in self._strangers):
-                continue
-            self._next_dial[peer] = (now + gap, min(2 * gap, _REDIAL_S[1]))
-            try:
-                family, kind, proto, _, target = socket.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)[0]
-                connection = _Connection(socket.socket(family, kind, proto), now, peer)
-            except OSError as error:
-                self._refuse(peer, now, error)
-                continue
-            code = connection.sock.connect_ex(target)
-            connection.connecting = True
-            self._strangers.append(connection)
-            if code not in (0, errno.EINPROGRESS):
-                self._drop(connection, OSError(code, "cannot connect"))
+            if now >= at:
+                at = now + gap
+                self._next_dial[peer] = (at, min(2 * gap, _REDIAL_S[1]))
+                self._dial_one(peer, address, now)
+            again = min(again, at)
+        return again
+
+    def _dial_one(self, peer: int, address: str, now: float) -> None:
+        try:
+            family, kind, proto, _, target = socket.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)[0]
+            connection = _Connection(socket.socket(family, kind, proto), now, peer)
+        except OSError as error:
+            self._refuse(peer, now, error)
+            return
+        code = connection.sock.connect_ex(target)
+        connection.connecting = True
+        self._adopt(connection)
+        if code not in (0, errno.EINPROGRESS):
+            self._drop(connection, OSError(code, "cannot connect"))
 
     def _connected(self, connection: _Connection, now: float) -> None:
         code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -275,6 +317,7 @@ class DirectLink:
             self._drop(connection, OSError(code, "cannot connect"))
             return
         connection.connecting, connection.since = False, now
+        self._watch(connection)
         if connection.peer is not None:
             self._resets.append(connection.peer)
 
@@ -286,7 +329,7 @@ class DirectLink:
             return  # it went away before it was taken
         if len(self._strangers) >= _STRANGERS:
             self._drop(self._strangers[0], TimeoutError("too many unproven connections"))
-        self._strangers.append(_Connection(sock, now, None))
+        self._adopt(_Connection(sock, now, None))
 
     def proven(self, src: int, path: object) -> None:
         assert isinstance(path, _Connection)
@@ -295,7 +338,7 @@ class DirectLink:
         self._strangers.remove(path)
         before = self._active.pop(src, None)
         if before is not None:
-            before.close()
+            self._forget(before)
         path.peer = src
         self._active[src] = path
         self._met.add(src)
@@ -305,8 +348,13 @@ class DirectLink:
         else:
             self._resets.append(src)
 
+    def _forget(self, connection: _Connection) -> None:
+        self._by_fd.pop(connection.sock.fileno(), None)
+        self._dirty.discard(connection)
+        connection.close()  # which takes it out of the poll
+
     def _drop(self, connection: _Connection, error: Exception) -> None:
-        connection.close()
+        self._forget(connection)
         if connection in self._strangers:
             self._strangers.remove(connection)
         peer = connection.peer
@@ -336,13 +384,14 @@ class DirectLink:
         return 0.0 if since is None else self._clock() - since
 
     def pending(self) -> bool:
-        return any(c.out for c in self._active.values())
+        return bool(self._dirty)
 
     def close(self) -> None:
         for connection in (*self._active.values(), *self._strangers):
-            connection.close()
+            self._forget(connection)
         self._active.clear()
         self._strangers.clear()
+        self._poll.close()
         if self._listener is not None:
             self._listener.close()
             self._listener = None

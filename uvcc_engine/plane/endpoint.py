@@ -9,24 +9,20 @@ reported as attributed errors, and the frame is dropped: the sender repeats it. 
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.plane import acks
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.plane.channel import Acknowledgement, OutFrame, RecvChannel, SendChannel, Timing
+from uvcc_engine.plane.durable import PeerState
 from uvcc_engine.plane.inbox import Inbox, buffer
 from uvcc_engine.plane.session import Greeting, Handshake, Session, SigningIdentity
 from uvcc_engine.transcript.identity import PublicIdentity
 
-_ACK_HEAD = struct.Struct("<HHI")  # flags, entries, zero
-_ACK_ENTRY = struct.Struct("<IIQQQ")  # stream, ranges, expected, limit, sent (frames numbered so far on our side)
-_RANGE = struct.Struct("<QQ")
-_CURSOR = struct.Struct("<IIQQ")  # stream, zero, expected, next_seq
-_BYE: Final = 1
 _CLS_AT: Final = 5  # of the class in a frame header
 
 
@@ -41,6 +37,7 @@ class Policy:
     ack_delay_s: float = 0.02
     ack_frames: int = 32
     rekey_frames: int = 1 << 20
+    pack_bytes: int = fr.PACK_FRAME  # a packed frame is closed at this size; a window must hold several
 
 
 class Outgoing(NamedTuple):
@@ -85,12 +82,16 @@ class Endpoint:
         now: float,
         policy: Policy | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
+        state: PeerState | None = None,
     ) -> None:
+        """``state``: what an earlier process committed; given, messages are kept until the peer has committed them."""
         self.me, self.peer = me, peer
+        self.durable = state is not None
+        self.state = state or PeerState()
         self.policy = policy or Policy()
         self.sid = fr.sid64(sid_sub)
         self.counters = Counters()
-        self.inbox = Inbox(peer)
+        self.inbox = Inbox(peer, self.state.taken)
         self.errors: list[ProtocolError] = []  # attributed, survivable; the owner reports and clears them
         self.last_heard = now
         self.heard = False
@@ -110,11 +111,21 @@ class Endpoint:
         self._ping_due = now + self.policy.ping_s
         self._say_bye = False
         self._peer_sent: dict[int, int] = {}
+        self._peer_has: dict[int, int] = {}  # whole messages per stream that the peer had when this session began
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def queue(self, tag: Tag, payload: Buffer, now: float) -> None:
         """Put a message into the channel of its stream. ``payload`` must not change until it is acknowledged."""
+        index = self.state.numbered.get(tag.stream, 0)
+        self.state.numbered[tag.stream] = index + 1
+        if index < self._peer_has.get(tag.stream, 0):
+            return  # made again after our restart; the peer took it before
+        if self.durable:
+            self.state.keep(index, tag, payload)
+        self._enqueue(tag, payload, now)
+
+    def _enqueue(self, tag: Tag, payload: Buffer, now: float) -> None:
         channel = self.sending.get(tag.stream)
         if channel is None:
             channel = self.sending[tag.stream] = SendChannel(tag.stream, self.policy.timing)
@@ -127,7 +138,7 @@ class Endpoint:
             if frame is None:
                 frame = self._open[tag.stream] = channel.new_frame(now)
             channel.add(frame, (head, view, pad), fr.PART_BYTES + total + len(pad))
-            if frame.credit >= fr.PACK_FRAME:
+            if frame.credit >= self.policy.pack_bytes:
                 del self._open[tag.stream]
             return
         self._open.pop(tag.stream, None)
@@ -136,6 +147,13 @@ class Endpoint:
             piece = memoryview(view)[index * fr.CHUNK : (index + 1) * fr.CHUNK] if chunks > 1 else view
             head = fr.pack_part(self._label_out(tag, index, chunks), tag, index, chunks, len(piece), total)
             channel.add(channel.new_frame(now, bulk=True), (head, piece), fr.PART_BYTES + len(piece))
+
+    @property
+    def pressing(self) -> bool:
+        """True if :meth:`transmit` has something now, whatever the time."""
+        if self.session is None:
+            return bool(self._urgent)
+        return self._ack_now or bool(self._urgent) or any(c.waiting and not c.blocked for c in self.sending.values())
 
     def transmit(self, now: float) -> Iterator[Outgoing]:
         """Everything that has to go on the wire now. Take each item before asking for the next."""
@@ -197,28 +215,18 @@ class Endpoint:
         return self._ack_since is not None and now >= self._ack_since + self.policy.ack_delay_s
 
     def _acknowledge(self, session: Session, now: float) -> Outgoing:
-        streams = self.receiving.keys() | self.sending.keys()
-        out = [_ACK_HEAD.pack(_BYE if self._say_bye else 0, len(streams), 0)]
-        for stream in sorted(streams):
+        entries = []
+        for stream in sorted(self.receiving.keys() | self.sending.keys()):
             received, sent = self.receiving.get(stream), self.sending.get(stream)
             ack = received.acknowledgement() if received else Acknowledgement(stream, 0, 0, ())
-            numbered = sent.next_seq if sent else 0
-            out.append(_ACK_ENTRY.pack(stream, len(ack.ranges), ack.expected, ack.limit, numbered))
-            out.extend(_RANGE.pack(*r) for r in ack.ranges)
-        plain = b"".join(out)
+            entries.append(acks.Entry(ack, sent.next_seq if sent else 0, self.state.taken.get(stream, 0)))
+        plain = acks.encode(acks.BYE if self._say_bye else 0, entries)
         self._ack_seq += 1
+        generation, length = session.generation, len(plain) + fr.TAG_BYTES
         aad = fr.pack_header(
-            fr.ACK,
-            self.me,
-            self.peer,
-            self.sid,
-            session.id,
-            fr.ACK_STREAM,
-            session.generation,
-            self._ack_seq,
-            len(plain) + fr.TAG_BYTES,
+            fr.ACK, self.me, self.peer, self.sid, session.id, fr.ACK_STREAM, generation, self._ack_seq, length
         )
-        body = session.seal(session.generation, fr.nonce(fr.ACK_STREAM, self._ack_seq), plain, aad)
+        body = session.seal(generation, fr.nonce(fr.ACK_STREAM, self._ack_seq), plain, aad)
         self._ack_since, self._ack_now, self._say_bye = None, False, False
         self._ping_due = now + self.policy.ping_s
         return _passing(fr.finish(aad, body) + body)
@@ -229,20 +237,15 @@ class Endpoint:
             self.counters.stale += 1  # a replay, or overtaken by a newer one that says more
             return False
         self._ack_seen = header.seq
-        try:
-            flags, entries, _ = _ACK_HEAD.unpack_from(plain)
-            at = _ACK_HEAD.size
-            for _ in range(entries):
-                stream, count, expected, limit, numbered = _ACK_ENTRY.unpack_from(plain, at)
-                at += _ACK_ENTRY.size
-                ranges = tuple(_RANGE.unpack_from(plain, at + i * _RANGE.size) for i in range(count))
-                at += count * _RANGE.size
-                self._peer_sent[stream] = max(numbered, self._peer_sent.get(stream, 0))
-                if (channel := self.sending.get(stream)) is not None:
-                    channel.acknowledge(Acknowledgement(stream, expected, limit, ranges), now, self.peer)
-        except struct.error:
-            raise ProtocolError("malformed acknowledgement", party=self.peer) from None
-        self.bye = self.bye or bool(flags & _BYE)
+        flags, entries = acks.decode(plain, self.peer)
+        for ack, numbered, committed in entries:
+            stream = ack.stream
+            self._peer_sent[stream] = max(numbered, self._peer_sent.get(stream, 0))
+            if (kept := self.state.kept.get(stream)) is not None:
+                kept.forget_below(committed)
+            if (channel := self.sending.get(stream)) is not None:
+                channel.acknowledge(ack, now, self.peer)
+        self.bye = self.bye or bool(flags & acks.BYE)
         return True
 
     def goodbye(self) -> None:
@@ -334,33 +337,62 @@ class Endpoint:
 
     # -- session changes ---------------------------------------------------------------------------------------------
 
+    def commit(self) -> None:
+        """Everything that the reader has taken is safe with it: the peer need not keep it. Then save ``state``."""
+        self.state.taken = self.inbox.taken()
+        self._ack_now = True
+
     def _cursors(self) -> bytes:
-        out = []
-        for stream in sorted(self.receiving.keys() | self.sending.keys()):
-            received, sent = self.receiving.get(stream), self.sending.get(stream)
-            out.append(_CURSOR.pack(stream, 0, received.expected if received else 0, sent.next_seq if sent else 0))
-        return b"".join(out)
+        streams = sorted(self.receiving.keys() | self.inbox.counts.keys())
+        channels = [(s, self.receiving.get(s)) for s in streams]
+        return acks.encode_cursors((s, c.expected if c else 0, self.inbox.counts.get(s, 0)) for s, c in channels)
 
     def _establish(self, greeting: Greeting, now: float) -> None:
         """Start using a session: everything that the peer does not have yet is sealed and sent again."""
-        known = {stream: expected for stream, _, expected, _ in _CURSOR.iter_unpack(greeting.cursors)}
-        for stream, channel in self.sending.items():
-            lowest = next(iter(channel.inflight), channel.next_seq - len(channel.waiting))
-            if known.get(stream, 0) < lowest:
-                raise ProtocolError(
-                    f"party {self.peer} came back without what it had acknowledged (stream {stream}: "
-                    f"{known.get(stream, 0)} of {lowest})",
-                    "resume all parties from their last common checkpoint",
-                    party=self.peer,
-                )
-            channel.acknowledge(Acknowledgement(stream, known.get(stream, 0), 0, ()), now, self.peer)
-            channel.resend_all(now)
-        for received in self.receiving.values():
-            received.forget_digests()
+        known = acks.decode_cursors(greeting.cursors, self.peer)
+        if greeting.restarted or self.session is None:
+            self._begin_anew({stream: has for stream, (_, has) in known.items()}, now)
+        else:
+            for stream, channel in self.sending.items():
+                expected = known.get(stream, (0, 0))[0]
+                channel.acknowledge(Acknowledgement(stream, expected, 0, ()), now, self.peer)
+                channel.resend_all(now)
+            for received in self.receiving.values():
+                received.forget_digests()
         self.session = greeting.session
         self._ack_seq = self._ack_seen = 0
         self._hello_gap = self.policy.hello_s
         self.bye = False
+
+    def _begin_anew(self, peer_has: dict[int, int], now: float) -> None:
+        """The peer's process is new to us: its channels begin at 0, and so do ours; messages count on."""
+        streams = peer_has.keys() | self.state.numbered.keys()
+        for stream in streams:
+            kept, channel = self.state.kept.get(stream), self.sending.get(stream)
+            lowest = kept.first if kept else channel.lowest if channel else 0
+            if peer_has.get(stream, 0) < lowest:
+                raise self._forgetful(f"stream {stream}: it has {peer_has.get(stream, 0)} of {lowest}")
+        if not self.durable:
+            if any(c.expected for c in self.receiving.values()) or any(peer_has.values()):
+                raise self._forgetful("this plane keeps nothing across restarts")
+            for channel in self.sending.values():
+                channel.resend_all(now)
+            return
+        self._peer_has = peer_has
+        self._peer_sent = {}
+        self.sending, self.receiving, self._open = {}, {}, {}
+        self.inbox.drop_partial()
+        for stream, kept in self.state.kept.items():
+            kept.forget_below(peer_has.get(stream, 0))
+            for tag, payload in kept.messages:
+                self._enqueue(tag, payload, now)
+
+    def _forgetful(self, why: str) -> ProtocolError:
+        return ProtocolError(
+            f"party {self.peer} or this one came back without what it had acknowledged ({why})",
+            "resume all parties from their last common checkpoint",
+            party=self.peer,
+        )
 
     def link_reset(self, now: float) -> None:
         """The link was broken and is up again: what was under way may be lost."""
@@ -436,6 +468,7 @@ class Endpoint:
         return found[0]
 
     def _taken(self, stream: int, credit: int) -> None:
-        channel = self.receiving[stream]
-        channel.take(credit)
-        self._ack_now = self._ack_now or channel.grants
+        channel = self.receiving.get(stream)
+        if channel is not None:  # else it arrived in channels that ended with the peer's process
+            channel.take(credit)
+            self._ack_now = self._ack_now or channel.grants

@@ -32,12 +32,13 @@ class _Partial:
 class Inbox:
     """Messages by tag. A tag may arrive once only, a chunk once only."""
 
-    def __init__(self, peer: int) -> None:
+    def __init__(self, peer: int, counts: dict[int, int] | None = None) -> None:
+        """``counts``: messages per stream that an earlier process has taken."""
         self._peer = peer
-        self._ready: dict[int, dict[Tag, tuple[memoryview, int]]] = {}
+        self._ready: dict[int, dict[Tag, tuple[memoryview, int, int]]] = {}  # payload, credit, index
+        self.counts = dict(counts or {})  # whole messages that have arrived, per stream
         self._partial: dict[Tag, _Partial] = {}
         self._seen: dict[int, dict[int, set[Tag]]] = {}  # stream -> epoch -> tags
-        self._control = 0
 
     def room(self, tag: Tag, chunk: int, chunks: int, total: int) -> memoryview:
         """Where the payload of a bulk part belongs. Raises ProtocolError if it has been filled already."""
@@ -63,13 +64,15 @@ class Inbox:
             del self._partial[tag]
             message, credit = partial.view, partial.credit
         self._check_fresh(tag)
-        self._ready.setdefault(tag.stream, {})[tag] = (message, credit)
+        index = self.counts.get(tag.stream, 0)
+        self._ready.setdefault(tag.stream, {})[tag] = (message, credit, index)
+        self.counts[tag.stream] = index + 1
 
     def _check_fresh(self, tag: Tag) -> None:
         if tag.stream == fr.CONTROL_STREAM:
-            if tag.op != self._control & 0xFFFF_FFFF:
-                raise ProtocolError(f"control message {tag.op} where {self._control} was due", party=self._peer)
-            self._control += 1
+            due = self.counts.get(tag.stream, 0) & 0xFFFF_FFFF
+            if tag.op != due:
+                raise ProtocolError(f"control message {tag.op} where {due} was due", party=self._peer)
             return
         epochs = self._seen.setdefault(tag.stream, {})
         tags = epochs.get(tag.epoch)
@@ -80,6 +83,17 @@ class Inbox:
         if tag in tags:
             raise ProtocolError(f"{tag} was sent twice", party=self._peer)
         tags.add(tag)
+
+    def taken(self) -> dict[int, int]:
+        """Per stream: every message below this index has been taken by its reader."""
+        return {
+            stream: min((index for _, _, index in self._ready.get(stream, {}).values()), default=count)
+            for stream, count in self.counts.items()
+        }
+
+    def drop_partial(self) -> None:
+        """The peer's process is another one: it will send unfinished messages again from their beginning."""
+        self._partial.clear()
 
     def partial_bytes(self, stream: int) -> int:
         """Credit bytes of incomplete messages of a stream."""
@@ -100,7 +114,8 @@ class Inbox:
             for other in ready:
                 if other.epoch == tag.epoch and other.op == tag.op:
                     raise ProtocolError(f"sent {other} where {tag} was due", party=self._peer)
-        return found
+            return None
+        return found[:2]
 
     def waiting(self, stream: int) -> Tag | None:
         """The oldest message of a stream that nobody has taken."""
@@ -109,4 +124,4 @@ class Inbox:
     def take_control(self) -> tuple[memoryview, int] | None:
         """The next control message and its credit bytes."""
         ready = self._ready.get(fr.CONTROL_STREAM)
-        return ready.pop(next(iter(ready))) if ready else None
+        return ready.pop(next(iter(ready)))[:2] if ready else None

@@ -49,8 +49,13 @@ class LivePlane:
         on_event: OnEvent,
         waits: Waits,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        save: Callable[[bytes], None] | None = None,
+        restored: bytes | None = None,
     ) -> None:
         self.party = party
+        self.restored = restored  # the effect of the last commit of an earlier process; None if there was none
+        self._save = save
         self._endpoints = endpoints
         self._link = link
         self._recorder = recorder
@@ -59,8 +64,8 @@ class LivePlane:
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._failed: UvccError | None = None
-        self._control_ops = dict.fromkeys(endpoints, 0)
+        self._failed: ProtocolError | None = None  # what a peer did; everything but farewells ends with it
+        self._broken: UvccError | None = None  # the link itself
         self._up: dict[int, int] = {}
         self._wait: tuple[int, float, Tag | None] | None = None
         self._next_report = 0.0
@@ -77,12 +82,15 @@ class LivePlane:
             raise ConfigError(f"{tag} is not a message tag", "streams are below 2^32-2, kinds below 256")
         if self._recorder is not None:
             self._recorder.record(0, dst, tag, payload)
+        if self._failed is not None:
+            raise self._failed
         self._queue(dst, tag, payload)
 
     def recv(self, src: int, tag: Tag) -> memoryview:
         """See ``Plane.recv``."""
         endpoint = self._endpoints[src]
         with self._lock:
+            self._raise_failure()
             message = endpoint.take(tag)
             if message is None:
                 message = self._await(endpoint, tag, lambda: endpoint.take(tag), None)
@@ -92,15 +100,17 @@ class LivePlane:
         return message
 
     def send_control(self, dst: int, body: bytes) -> None:
-        """See ``Plane.send_control``."""
-        op = self._control_ops[dst]
-        self._control_ops[dst] = op + 1 & 0xFFFF_FFFF
+        """See ``Plane.send_control``. Still works towards the others after one peer broke the protocol."""
+        if self._failed is not None and self._failed.party == dst:
+            raise self._failed
+        op = self._endpoints[dst].state.numbered.get(fr.CONTROL_STREAM, 0) & 0xFFFF_FFFF
         self._queue(dst, Tag(0, fr.CONTROL_STREAM, op, 0), body)
 
     def recv_control(self, src: int, timeout: float | None = None) -> bytes:
         """See ``Plane.recv_control``."""
         endpoint = self._endpoints[src]
         with self._lock:
+            self._raise_failure()
             message = endpoint.take_control()
             if message is None:
                 message = self._await(endpoint, None, endpoint.take_control, timeout)
@@ -113,17 +123,40 @@ class LivePlane:
         with self._lock:
             self._drive(0.0, None)
 
+    def commit(self, effect: bytes = b"") -> None:
+        """Make durable, at once: ``effect`` and that every message taken so far led to it.
+
+        A process that opens the plane again finds ``effect`` as ``restored`` and goes on from there: it gets every
+        message after this commit, none before it. Needs ``link.durable``; raises ConfigError without it, UvccError if
+        the disk refuses.
+        """
+        if self._save is None:
+            raise ConfigError("this plane keeps nothing across restarts", "open it with link.durable and a state_dir")
+        with self._lock:
+            before = {p: dict(e.state.taken) for p, e in self._endpoints.items()}
+            for endpoint in self._endpoints.values():
+                endpoint.commit()
+            try:
+                self._save(effect)
+            except UvccError:
+                for peer, taken in before.items():
+                    self._endpoints[peer].state.taken = taken
+                raise
+
     def close(self, *, graceful: bool = True) -> None:
         """See ``Plane.close``. Safe to call twice."""
         if self._closed.is_set():
             return
         with self._lock:
-            if graceful and self._failed is None:
-                self._drain(self._clock() + self._waits.close_s)
-            for endpoint in self._endpoints.values():
-                endpoint.goodbye()
-            self._failed = self._failed or ConfigError("the plane is closed")
-            self._drive(0.0, None)
+            try:
+                if graceful and self._failed is None:
+                    self._drain(self._clock() + self._waits.close_s)
+                for endpoint in self._endpoints.values():
+                    endpoint.goodbye()
+                self._drive(0.0, None)
+            except UvccError as error:
+                self._on_event("link_down", {"kind": self._link.kind, "why": error.what})
+            self._broken = ConfigError("the plane is closed", "nothing can be sent or received any more")
             self._closed.set()
             self._link.close()
         if threading.current_thread() is not self._background:
@@ -133,7 +166,7 @@ class LivePlane:
         while self._failed is None and self._clock() < deadline:
             if all(e.idle or e.bye or e.session is None for e in self._endpoints.values()):
                 return
-            self._drive(min(0.1, self._next_wait(self._clock())), None)
+            self._drive(0.1, None)
 
     # -- observation -------------------------------------------------------------------------------------------------
 
@@ -156,12 +189,13 @@ class LivePlane:
     def _queue(self, dst: int, tag: Tag, payload: Buffer) -> None:
         endpoint = self._endpoints[dst]
         with self._lock:
-            if self._failed is not None:
-                raise self._failed
+            if self._broken is not None:
+                raise self._broken
             endpoint.queue(tag, payload, self._clock())
             if self._link.eager:
-                self._transmit(endpoint, self._clock())
-                self._link.flush()
+                if self._link.ready(dst):
+                    self._transmit(endpoint, self._clock())
+                    self._link.flush()
             elif endpoint.queued_bytes > self._link.batch_bytes:
                 self._drive(0.0, None)
             if endpoint.blocked:
@@ -178,9 +212,8 @@ class LivePlane:
         now = start
         try:
             while True:
-                if self._failed is not None:
-                    raise self._failed
-                self._drive(min(self._next_wait(now), max(0.0, deadline - now)), endpoint.peer)
+                self._drive(min(_LONGEST_WAIT, max(0.0, deadline - now)), endpoint.peer)
+                self._raise_failure()
                 found = get()
                 if found is not None:
                     return found
@@ -191,54 +224,64 @@ class LivePlane:
         finally:
             self._wait = None
 
-    def _next_wait(self, now: float) -> float:
-        return max(0.0, min(_LONGEST_WAIT, min(e.next_due() for e in self._endpoints.values()) - now))
+    def _raise_failure(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._failed is not None:
+            raise self._failed
 
     def _transmit(self, endpoint: Endpoint, now: float) -> None:
         link, dst = self._link, endpoint.peer
-        if link.ready(dst):
-            for out in endpoint.transmit(now):
-                link.send(dst, out)
-                if not link.ready(dst):
-                    return
+        for out in endpoint.transmit(now):
+            link.send(dst, out)
+            if not link.ready(dst):
+                return
 
     def _drive(self, wait: float, src: int | None) -> None:
-        """One round with the link: send what is due, take what has come."""
-        now = self._clock()
-        for endpoint in self._endpoints.values():
-            self._transmit(endpoint, now)
-        arrivals = self._link.exchange(wait, src)
+        """One round with the link: send what is due, take what has come within ``wait`` seconds."""
+        link, now = self._link, self._clock()
+        until = now + wait
+        for peer, endpoint in self._endpoints.items():
+            if (endpoint.pressing or endpoint.next_due() <= now) and link.ready(peer):
+                self._transmit(endpoint, now)
+            if wait and link.ready(peer):
+                until = min(until, endpoint.next_due())
+        arrivals = link.exchange(max(0.0, until - now), src)
         now = self._last_exchange = self._clock()
         for header, body, path in arrivals:
-            endpoint = self._endpoints.get(header.src)  # type: ignore[assignment]
-            if endpoint is None:
-                self._on_event("protocol_error", {"party": header.src, "what": "a frame of an unknown sender"})
-                continue
-            try:
-                if endpoint.receive(header, body, now):
-                    self._link.proven(header.src, path)
-            except ProtocolError as error:
-                self._fail(error)
-            if endpoint.errors:
-                self._report_errors(endpoint)
-            if endpoint.session is not None and self._up.get(endpoint.peer) != endpoint.session.id:
-                self._up[endpoint.peer] = endpoint.session.id
-                self._on_event("link_up", {"kind": self._link.kind, "peer": endpoint.peer})
-        for peer in self._link.resets():
+            self._take_in(header, body, path, now)
+        for peer in link.resets():
             self._endpoints[peer].link_reset(now)
-        for notice in self._link.notices():
+        for notice in link.notices():
             self._on_event(notice.event, dict(notice.fields))
+
+    def _take_in(self, header: fr.Header, body: Buffer, path: object, now: float) -> None:
+        endpoint = self._endpoints.get(header.src)
+        if endpoint is None:
+            self._on_event("protocol_error", {"party": header.src, "what": "a frame of an unknown sender"})
+            return
+        if self._failed is not None and self._failed.party == header.src:
+            return  # nothing that it says counts any more
+        try:
+            if endpoint.receive(header, body, now):
+                self._link.proven(header.src, path)
+        except ProtocolError as error:
+            self._fail(error)
+        if endpoint.errors:
+            self._report_errors(endpoint)
+        if endpoint.session is not None and self._up.get(endpoint.peer) != endpoint.session.id:
+            self._up[endpoint.peer] = endpoint.session.id
+            self._on_event("link_up", {"kind": self._link.kind, "peer": endpoint.peer})
 
     def _report_errors(self, endpoint: Endpoint) -> None:
         for error in endpoint.errors:
             self._on_event("protocol_error", {"party": error.party, "what": error.what, "dropped": True})
         endpoint.errors.clear()
 
-    def _fail(self, error: UvccError) -> None:
+    def _fail(self, error: ProtocolError) -> None:
         if self._failed is None:
             self._failed = error
-            if isinstance(error, ProtocolError):
-                self._on_event("protocol_error", {"party": error.party, "what": error.what})
+            self._on_event("protocol_error", {"party": error.party, "what": error.what})
 
     def _judge(self, endpoint: Endpoint, tag: Tag | None, start: float, now: float) -> None:
         """Is it still sensible to wait? Raises PeerLostError or ProtocolError if not; reports long waits."""
@@ -269,10 +312,10 @@ class LivePlane:
                 pause = 0.02  # the user thread drives
                 continue
             try:
-                if not self._closed.is_set() and self._failed is None:
+                if not self._closed.is_set() and self._broken is None:
                     pause = self._background_round(link)
             except UvccError as error:
-                self._fail(error)
+                self._broken = error  # the user thread learns of it at its next call
             finally:
                 self._lock.release()
 

@@ -208,15 +208,16 @@ class Handshake:
         hello = self._read(bytes(body))
         if hello.raw == self._done[0]:
             return self._done[1]  # our last frame was lost
+        if hello.kind == _ANSWER and self._ephemeral is not None and hello.answers == _hash(self._hello):
+            self._agree(hello, self._ephemeral)
+            return []  # nothing is proven yet; their AUTH follows
+        if hello.kind == _ANSWER:
+            return self.outgoing()  # it waits in a handshake that was never ours, or an old one came again: start anew
         if hello.kind == _ASK:
             served = self.established is not None and hello.instance == self.established.instance
             return [] if served else self.outgoing()
-        if hello.kind == _ANSWER:
-            if self._ephemeral is not None and hello.answers == hashlib.sha256(self._hello).digest():
-                self._agree(hello, self._ephemeral)
-            return []  # nothing is proven yet; their AUTH follows
         if self._pending is None or self._pending.hello.raw != hello.raw:
-            self._agree(hello, self._open(_ANSWER, hashlib.sha256(hello.raw).digest()))
+            self._agree(hello, self._open(_ANSWER, _hash(hello.raw)))
         return self.outgoing()
 
     def on_auth(self, header: fr.Header, body: Buffer) -> tuple[Greeting | None, list[bytes]]:
@@ -300,6 +301,10 @@ class Handshake:
         aad = fr.pack_header(fr.AUTH, self._me, self._peer, self._sid, session, 0, 0, 0, len(plain) + fr.TAG_BYTES)
         body = AESGCM(key).encrypt(bytes(12), plain, aad)  # this key seals this one frame
         return fr.finish(aad, body) + body
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 def _pin(identity: PublicIdentity) -> bytes:
