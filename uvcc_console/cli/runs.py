@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 
 from uvcc_console.cli import common, jsonview
+from uvcc_engine.contract.errors import UnreadableError
 
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("runs", "List the runs of this machine, oldest first.")
     parser.add_json()
     args = parser.parse_args(argv)
-    rows = [jsonview.summary(common.load_snapshot(d), d) for d in common.run_dirs()]
+    rows = []
+    for run_dir in common.run_dirs():
+        try:
+            rows.append(jsonview.summary(common.load_snapshot(run_dir), run_dir))
+        except UnreadableError as e:
+            common.say(f"uvcc: {e}")
     if args.json:
         common.emit(rows)
         return 0

@@ -64,13 +64,20 @@ class Journal:
         return last
 
     def since(self, seq: int, limit: int = 10_000, kinds: Sequence[str] = ()) -> Iterator[tuple[int, ev.Event]]:
-        """Events after ``seq`` in order, all or only those of ``kinds``; kinds of a newer version are skipped."""
+        """Events after ``seq`` in order, all or only those of ``kinds``; kinds of a newer version are skipped.
+
+        Raises UnreadableError if the file is no journal or damaged.
+        """
         only = f"AND kind IN ({','.join('?' * len(kinds))}) " if kinds else ""
-        rows = self._db.execute(
-            f"SELECT seq, ts, kind, data FROM events WHERE seq > ? {only}ORDER BY seq LIMIT ?", (seq, *kinds, limit)
-        ).fetchall()
-        for number, ts, kind, data in rows:
-            event = ev.from_json(kind, ts, json.loads(data))
+        try:
+            rows = self._db.execute(
+                f"SELECT seq, ts, kind, data FROM events WHERE seq > ? {only}ORDER BY seq LIMIT ?", (seq, *kinds, limit)
+            ).fetchall()
+            found = [(number, kind, ts, json.loads(data)) for number, ts, kind, data in rows]
+        except (sqlite3.DatabaseError, ValueError) as e:
+            raise UnreadableError(f"journal {self.path}: {e}", "the file is no journal, or it is damaged") from e
+        for number, kind, ts, fields in found:
+            event = ev.from_json(kind, ts, fields)
             if event is not None:
                 yield number, event
 

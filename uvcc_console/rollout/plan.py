@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvcc_console.fleet.provider import PodRequest
-from uvcc_console.rollout.profile_schema import PrivateJob, Profile
+from uvcc_console.rollout.profile_schema import CommandJob, LmJob, PrivateJob, Profile
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
 
@@ -27,6 +27,7 @@ class Phase:
 
     name: str
     engine_run: str
+    kind: str
     steps: int
     topology: Topology
     job: Mapping[str, Any]
@@ -87,12 +88,21 @@ def stage_names(profile: Profile) -> tuple[str, ...]:
 
 def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> Phase:
     part = profile.topology
-    job = profile.job.model_dump(mode="json", exclude={"data", "labels"}) | {"steps": steps}
     if isinstance(profile.job, PrivateJob):
         topology, parties = Topology(replicas, part.stages, part.tensor, part.microbatches), PARTIES
     else:
         topology, parties = Topology(profile.job.ranks), 1
-    return Phase(name, f"{run}.{name}", steps, topology, job, parties)
+    return Phase(name, f"{run}.{name}", profile.job.kind, steps, topology, engine_job(profile.job, steps), parties)
+
+
+def engine_job(job: PrivateJob | LmJob | CommandJob, steps: int) -> dict[str, Any]:
+    """The job as the worker reads it, with the phase's number of steps."""
+    if isinstance(job, PrivateJob):
+        return job.model_dump(mode="json", exclude={"data", "labels"}) | {"steps": steps}
+    if isinstance(job, LmJob):
+        train = {"seed": job.seed, **job.overrides.get("train", {}), "steps": steps}
+        return {"config": job.config, "plan": dict(job.plan), **job.overrides, "train": train}
+    return {"steps": steps, "cwd": job.cwd}
 
 
 def _requests(run: str, profile: Profile, full: Phase) -> dict[str, PodRequest]:

@@ -54,14 +54,19 @@ class PrivateJob(Strict):
 
 
 class LmJob(Strict):
-    """Ordinary multi-GPU language-model training with the engine's trainer. ``config`` names or holds its settings."""
+    """Ordinary multi-GPU language-model training with the engine's trainer.
+
+    ``config`` names a packaged or own configuration, ``overrides`` its sections' keys; ``plan`` holds facts that must
+    be true of it (parameters, seq_len, precision, save_every), else the worker refuses to start.
+    """
 
     kind: Literal["lm"]
-    config: str | dict[str, Any] = "m7c_125m_80g"
+    config: str = "m7c_125m_80g"
     steps: int = Field(gt=0)
     ranks: int = Field(default=1, gt=0)
-    seed: int = Field(default=7, ge=0)
-    overrides: dict[str, Any] = {}
+    seed: int = Field(default=1337, ge=0)
+    overrides: dict[str, dict[str, Any]] = {}
+    plan: dict[str, Any] = {}
 
 
 class CommandJob(Strict):
@@ -71,6 +76,7 @@ class CommandJob(Strict):
     argv: list[str] = Field(min_length=1)
     steps: int = Field(gt=0)
     ranks: int = Field(default=1, gt=0)
+    cwd: str = ""
 
 
 class TopologyPart(Strict):
@@ -120,7 +126,7 @@ class SmokePart(Strict):
 
 
 class GatesPart(Strict):
-    """What must be measured before the full run starts."""
+    """What must be measured before the full run starts. ``toks_per_s`` and ``gate_entropy`` are floors; 0 = no gate."""
 
     loss_falls: bool = True
     result_hashes: int = Field(default=1, ge=1)
@@ -129,6 +135,7 @@ class GatesPart(Strict):
     clock_skew_s: float = Field(default=30.0, gt=0)
     disk_free_mib: int = Field(default=512, ge=0)
     toks_per_s: float = Field(default=0.0, ge=0)
+    gate_entropy: float = Field(default=0.0, ge=0)
 
 
 class LimitsPart(Strict):

@@ -44,6 +44,16 @@ def _assemble_and_verify(ctx: Rollout, phase: Phase) -> Certificate:
     return verify(path, allowed_signers=pins or None)
 
 
+def _last(s: Snapshot, name: str) -> list[float]:
+    """The last value of a figure, per worker that reports it."""
+    return [line.last[1] for by_name in s.series.values() if (line := by_name.get(name)) is not None and line.last]
+
+
+def _beats(s: Snapshot, name: str) -> list[float]:
+    """A figure of the last heartbeats, per worker that reports it."""
+    return [float(w.beat[name]) for w in s.workers.values() if isinstance(w.beat.get(name), int | float)]
+
+
 def measure(s: Snapshot, gates: GatesPart, phase: str) -> Iterator[ev.GateMeasured]:
     """Every gate of the profile against what the smoke showed. Pure."""
     losses = [line for by_name in s.series.values() if (line := by_name.get("loss")) is not None and len(line) > 1]
@@ -61,6 +71,14 @@ def measure(s: Snapshot, gates: GatesPart, phase: str) -> Iterator[ev.GateMeasur
         verdict = s.verdicts.get(phase)
         word = "ok" if verdict and verdict.ok else verdict.detail if verdict else "not run"
         yield ev.GateMeasured(name="verifier", ok=word == "ok", wanted="ok", measured=word)
+    for name, wanted_floor, found in (
+        ("toks_per_s", gates.toks_per_s, _last(s, "toks_per_s")),
+        ("gate_entropy", gates.gate_entropy, _beats(s, "gate_entropy_mean")),
+    ):
+        if wanted_floor > 0:
+            shown = f"{min(found):.3g}" if found else "not reported"
+            good = bool(found) and min(found) >= wanted_floor
+            yield ev.GateMeasured(name=name, ok=good, wanted=f">= {wanted_floor:g}", measured=shown)
     if gates.halt_drill_s > 0:
         took = s.halt.last_drill_s
         shown = f"{took:.1f} s" if took is not None else "no drill"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_console.rollout import pump
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.plan import SMOKE, Phase
+from uvcc_console.rollout.profile_schema import CommandJob
 from uvcc_console.rollout.stages import agree
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import PeerLostError, UvccError
@@ -51,7 +53,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     if known and _running(s, phase):
         await _watch(ctx, phase)
         return {}
-    private = phase.job["kind"] == "private"
+    private = phase.kind == "private"
     agreement = await agree.agree(ctx, phase) if private else None
     link = await agree.relay_link(ctx, phase) if private else {}
     attempt = s.attempt + 1 if known else 0
@@ -85,13 +87,13 @@ async def _watch(ctx: Rollout, phase: Phase) -> None:
 
 
 def _spec(ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], *, resume: bool) -> WorkerSpec:
-    there = f"runs/{phase.engine_run}"
+    there, job = f"runs/{phase.engine_run}", ctx.plan.profile.job
     t = phase.topology
     topology = {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches}
-    private = phase.job["kind"] == "private"
+    private = phase.kind == "private"
     return WorkerSpec(
         run=phase.engine_run,
-        kind=str(phase.job["kind"]),
+        kind=phase.kind,
         coord=coord,
         topology=topology,
         job=dict(phase.job),
@@ -100,9 +102,15 @@ def _spec(ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], *, resum
         inputs=f"{there}/{agree.INPUTS_FILE}" if private else "",
         link=link,
         resume=resume,
-        env=dict(ctx.plan.profile.env),
-        argv=list(phase.job.get("argv", [])),
+        env=_environment(ctx, phase),
+        argv=list(job.argv) if isinstance(job, CommandJob) else [],
     )
+
+
+def _environment(ctx: Rollout, phase: Phase) -> dict[str, str]:
+    """The profile's environment; a command is told how many steps this phase has."""
+    env = dict(ctx.plan.profile.env)
+    return env | {"UVCC_STEPS": str(phase.steps)} if phase.kind == "command" else env
 
 
 def _views(s: Snapshot, phase: Phase) -> list[WorkerView]:
@@ -143,11 +151,13 @@ async def drill(ctx: Rollout, again: bool) -> str:
         await ctx.bus.wait(done, DRILL_S)
     except TimeoutError:
         raise UvccError(f"the halt drill gave no verdict in {DRILL_S:.0f} s", "see haltd.log; retry") from None
-    await _check(ctx, phase)
     halt = ctx.bus.snapshot.halt
     if halt.nonce != nonce:
         return "overtaken by a real halt"
     if halt.verified < halt.total or halt.step < 0:
+        with contextlib.suppress(TimeoutError):  # a worker that died explains it, but its end may be told a bit later
+            await ctx.bus.wait(lambda s: trouble(s, phase), LAST_WORDS_S)
+        await _check(ctx, phase)
         raise UvccError(f"the halt drill verified {halt.verified} of {halt.total} pods", "see the acknowledgements")
     return f"{halt.verified}/{halt.total} held and released at step {halt.step} in {halt.seconds:.1f} s"
 
@@ -232,7 +242,7 @@ def _finished(s: Snapshot, phase: Phase) -> bool:
     views = _views(s, phase)
     if len(views) < len(phase.coords()) or any(w.state != "exited" or w.rc != 0 for w in views):
         return False
-    return phase.job["kind"] != "private" or all(f"{phase.name}/{c}" in s.result_hashes for c in phase.coords())
+    return phase.kind != "private" or all(f"{phase.name}/{c}" in s.result_hashes for c in phase.coords())
 
 
 def trouble(s: Snapshot, phase: Phase) -> Trouble | None:

@@ -1,0 +1,122 @@
+"""The command itself: help, unknown words, exit codes, and what it does not import."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.cli.main import VERBS, main
+
+HEAVY = ("torch", "textual", "asyncssh", "pydantic", "numpy", "yaml", "httpx")
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from uvcc_console.cli.main import main
+assert main(["--help"]) == 0
+print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)
+"""
+    done = python(code)
+    assert done.stderr.strip() == "[]"
+    assert done.stdout.startswith("usage: uvcc")
+
+
+@pytest.mark.parametrize("verb", ["runs", "status", "watch", "halt", "paths", "doctor", "verify"])
+def test_reading_verbs_import_neither_torch_nor_textual(verb: str) -> None:
+    done = python(
+        f"import sys, uvcc_console.cli.{verb} as m\n"
+        "try: m.run(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'textual') if m in sys.modules], file=sys.stderr)"
+    )
+    assert done.stderr.strip() == "[]", done.stderr
+
+
+def test_help_is_instant() -> None:
+    took = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "uvcc_console.cli.main", "--help"], capture_output=True, check=True)
+        took.append(time.perf_counter() - begin)
+    assert min(took) < 0.3
+
+
+def test_every_verb_has_a_module_with_help(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    listed = capsys.readouterr().out
+    for verb in VERBS:
+        module = importlib.import_module(f"uvcc_console.cli.{verb}")
+        assert callable(module.run)
+        assert f"  {verb} " in listed
+        with pytest.raises(SystemExit) as left:
+            main([verb, "--help"])
+        assert left.value.code == 0
+        assert f"uvcc {verb}" in capsys.readouterr().out
+
+
+def test_an_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stauts"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "did you mean status?" in said.err
+
+
+def test_an_unknown_option_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["runs", "--jsn"])
+    assert left.value.code == 2
+    assert "--jsn" in capsys.readouterr().err
+
+
+def test_operator_errors_are_two_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "nothing-like-it"]) == 2
+    assert capsys.readouterr().err == "uvcc: there are no runs yet\n  start one with: uvcc demo\n"
+    assert main(["demo", "--set", "job.stepz=3", "--headless"]) == 2
+    assert "job.stepz" in capsys.readouterr().err
+    assert not (Path(os.environ["UVCC_HOME"]) / "runs").exists()
+
+
+def test_a_home_that_cannot_be_written_is_a_clear_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("UVCC_HOME", str(blocked / "home"))
+    assert main(["demo", "--headless"]) == 1
+    said = capsys.readouterr().err
+    assert "cannot create" in said
+    assert "UVCC_HOME" in said
+
+
+def test_doctor_tells_faults_by_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--json"]) == 0
+    assert '"data folder"' in capsys.readouterr().out
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("UVCC_HOME", str(blocked / "home"))
+    assert main(["doctor"]) == 1
+    assert "x data folder" in capsys.readouterr().out
+
+
+def test_a_rollout_that_costs_money_asks_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "paid.yaml"
+    profile.write_text("job: {kind: command, argv: [x], steps: 1}\nfleet: {provider: prime}\nlimits: {hourly: 9}\n")
+    monkeypatch.setattr(sys, "stdin", (tmp_path / "paid.yaml").open())
+    assert main(["rollout", str(profile), "--headless"]) == 2
+    assert "--yes" in capsys.readouterr().err
+    assert not (Path(os.environ["UVCC_HOME"]) / "runs").exists()

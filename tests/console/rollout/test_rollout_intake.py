@@ -1,0 +1,105 @@
+"""What agents say becomes events: each file of the run contract, pieces, damage, cursors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from uvcc_console.core import events as ev
+from uvcc_console.rollout.intake import Intake
+
+RUN = "demo-1.full"
+
+
+def lines(src: str, *rows: str, off: int = 10) -> dict[str, Any]:
+    return {"op": "lines", "run": RUN, "src": src, "ino": 5, "off": off, "seq": 1, "ts": 0.0, "lines": list(rows)}
+
+
+def intake() -> Intake:
+    return Intake("p1r0", RUN, "full", "p1r0s0t0")
+
+
+def test_only_the_newest_heartbeat_of_a_batch_counts_per_worker() -> None:
+    rows = [json.dumps({"coord": c, "step": n}) for n, c in enumerate(["p1r0s0t0", "p1r0s0t1", "p1r0s0t0"])]
+    found = intake().events(lines("heartbeat_rank0.jsonl", *rows))
+    assert [(e.coord, e.record["step"]) for e in found if isinstance(e, ev.Heartbeat)] == [
+        ("p1r0s0t0", 2),
+        ("p1r0s0t1", 1),
+    ]
+
+
+def test_training_rows_follow_their_header() -> None:
+    i = intake()
+    found = i.events(lines("training.csv", "step,loss,lr,toks_per_s,samples_per_s", "1,2.5,0.1,0,300"))
+    assert found == [
+        ev.Metric(coord="p1r0s0t0", step=1, values={"loss": 2.5, "lr": 0.1, "toks_per_s": 0.0, "samples_per_s": 300.0})
+    ]
+    later = i.events(lines("training.csv", "2,2.25,0.1,0,310"))
+    assert isinstance(later[0], ev.Metric)
+    assert later[0].values["samples_per_s"] == 310.0
+    val = i.events(lines("val.csv", "10,3.5,33.1"))
+    assert val == [ev.Metric(coord="p1r0s0t0", step=10, values={"loss": 3.5, "ppl": 33.1}, split="val")]
+
+
+def test_epoch_roots_and_other_events_are_told_apart() -> None:
+    root = {"ts": 1.0, "event": "epoch_root", "fields": {"coord": "p1r0s0t0", "epoch": 3, "root": "ab", "pairs": {}}}
+    other = {"ts": 2.0, "level": "warn", "event": "waiting", "fields": {"party": 2}}
+    found = intake().events(lines("events.jsonl", json.dumps(root), json.dumps(other), "{half"))
+    assert found[0] == ev.RootReported(coord="p1r0s0t0", epoch=3, root="ab")
+    assert found[1] == ev.EngineEvent(pod="p1r0", level="warn", event="waiting", fields={"party": 2}, at=2.0)
+    assert isinstance(found[2], ev.EngineEvent)
+    assert (found[2].event, found[2].fields["line"]) == ("unreadable_line", "{half")
+
+
+def test_a_result_that_arrives_in_pieces_is_read_once_it_is_whole() -> None:
+    i = intake()
+    record = {"run": RUN, "coord": "p1r0s0t0", "result_hash": "cd", "values": {"loss": 0.5, "note": "x"}}
+    text = json.dumps(record, indent=1).splitlines()
+    assert i.events(lines("result.json", *text[:3])) == []
+    found = i.events(lines("result.json", *text[3:]))
+    assert found == [
+        ev.ResultReported(coord="p1r0s0t0", phase="full", result_hash="cd", values={"loss": 0.5}),
+    ]
+
+
+def test_a_result_of_another_run_is_not_believed() -> None:
+    stale = json.dumps({"run": "demo-0.full", "result_hash": "cd", "values": {}})
+    assert intake().events(lines("result.json", stale)) == []
+    assert intake().events({**lines("result.json", stale), "run": "demo-0.full"}) == []
+
+
+def test_how_a_worker_ended_is_told_with_its_words() -> None:
+    record = {"run": RUN, "status": "failed", "step": 4, "error": "P2 lied", "party": 2, "ts": 3.0}
+    found = intake().events(lines("exit.json", json.dumps(record)))
+    assert found == [
+        ev.EngineEvent(
+            pod="p1r0",
+            level="error",
+            event="exit",
+            fields={"status": "failed", "step": 4, "error": "P2 lied", "party": 2},
+        )
+    ]
+    killed = {"op": "proc", "run": RUN, "coord": "p1r0s0t0", "state": "exited", "pid": 7, "rc": -9, "signal": "SIGKILL"}
+    assert intake().events(killed) == [
+        ev.WorkerProcess(pod="p1r0", coord="p1r0s0t0", state="exited", pid=7, rc=-9, signal="SIGKILL")
+    ]
+
+
+def test_logs_drops_and_rewinds_are_reported() -> None:
+    i = intake()
+    assert i.events(lines("worker_p1r0s0t0.log", "hello")) == [
+        ev.LogLines(pod="p1r0", src="worker_p1r0s0t0.log", lines=["hello"])
+    ]
+    dropped = i.events({"op": "dropped", "n": 12})
+    assert isinstance(dropped[0], ev.Alert)
+    assert "12 lines" in dropped[0].text
+    rewind = i.events({"op": "rewind", "run": RUN, "src": "events.jsonl", "reason": "truncated"})
+    assert isinstance(rewind[0], ev.EngineEvent)
+    assert i.events({"op": "ack", "run": RUN}) == []
+
+
+def test_cursors_follow_what_became_events() -> None:
+    i = intake()
+    i.events(lines("events.jsonl", off=120))
+    i.events(lines("training.csv", "1,2,3,4", off=44))
+    assert i.cursors == {f"{RUN}/events.jsonl": [5, 120], f"{RUN}/training.csv": [5, 44]}

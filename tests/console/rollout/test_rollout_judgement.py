@@ -1,0 +1,190 @@
+"""The pure decisions of a rollout: preflight findings, why a phase cannot end well, gates, what may leave a pod."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.state import fold
+from uvcc_console.rollout.plan import Phase, make_plan
+from uvcc_console.rollout.profile import load
+from uvcc_console.rollout.profile_schema import GatesPart
+from uvcc_console.rollout.stages.collect import parse_sums, wanted
+from uvcc_console.rollout.stages.evidence import measure
+from uvcc_console.rollout.stages.phases import hang, trouble
+from uvcc_console.rollout.stages.preflight import judge
+
+COORDS = ["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"]
+
+
+def probe(**changes: Any) -> dict[str, Any]:
+    base = {
+        "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.1"},
+        "skew_s": 0.0,
+        "disk": {"free_mib": 9000.0},
+        "memory": {},
+    }
+    return base | changes
+
+
+def test_a_fleet_without_fault_passes() -> None:
+    assert judge({"p0r0": probe(), "p1r0": probe(), "p2r0": probe()}, 30.0, 512) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"versions": {"python": "3.11.7", "torch": "2.12.0", "numpy": "2.1"}},
+            "torch is 2.12.0, on p0r0 it is 2.13.0",
+        ),
+        ({"skew_s": -47.2}, "its clock is -47.2 s off"),
+        ({"disk": {"free_mib": 100.0}}, "100 MiB of disk are free"),
+        ({"gpu_error": "no devices were found"}, "no devices were found"),
+    ],
+)
+def test_each_fault_is_named_with_its_pod(change: dict[str, Any], said: str) -> None:
+    found = judge({"p0r0": probe(), "p1r0": probe(**change), "p2r0": probe()}, 30.0, 512)
+    assert [f.pod for f in found] == ["p1r0"]
+    assert said in found[0].what
+    assert found[0].remedy
+
+
+def full_phase() -> Phase:
+    _, profile = load("demo")
+    return make_plan("demo-1", "demo", profile).phases["full"]
+
+
+def running(*more: ev.Event) -> Snapshot:
+    start: list[ev.Event] = [
+        ev.PhaseStarted(phase="full", engine_run="demo-1.full", steps=60, sid_job="ab"),
+        *(ev.WorkerProcess(pod=c[:4], coord=c, state="started", pid=n + 1) for n, c in enumerate(COORDS)),
+    ]
+    return fold([*start, *more])
+
+
+def exited(coord: str, rc: int, signal: str = "") -> ev.Event:
+    return ev.WorkerProcess(pod=coord[:4], coord=coord, state="exited", rc=rc, signal=signal)
+
+
+def test_a_running_phase_has_no_trouble() -> None:
+    assert trouble(running(), full_phase()) is None
+    assert trouble(running(exited(COORDS[0], 0)), full_phase()) is None
+
+
+def test_the_killed_worker_is_named_whoever_noticed_first() -> None:
+    found = trouble(running(exited(COORDS[0], 4), exited(COORDS[2], 4), exited(COORDS[1], -9, "SIGKILL")), full_phase())
+    assert found is not None
+    assert found.what == "worker p1r0s0t0 of P1 was killed by SIGKILL"
+    assert found.coord == "p1r0s0t0"
+
+
+def test_a_broken_protocol_explains_those_that_only_lost_a_peer() -> None:
+    found = trouble(running(exited(COORDS[0], 4), exited(COORDS[2], 3)), full_phase())
+    assert found is not None
+    assert found.what == "worker p2r0s0t0 of P2 ended with exit code 3"
+
+
+def test_a_fork_comes_before_everything_and_forbids_a_resume() -> None:
+    s = running(exited(COORDS[1], -9, "SIGKILL"), ev.ForkDetected(epoch=3, parties=[0, 2]))
+    found = trouble(s, full_phase())
+    assert found is not None
+    assert "FORK at epoch 3" in found.what
+    assert "do not resume" in found.cure
+
+
+def test_while_the_halt_ladder_works_its_signals_are_no_failure() -> None:
+    asked = ev.HaltRequested(nonce="n", mode="halt", by="cli")
+    ended = [exited(c, -15, "SIGTERM") for c in COORDS]
+    assert trouble(running(asked, ended[0]), full_phase()) is None
+    done = ev.HaltDone(nonce="n", mode="halt", verified=0, total=3, step=-1, seconds=75.0)
+    found = trouble(running(asked, *ended, done), full_phase())
+    assert found is not None
+    assert "without a checkpoint" in found.what
+
+
+def test_a_resume_forgets_how_the_workers_ended() -> None:
+    again = ev.PhaseStarted(phase="full", engine_run="demo-1.full", steps=60, sid_job="ab", attempt=1)
+    assert trouble(running(exited(COORDS[1], -9, "SIGKILL"), again), full_phase()) is None
+
+
+def test_silence_is_a_hang_unless_the_run_is_held() -> None:
+    beat = ev.Heartbeat(ts=100.0, pod="p0r0", coord=COORDS[0], record={"step": 3})
+    s = running(beat)
+    assert hang(s, full_phase(), 50.0, 120.0, 210.0) is None
+    found = hang(s, full_phase(), 50.0, 120.0, 221.0)
+    assert found is not None
+    assert "121 s" in found.what
+    held = running(beat, ev.HaltRequested(nonce="n", mode="hold", by="tui"))
+    assert hang(held, full_phase(), 50.0, 120.0, 500.0) is None
+
+
+def smoked(*, losses: tuple[float, ...] = (2.3, 2.1), hashes: int = 1, ok: bool = True, drill: float = 0.8) -> Snapshot:
+    created = ev.RunCreated(
+        run="r", profile_name="d", job_kind="private", replicas=1, pipeline_stages=1, tensor=1, stages=[]
+    )
+    events: list[ev.Event] = [created, ev.PhaseStarted(phase="smoke", engine_run="r.smoke", steps=2, sid_job="ab")]
+    for c in COORDS:
+        events += [ev.Metric(coord=c, step=n, values={"loss": x}) for n, x in enumerate(losses)]
+    for n, c in enumerate(COORDS):
+        events.append(ev.ResultReported(coord=c, phase="smoke", result_hash=f"h{n % hashes}", values={}))
+    events += [
+        ev.HaltRequested(nonce="n", mode="hold", by="conductor", drill=True),
+        ev.HaltDone(nonce="n", mode="hold", verified=3, total=3, step=1, seconds=drill, drill=True),
+        ev.Verdict(phase="smoke", ok=ok, global_root="", sid_job="", detail="" if ok else "leaves: missing"),
+    ]
+    return fold(events)
+
+
+def test_a_good_smoke_passes_every_gate() -> None:
+    gates = list(measure(smoked(), GatesPart(), "smoke"))
+    assert [(g.name, g.ok) for g in gates] == [
+        ("loss_falls", True),
+        ("result_hashes", True),
+        ("verifier", True),
+        ("halt_drill_s", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "gate", "measured"),
+    [
+        ({"losses": (2.1, 2.3)}, "loss_falls", "-0.2000"),
+        ({"hashes": 2}, "result_hashes", "2"),
+        ({"ok": False}, "verifier", "leaves: missing"),
+        ({"drill": 7.5}, "halt_drill_s", "7.5 s"),
+    ],
+)
+def test_each_gate_fails_by_its_own_measure(change: dict[str, Any], gate: str, measured: str) -> None:
+    failed = [g for g in measure(smoked(**change), GatesPart(), "smoke") if not g.ok]
+    assert [(g.name, g.measured) for g in failed] == [(gate, measured)]
+
+
+def test_floors_are_gates_only_when_asked_for() -> None:
+    found = {g.name: g for g in measure(smoked(), GatesPart(toks_per_s=50.0, gate_entropy=0.5), "smoke")}
+    assert not found["toks_per_s"].ok
+    assert found["gate_entropy"].measured == "not reported"
+
+
+def test_secrets_and_checkpoints_never_leave_a_pod() -> None:
+    digest = "a" * 64
+    names = [
+        "transcript_p0r0s0t0/leaves.bin",
+        "training.csv",
+        "worker_p0r0s0t0.log",
+        "exit.json",
+        "policy.json",
+        "inputs.sealed",
+        "relay.token",
+        "checkpoints/step-3/rank0.safetensors",
+        "identity/ed25519",
+        "weights.safetensors",
+        "session.key",
+        "../../etc/passwd",
+    ]
+    listing = "\n".join(f"{digest}  ./{n}" for n in names)
+    assert set(parse_sums(listing)) == set(names[:5])
+    assert not wanted("transcript_p0r0s0t0/prg.key")

@@ -1,0 +1,181 @@
+"""The stage machine and its journal: order, retries, halts, decisions, adoption; stages here are small fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.rollout.bus import MAX_QUEUE, Bus
+from uvcc_console.rollout.context import Halted, all_of
+from uvcc_console.rollout.machine import Stages
+from uvcc_engine.contract.errors import ConfigError, UvccError
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[Bus]:
+    journal = Journal(tmp_path / "journal.sqlite", source="test")
+    journal.append(
+        ev.RunCreated(
+            run="r",
+            profile_name="demo",
+            job_kind="private",
+            replicas=1,
+            pipeline_stages=1,
+            tensor=1,
+            stages=["provision", "drill", "full", "gate", "teardown"],
+        )
+    )
+    yield Bus(journal)
+    journal.close()
+
+
+class Script:
+    """Stages that do what the test says, one outcome per entry, and note how they were entered."""
+
+    def __init__(self, **outcomes: list[str | Exception]) -> None:
+        self.entered: list[tuple[str, bool]] = []
+        self._outcomes = outcomes
+
+    def acts(self) -> dict[str, Callable[[bool], Awaitable[str]]]:
+        return {name: self._act(name) for name in self._outcomes}
+
+    def _act(self, name: str) -> Callable[[bool], Awaitable[str]]:
+        async def act(again: bool) -> str:
+            self.entered.append((name, again))
+            outcome = self._outcomes[name].pop(0)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        return act
+
+
+def stages(bus: Bus, script: Script, wait_s: float = 5.0, **options: bool) -> Stages:
+    return Stages(bus, script.acts(), frozenset({"drill", "full"}), wait_s, clock=lambda: 0.0, **options)
+
+
+def statuses(bus: Bus) -> dict[str, str]:
+    return {v.name: v.status for v in bus.snapshot.stages}
+
+
+async def decide_when(bus: Bus, machine: Stages, stage: str, status: str, action: str) -> None:
+    await bus.wait(lambda s: any(v.name == stage and v.status == status for v in s.stages), 5.0)
+    machine.decide(action)
+
+
+async def test_stages_run_in_order_and_leave_their_detail(bus: Bus) -> None:
+    script = Script(provision=["3 pods"], full=["12 steps"])
+    assert await stages(bus, script).run() == ("ok", "")
+    assert script.entered == [("provision", False), ("full", False)]
+    assert [v.detail for v in bus.snapshot.stages if v.status == "ok"] == ["3 pods", "12 steps"]
+
+
+async def test_a_failure_of_a_stage_that_cannot_be_resumed_ends_the_run_at_once(bus: Bus) -> None:
+    script = Script(provision=[ConfigError("no offer", "raise the cap")], full=["never"])
+    assert await stages(bus, script).run() == ("failed", "no offer (raise the cap)")
+    assert script.entered == [("provision", False)]
+    assert bus.snapshot.status == "failed"
+
+
+async def test_a_failed_run_waits_and_goes_on_when_resumed(bus: Bus) -> None:
+    script = Script(full=[UvccError("worker p1r0s0t0 was killed"), "12 steps"])
+    machine = stages(bus, script)
+    resuming = asyncio.create_task(decide_when(bus, machine, "full", "failed", "resume"))
+    assert await machine.run() == ("ok", "")
+    await resuming
+    assert script.entered == [("full", False), ("full", True)]
+    assert bus.snapshot.status == "running"
+
+
+async def test_a_halt_is_no_failure_and_is_waited_for(bus: Bus) -> None:
+    script = Script(full=[Halted(7), "12 steps"])
+    machine = stages(bus, script)
+    resuming = asyncio.create_task(decide_when(bus, machine, "full", "waiting", "resume"))
+    assert await machine.run() == ("ok", "")
+    await resuming
+
+
+async def test_without_a_decision_in_time_the_run_keeps_its_end(bus: Bus) -> None:
+    script = Script(full=[Halted(7)])
+    status, detail = await stages(bus, script, wait_s=0.01).run()
+    assert status == "halted"
+    assert detail.startswith("halted at step 7")
+
+
+async def test_only_safe_stages_can_be_skipped(bus: Bus) -> None:
+    script = Script(full=[UvccError("no"), "12 steps"], gate=[UvccError("loss rose")])
+    machine = stages(bus, script, patient=True)
+
+    async def operator() -> None:
+        await decide_when(bus, machine, "full", "failed", "skip")
+        machine.decide("retry")
+        await decide_when(bus, machine, "gate", "failed", "skip")
+
+    acting = asyncio.create_task(operator())
+    assert await machine.run() == ("ok", "")
+    await acting
+    assert statuses(bus)["gate"] == "skipped"
+    assert script.entered == [("full", False), ("full", True), ("gate", False)]
+
+
+async def test_a_decision_made_before_there_is_something_to_decide_is_void(bus: Bus) -> None:
+    script = Script(full=[UvccError("no")])
+    machine = stages(bus, script, wait_s=0.01)
+    machine.decide("resume")
+    assert (await machine.run())[0] == "failed"
+
+
+async def test_an_adopted_run_skips_what_is_done_and_enters_the_rest_again(bus: Bus) -> None:
+    bus.commit(ev.StageChanged(name="provision", status="ok"), ev.StageChanged(name="full", status="running"))
+    script = Script(provision=["never"], full=["12 steps"], gate=["ok"])
+    assert await stages(bus, script, adopted=True).run() == ("ok", "")
+    assert script.entered == [("full", True), ("gate", False)]
+
+
+async def test_a_defect_in_a_stage_is_a_named_failure(bus: Bus, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(provision=[KeyError("price")])
+    status, detail = await stages(bus, script).run()
+    assert (status, "KeyError: 'price'" in detail) == ("failed", True)
+    assert "KeyError" in capsys.readouterr().err
+
+
+async def test_concurrent_work_raises_its_first_operator_error() -> None:
+    async def fail() -> None:
+        raise UvccError("pod p1r0 is lost")
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(UvccError, match="pod p1r0 is lost"):
+        await all_of([hang(), fail(), hang()])
+
+
+async def test_the_bus_sees_what_another_process_writes(bus: Bus, tmp_path: Path) -> None:
+    heard: list[ev.Event] = []
+    bus.listen(heard.append)
+    following = asyncio.create_task(bus.run())
+    other = Journal(tmp_path / "journal.sqlite", source="cli")
+    other.append(ev.Intent(action="teardown", by="cli"))
+    other.close()
+    await bus.wait(lambda s: any("asked for teardown" in e.text for e in s.log), 5.0)
+    following.cancel()
+    assert next(e for e in heard if isinstance(e, ev.Intent)).action == "teardown"
+
+
+async def test_telemetry_is_batched_and_what_is_too_much_is_counted(bus: Bus) -> None:
+    beats = [ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record={"step": n}) for n in range(MAX_QUEUE + 7)]
+    bus.record(beats)
+    assert bus.snapshot.workers == {}
+    bus.commit()
+    assert bus.snapshot.workers["p0r0s0t0"].step == MAX_QUEUE - 1
+    assert "7 telemetry records were dropped" in bus.snapshot.alerts[-1].text
+
+
+async def test_the_bus_gives_up_waiting(bus: Bus) -> None:
+    with pytest.raises(TimeoutError):
+        await bus.wait(lambda s: s.ended or None, 0.01)

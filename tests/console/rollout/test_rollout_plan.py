@@ -1,0 +1,57 @@
+"""The plan: run ids, stages, pods interleaved over parties, what a seed fixes."""
+
+from __future__ import annotations
+
+import pytest
+
+from uvcc_console.rollout.plan import derive, make_plan, new_run_id
+from uvcc_console.rollout.profile import load, parse
+from uvcc_engine.contract.errors import ConfigError
+
+
+def test_run_ids_say_what_and_when() -> None:
+    assert new_run_id("demo", 1795226152.0, "ab12") == "demo-20261121-0155-ab12"
+    assert new_run_id("Prime smoke_R2!", 0.0, "0000") == "prime-smoke-r2-19700101-0000-0000"
+    assert len({new_run_id("x", 0.0) for _ in range(50)}) > 40
+
+
+def test_pods_are_interleaved_over_parties_and_named_after_the_run() -> None:
+    _, profile = load("demo", ["topology.replicas=2", "topology.stages=2", "topology.tensor=2"])
+    plan = make_plan("demo-1", "demo", profile)
+    assert list(plan.requests) == ["p0r0", "p1r0", "p2r0", "p0r1", "p1r1", "p2r1"]
+    assert plan.requests["p1r1"].name == "uvcc-demo-1-p1r1"
+    assert all(r.name.startswith(plan.prefix) for r in plan.requests.values())
+    full = plan.phases["full"]
+    assert [str(c) for c in full.coords("p2r1")] == ["p2r1s0t0", "p2r1s0t1", "p2r1s1t0", "p2r1s1t1"]
+    assert plan.phases["smoke"].pods() == ["p0r0", "p1r0", "p2r0"]
+
+
+def test_stages_follow_the_kind_of_job() -> None:
+    _, profile = load("demo")
+    private = make_plan("r", "demo", profile).stages
+    assert private == (
+        *("plan", "quote", "provision", "bootstrap", "preflight", "drill", "smoke", "verify-smoke", "gate"),
+        *("full", "verify-full", "collect", "teardown"),
+    )
+    command = parse({"job": {"kind": "command", "argv": ["true"], "steps": 3}, "smoke": {"steps": 0}})
+    assert make_plan("r", "c", command).stages == (
+        *("plan", "quote", "provision", "bootstrap", "preflight", "full", "collect", "teardown"),
+    )
+
+
+def test_a_job_of_one_domain_has_one_pod_with_all_its_ranks() -> None:
+    profile = parse({"job": {"kind": "command", "argv": ["true"], "steps": 3, "ranks": 4}})
+    plan = make_plan("r", "c", profile)
+    assert list(plan.requests) == ["p0r0"]
+    assert [str(c) for c in plan.phases["full"].coords("p0r0")] == ["p0r0s0t0", "p0r1s0t0", "p0r2s0t0", "p0r3s0t0"]
+    with pytest.raises(ConfigError, match="no meaning for a command job"):
+        make_plan(
+            "r", "c", parse({"job": {"kind": "command", "argv": ["true"], "steps": 3}, "topology": {"stages": 2}})
+        )
+
+
+def test_a_seed_fixes_what_would_be_drawn() -> None:
+    assert derive(5, "nonce", "full") == derive(5, "nonce", "full")
+    assert len({derive(5, "nonce", "full"), derive(6, "nonce", "full"), derive(5, "nonce", "smoke")}) == 3
+    assert derive(None, "nonce", "full") != derive(None, "nonce", "full")
+    assert derive(5, "a", "bc") != derive(5, "ab", "c")

@@ -1,0 +1,103 @@
+"""Profiles: every refusal names the dotted key and what was probably meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.rollout import profile as p
+from uvcc_console.rollout.plan import make_plan
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.private.job import PrivateJob
+
+
+def refused(*settings: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        p.load("demo", settings)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("setting", "key", "nearest"),
+    [
+        ("job.stepz=3", "job.stepz", "job.steps"),
+        ("toplogy.replicas=2", "toplogy", "topology"),
+        ("limits.tt=1h", "limits.tt", "limits.ttl"),
+        ("smoke.replica=1", "smoke.replica", "smoke.replicas"),
+        ("gates.verifyer=ok", "gates.verifyer", "gates.verifier"),
+        ("fleet.imge=x", "fleet.imge", "fleet.image"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, key: str, nearest: str) -> None:
+    error = refused(setting)
+    assert error.what == f"unknown key {key} in demo.yaml"
+    assert error.cure == f"did you mean {nearest}?"
+
+
+@pytest.mark.parametrize(
+    ("setting", "what", "cure"),
+    [
+        ("job.steps=ten", "job.steps is 'ten'", "wants a whole number"),
+        ("job.lr=true", "job.lr is True", "wants a number"),
+        ("job.steps=0", "job.steps is 0", "must be greater than 0"),
+        ("limits.ttl=5x", "limits.ttl is '5x'", "wants a duration like 90s, 15m or 1h"),
+        ("gates.loss_falls=perhaps", "gates.loss_falls is 'perhaps'", "wants true or false"),
+        ("job.reveal=loss", "job.reveal is 'loss'", "wants a list"),
+        ("topology=3", "topology is 3", "wants a mapping of keys"),
+        ("job.kind=privat", "job.kind is 'privat'", "did you mean private?"),
+        ("link=carrier", "link is 'carrier'", "wants 'auto', 'direct', 'relay' or 'nats'"),
+    ],
+)
+def test_a_wrong_value_says_what_is_wanted(setting: str, what: str, cure: str) -> None:
+    error = refused(setting)
+    assert error.what == f"{what} in demo.yaml"
+    assert error.cure == cure
+
+
+def test_parts_that_contradict_each_other_are_refused() -> None:
+    assert "topology.replicas only 1" in refused("smoke.replicas=2").what
+    assert "for each of the three parties, not 2" in refused("fleet.per_party=[a, b]").cure
+    assert "hosts" in refused("fleet.provider=inventory").cure
+
+
+def test_settings_keep_their_types_and_go_deep() -> None:
+    _, profile = p.load("demo", ["job.steps=17", "limits.ttl=1h30m", "halt.auto=[hold]", "env.NCCL_IB_DISABLE='1'"])
+    assert profile.job.steps == 17
+    assert profile.limits.ttl == 5400.0
+    assert profile.halt.auto == ["hold"]
+    assert profile.env == {"NCCL_IB_DISABLE": "1"}
+
+
+def test_a_setting_that_is_no_setting_is_refused() -> None:
+    assert "not key=value" in refused("job.steps").what
+    assert "single value" in refused("link.kind=relay").what
+
+
+def test_files_that_are_no_profile(tmp_path: Path) -> None:
+    for name, text in {"list.yaml": "- 1\n", "broken.yaml": "job: {kind: private\n"}.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=name):
+            p.load(str(tmp_path / name))
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnreadableError, match="cannot read profile"):
+        p.load(str(tmp_path / "binary.yaml"))
+    with pytest.raises(ConfigError, match="did you mean demo"):
+        p.find("demoo")
+
+
+def test_every_known_profile_is_valid_and_says_what_it_does() -> None:
+    found = p.available()
+    assert "demo" in {f.name for f in found}
+    for one in found:
+        name, profile = p.load(str(one.path))
+        make_plan(f"{name}-20260101-0000-0000", name, profile)
+        assert len(one.about) > 40, f"{one.name} does not say what it does and costs"
+
+
+def test_a_profiles_job_is_a_job_of_the_engine() -> None:
+    _, profile = p.load("demo")
+    plan = make_plan("demo-1", "demo", profile)
+    job = PrivateJob.from_json(plan.phases["full"].job)
+    assert job.steps == profile.job.steps
+    assert PrivateJob.from_json(plan.phases["smoke"].job).steps == profile.smoke.steps
