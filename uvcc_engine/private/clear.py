@@ -1,23 +1,25 @@
 """The same training without secrets: the float reference that every private run is held against.
 
-Same rows, same order, same initial weights, same schedule, same update rule as ``private.training``; only the
-arithmetic differs (float64 here, fixed point on shares there).
+Same rows, same order, same initial weights, same schedule, same update rule as ``private.training``; the arithmetic is
+float64, the gradients are autograd's and not ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as fn
 
-from uvcc_engine.private.data import Dataset, Floats, batch_rows, one_hot
+from uvcc_engine.private.data import Dataset, Floats, batch_rows
 from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import Dense, ModelSpec, find_model, initial_weights
+from uvcc_engine.private.models import Conv2d, Dense, Image, ModelSpec, Pool, find_model, initial_weights
 
 
 @dataclass(frozen=True, slots=True)
 class ClearResult:
-    """Weights (one per dense layer), the mean loss of every step, the correct test rows and the test accuracy."""
+    """Weights (one per weighted layer), the mean loss of every step, the correct test rows and the test accuracy."""
 
     weights: tuple[Floats, ...]
     losses: tuple[float, ...]
@@ -25,61 +27,51 @@ class ClearResult:
     accuracy: float
 
 
-def with_ones(x: Floats) -> Floats:
-    """Append the constant column that carries the bias."""
-    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
-
-
-def forward(model: ModelSpec, weights: list[Floats], x: Floats) -> tuple[Floats, list[Floats]]:
-    """Logits (n, classes) and, per layer, the input it saw."""
-    seen: list[Floats] = []
-    index = 0
+def forward(model: ModelSpec, weights: list[Tensor], x: Tensor) -> Tensor:
+    """Logits (rows, classes) of rows (rows, features)."""
+    left = iter(weights)
     for layer in model.layers:
-        seen.append(x)
         if isinstance(layer, Dense):
-            x = with_ones(x) @ weights[index]
-            index += 1
+            w = next(left)
+            x = x @ w[:-1] + w[-1]
+        elif isinstance(layer, Conv2d):
+            w = next(left)
+            kernel = w[:-1].T.reshape(layer.channels, layer.image.channels, layer.kernel, layer.kernel)
+            x = fn.conv2d(_image(x, layer.image), kernel, w[-1], layer.stride, layer.padding).flatten(1)
+        elif isinstance(layer, Pool):
+            pool = fn.avg_pool2d if layer.kind == "avg" else fn.max_pool2d
+            x = pool(_image(x, layer.image), layer.size).flatten(1)
         else:
-            x = np.maximum(x, 0.0)
-    return x, seen
+            x = torch.relu(x)
+    return x
 
 
-def backward(model: ModelSpec, weights: list[Floats], seen: list[Floats], grad: Floats) -> list[Floats]:
-    """Gradients of the weights from the gradient of the logits."""
-    found: list[Floats] = []
-    index = len(weights)
-    for layer, x in zip(reversed(model.layers), reversed(seen), strict=True):
-        if isinstance(layer, Dense):
-            index -= 1
-            found.append(with_ones(x).T @ grad)
-            grad = grad @ weights[index][:-1].T
-        else:
-            grad = grad * (x > 0)
-    return found[::-1]
+def _image(x: Tensor, image: Image) -> Tensor:
+    return x.reshape(-1, image.channels, image.height, image.width)
 
 
 def train_clear(job: PrivateJob, data: Dataset) -> ClearResult:
     """Train in clear float64 exactly as ``job`` says."""
     model = find_model(job.model)
-    weights = initial_weights(model, job.seed, job.frac_bits)
-    velocity = [np.zeros_like(w) for w in weights]
-    targets = one_hot(data.train_y, data.classes)
+    weights = [torch.from_numpy(w).requires_grad_() for w in initial_weights(model, job.seed, job.frac_bits)]
+    velocity = [torch.zeros_like(w) for w in weights]
     losses: list[float] = []
     for step in range(job.steps):
         rows = batch_rows(job.seed, step, job.batch, len(data.train_x))
-        logits, seen = forward(model, weights, data.train_x[rows])
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        exp = np.exp(shifted)
-        total = exp.sum(axis=1, keepdims=True)
-        losses.append(float(np.mean(np.log(total[:, 0]) - (shifted * targets[rows]).sum(axis=1))))
-        grads = backward(model, weights, seen, exp / total - targets[rows])
-        velocity = [job.momentum * v + g / job.batch for v, g in zip(velocity, grads, strict=True)]
-        weights = [w - job.lr_at(step) * v for w, v in zip(weights, velocity, strict=True)]
-    correct = count_correct(model, weights, data)
-    return ClearResult(tuple(weights), tuple(losses), correct, correct / len(data.test_y))
+        logits = forward(model, weights, torch.from_numpy(data.train_x[rows]))
+        loss = fn.cross_entropy(logits, torch.from_numpy(data.train_y[rows]))
+        losses.append(loss.item())
+        grads = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for w, v, g in zip(weights, velocity, grads, strict=True):
+                v.mul_(job.momentum).add_(g)
+                w.sub_(job.lr_at(step) * v)
+    found = [w.detach().numpy() for w in weights]
+    correct = count_correct(model, found, data)
+    return ClearResult(tuple(found), tuple(losses), correct, correct / len(data.test_y))
 
 
 def count_correct(model: ModelSpec, weights: list[Floats], data: Dataset) -> int:
     """Test rows whose largest logit is at the label."""
-    logits, _ = forward(model, weights, data.test_x)
-    return int((logits.argmax(axis=1) == data.test_y).sum())
+    logits = forward(model, [torch.from_numpy(w) for w in weights], torch.from_numpy(data.test_x))
+    return int((logits.argmax(1) == torch.from_numpy(data.test_y)).sum())

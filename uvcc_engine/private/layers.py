@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.arithmetic import matmul_gen, mul_gen, public
+from uvcc_engine.mpc.arithmetic import matmul_gen, mul_gen, mul_public_gen, product_with_gen, public
+from uvcc_engine.mpc.maximum import argmax_one_hot_gen
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.selection import relu_gen
 from uvcc_engine.mpc.share import Share, cat
-from uvcc_engine.private.models import Dense, LayerSpec, ModelSpec
+from uvcc_engine.private import maps
+from uvcc_engine.private.models import Conv2d, Dense, LayerSpec, ModelSpec, Pool
 
 
 class Layer(Protocol):
@@ -59,6 +62,92 @@ class DenseLayer:
         return (yield from matmul_gen(rt, self._seen.T, grad, scale=scale))
 
 
+class ConvLayer:
+    """A convolution: patches times weight, the last row of the weight being the bias.
+
+    Forward 2 rounds; input gradient 2 rounds (patches are added up before the truncation, so it costs one truncation
+    per input pixel); weight gradient 2 rounds.
+    """
+
+    def __init__(self, spec: Conv2d, weight: Share) -> None:
+        self.weight: Share | None = weight
+        self._spec = spec
+        self._seen: Share | None = None
+
+    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        assert self.weight is not None
+        patches = x.map(lambda t: maps.cut_patches(t, self._spec))
+        ones = public(rt, torch.ones(patches.shape[0], 1), f=x.f)
+        self._seen = cat([patches, ones], 1)
+        out = yield from matmul_gen(rt, self._seen, self.weight)
+        return out.map(lambda t: maps.channels_first(t, self._spec.out))
+
+    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+        assert self.weight is not None
+        kernel = self.weight.index(slice(0, -1))
+        last = grad.map(lambda t: maps.channels_last(t, self._spec.out))
+        return (yield from product_with_gen(rt, last, kernel, self._back))
+
+    def _back(self, grad: Tensor, kernel: Tensor) -> Tensor:
+        return maps.add_patches(grad @ kernel.T, self._spec)
+
+    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+        assert self._seen is not None
+        last = grad.map(lambda t: maps.channels_last(t, self._spec.out))
+        return (yield from matmul_gen(rt, self._seen.T, last, scale=scale))
+
+
+class AvgPoolLayer:
+    """Window means: sums are local, the public factor takes 2 rounds, forward as backward."""
+
+    weight: Share | None = None
+
+    def __init__(self, spec: Pool) -> None:
+        self._spec = spec
+
+    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        total = x.map(lambda t: maps.cut_windows(t, self._spec).sum(-1).reshape(-1, self._spec.out.size))
+        return (yield from mul_public_gen(rt, total, self._spec.size**-2))
+
+    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+        spread = grad.map(lambda t: maps.lay_windows(_spread(t, self._spec), self._spec))
+        return (yield from mul_public_gen(rt, spread, self._spec.size**-2))
+
+    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+        raise ConfigError("a pooling layer has no weight")
+        yield  # a generator like its siblings
+
+
+class MaxPoolLayer:
+    """Window maxima: 7 rounds forward, which also give the secret place of each maximum; backward 1 round."""
+
+    weight: Share | None = None
+
+    def __init__(self, spec: Pool) -> None:
+        self._spec = spec
+        self._place: Share | None = None
+
+    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        windows = x.map(lambda t: maps.cut_windows(t, self._spec))
+        self._place = yield from argmax_one_hot_gen(rt, windows)
+        best = yield from product_with_gen(rt, windows, self._place, lambda a, b: (a * b).sum(-1))
+        return best.reshape(-1, self._spec.out.size)
+
+    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+        assert self._place is not None
+        windows = yield from mul_gen(rt, grad.map(lambda t: _spread(t, self._spec)), self._place)
+        return windows.map(lambda t: maps.lay_windows(t, self._spec))
+
+    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+        raise ConfigError("a pooling layer has no weight")
+        yield  # a generator like its siblings
+
+
+def _spread(grad: Tensor, spec: Pool) -> Tensor:
+    """Every output's gradient, once per pixel of its window."""
+    return grad.reshape(-1, 1).expand(-1, spec.size**2)
+
+
 class ReluLayer:
     """max(0, x): forward 5 rounds and keeps the secret sign bits; backward 1 round."""
 
@@ -85,8 +174,8 @@ Update = Callable[[Layer, Share], Steps[None]]
 
 
 def build(model: ModelSpec, weights: Sequence[Share]) -> list[Layer]:
-    """The layers of a model around the given weights, one per dense layer. Raises ConfigError if they do not fit."""
-    if [tuple(w.shape) for w in weights] != [(d.inputs + 1, d.outputs) for d in model.weights]:
+    """The layers of a model around the given weights, one per weighted layer. Raises ConfigError if they do not fit."""
+    if [tuple(w.shape) for w in weights] != [layer.weight_shape for layer in model.weights]:
         raise ConfigError(
             f"weights of shapes {[tuple(w.shape) for w in weights]} do not fit {model.name}", "use its own checkpoint"
         )
@@ -97,6 +186,10 @@ def build(model: ModelSpec, weights: Sequence[Share]) -> list[Layer]:
 def _layer(spec: LayerSpec, weights: Iterator[Share]) -> Layer:
     if isinstance(spec, Dense):
         return DenseLayer(next(weights))
+    if isinstance(spec, Conv2d):
+        return ConvLayer(spec, next(weights))
+    if isinstance(spec, Pool):
+        return AvgPoolLayer(spec) if spec.kind == "avg" else MaxPoolLayer(spec)
     return ReluLayer()
 
 

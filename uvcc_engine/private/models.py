@@ -7,6 +7,7 @@ grid): sharing a public constant is free, and after the first update the weights
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
@@ -25,6 +26,65 @@ class Dense:
     inputs: int
     outputs: int
 
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        return self.inputs + 1, self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Shape of an image whose pixels lie flat in a row: channel by channel, line by line."""
+
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        return self.channels * self.height * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Conv2d:
+    """A convolution with zero padding. Its weight is (channels * kernel^2 + 1, outputs); the last row is the bias."""
+
+    image: Image
+    channels: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+
+    @property
+    def out(self) -> Image:
+        image, both = self.image, 2 * self.padding - self.kernel
+        return Image(self.channels, (image.height + both) // self.stride + 1, (image.width + both) // self.stride + 1)
+
+    @property
+    def inputs(self) -> int:
+        """Fan-in of one output."""
+        return self.image.channels * self.kernel**2
+
+    @property
+    def outputs(self) -> int:
+        return self.channels
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        return self.inputs + 1, self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Average or maximum over ``size`` x ``size`` windows that do not overlap; a remainder at the edge is dropped."""
+
+    image: Image
+    size: int
+    kind: str
+
+    @property
+    def out(self) -> Image:
+        return Image(self.image.channels, self.image.height // self.size, self.image.width // self.size)
+
 
 @dataclass(frozen=True, slots=True)
 class Relu:
@@ -33,7 +93,8 @@ class Relu:
     width: int
 
 
-LayerSpec = Dense | Relu
+Weighted = Dense | Conv2d
+LayerSpec = Dense | Conv2d | Pool | Relu
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +107,9 @@ class ModelSpec:
     classes: int
 
     @property
-    def weights(self) -> tuple[Dense, ...]:
+    def weights(self) -> tuple[Weighted, ...]:
         """The layers that hold a weight, in order."""
-        return tuple(layer for layer in self.layers if isinstance(layer, Dense))
+        return tuple(layer for layer in self.layers if isinstance(layer, Dense | Conv2d))
 
 
 def mlp(name: str, *widths: int) -> ModelSpec:
@@ -61,12 +122,35 @@ def mlp(name: str, *widths: int) -> ModelSpec:
     return ModelSpec(name, tuple(layers), widths[0], widths[-1])
 
 
+def cnn(name: str, image: Image, stages: Sequence[tuple[int, int, int, str]], *dense: int) -> ModelSpec:
+    """Stages of convolution, ReLU and 2 x 2 pooling, then dense layers with ReLU between them.
+
+    A stage is (channels, kernel, padding, kind of pooling: "avg", "max" or "" for none).
+    """
+    layers: list[LayerSpec] = []
+    at = image
+    for channels, kernel, padding, pool in stages:
+        conv = Conv2d(at, channels, kernel, padding=padding)
+        at = conv.out
+        layers += [conv, Relu(at.size)]
+        if pool:
+            layers.append(Pool(at, 2, pool))
+            at = Pool(at, 2, pool).out
+    head = mlp(name, at.size, *dense)
+    return ModelSpec(name, (*layers, *head.layers), image.size, head.classes)
+
+
+_MNIST: Final = Image(1, 28, 28)
 MODELS: Final[dict[str, ModelSpec]] = {
     spec.name: spec
     for spec in (
         mlp("logistic-digits", 64, 10),
         mlp("mlp-digits", 64, 32, 10),
+        cnn("cnn-digits", Image(1, 8, 8), [(8, 3, 1, "avg")], 10),
         mlp("secureml-a", 784, 128, 128, 10),  # SecureML (Mohassel and Zhang, 2017), "network A"
+        # LeNet as in Falcon (Wagh et al., 2021) and Piranha (Watson et al., 2022), whose tables it is compared with
+        cnn("lenet", _MNIST, [(20, 5, 0, "max"), (50, 5, 0, "max")], 500, 10),
+        cnn("lenet-avg", _MNIST, [(20, 5, 0, "avg"), (50, 5, 0, "avg")], 500, 10),
     )
 }
 
@@ -80,18 +164,18 @@ def find_model(name: str) -> ModelSpec:
 
 
 def initial_weights(model: ModelSpec, seed: int, frac_bits: int) -> list[Floats]:
-    """Public initial weights, one (inputs + 1, outputs) array per dense layer, on the grid of 2^-frac_bits.
+    """Public initial weights, one (fan-in + 1, outputs) array per weighted layer, on the grid of 2^-frac_bits.
 
     Kaiming-uniform with gain sqrt(2) before a ReLU and 1 before the logits; biases are zero (He et al., 2015).
     """
     found: list[Floats] = []
-    dense = model.weights
-    for index, layer in enumerate(dense):
-        gain = 6.0 if index < len(dense) - 1 else 3.0
+    weighted = model.weights
+    for index, layer in enumerate(weighted):
+        gain = 6.0 if index < len(weighted) - 1 else 3.0
         bound = math.sqrt(gain / layer.inputs)
         words = public_stream("init", seed, index, layer.inputs * layer.outputs)
         uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        weight = np.zeros((layer.inputs + 1, layer.outputs))
+        weight = np.zeros(layer.weight_shape)
         weight[:-1] = ((2.0 * uniform - 1.0) * bound).reshape(layer.inputs, layer.outputs)
         found.append(np.rint(weight * 2.0**frac_bits) / 2.0**frac_bits)
     return found
