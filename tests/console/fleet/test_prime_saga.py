@@ -407,6 +407,14 @@ async def test_the_price_cap_holds_for_what_comes_back(world: World) -> None:
     assert world.fake.billing == []
 
 
+async def test_a_price_above_the_quote_is_refused_though_the_cap_would_allow_it(world: World) -> None:
+    world.of("crusoecloud")[0]["sim"] = {"price_factor": 1.2}
+    pods = await world.up()
+    (crusoe,) = [p for p in pods if p.provider == "crusoecloud"]
+    assert crusoe.price_hr == pytest.approx(2.20)
+    await world.down()
+
+
 async def test_an_empty_wallet_takes_the_pods_and_the_console_sees_it(world: World) -> None:
     pods = await world.up()
     world.fake.balance = 0.001

@@ -29,7 +29,7 @@ def base_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """Append-only, fsynced. Lines: {ts, name, offer} before a create, {ts, name, id | refused | absent} after it."""
+    """Append-only, fsynced. Lines: {ts, name, offer} before a create, then {ts, name, id | refused | absent | gone}."""
 
     path: Path
 
@@ -50,8 +50,8 @@ class Intents:
         except OSError as e:
             raise UvccError(f"cannot write {self.path}: {e.strerror}", "free disk space; no pod was created") from e
 
-    def unsettled(self, prefix: str) -> dict[str, float]:
-        """Names whose create was never answered, and when it was sent.
+    def open(self, prefix: str) -> dict[str, float]:
+        """Names that may have a pod, and when they were last heard of: not refused, not given up, not proven gone.
 
         A line cut short by a crash is no intent: it was not yet synced, so nothing was sent.
         """
@@ -66,7 +66,7 @@ class Intents:
                 name, ts = str(row["name"]), float(row["ts"])
             except (ValueError, KeyError, TypeError):
                 continue
-            if {"id", "refused", "absent"} & set(row):
+            if {"gone", "refused", "absent"} & set(row):
                 found.pop(name, None)
             elif name.startswith(prefix):
                 found[name] = ts

@@ -144,18 +144,17 @@ class PrimeProvider:
         return self._pod(request, keep)
 
     async def _settled(self, prefix: str) -> None:
-        """Wait until whatever an earlier process asked for, and got no answer to, would have appeared in the list."""
-        while waiting := self._intents.unsettled(prefix):
+        """Wait until all that was asked for shows in the list, or would have by now: the list lags behind creates."""
+        while waiting := self._intents.open(prefix):
             now = self._clock.now()
-            young = {name: ts for name, ts in waiting.items() if now - ts < SETTLE_S}
-            shown = {p.name: p.id for p in await self._client.pods()}
-            for name in waiting:
-                if name in shown:
-                    self._intents.note(now, name=name, id=shown[name])
-                elif name not in young:
+            shown = {p.name for p in await self._client.pods()}
+            hidden = {name: now - ts for name, ts in waiting.items() if name not in shown}
+            for name, age in hidden.items():
+                if age >= SETTLE_S:
                     self._intents.note(now, name=name, absent=True)
-            if any(name not in shown for name in young):
-                await self._clock.sleep(5.0)
+            if all(age >= SETTLE_S for age in hidden.values()):
+                return
+            await self._clock.sleep(5.0)
 
     async def _rent(self, request: PodRequest) -> Pod:
         reasons: list[str] = []
@@ -330,6 +329,7 @@ class PrimeProvider:
                 listed = any(p.id == pod.id and not p.over for p in await self._client.pods())
                 absent = 0 if listed else absent + 1
                 if absent >= 2 and await self._in_history(pod.id):
+                    self._intents.note(self._clock.now(), name=pod.name, gone=True)
                     return
             except (UnreachableError, PrimeRefused) as e:
                 trouble = e.what  # also 401 and 402: spending stops, deleting goes on

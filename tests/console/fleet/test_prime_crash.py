@@ -1,0 +1,159 @@
+"""The console dies at any moment of a rollout; whoever comes next finds what it left, and nothing keeps billing.
+
+The console is a forked process that talks to the market over a socket pair of its own; it is killed with SIGKILL
+right before or right after one of its requests. ``UVCC_CRASHES`` sets how many moments are tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+from primefake import KEY, PrimeFake
+from virtualtime import VirtualClock
+
+from uvcc_console.fleet.prime.access import Target
+from uvcc_console.fleet.prime.client import PrimeClient
+from uvcc_console.fleet.prime.key import Account
+from uvcc_console.fleet.prime.provider import PrimeProvider
+from uvcc_console.fleet.prime.ready import Readiness
+from uvcc_console.fleet.provider import PodRequest
+
+RUN = "uvcc-crash-20261121-0115-ab12"
+FLEET = {"provider": "prime", "gpu": "H100_80GB", "gpus": 1}
+START = 1_795_000_000.0
+CRASHES = int(os.environ.get("UVCC_CRASHES", "30"))
+
+
+class Wire(httpx.AsyncBaseTransport):
+    """Requests over a socket pair, one JSON line each way; the other end decides when this process dies."""
+
+    def __init__(self, sock: socket.socket, clock: VirtualClock) -> None:
+        self._file = sock.makefile("rwb")
+        self._clock = clock
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = (await request.aread()).decode()
+        asked = {"method": request.method, "url": str(request.url), "body": body, "now": self._clock.now()}
+        self._file.write(json.dumps(asked).encode() + b"\n")
+        self._file.flush()
+        answer = json.loads(self._file.readline())
+        return httpx.Response(answer["status"], text=answer["text"], headers=answer["headers"])
+
+
+async def _anybody(at: Target, gpu: bool) -> str:
+    return ""
+
+
+def _provider(transport: httpx.AsyncBaseTransport, clock: VirtualClock, run_dir: Path) -> PrimeProvider:
+    client = PrimeClient(Account(KEY, "http://prime.test"), transport=transport, clock=clock)
+    return PrimeProvider(client, FLEET, run_dir, readiness=Readiness(client, run_dir, "", _anybody))
+
+
+async def _console(sock: socket.socket, run_dir: Path) -> None:
+    """A whole fleet's life: quote, create, wait, delete."""
+    async with VirtualClock(START) as clock:
+        provider = _provider(Wire(sock, clock), clock, run_dir)
+        requests = [PodRequest(f"{RUN}-p{p}r0", p, 0, max_price_hr=3.0) for p in range(3)]
+        await provider.quote(requests)
+        pods = await asyncio.gather(*(provider.create(r) for r in requests))
+        pods = await asyncio.gather(*(provider.wait_ready(p) for p in pods))
+        for pod in pods:
+            await provider.delete(pod)
+
+
+class Market:
+    """The fake behind the socket, in the console's time, and the moment of death."""
+
+    def __init__(self, visible_after: float) -> None:
+        self.time = START
+        self.fake = PrimeFake(lambda: self.time)
+        self.fake.boot_s = 0.0
+        self.fake.visible_after = visible_after
+        self.foreign = self.fake.foreign("somebody-elses")
+
+    async def serve(self, sock: socket.socket, pid: int, die_at: int, obey_last: bool) -> None:
+        """Answer until request number ``die_at`` (0 = for ever), which is obeyed or not; then the console is killed."""
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(self.fake.app), base_url="http://prime.test")
+        reader, writer = await asyncio.open_connection(sock=sock)
+        number = 0
+        while line := await reader.readline():
+            number += 1
+            if number == die_at and not obey_last:
+                break
+            asked = json.loads(line)
+            self.time = max(self.time, asked["now"])
+            headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+            answer = await http.request(asked["method"], asked["url"], content=asked["body"], headers=headers)
+            if number == die_at:
+                break
+            headers = {k: v for k, v in answer.headers.items() if k in ("location", "content-type")}
+            told = {"status": answer.status_code, "text": answer.text, "headers": headers}
+            writer.write(json.dumps(told).encode() + b"\n")
+        if number == die_at:
+            os.kill(pid, signal.SIGKILL)
+        writer.close()
+
+    async def sweep(self, run_dir: Path) -> None:
+        """What the next console does with what it finds."""
+        async with VirtualClock(self.time) as clock:
+            self.fake.now = clock.now
+            provider = _provider(httpx.ASGITransport(self.fake.app), clock, run_dir)
+            for pod in await provider.list(f"{RUN}-"):
+                await provider.delete(pod)
+            await clock.sleep(120.0)
+            await provider.close()
+
+
+def _fork(run_dir: Path) -> tuple[int, socket.socket]:
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        status = 70
+        try:
+            ours.close()
+            asyncio.run(_console(theirs, run_dir))
+            status = 0
+        finally:
+            os._exit(status)
+    theirs.close()
+    return pid, ours
+
+
+def _moments() -> list[tuple[int, bool]]:
+    rng = random.Random(20261121)
+    return [(rng.randint(1, 60), rng.random() < 0.5) for _ in range(CRASHES)]
+
+
+def _life(run_dir: Path, *, die_at: int, obey_last: bool, visible_after: float) -> tuple[int, Market]:
+    """One console from birth to its end: its wait status, and the world it leaves."""
+    world = Market(visible_after)
+    pid, sock = _fork(run_dir)
+    asyncio.run(world.serve(sock, pid, die_at, obey_last))
+    return os.waitpid(pid, 0)[1], world
+
+
+def test_killed_at_any_moment_nothing_is_left_billing(tmp_path: Path) -> None:
+    found_some = 0
+    for n, (die_at, obey_last) in enumerate(_moments()):
+        run_dir = tmp_path / f"run{n}"
+        run_dir.mkdir()
+        status, world = _life(run_dir, die_at=die_at, obey_last=obey_last, visible_after=20.0 * (n % 2))
+        assert os.WIFSIGNALED(status) or status == 0  # killed, or done before its time came
+        found_some += len(world.fake.billing) > 1
+        asyncio.run(world.sweep(run_dir))
+        assert world.fake.billing == ["somebody-elses"], f"killed at request {die_at}, obeyed: {obey_last}"
+        assert not [path for method, path, _ in world.fake.requests if method == "DELETE" and world.foreign in path]
+    assert found_some > CRASHES // 4
+
+
+def test_without_a_crash_the_same_console_ends_by_itself(tmp_path: Path) -> None:
+    status, world = _life(tmp_path, die_at=0, obey_last=True, visible_after=20.0)
+    assert status == 0
+    assert world.fake.billing == ["somebody-elses"]
