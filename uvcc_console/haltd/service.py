@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -21,6 +23,7 @@ from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.provider import Pod, jump_to, provider_for
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.haltd.halter import Halter
+from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.haltd.view import View
 from uvcc_console.rollout import halt, spawn
 from uvcc_console.rollout.profile_schema import seconds
@@ -30,6 +33,8 @@ from uvcc_engine.contract.errors import UnreachableError, UnreadableError, UvccE
 log = logging.getLogger(__name__)
 POLL_S = 0.01
 WARM_S = 5.0
+REAP_EVERY_S = 5.0
+REAP_HALT_S = 120.0
 _ATTACHABLE = ("agent", "lost")
 _TIMEOUTS = Timeouts(connect=5.0, login=5.0, operation=10.0, keepalive_s=2.0, keepalive_count=2, backoff_last=2.0)
 
@@ -106,6 +111,9 @@ class Service:
         self._run_dir = run_dir
         self._only = only
         self._ended = False
+        self._reaper = Reaper()
+        self._reaping: asyncio.Task[None] | None = None
+        self._successor: subprocess.Popen[bytes] | None = None
         self._journal = Journal(run_dir / spawn.JOURNAL, source="haltd")
         self._view = View(self._journal)
         self._channels = Channels(run_dir, "halt" if only else "haltd")
@@ -129,12 +137,18 @@ class Service:
             if self._only:
                 await self._channels.warm(WARM_S)
             self._resume()
+            looked = time.monotonic()
             while not self._over():
                 for event in self._view.poll():
                     self._heed(event)
                 self._halter.tick()
+                if not self._only and time.monotonic() - looked >= REAP_EVERY_S:
+                    looked = time.monotonic()
+                    self._look_after()
                 await asyncio.sleep(POLL_S)
         finally:
+            if self._reaping is not None:
+                self._reaping.cancel()
             await self._channels.close()
             self._journal.close()
 
@@ -153,6 +167,7 @@ class Service:
 
     def _note(self, event: ev.Event) -> None:
         """A run that ended may be taken up again: its pods or workers come back."""
+        self._reaper.see(event)
         if isinstance(event, ev.RunEnded):
             self._ended = True
         elif isinstance(event, ev.PhaseStarted) or (isinstance(event, ev.PodChanged) and event.state in _ATTACHABLE):
@@ -166,6 +181,28 @@ class Service:
             self._halter.forget()
         elif isinstance(event, ev.HaltRequested) and (not self._only or event.nonce == self._only):
             self._request(event)
+
+    def _look_after(self) -> None:
+        """A run that nobody conducts any more is halted and handed to a new conductor, which tears it down."""
+        conducted = bool(spawn.running(self._run_dir, spawn.CONDUCTOR))
+        why = self._reaper.due(self.snapshot, conducted=conducted, now=time.time())
+        if not why:
+            return
+        text = f"the run is ended without its conductor: {why}"
+        self._append([ev.Alert(level="error", name="reaper", text=text, remedy="uvcc status tells what was saved")])
+        if self.snapshot.engine_run and self.snapshot.status == "running" and not self._halter.active:
+            asked = ev.HaltRequested(nonce=secrets.token_hex(8), mode="halt", by="reaper", reason=why)
+            self._append([asked])
+        self._reaping = asyncio.create_task(self._tear_down())
+
+    async def _tear_down(self) -> None:
+        """Once the halt has its verdict, or had time for one."""
+        for _ in range(int(REAP_HALT_S / REAP_EVERY_S)):
+            await asyncio.sleep(REAP_EVERY_S)
+            if not self._halter.active:
+                break
+        if not spawn.running(self._run_dir, spawn.CONDUCTOR):
+            self._successor = spawn.start(self._run_dir, spawn.CONDUCTOR, "--adopt", "teardown")
 
     def _request(self, asked: ev.HaltRequested) -> None:
         self._halter.request(asked, self.snapshot.engine_run, self._view.targets())

@@ -1,0 +1,141 @@
+"""A run without a conductor: when it is left alone, when it is ended, and that it really is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.state import fold
+from uvcc_console.fleet import procs
+from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.provider import PodRequest
+from uvcc_console.haltd import service
+from uvcc_console.haltd.reaper import AGAIN_S, Reaper
+from uvcc_console.rollout import spawn
+from uvcc_console.rollout.profile import load
+
+LIMITS = {"hourly": 3.0, "total": 5.0, "ttl": 7200.0, "wait": 900.0}
+
+
+def story(*states: str, price: float = 1.0) -> list[ev.Event]:
+    created = ev.RunCreated(
+        ts=0.0,
+        run="r",
+        profile_name="p",
+        job_kind="private",
+        replicas=1,
+        pipeline_stages=1,
+        tensor=1,
+        stages=[],
+        profile={"limits": LIMITS},
+    )
+    pods = [
+        ev.PodChanged(ts=0.0, pod=f"p{n}r0", party=n, replica=0, provider="x", state=state, price_hr=price)
+        for n, state in enumerate(states)
+    ]
+    return [created, *pods]
+
+
+def reaper(events: list[ev.Event], now: list[float]) -> Reaper:
+    made = Reaper()
+    made.ledger.clock = lambda: now[0]
+    for event in events:
+        made.see(event)
+    return made
+
+
+def test_a_conducted_run_is_nobody_elses_business() -> None:
+    events, now = story("agent"), [1e6]
+    assert reaper(events, now).due(fold(events), conducted=True, now=1e6) == ""
+
+
+def test_a_conductor_may_be_away_for_a_while() -> None:
+    events, now = story("agent"), [100.0]
+    made, s = reaper(events, now), fold(events)
+    assert made.due(s, conducted=False, now=100.0) == ""
+    assert made.due(s, conducted=False, now=999.0) == ""
+    assert made.due(s, conducted=True, now=1000.0) == ""  # it came back: the count starts again
+    assert made.due(s, conducted=False, now=1001.0) == ""
+    assert made.due(s, conducted=False, now=1900.0) == ""
+    assert "no conductor for 900 s" in made.due(s, conducted=False, now=1901.0)
+    assert made.due(s, conducted=False, now=1902.0) == ""  # said once
+    assert made.due(s, conducted=False, now=1901.0 + AGAIN_S) != ""
+
+
+@pytest.mark.parametrize(
+    ("price", "at", "why"),
+    [(4.0, 100.0, "limits.hourly"), (2.6, 7000.0, "limits.total"), (0.0, 7201.0, "time to live")],
+)
+def test_caps_and_time_to_live_hold_at_once(price: float, at: float, why: str) -> None:
+    events, now = story("agent", price=price), [at]
+    assert why in reaper(events, now).due(fold(events), conducted=False, now=at)
+
+
+def test_nothing_left_is_nothing_to_do() -> None:
+    events, now = story("gone", "planned"), [1e6]
+    assert reaper(events, now).due(fold(events), conducted=False, now=1e6) == ""
+
+
+def test_limits_that_cannot_be_read_are_the_strictest() -> None:
+    events, now = story("agent", price=0.5), [10.0]
+    created = ev.RunCreated(**{**ev.to_json(events[0]), "profile": {"limits": {"hourly": "lots"}}})
+    events = [created, *events[1:]]
+    assert "limits.hourly 0.00" in reaper(events, now).due(fold(events), conducted=False, now=10.0)
+
+
+async def test_an_abandoned_run_is_torn_down_by_its_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real pods, a real sidecar, a real second conductor; the first one was never there."""
+    monkeypatch.setattr(service, "REAP_EVERY_S", 0.1)
+    name, profile = load("demo", ["limits.wait=0.2", "limits.ttl=1h"])
+    run_dir: Path = paths.run_dir("reap")
+    run_dir.mkdir(parents=True)
+    journal = Journal(run_dir / spawn.JOURNAL, source="test")
+    journal.append(
+        ev.RunCreated(
+            run="reap",
+            profile_name=name,
+            job_kind="private",
+            replicas=1,
+            pipeline_stages=1,
+            tensor=1,
+            stages=[],
+            profile=profile.model_dump(mode="json"),
+        )
+    )
+    provider = LocalProvider(run_dir, ttl_s=60.0)
+    pods = [await provider.create(PodRequest(f"uvcc-reap-p{p}r0", p, 0)) for p in range(2)]
+    for pod in pods:
+        pod = await provider.wait_ready(pod)
+        journal.append(
+            ev.PodChanged(
+                pod=f"p{pod.party}r0", party=pod.party, replica=0, provider="local", state="ready", address=pod.address
+            )
+        )
+    await asyncio.wait_for(service.Service(run_dir).run(), 30)  # it ends with the run
+    s = read_all(journal)
+    assert s.status in ("failed", "torn_down")
+    assert any("no conductor" in a.text for a in s.alerts)
+    assert {p.state for p in s.pods.values()} <= {"gone", "planned"}
+    assert not any(procs.marked(pod.provider_id) for pod in pods)
+    assert await provider.list("uvcc-reap-") == []
+    async with asyncio.timeout(10):
+        while spawn.running(run_dir, spawn.CONDUCTOR):
+            await asyncio.sleep(0.02)
+    journal.close()
+
+
+def test_the_sidecar_of_no_run_says_so(tmp_path: Path) -> None:
+    env = {**os.environ, "UVCC_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "uvcc_console.haltd", "nowhere"], env=env, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr

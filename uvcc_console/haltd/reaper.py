@@ -1,0 +1,59 @@
+"""When a run's conductor has died, somebody must still stop what runs and what costs. Pure: it says when, not how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.ledger import Ledger
+from uvcc_console.rollout.profile_schema import LimitsPart
+from uvcc_engine.contract.errors import ConfigError
+
+AGAIN_S = 60.0
+
+
+@dataclass(slots=True)
+class Reaper:
+    """Counts how long the run has been without a conductor. All times are wall clock seconds."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    _alone_since: float = -1.0
+    _asked: float = float("-inf")
+
+    def see(self, event: ev.Event) -> None:
+        self.ledger.apply(event)
+
+    def due(self, s: Snapshot, *, conducted: bool, now: float) -> str:
+        """Why the run must be ended now; empty while a conductor looks after it, or while one may still come back.
+
+        Without a conductor the caps and the time to live hold at once, and ``limits.wait`` is how long one may be away.
+        """
+        left = [p for p in s.pods.values() if p.state not in ("planned", "gone")]
+        if conducted or not left:
+            self._alone_since = -1.0
+            return ""
+        if self._alone_since < 0:
+            self._alone_since = now
+        limits = _limits(s)
+        self.ledger.hourly_cap, self.ledger.total_cap = limits.hourly, limits.total
+        alone = now - self._alone_since
+        why = ""
+        if now - s.created > limits.ttl:
+            why = f"its time to live of {limits.ttl:.0f} s is over"
+        elif breach := self.ledger.breach():
+            why = breach
+        elif alone >= limits.wait:
+            why = f"it has had no conductor for {alone:.0f} s"
+        if not why or now - self._asked < AGAIN_S:
+            return ""
+        self._asked = now
+        return why
+
+
+def _limits(s: Snapshot) -> LimitsPart:
+    """The profile's limits; the strictest where they cannot be read."""
+    try:
+        return LimitsPart.model_validate(dict(s.profile.get("limits", {})))
+    except (ValueError, ConfigError):
+        return LimitsPart()
