@@ -2,7 +2,8 @@
 
 Multiplication is Araki et al. (CCS 2016): party ``i`` computes ``x_i (y_i + y_{i+1}) + x_{i+1} y_i`` (two products,
 not three), adds its part of a pseudo-random zero, and sends the sum to party ``i - 1``. Fixed-point products never
-re-establish replication before truncating: the additive result goes straight into the dealer's truncation.
+re-establish replication before truncating: the additive result goes straight into the dealer's truncation, and the
+dealer's knowledge of two components saves one of the six local products (``terms``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.pieces import PIECE, cuts
+from uvcc_engine.mpc.kernels.base import RightFactor
+from uvcc_engine.mpc.pieces import PIECE, cuts, in_pieces_gen
+from uvcc_engine.mpc.roles import Roles, roles
 from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
 from uvcc_engine.mpc.share import Share, encode
 from uvcc_engine.mpc.truncation import Opened, truncate_product_gen
@@ -92,40 +95,82 @@ def zero_share(rt: Runtime, shape: Sequence[int]) -> Tensor:
     return draws.ring(rt.next, *shape) - draws.ring(rt.party, *shape)
 
 
+Local = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+
+
+def terms(role: Roles | None, x: Share) -> list[Tensor]:
+    """This party's left factors of ``x y``; ``partners`` gives the right ones.
+
+    Without a dealer the nine products of components are shared out evenly, two local products each. A dealer forms four
+    of them in one product, ``(x_d + x_{d+1}) (y_d + y_{d+1})``: five local products over the three parties, not six.
+    """
+    if role is not None and role.is_dealer:
+        return [x.lo + x.hi]
+    return [x.lo, x.hi]
+
+
+def partners(role: Roles | None, y: Share) -> list[Tensor]:
+    """See ``terms``."""
+    if role is None:
+        return [y.lo + y.hi, y.lo]
+    if role.is_dealer:
+        return [y.lo + y.hi]
+    if role.is_left:
+        return [y.hi, y.lo + y.hi]
+    return [y.hi, y.lo]
+
+
 def mul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> Steps[Share]:
     """Elementwise ``x * y * scale``, broadcasting; the result keeps ``x.f``.
 
     ``y.f = 0`` and an integer scale (a bit times a value): 1 round, 24 bytes per output. Otherwise 2 rounds, 40 bytes.
     """
-    if x.shape == y.shape and len(places := cuts(x.n)) > 1:
-        a, b = x.reshape(-1), y.reshape(-1)
+    if x.shape != y.shape or len(places := cuts(x.n)) == 1:
+        return (yield from _product_gen(rt, x, y, rt.kernels.mul, scale, dealer))
+    a, b = x.reshape(-1), y.reshape(-1)
 
-        def build(at: int, place: slice) -> Steps[Share]:
-            return _product_gen(rt, a.index(place), b.index(place), rt.kernels.mul, scale, (dealer + at) % 3)
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
+        parts = a.index(place), b.index(place)
+        return [(yield from _product_gen(rt, *parts, rt.kernels.mul, scale, dealer, out=outs[0]))]
 
-        return (yield from _assembled_gen(build, places, x.shape, x.f))
-    return (yield from _product_gen(rt, x, y, rt.kernels.mul, scale, dealer))
+    (product,) = yield from in_pieces_gen(places, a.shape, [x.f], build, dealer)
+    return product.reshape(*x.shape)
 
 
 def matmul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> Steps[Share]:
     """``(x @ y) * scale`` for ``[..., m, k] @ [..., k, n]``; the result keeps ``x.f``.
 
-    Rounds and bytes as ``mul_gen``, per output element; two local matrix products.
+    Rounds and bytes as ``mul_gen``, per output element; five local matrix products over the three parties.
     """
     _check_matmul(x, y)
-    if x.lo.dim() == 2 and y.lo.dim() == 2 and len(rows := cuts(x.shape[0], max(1, PIECE // y.shape[1]))) > 1:
+    rows = [slice(0, 1)]
+    if x.lo.dim() == 2 and y.lo.dim() == 2:
+        rows = cuts(x.shape[0], max(1, PIECE // max(1, y.shape[1])))
+    if len(rows) == 1:
+        return (yield from _product_gen(rt, x, y, _matmul(rt, x), scale, dealer))
+    ready: dict[int, RightFactor] = {}  # by dealer: pieces with one dealer share their prepared right factor
 
-        def build(at: int, place: slice) -> Steps[Share]:
-            return _product_gen(rt, x.index(place), y, rt.kernels.matmul, scale, (dealer + at) % 3)
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
+        def local(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+            if dealer not in ready:
+                ready[dealer] = rt.kernels.right_factor(ys, rows[0].stop)
+            return ready[dealer](xs)
 
-        return (yield from _assembled_gen(build, rows, torch.Size((x.shape[0], y.shape[1])), x.f))
-    return (yield from _product_gen(rt, x, y, rt.kernels.matmul, scale, dealer))
+        return [(yield from _product_gen(rt, x.index(place), y, local, scale, dealer, out=outs[0]))]
+
+    (product,) = yield from in_pieces_gen(rows, torch.Size((x.shape[0], y.shape[1])), [x.f], build, dealer)
+    return product
+
+
+def _matmul(rt: Runtime, x: Share) -> Local:
+    rows = x.shape[0] if x.lo.dim() == 2 else 0
+    return lambda xs, ys: rt.kernels.right_factor(ys, rows)(xs)
 
 
 def matmul_open_gen(rt: Runtime, x: Share, y: Share, opened: Opened, *, dealer: int = DEALER) -> Steps[Share]:
     """``matmul_gen`` that lets a comparison beside it start from the masked product (``opened``)."""
     _check_matmul(x, y)
-    return (yield from _product_gen(rt, x, y, rt.kernels.matmul, 1.0, dealer, opened))
+    return (yield from _product_gen(rt, x, y, _matmul(rt, x), 1.0, dealer, opened))
 
 
 def product_with_gen(
@@ -138,7 +183,12 @@ def product_with_gen(
     dealer: int = DEALER,
 ) -> Steps[Share]:
     """Any bilinear ``local(x, y)`` (convolution, einsum) as a secure product. Costs as ``mul_gen`` per output."""
-    return (yield from _product_gen(rt, x, y, lambda a, b, c, d: local(a, b + d) + local(c, b), scale, dealer))
+
+    def total(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+        found = local(xs[0], ys[0])
+        return found if len(xs) == 1 else found + local(xs[1], ys[1])
+
+    return (yield from _product_gen(rt, x, y, total, scale, dealer))
 
 
 def _check_matmul(x: Share, y: Share) -> None:
@@ -146,53 +196,40 @@ def _check_matmul(x: Share, y: Share) -> None:
         raise ConfigError(f"matrix product of shapes {tuple(x.shape)} and {tuple(y.shape)}", "inner sizes must agree")
 
 
-def _assembled_gen(
-    build: Callable[[int, slice], Steps[Share]], places: Sequence[slice], shape: torch.Size, f: int
-) -> Steps[Share]:
-    """Run the pieces side by side and put each into its place along the first axis as it finishes."""
-    whole: list[Share] = []
-
-    def into_gen(at: int, place: slice) -> Steps[None]:
-        found = yield from build(at, place)
-        if not whole:
-            lead = places[-1].stop
-            empty = torch.empty((lead, *found.shape[1:]), dtype=torch.int64, device=found.lo.device)
-            whole.append(Share(empty, torch.empty_like(empty), f))
-        whole[0].lo[place] = found.lo
-        whole[0].hi[place] = found.hi
-
-    yield from par(*[into_gen(at, place) for at, place in enumerate(places)])
-    return whole[0].reshape(*shape)
-
-
 def _product_gen(
     rt: Runtime,
     x: Share,
     y: Share,
-    cross: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    local: Local,
     scale: float,
     dealer: int,
     opened: Opened | None = None,
+    out: Share | None = None,
 ) -> Steps[Share]:
     factor, extra = integer_scale(scale)
     if extra < 0:
         factor, extra = factor << -extra, 0
-    z = cross(x.lo, y.lo, x.hi, y.hi)
+    shift = y.f + extra
+    role = roles(rt, dealer) if shift > 0 else None
+    z = local(terms(role, x), partners(role, y))
     draws = rt.draws()
     z = rt.kernels.blind(z, factor, draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape))
-    shift = y.f + extra
     if shift > 0:
-        return (yield from truncate_product_gen(rt, z, shift, x.f, dealer, opened=opened))
-    return (yield from reshare_gen(rt, z, x.f))
+        return (yield from truncate_product_gen(rt, z, shift, x.f, dealer, opened=opened, out=out))
+    return (yield from reshare_gen(rt, z, x.f, out))
 
 
-def reshare_gen(rt: Runtime, z: Tensor, f: int) -> Steps[Share]:
+def reshare_gen(rt: Runtime, z: Tensor, f: int, out: Share | None = None) -> Steps[Share]:
     """Additive shares (masked by a zero share) to replicated ones: 1 round, 24 bytes per element."""
     message = Round()
     message.send(rt.prev, kinds.RESHARE, z)
     message.want(rt.next, kinds.RESHARE, torch.int64, *z.shape)
     (other,) = yield message
-    return Share(z, other, f)
+    if out is None:
+        return Share(z, other, f)
+    out.lo.copy_(z)
+    out.hi.copy_(other)
+    return out
 
 
 def mul(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0) -> Share:

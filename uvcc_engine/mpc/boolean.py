@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.mpc.carry import Tree, and_level_gen, carry_gen, level, tree
+from uvcc_engine.mpc.pieces import cuts
 from uvcc_engine.mpc.roles import known, online_part, roles
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps
+from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
 from uvcc_engine.mpc.share import BoolShare, Share
 from uvcc_engine.transcript import kinds
 
@@ -138,3 +139,15 @@ def to_bool_share_gen(rt: Runtime, b: PairBits) -> Steps[BoolShare]:
     (theirs,) = yield message
     online = mine ^ theirs
     return BoolShare(mask, online, b.n) if role.is_left else BoolShare(online, mask, b.n)
+
+
+def drelu_bits_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[BoolShare]:
+    """``[x >= 0]`` as replicated XOR shares, in one row: one round and 2 bits more than ``drelu_gen``."""
+
+    def piece_gen(at: int, place: slice) -> Steps[BoolShare]:
+        b = yield from drelu_gen(rt, flat.index(place), dealer=(dealer + at) % 3)
+        return (yield from to_bool_share_gen(rt, b))
+
+    flat = x.reshape(-1)
+    found = yield from par(*[piece_gen(at, place) for at, place in enumerate(cuts(flat.n))])
+    return BoolShare(torch.cat([b.lo for b in found]), torch.cat([b.hi for b in found]), x.n)

@@ -1,4 +1,4 @@
-"""Long vectors in pieces: each fits the processor's cache, flows through the rounds by itself, and has its own dealer.
+"""Long vectors in pieces: each flows through the rounds by itself and has its own dealer.
 
 Pieces take the three parties in turn as dealers, so that the dealer's larger share of work and of bytes is spread
 evenly.
@@ -6,41 +6,44 @@ evenly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from uvcc_engine.mpc.runtime import Steps, par
+from uvcc_engine.mpc.rounds import Steps, par
 from uvcc_engine.mpc.share import Share
 
-PIECE = 1 << 16  # elements
+PIECE = 1 << 18  # elements
+Build = Callable[[int, slice, Sequence[Share | None]], Steps[list[Share]]]
 
 
 def cuts(n: int, piece: int = PIECE) -> list[slice]:
-    """``[0, n)`` in pieces of ``piece``; one alone if there would be less than two full ones."""
-    if n < 2 * piece:
-        return [slice(0, n)]
-    return [slice(at, min(at + piece, n)) for at in range(0, n, piece)]
+    """``[0, n)`` in equal pieces of at most ``piece``, three or a multiple of it; one alone up to ``piece``.
 
-
-def in_pieces_gen(x: Share, build: Callable[[int, Share], Steps[list[Share]]], dealer: int) -> Steps[list[Share]]:
-    """``build(dealer, piece)`` on the flattened ``x``; every result is flat and as long as its piece.
-
-    The rounds of one piece; results are put together as the pieces finish.
+    Pieces are aligned to 64 elements where they are long enough.
     """
-    flat = x.reshape(-1)
-    places = cuts(flat.n)
+    if n <= piece:
+        return [slice(0, n)]
+    count = -(-n // (3 * piece)) * 3
+    size = -(-n // count // 64) * 64 if n >= 64 * count else -(-n // count)
+    return [slice(at, min(at + size, n)) for at in range(0, n, size)]
+
+
+def in_pieces_gen(
+    places: Sequence[slice], shape: torch.Size, scales: Sequence[int], build: Build, dealer: int
+) -> Steps[list[Share]]:
+    """``build(dealer, place, outs)`` for every place, side by side; the rounds of one.
+
+    Each writes its results into ``outs``, the place's rows of results of ``shape`` at the given scales. With one place
+    alone ``outs`` are None, and what it returns is returned.
+    """
     if len(places) == 1:
-        return (yield from build(dealer, flat))
-    results: list[Share] = []
-
-    def into_gen(at: int, place: slice) -> Steps[None]:
-        found = yield from build((dealer + at) % 3, flat.index(place))
-        if not results:
-            results.extend(Share(torch.empty_like(flat.lo), torch.empty_like(flat.lo), one.f) for one in found)
-        for whole, one in zip(results, found, strict=True):
-            whole.lo[place] = one.lo
-            whole.hi[place] = one.hi
-
-    yield from par(*[into_gen(at, place) for at, place in enumerate(places)])
-    return results
+        return (yield from build(dealer, places[0], [None] * len(scales)))
+    whole = [Share(torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64), f) for f in scales]
+    yield from par(
+        *[
+            build((dealer + at) % 3, place, [Share(w.lo[place], w.hi[place], w.f) for w in whole])
+            for at, place in enumerate(places)
+        ]
+    )
+    return whole

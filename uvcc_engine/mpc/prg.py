@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
@@ -21,6 +21,8 @@ from uvcc_engine.mpc.kernels.plain import wire_dtype
 
 _BLOCK = 16
 _MAX_BLOCKS = 1 << 40
+_STEP = 1 << 18
+_ZEROS = memoryview(bytes(_STEP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,6 @@ def derive_key(secret: bytes, sid_sub: bytes, attempt: int, label: str) -> bytes
     return HKDF(algorithm=SHA256(), length=16, salt=sid_sub, info=info).derive(secret)
 
 
-_zeros = bytes(1 << 12)
-
-
-def _zero_bytes(count: int) -> memoryview:
-    """A read-only run of zero bytes, grown once and shared by every draw."""
-    global _zeros
-    if len(_zeros) < count:
-        _zeros = bytes(1 << (count - 1).bit_length())
-    return memoryview(_zeros)[:count]
-
-
 class Stream:
     """One keyed stream that refuses to give the same bytes twice."""
 
@@ -66,8 +57,8 @@ class Stream:
         self._name = name
         self._at = (-1, -1, -1, 0)
 
-    def draw(self, epoch: int, stream: int, op: int, block: int, nbytes: int) -> Tensor:
-        """``nbytes`` fresh bytes from counter ``block`` of operation ``op``: uint8 tensor.
+    def draw(self, epoch: int, stream: int, op: int, block: int, out: Tensor) -> None:
+        """Fill ``out`` (contiguous, any type) with fresh bytes from counter ``block`` of operation ``op``.
 
         Positions must increase. ProtocolError if any of these bytes may have been given out before, since a mask that
         is used for two messages reveals their difference.
@@ -77,16 +68,27 @@ class Stream:
                 f"mask reuse refused: stream {self._name} is at {self._at}, asked for {(epoch, stream, op, block)}",
                 "start the next attempt; never run an epoch twice with one set of keys and changed inputs",
             )
+        nbytes = out.numel() * out.element_size()
         blocks = -(-nbytes // _BLOCK)
         if block + blocks > _MAX_BLOCKS:
             raise ProtocolError(f"operation {op} asks for more than {_MAX_BLOCKS} blocks of stream {self._name}")
-        counter = struct.pack(">IHI", epoch, stream, op) + block.to_bytes(6, "big")
-        # one block of slack: OpenSSL wants room for a block beyond the input
-        out = torch.empty(nbytes + _BLOCK, dtype=torch.uint8)
-        cipher = Cipher(self._aes, modes.CTR(counter)).encryptor()
-        cipher.update_into(_zero_bytes(nbytes), out.numpy().data)
+        if nbytes:
+            counter = struct.pack(">IHI", epoch, stream, op) + block.to_bytes(6, "big")
+            cipher = Cipher(self._aes, modes.CTR(counter)).encryptor()
+            _fill(cipher, out.numpy().data.cast("B"))
         self._at = (epoch, stream, op, block + blocks)
-        return out[:nbytes]
+
+
+def _fill(cipher: CipherContext, view: memoryview) -> None:
+    """Key stream into ``view``, in steps that leave the zero input in the processor's cache."""
+    try:
+        for at in range(0, len(view), _STEP):
+            part = view[at : at + _STEP]
+            cipher.update_into(_ZEROS[: len(part)], part)
+    except ValueError:  # older versions of the library want room for a block beyond the input
+        if at:
+            raise
+        view[:] = cipher.update(bytes(len(view)))
 
 
 class Draws:
@@ -98,26 +100,28 @@ class Draws:
         self._block: dict[int, int] = {}
         self._device = device
 
-    def _bytes(self, component: int, nbytes: int) -> Tensor:
+    def _draw(self, component: int, out: Tensor) -> Tensor:
+        nbytes = out.numel() * out.element_size()
         block = self._block.get(component, 0)
         self._block[component] = block + -(-nbytes // _BLOCK)
-        return self._streams[component].draw(*self._place, block, nbytes)
+        if out.device.type != "cpu":
+            host = torch.empty(out.shape, dtype=out.dtype)
+            self._streams[component].draw(*self._place, block, host)
+            return out.copy_(host)
+        self._streams[component].draw(*self._place, block, out)
+        return out
 
-    def ring(self, component: int, *shape: int) -> Tensor:
-        """Uniform int64 tensor known to the two holders of ``component`` (``OWN``: to this party alone)."""
-        count = 1
-        for side in shape:
-            count *= side
-        return self._bytes(component, 8 * count).view(torch.int64).reshape(shape).to(self._device)
+    def ring(self, component: int, *shape: int, out: Tensor | None = None) -> Tensor:
+        """Uniform int64 tensor known to the two holders of ``component`` (``OWN``: to this party alone).
+
+        ``out``, contiguous and of that shape, takes the numbers in place.
+        """
+        return self._draw(component, torch.empty(shape, dtype=torch.int64, device=self._device) if out is None else out)
 
     def narrow(self, component: int, bits: int, *shape: int) -> Tensor:
         """Elements uniform modulo 2^``bits`` in the narrowest type that carries them; the bits above are random,
         too."""
-        count = 1
-        for side in shape:
-            count *= side
-        width = wire_dtype(bits)
-        return self._bytes(component, count * width.itemsize).view(width).reshape(shape).to(self._device)
+        return self._draw(component, torch.empty(shape, dtype=wire_dtype(bits), device=self._device))
 
 
 OWN = -1

@@ -95,6 +95,26 @@ def mine_part(role: Roles, x: Share) -> Tensor:
     return x.lo if role.is_left else x.hi
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the components of a result go, for the two that this party holds; None where it has no memory yet."""
+
+    with_left: Tensor | None = None
+    with_right: Tensor | None = None
+    online: Tensor | None = None
+
+
+def places(role: Roles, out: Share | None) -> Places:
+    """The memory of ``out`` by component."""
+    if out is None:
+        return Places()
+    if role.is_dealer:
+        return Places(with_left=out.hi, with_right=out.lo)
+    if role.is_left:
+        return Places(with_left=out.lo, online=out.hi)
+    return Places(with_right=out.hi, online=out.lo)
+
+
 def assemble(
     role: Roles, *, with_left: Tensor | None, with_right: Tensor | None, online: Tensor | None, f: int
 ) -> Share:

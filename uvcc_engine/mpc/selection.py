@@ -16,8 +16,8 @@ from torch import Tensor
 
 from uvcc_engine.mpc.arithmetic import DEALER, matmul_open_gen, mul_gen, sub
 from uvcc_engine.mpc.boolean import PairBits, drelu_gen, sign_gen
-from uvcc_engine.mpc.pieces import in_pieces_gen
-from uvcc_engine.mpc.roles import Roles, assemble, known, mine_part, online_part, roles
+from uvcc_engine.mpc.pieces import cuts, in_pieces_gen
+from uvcc_engine.mpc.roles import Roles, assemble, known, mine_part, online_part, places, roles
 from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.mpc.truncation import Opened
@@ -91,12 +91,15 @@ def select_dealt_gen(rt: Runtime, b: PairBits, value: Tensor | None) -> Steps[tu
     return whole, delta * whole + (1 - 2 * delta) * part
 
 
-def pair_to_share_gen(rt: Runtime, y: Tensor | None, shape: torch.Size, f: int, dealer: int) -> Steps[Share]:
-    """A pair-shared number to replicated form: 1 round, 16 bytes per element."""
+def pair_to_share_gen(
+    rt: Runtime, y: Tensor | None, shape: torch.Size, f: int, dealer: int, out: Share | None = None
+) -> Steps[Share]:
+    """A pair-shared number to replicated form (in place in ``out``): 1 round, 16 bytes per element."""
     role = roles(rt, dealer)
     draws = rt.draws()
-    left = draws.ring(role.with_left, *shape) if not role.is_right else None
-    right = draws.ring(role.with_right, *shape) if not role.is_left else None
+    to = places(role, out)
+    left = draws.ring(role.with_left, *shape, out=to.with_left) if not role.is_right else None
+    right = draws.ring(role.with_right, *shape, out=to.with_right) if not role.is_left else None
     message = Round()
     if role.is_dealer:
         yield message
@@ -105,27 +108,32 @@ def pair_to_share_gen(rt: Runtime, y: Tensor | None, shape: torch.Size, f: int, 
     message.send(role.other, kinds.RESHARE, mine)
     message.want(role.other, kinds.RESHARE, torch.int64, *shape)
     (theirs,) = yield message
-    return assemble(role, with_left=left, with_right=right, online=mine + theirs, f=f)
+    online = torch.add(mine, theirs, out=to.online)
+    return assemble(role, with_left=left, with_right=right, online=online, f=f)
 
 
-def select_gen(rt: Runtime, b: PairBits, x: Share) -> Steps[Share]:
+def select_gen(rt: Runtime, b: PairBits, x: Share, out: Share | None = None) -> Steps[Share]:
     """``b * x`` for ``x`` with as many elements as ``b``: 2 rounds, 32 bytes per element. Shape of ``x``."""
     (y,) = yield from select_pair_gen(rt, b, [x.reshape(*b.shape)])
-    return (yield from pair_to_share_gen(rt, None if y is None else y.reshape(x.shape), x.shape, x.f, b.d))
+    return (yield from pair_to_share_gen(rt, None if y is None else y.reshape(x.shape), x.shape, x.f, b.d, out))
 
 
-def b2a_gen(rt: Runtime, b: PairBits) -> Steps[Share]:
+def b2a_gen(rt: Runtime, b: PairBits, out: Share | None = None) -> Steps[Share]:
     """The bits as arithmetic shares of 0 and 1 (``f = 0``): 2 rounds, 24 bytes per bit."""
     (own,) = yield from select_pair_gen(rt, b, [], bit=True)
-    return (yield from pair_to_share_gen(rt, own, b.shape, 0, b.d))
+    return (yield from pair_to_share_gen(rt, own, b.shape, 0, b.d, out))
 
 
-def _value_and_bit_gen(rt: Runtime, b: PairBits, x: Share) -> Steps[list[Share]]:
+def _value_and_bit_gen(
+    rt: Runtime, b: PairBits, x: Share, outs: Sequence[Share | None] = (None, None)
+) -> Steps[list[Share]]:
     """``b * x`` and ``b`` (``f = 0``), flat: 2 rounds, 48 bytes per element."""
     y, own = yield from select_pair_gen(rt, b, [x.reshape(*b.shape)], bit=True)
-    both = torch.stack([y, own]) if y is not None and own is not None else None
-    pair = yield from pair_to_share_gen(rt, both, torch.Size((2, *b.shape)), x.f, b.d)
-    return [pair.index(0), pair.index(1).with_f(0)]
+    return (
+        yield from par(
+            pair_to_share_gen(rt, y, b.shape, x.f, b.d, outs[0]), pair_to_share_gen(rt, own, b.shape, 0, b.d, outs[1])
+        )
+    )
 
 
 def relu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
@@ -134,24 +142,41 @@ def relu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Shar
     5 rounds, 51 + 48 bytes per element over the three parties; from ``boolean.BULK`` elements on 6 rounds, 43 + 48
     bytes.
     """
+    flat = x.reshape(-1)
 
-    def piece_gen(dealer: int, part: Share) -> Steps[list[Share]]:
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
+        part = flat.index(place)
         b = yield from drelu_gen(rt, part, dealer=dealer)
-        return (yield from _value_and_bit_gen(rt, b, part))
+        return (yield from _value_and_bit_gen(rt, b, part, outs))
 
-    value, bit = yield from in_pieces_gen(x, piece_gen, dealer)
+    value, bit = yield from in_pieces_gen(cuts(x.n), flat.shape, [x.f, 0], build, dealer)
     return value.reshape(*x.shape), bit.reshape(*x.shape)
 
 
 def relu_only_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
     """``max(x, 0)`` without the bit: rounds as ``relu_gen``; 32 bytes per element after the comparison."""
+    flat = x.reshape(-1)
 
-    def piece_gen(dealer: int, part: Share) -> Steps[list[Share]]:
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
+        part = flat.index(place)
         b = yield from drelu_gen(rt, part, dealer=dealer)
-        return [(yield from select_gen(rt, b, part))]
+        return [(yield from select_gen(rt, b, part, outs[0]))]
 
-    (value,) = yield from in_pieces_gen(x, piece_gen, dealer)
+    (value,) = yield from in_pieces_gen(cuts(x.n), flat.shape, [x.f], build, dealer)
     return value.reshape(*x.shape)
+
+
+def drelu_arithmetic_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
+    """``[x >= 0]`` as an arithmetic bit (``f = 0``): rounds as ``relu_gen``; 24 bytes per element after the
+    comparison."""
+    flat = x.reshape(-1)
+
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
+        b = yield from drelu_gen(rt, flat.index(place), dealer=dealer)
+        return [(yield from b2a_gen(rt, b, outs[0]))]
+
+    (bit,) = yield from in_pieces_gen(cuts(x.n), flat.shape, [0], build, dealer)
+    return bit.reshape(*x.shape)
 
 
 def matmul_relu_gen(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
@@ -179,18 +204,6 @@ def mux_gen(rt: Runtime, bit: Share, x: Share, y: Share) -> Steps[Share]:
     """``x`` where the arithmetic bit (``f = 0``) is one, else ``y``: 1 round, 24 bytes per element."""
     chosen = yield from mul_gen(rt, sub(x, y), bit)
     return Share(chosen.lo + y.lo, chosen.hi + y.hi, y.f)
-
-
-def drelu_arithmetic_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
-    """``[x >= 0]`` as an arithmetic bit (``f = 0``): rounds as ``relu_gen``; 24 bytes per element after the
-    comparison."""
-
-    def piece_gen(dealer: int, part: Share) -> Steps[list[Share]]:
-        b = yield from drelu_gen(rt, part, dealer=dealer)
-        return [(yield from b2a_gen(rt, b))]
-
-    (bit,) = yield from in_pieces_gen(x, piece_gen, dealer)
-    return bit.reshape(*x.shape)
 
 
 def relu(rt: Runtime, x: Share) -> tuple[Share, Share]:

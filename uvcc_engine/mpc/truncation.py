@@ -26,7 +26,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.kernels.plain import narrow, shift_logical, wire_dtype
 from uvcc_engine.mpc.prg import OWN
-from uvcc_engine.mpc.roles import Roles, assemble, known, roles
+from uvcc_engine.mpc.roles import Roles, assemble, known, places, roles
 from uvcc_engine.mpc.runtime import Round, Runtime, Steps
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.transcript import kinds
@@ -54,6 +54,7 @@ class Mask:
     shape: torch.Size
     left: Tensor | None
     right: Tensor | None
+    online: Tensor | None = None  # memory for the third component
     k: Tensor | None = None
     m: Tensor | None = None
 
@@ -87,28 +88,30 @@ def _finish_gen(
     message.send(role.other, kinds.RESHARE, part)
     message.want(role.other, kinds.RESHARE, part.dtype, *mask.shape)
     (theirs,) = yield message
-    online = rt.kernels.truncate_close(c, part, theirs, mask.s)
+    online = rt.kernels.truncate_close(c, part, theirs, mask.s, mask.online)
     return assemble(role, with_left=mask.left, with_right=mask.right, online=online, f=f)
 
 
 def truncate_product_gen(
-    rt: Runtime, z: Tensor, s: int, f: int, dealer: int, *, opened: Opened | None = None
+    rt: Runtime, z: Tensor, s: int, f: int, dealer: int, *, opened: Opened | None = None, out: Share | None = None
 ) -> Steps[Share]:
     """Additive product share ``z`` (already re-randomised by a zero share), ``|sum z| < 2^62`` -> share of ``sum z >>
     s``.
 
-    The dealer adds the mask to its own ``z``. 2 rounds; 32 bytes + 4 elements modulo 2^s per output, over the three
-    parties (40 bytes for s <= 16).
+    The dealer adds the mask to its own ``z``. ``out`` takes the result in place (contiguous, of ``z``'s shape). 2
+    rounds; 32 bytes + 4 elements modulo 2^s per output, over the three parties (40 bytes for s <= 16).
     """
     check_shift(s)
     role = roles(rt, dealer)
     draws = rt.draws()
     shape = z.shape
+    to = places(role, out)
     mask = Mask(
         s,
         shape,
-        draws.ring(role.with_left, *shape) if not role.is_right else None,
-        draws.ring(role.with_right, *shape) if not role.is_left else None,
+        draws.ring(role.with_left, *shape, out=to.with_left) if not role.is_right else None,
+        draws.ring(role.with_right, *shape, out=to.with_right) if not role.is_left else None,
+        to.online,
     )
     if not role.is_left:
         mask.k, mask.m = draws.narrow(role.with_right, s, 2, *shape)

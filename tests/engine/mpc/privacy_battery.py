@@ -45,10 +45,10 @@ class WatchedRuntime(Runtime):
         draws = super().draws()
         ring, narrow, seen, op = draws.ring, draws.narrow, self.view, self._op
 
-        def watched_ring(component: int, *shape: int) -> Tensor:
-            out = ring(component, *shape)
-            seen.items.append((f"draw {component} of op {op}", out.reshape(-1).clone()))
-            return out
+        def watched_ring(component: int, *shape: int, out: Tensor | None = None) -> Tensor:
+            drawn = ring(component, *shape, out=out)
+            seen.items.append((f"draw {component} of op {op}", drawn.reshape(-1).clone()))
+            return drawn
 
         def watched_narrow(component: int, bits: int, *shape: int) -> Tensor:
             out = narrow(component, bits, *shape)

@@ -9,7 +9,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.boolean import QUICK, SPARING
 from uvcc_engine.mpc.carry import Level, level, tree
-from uvcc_engine.mpc.kernels import cpu
+from uvcc_engine.mpc.kernels import cpu, limbs
 from uvcc_engine.mpc.kernels.base import kernels_for
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
 from uvcc_engine.mpc.kernels.plain import PlainKernels, wire_dtype
@@ -111,7 +111,8 @@ def test_truncation_kernels(n: int, s: int) -> None:
 @pytest.mark.parametrize("n", [100, N])
 def test_product_and_selection_kernels(n: int) -> None:
     a, b, c, d = (random(n) ^ i for i in range(4))
-    assert torch.equal(CPU.mul(a, b, c, d), PLAIN.mul(a, b, c, d))
+    assert torch.equal(CPU.mul([a, b], [c, d]), PLAIN.mul([a, b], [c, d]))
+    assert torch.equal(CPU.mul([a], [c]), PLAIN.mul([a], [c]))
     assert torch.equal(CPU.blind(a.clone(), 7, b, c), PLAIN.blind(a, 7, b, c))
     words, right = random(-(-n // 64)), random(2, n)
     assert torch.equal(CPU.select_deal(words, [a], right), PLAIN.select_deal(words, [a], right))
@@ -145,3 +146,53 @@ def test_without_numba_large_tensors_still_work(monkeypatch: pytest.MonkeyPatch)
 def test_a_device_without_kernels_is_refused() -> None:
     with pytest.raises(ConfigError, match="meta"):
         kernels_for(torch.device("meta"))
+
+
+def scrambled(*shape: int) -> Tensor:
+    x = random(*shape)
+    x.view(-1)[:8] = torch.tensor([0, -1, 1, 2**63 - 1, -(2**63), 0x7F, 0x80, -0x80])
+    return x
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(33, 8, 16), (32, 100, 48), (64, 300, 16)])
+def test_digit_products_are_exact(m: int, k: int, n: int) -> None:
+    x, y = scrambled(m, k), scrambled(k, n)
+    parts = [a.to(torch.int32) @ b.to(torch.int32) for a, b in digit_pairs(limbs.split_left(x), limbs.split_right(y))]
+    assert torch.equal(limbs.combine(parts), x @ y)
+
+
+def digit_pairs(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]]:
+    k = right.shape[0] // 8
+    return [(left[:, : (s + 1) * k], right[(7 - s) * k :]) for s in range(8)]
+
+
+def test_digits_reach_from_end_to_end() -> None:
+    x = scrambled(50)
+    d = limbs.digits(x).to(torch.int64)
+    assert d.min() >= -128
+    assert d.max() <= 127
+    assert torch.equal((d << (8 * torch.arange(8))).sum(-1), x)
+
+
+@pytest.mark.skipif(
+    not limbs.has_fast_bytes(torch.device("cpu")), reason="this processor has no unit for 8-bit products"
+)
+@pytest.mark.parametrize("terms", [1, 2])
+def test_products_on_the_byte_unit(monkeypatch: pytest.MonkeyPatch, terms: int) -> None:
+    monkeypatch.setattr(cpu, "LIMBS_FROM", 1)
+    xs, ys = [scrambled(48, 90) ^ i for i in range(terms)], [scrambled(90, 32) ^ i for i in range(terms)]
+    expected = sum(a @ b for a, b in zip(xs, ys, strict=True))
+    called = []
+    monkeypatch.setattr(limbs, "products", lambda *a, honest=limbs.products: called.append(1) or honest(*a))
+    assert torch.equal(CPU.right_factor(ys, 48)(xs), expected)
+    assert torch.equal(CPU.right_factor([y.t().contiguous().t() for y in ys], 48)(xs), expected)
+    assert len(called) == 2
+    assert torch.equal(limbs.combine(limbs.products(limbs.split_left(xs[0]), limbs.split_right(ys[0]))), xs[0] @ ys[0])
+
+
+def test_a_device_whose_products_saturate_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def saturating(a: Tensor, b: Tensor) -> Tensor:
+        return (a.double() @ b.double()).clamp(-(2.0**31), 2.0**31 - 1).to(torch.int32)
+
+    monkeypatch.setattr(torch, "_int_mm", saturating)
+    assert not limbs.wraps_and_is_exact.__wrapped__(torch.device("cpu"))

@@ -19,6 +19,12 @@ from uvcc_engine.plane.api import Tag
 from uvcc_engine.transcript import kinds
 
 
+def drawn(stream: Stream, *place: int, nbytes: int = 16) -> bytes:
+    out = torch.empty(nbytes, dtype=torch.uint8)
+    stream.draw(*place, out)
+    return out.numpy().tobytes()
+
+
 def test_stream_is_aes_counter_mode() -> None:
     # NIST SP 800-38A, F.5.1, with its initial counter block f0f1...ff
     stream = Stream(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c"), "test")
@@ -29,19 +35,20 @@ def test_stream_is_aes_counter_mode() -> None:
         algorithms.AES(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")),
         modes.CTR(bytes.fromhex("f0f1f2f3f4f5f6f7f8f9000000000000")),
     ).encryptor()
-    assert stream.draw(first, second, third, 0, 100).numpy().tobytes() == expected.update(bytes(100))
+    assert drawn(stream, first, second, third, 0, nbytes=100) == expected.update(bytes(100))
+    assert drawn(stream, first, second, third, 7, nbytes=600_000) == expected.update(bytes(600_012))[12:]
 
 
 def test_stream_refuses_to_repeat_itself() -> None:
     stream = Stream(bytes(16), "component 1")
-    stream.draw(1, 0, 0, 0, 40)  # blocks 0, 1, 2
+    drawn(stream, 1, 0, 0, 0, nbytes=40)  # blocks 0, 1, 2
     for place in ((1, 0, 0, 0), (1, 0, 0, 2), (0, 0, 9, 0)):
         with pytest.raises(ProtocolError, match="mask reuse refused: stream component 1"):
-            stream.draw(*place, 16)
-    stream.draw(1, 0, 0, 3, 16)
-    stream.draw(1, 0, 1, 0, 16)
+            drawn(stream, *place)
+    drawn(stream, 1, 0, 0, 3)
+    drawn(stream, 1, 0, 1, 0)
     with pytest.raises(ProtocolError):
-        stream.draw(1, 0, 0, 4, 16)
+        drawn(stream, 1, 0, 0, 4)
 
 
 def test_streams_do_not_repeat_across_places_attempts_and_sessions() -> None:
@@ -51,7 +58,7 @@ def test_streams_do_not_repeat_across_places_attempts_and_sessions() -> None:
             for label in ("component0", "component1", "own0"):
                 stream = Stream(derive_key(b"k" * 32, sid, attempt, label), label)
                 for place in ((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0)):
-                    seen.add(stream.draw(*place, 16).numpy().tobytes())
+                    seen.add(drawn(stream, *place))
     assert len(seen) == 2 * 2 * 3 * 5
 
 

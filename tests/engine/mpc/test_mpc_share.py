@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc import arithmetic
 from uvcc_engine.mpc.kernels.base import kernels_for
+from uvcc_engine.mpc.roles import Roles
 from uvcc_engine.mpc.share import Share, cat, decode, encode, reconstruct, share_of, split
 
 ring = st.integers(-(2**63), 2**63 - 1)
@@ -52,10 +53,17 @@ def test_the_cross_terms_sum_to_the_product(xs: list[int], ys: list[int], seed: 
     n = min(len(xs), len(ys))
     x, y = shares_of(xs[:n], seed), shares_of(ys[:n], seed + 1)
     kernels = kernels_for(torch.device("cpu"))
-    parts = [kernels.mul(a.lo, b.lo, a.hi, b.hi) for a, b in zip(x, y, strict=True)]
-    assert [int(v) for v in sum(parts)] == [wrap(a * b) for a, b in zip(xs[:n], ys[:n], strict=True)]
-    matrix = [kernels.matmul(a.lo[None], b.lo[:, None], a.hi[None], b.hi[:, None]) for a, b in zip(x, y, strict=True)]
-    assert int(sum(matrix)) == wrap(sum(a * b for a, b in zip(xs[:n], ys[:n], strict=True)))
+    for dealer in (None, 0, 1, 2):
+        role = [None if dealer is None else Roles(dealer, p) for p in range(3)]
+        left = [arithmetic.terms(r, a) for r, a in zip(role, x, strict=True)]
+        right = [arithmetic.partners(r, b) for r, b in zip(role, y, strict=True)]
+        parts = [kernels.mul(a, b) for a, b in zip(left, right, strict=True)]
+        assert [int(v) for v in sum(parts)] == [wrap(a * b) for a, b in zip(xs[:n], ys[:n], strict=True)]
+        matrix = [
+            kernels.right_factor([v[:, None] for v in b], 1)([u[None] for u in a])
+            for a, b in zip(left, right, strict=True)
+        ]
+        assert int(sum(matrix)) == wrap(sum(a * b for a, b in zip(xs[:n], ys[:n], strict=True)))
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8), st.integers(4, 20))

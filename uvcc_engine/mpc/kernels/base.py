@@ -5,6 +5,7 @@ All tensors are int64 and wrap modulo 2^64; bit planes and words are bit-sliced,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,14 +18,18 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.carry import Level
 
 
+RightFactor = Callable[[Sequence[Tensor]], Tensor]
+
+
 class Kernels(Protocol):
     """Local arithmetic of one party. Implementations differ in speed, never in the result."""
 
-    def mul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
-        """``x_lo (y_lo + y_hi) + x_hi y_lo`` elementwise, broadcasting: this party's part of a product."""
+    def mul(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+        """``sum_i xs[i] * ys[i]`` elementwise, broadcasting, for one or two terms."""
 
-    def matmul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
-        """The same for matrices ``[..., m, k]`` and ``[..., k, n]``: two local matrix products."""
+    def right_factor(self, ys: Sequence[Tensor], rows: int) -> RightFactor:
+        """Prepares ``xs -> sum_i xs[i] @ ys[i]`` for one or two matrices ``[..., k, n]`` and ``rows`` rows of
+        ``xs``."""
 
     def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
         """``z * factor + plus - minus``: a product share with its public factor and its part of a zero."""
@@ -37,8 +42,8 @@ class Kernels(Protocol):
     def truncate_open(self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int) -> tuple[Tensor, Tensor]:
         """``c = z + a + b + 2^62`` and this online party's part ``k + m [c >= 0]`` of the upper bits, modulo 2^s."""
 
-    def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int) -> Tensor:
-        """The online component of the result from the opened ``c`` and both parts."""
+    def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor | None = None) -> Tensor:
+        """The online component of the result from the opened ``c`` and both parts (into ``out`` if given)."""
 
     def to_planes(self, x: Tensor, bits: int = 64) -> Tensor:
         """``[n]`` elements to ``[bits, ceil(n / 64)]``: bit ``e`` of ``planes[b, w]`` is bit ``b`` of ``x[64 w +

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uvcc_engine.mpc.kernels import limbs
+from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.plain import PlainKernels, wire_dtype
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 COMPILE_FROM = 1 << 14  # elements; below, loading the compiled code would cost more than it saves
 _WORDS = COMPILE_FROM // 64
+LIMBS_FROM = 1 << 26  # multiplications from which eight-bit digits pay, on processors that have a unit for them
 
 
 class CpuKernels(PlainKernels):
@@ -35,12 +39,40 @@ class CpuKernels(PlainKernels):
     def _fast(self, enough: bool, *tensors: Tensor) -> bool:
         return enough and all(t.is_contiguous() for t in tensors) and self._jit is not None
 
-    def mul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
-        if x_lo.shape == y_lo.shape and self._fast(x_lo.numel() >= COMPILE_FROM, x_lo, y_lo, x_hi, y_hi):
-            out = torch.empty_like(x_lo)
-            self._jit.cross(_flat(x_lo), _flat(y_lo), _flat(x_hi), _flat(y_hi), _flat(out))
+    def mul(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+        first = xs[0]
+        same = all(t.shape == first.shape for t in (*xs, *ys))
+        if not same or not self._fast(first.numel() >= COMPILE_FROM, *xs, *ys):
+            return super().mul(xs, ys)
+        out = torch.empty_like(first)
+        a, b, c, d = _flat(first), _flat(ys[0]), _flat(xs[-1]), _flat(ys[-1])
+        self._jit.cross(len(xs), a, b, c, d, _flat(out))
+        return out
+
+    def right_factor(self, ys: Sequence[Tensor], rows: int) -> RightFactor:
+        y = ys[0]
+        inner = sum(one.shape[-2] for one in ys if one.dim() == 2)
+        big = y.dim() == 2 and rows * inner * y.shape[1] >= LIMBS_FROM and rows >= 32 and y.shape[1] % 16 == 0
+        if not big or inner > limbs.MAX_INNER or not limbs.has_fast_bytes(y.device) or self._jit is None:
+            return super().right_factor(ys, rows)
+        right = torch.empty(limbs.DIGITS, inner, y.shape[1], dtype=torch.int8)
+        at = 0
+        for one in ys:
+            self._jit.split_right(_array(one), _array(right), at)
+            at += one.shape[0]
+
+        def apply(xs: Sequence[Tensor]) -> Tensor:
+            left = torch.empty(xs[0].shape[0], limbs.DIGITS, inner, dtype=torch.int8)
+            at = 0
+            for x in xs:
+                self._jit.split_left(_array(x), _array(left), at)
+                at += x.shape[1]
+            parts = limbs.products(left.view(left.shape[0], -1), right.view(-1, y.shape[1]))
+            out = torch.empty(parts[0].shape, dtype=torch.int64)
+            self._jit.combine(*[_flat(part) for part in parts], _flat(out))
             return out
-        return super().mul(x_lo, y_lo, x_hi, y_hi)
+
+        return apply
 
     def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
         if self._fast(z.numel() >= COMPILE_FROM, z, plus, minus):
@@ -67,10 +99,11 @@ class CpuKernels(PlainKernels):
         self._jit.truncate_open(_flat(z), _flat(a), _flat(b), _flat(k), _flat(m), _flat(c), _flat(part))
         return c, part
 
-    def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int) -> Tensor:
+    def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor | None = None) -> Tensor:
         if not self._fast(c.numel() >= COMPILE_FROM, c, part, theirs):
-            return super().truncate_close(c, part, theirs, s)
-        out = torch.empty_like(c)
+            return super().truncate_close(c, part, theirs, s, out)
+        if out is None:
+            out = torch.empty_like(c)
         self._jit.truncate_close(_flat(c), _flat(part), _flat(theirs), s, _flat(out))
         return out
 
@@ -171,12 +204,17 @@ class CpuKernels(PlainKernels):
         )
 
 
-_UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def _flat(x: Tensor) -> Any:
     """The elements as a flat unsigned array on the same memory."""
     return x.view(-1).numpy().view(_UNSIGNED[x.element_size()])
+
+
+def _array(x: Tensor) -> Any:
+    """The same, keeping the shape."""
+    return x.contiguous().numpy().view(_UNSIGNED[x.element_size()])
 
 
 def _rows(x: Tensor) -> Any:

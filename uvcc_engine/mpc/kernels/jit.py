@@ -227,10 +227,14 @@ def merge(
 
 
 @_jit
-def cross(x_lo: Words, y_lo: Words, x_hi: Words, y_hi: Words, out: Words) -> None:
-    """This party's part of an elementwise product."""
-    for i in range(out.shape[0]):
-        out[i] = x_lo[i] * (y_lo[i] + y_hi[i]) + x_hi[i] * y_lo[i]
+def cross(terms: int, a: Words, b: Words, c: Words, d: Words, out: Words) -> None:
+    """``a b``, or ``a b + c d``."""
+    if terms == 1:
+        for i in range(out.shape[0]):
+            out[i] = a[i] * b[i]
+    else:
+        for i in range(out.shape[0]):
+            out[i] = a[i] * b[i] + c[i] * d[i]
 
 
 @_jit
@@ -304,3 +308,47 @@ def choose(delta: Words, mine: Words, online: Words, dealt: Words, own: Words, o
     for i in range(out.shape[0]):
         d = (delta[i >> 6] >> np.uint64(i & 63)) & one
         out[i] = (mine[i] & (zero - d)) + (one - two * d) * dealt[i] + own[i] * online[i]
+
+
+@_jit
+def split_left(x: Words, out: NDArray[np.uint8], first: int) -> None:
+    """``[m, k]`` to digits in ``out[:, :, first:first + k]``, ``[m, 8, ...]``."""
+    m, k = x.shape
+    bias = np.uint64(0x8080808080808080)
+    for i in range(m):
+        for d in range(8):
+            shift = np.uint64(8 * d)
+            for j in range(k):
+                out[i, d, first + j] = np.uint8(((x[i, j] + bias) ^ bias) >> shift)
+
+
+@_jit
+def split_right(y: Words, out: NDArray[np.uint8], first: int) -> None:
+    """``[k, n]`` to digits in ``out[:, first:first + k]``, ``[8, ..., n]``, highest first."""
+    k, n = y.shape
+    bias = np.uint64(0x8080808080808080)
+    for i in range(k):
+        for d in range(8):
+            shift = np.uint64(8 * (7 - d))
+            for j in range(n):
+                out[d, first + i, j] = np.uint8(((y[i, j] + bias) ^ bias) >> shift)
+
+
+@_jit
+def combine(a: Narrow, b: Narrow, c: Narrow, d: Narrow, e: Narrow, f: Narrow, g: Narrow, h: Narrow, out: Words) -> None:
+    """``sum_s part_s 2^(8 s)``; only the lower bits of the upper parts count, so all may be unsigned."""
+    for i in range(out.shape[0]):
+        # the lower four are exact signed numbers: extend their sign
+        low = (
+            np.uint64(np.int64(np.int32(a[i])))
+            + (np.uint64(np.int64(np.int32(b[i]))) << np.uint64(8))
+            + (np.uint64(np.int64(np.int32(c[i]))) << np.uint64(16))
+            + (np.uint64(np.int64(np.int32(d[i]))) << np.uint64(24))
+        )
+        high = (
+            np.uint32(e[i])
+            + (np.uint32(f[i]) << np.uint32(8))
+            + (np.uint32(g[i]) << np.uint32(16))
+            + (np.uint32(h[i]) << np.uint32(24))
+        )
+        out[i] = low + (np.uint64(high) << np.uint64(32))

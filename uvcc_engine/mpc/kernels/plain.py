@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,11 +41,20 @@ def wire_dtype(bits: int) -> torch.dtype:
 class PlainKernels:
     """``kernels.base.Kernels`` in torch."""
 
-    def mul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
-        return (x_lo * (y_lo + y_hi)).add_(x_hi * y_lo)
+    def mul(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+        total = xs[0] * ys[0]
+        for x, y in zip(xs[1:], ys[1:], strict=True):
+            total += x * y
+        return total
 
-    def matmul(self, x_lo: Tensor, y_lo: Tensor, x_hi: Tensor, y_hi: Tensor) -> Tensor:
-        return (x_lo @ (y_lo + y_hi)).add_(x_hi @ y_lo)
+    def right_factor(self, ys: Sequence[Tensor], rows: int) -> Callable[[Sequence[Tensor]], Tensor]:
+        def apply(xs: Sequence[Tensor]) -> Tensor:
+            total = xs[0] @ ys[0]
+            for x, y in zip(xs[1:], ys[1:], strict=True):
+                total += x @ y
+            return total
+
+        return apply
 
     def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
         return (z * factor if factor != 1 else z) + plus - minus
@@ -61,9 +71,10 @@ class PlainKernels:
         c = z + a + b + (1 << 62)
         return c, narrow(k.to(torch.int64) + (m & ~(c >> 63)), s)
 
-    def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int) -> Tensor:
+    def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor | None = None) -> Tensor:
         top = (part.to(torch.int64) + theirs.to(torch.int64)) << (64 - s)
-        return shift_logical(c, s) - (1 << (62 - s)) + top
+        result = shift_logical(c, s) - (1 << (62 - s)) + top
+        return result if out is None else out.copy_(result)
 
     def select_deal(self, rho: Tensor, us: list[Tensor], right: Tensor) -> Tensor:
         bits = self.bits_to_ints(rho, right.shape[-1])

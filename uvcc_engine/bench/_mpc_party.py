@@ -1,0 +1,227 @@
+"""One party of ``bench mpc``: opens its plane, runs each piece of work, prints what it took as one JSON object."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import itertools
+import json
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.mpc.arithmetic import matmul_gen, mul_gen, sub
+from uvcc_engine.mpc.boolean import drelu_bits_gen
+from uvcc_engine.mpc.kernels.memory import keep_freed_memory
+from uvcc_engine.mpc.nonlinear import softmax_gen
+from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.selection import matmul_relu_gen, relu_only_gen
+from uvcc_engine.mpc.share import Share, share_of, split
+from uvcc_engine.plane.api import Buffer, Plane, Tag
+from uvcc_engine.plane.connect import open_plane
+from uvcc_engine.transcript.identity import Identity
+
+SID = hashlib.sha256(b"bench mpc").digest()
+BATCH = 128
+LAYERS = (784, 128, 128, 10)
+
+
+class DelayedPlane:
+    """A plane whose messages take ``delay`` seconds more, one way. Parties on one host share the clock."""
+
+    def __init__(self, inner: Plane, delay: float) -> None:
+        self._inner, self._delay = inner, delay
+        self.party = inner.party
+
+    def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
+        self._inner.send(dst, tag, struct.pack("<d", time.monotonic()) + bytes(payload))
+
+    def recv(self, src: int, tag: Tag) -> memoryview:
+        message = self._inner.recv(src, tag)
+        (sent,) = struct.unpack("<d", message[:8])
+        time.sleep(max(0.0, sent + self._delay - time.monotonic()))
+        return message[8:]
+
+    def send_control(self, dst: int, body: bytes) -> None:
+        self._inner.send_control(dst, body)
+
+    def recv_control(self, src: int, timeout: float | None = None) -> bytes:
+        return self._inner.recv_control(src, timeout)
+
+    def close(self, *, graceful: bool = True) -> None:
+        self._inner.close(graceful=graceful)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A named piece of work, and the local arithmetic that no protocol can avoid (None: not compared)."""
+
+    run: Callable[[Runtime], object]
+    floor: Callable[[], object] | None = None
+
+
+def normal(party: int, *shape: int, scale: float = 1.0, seed: int = 1) -> Share:
+    """A share of normal numbers; all parties derive the same components, as benchmarks may."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    x = torch.randn(shape, generator=generator) * scale
+
+    def source(count: int) -> bytes:
+        words = torch.randint(-(2**63), 2**63 - 1, (-(-count // 8),), generator=generator)
+        return words.numpy().tobytes()[:count]
+
+    return share_of(split(x, 16, source), party)
+
+
+def mlp_step_gen(rt: Runtime, x: Share, y: Share, weights: list[Share], lr: float = 0.1) -> Steps[list[Share]]:
+    """One SGD step of a fully connected network with ReLU and softmax cross-entropy; lr / batch is folded in."""
+    inputs, bits = [x], []
+    value = x
+    for i, weight in enumerate(weights):
+        if i + 1 == len(weights):
+            value = yield from matmul_gen(rt, value, weight)
+            break
+        value, bit = yield from matmul_relu_gen(rt, value, weight)
+        inputs.append(value)
+        bits.append(bit)
+    probability, _, _ = yield from softmax_gen(rt, value)
+    delta = sub(probability, y)
+    new: list[Share] = []
+    for i in reversed(range(len(weights))):
+        gradient = matmul_gen(rt, inputs[i].T, delta, scale=lr / BATCH)
+        if i == 0:
+            change = yield from gradient
+        else:
+            change, back = yield from par(gradient, matmul_gen(rt, delta, weights[i].T))
+            delta = yield from mul_gen(rt, back, bits[i - 1])
+        new.insert(0, sub(weights[i], change))
+    return new
+
+
+def works(party: int) -> dict[str, Callable[[], Work]]:
+    """Name -> the work, built when its turn comes so that only one row's data is in memory."""
+
+    def matmul(n: int) -> Work:
+        x, y = normal(party, n, n), normal(party, n, n, seed=2)
+        return Work(lambda rt: rt.run(matmul_gen(rt, x, y)), lambda: two_products(x, y))
+
+    def elements(build: Callable[[Runtime, Share], Steps[Any]], n: int = 1_000_000) -> Work:
+        x = normal(party, n)
+        return Work(lambda rt: rt.run(build(rt, x)))
+
+    def mlp() -> Work:
+        x = normal(party, BATCH, LAYERS[0], scale=0.3)
+        y = normal(party, BATCH, LAYERS[-1], scale=0.1)
+        weights = [normal(party, a, b, scale=a**-0.5) for a, b in itertools.pairwise(LAYERS)]
+        return Work(lambda rt: rt.run(mlp_step_gen(rt, x, y, weights)), lambda: _mlp_products(x, y, weights))
+
+    return {
+        "matmul_512": lambda: matmul(512),
+        "matmul_1024": lambda: matmul(1024),
+        "mul_1e6": lambda: elements(lambda rt, x: mul_gen(rt, x, x)),
+        "drelu_1e6": lambda: elements(drelu_bits_gen),
+        "relu_1e6": lambda: elements(relu_only_gen),
+        "mlp_step": mlp,
+        "mlp_step_20ms": mlp,
+    }
+
+
+def two_products(x: Share, y: Share) -> Tensor:
+    """The textbook's local arithmetic of one party: six int64 matrix products over the three."""
+    return (x.lo @ (y.lo + y.hi)).add_(x.hi @ y.lo)
+
+
+def _mlp_products(x: Share, y: Share, weights: list[Share]) -> None:
+    """The matrix products of ``mlp_step_gen`` alone."""
+    value = x
+    inputs = []
+    for weight in weights:
+        inputs.append(value)
+        z = two_products(value, weight)
+        value = Share(z, z)
+    for i in reversed(range(len(weights))):
+        two_products(inputs[i].T, value)
+        if i:
+            z = two_products(value, weights[i].T)
+            value = Share(z, z)
+
+
+def barrier(rt: Runtime) -> None:
+    """All parties leave together, as nearly as two control messages allow."""
+    for _ in range(2):
+        for peer in (rt.next, rt.prev):
+            rt.plane.send_control(peer, b"go")
+        for peer in (rt.next, rt.prev):
+            rt.plane.recv_control(peer, 60.0)
+
+
+def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
+    """Seconds per run, rounds, bytes, and the floor's seconds."""
+    seconds: list[float] = []
+    floors: list[float] = []
+    cpu: list[float] = []
+    rounds = sent = 0
+    gc.collect()
+    for k in range(runs + 1):  # the first one warms up
+        rt.begin_epoch(rt.epoch + 1)
+        barrier(rt)
+        before = (rt.rounds, rt.bytes_sent)
+        begun, busy = time.perf_counter(), time.process_time()
+        work.run(rt)
+        taken = time.perf_counter() - begun
+        cpu.append(time.process_time() - busy)
+        rounds, sent = rt.rounds - before[0], rt.bytes_sent - before[1]
+        if k:
+            seconds.append(taken)
+        if work.floor is not None and k:
+            barrier(rt)
+            begun = time.perf_counter()
+            work.floor()
+            floors.append(time.perf_counter() - begun)
+    return {"seconds": seconds, "floors": floors, "rounds": rounds, "bytes": sent, "cpu": cpu[1:]}
+
+
+def main(argv: Sequence[str]) -> int:
+    """``PARTY CONFIG``: the config has identities, link addresses, rows, runs."""
+    party, config = int(argv[0]), json.loads(Path(argv[1]).read_text())
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    folder = Path(config["folder"])
+    identities = [Identity.load(folder / f"id{p}") for p in range(3)]
+    me, public = identities[party], {p: i.public for p, i in enumerate(identities)}
+    plane = open_plane(
+        party=party,
+        coord=f"p{party}r0s0t0",
+        sid_sub=SID,
+        identity=me,
+        peers=public,
+        link={"kind": "direct", "listen": config["addresses"][str(party)], "peers": config["addresses"]},
+        recorder=None,
+        state_dir=folder,
+        on_event=lambda name, fields: None,
+    )
+    keys = PairKeys(
+        prev=me.pair_secret(public[(party + 2) % 3], SID, "prg"),
+        next=me.pair_secret(public[(party + 1) % 3], SID, "prg"),
+        own=me.own_secret(SID, "prg"),
+    )
+    out: dict[str, Any] = {}
+    for attempt, name in enumerate(config["rows"]):
+        used: Plane = DelayedPlane(plane, 0.020) if name.endswith("_20ms") else plane
+        rt = Runtime(party, used, keys, SID, attempt)
+        rt.begin_epoch(1000 * attempt)  # tags must not repeat within the session
+        out[name] = measure(rt, works(party)[name](), config["runs"])
+    plane.close()
+    print(json.dumps(out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
