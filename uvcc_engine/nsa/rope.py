@@ -24,6 +24,11 @@ def first_positions(s: int, dim: int, base: float, scale: float, dtype: torch.dt
         return rope_tables(torch.arange(s, device=device), dim, base=base, scale=scale, dtype=dtype)
 
 
+def forget_tables() -> None:
+    """Drop every cached table, for instance because they were made under another tensor mode."""
+    first_positions.cache_clear()
+
+
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rotate the pairs (x[..., 2i], x[..., 2i+1]). ``table`` [..., dim // 2, 2] broadcasts against x's pairs."""
     pairs = x.reshape(*x.shape[:-1], -1, 2)

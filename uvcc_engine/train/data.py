@@ -30,6 +30,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    def decode(self, ids: list[int]) -> str: ...
+
 
 class ByteTokenizer:
     """UTF-8 bytes; 0, which text does not contain, ends a document."""
@@ -38,6 +40,9 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return list(text.replace("\0", " ").encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
 
 
 def make_tokenizer(name: str) -> Tokenizer:
@@ -67,6 +72,9 @@ class _GPT2:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._encoding.encode_ordinary(text)
         return ids
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._encoding.decode(ids))
 
 
 def held_out(text: str, percent: int) -> bool:

@@ -92,6 +92,14 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
+def vram_mib() -> int:
+    """Memory of the largest visible GPU in MiB, 0 without one."""
+    if not torch.cuda.is_available():
+        return 0
+    sizes = (torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+    return int(max(sizes) // 2**20)
+
+
 def start_group(device: str, timeout_min: float) -> Group:
     """Join the world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe (torchrun or the agent set them)."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

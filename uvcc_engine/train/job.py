@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
@@ -67,3 +67,17 @@ def check_world(cfg: LMConfig, world: int) -> None:
             f"train.batch_size={cfg.train.batch_size} cannot be shared by {world} ranks",
             f"make it a multiple of {world}",
         )
+
+
+def overrides(pairs: Sequence[str]) -> dict[str, Any]:
+    """``section.key=value`` texts as sections; values are YAML. Raises ConfigError."""
+    import yaml
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        path, _, value = pair.partition("=")
+        section, _, key = path.partition(".")
+        if not key or not value:
+            raise ConfigError(f"--set {pair}", "write it like --set train.steps=100")
+        found.setdefault(section, {})[key] = yaml.safe_load(value)
+    return found

@@ -231,9 +231,10 @@ class Trainer:
         manifest, tensors = self._save(cursor)
         if status == "halted":
             self.writer.event("halted", nonce=self._halt_nonce, step=self.steps_done, checkpoint=manifest)
-            self.writer.heartbeat(self.steps_done, "halted", "halted", halt_nonce=self._halt_nonce)
+            last = {**self.telemetry.last, "halt_nonce": self._halt_nonce}
+            self.writer.heartbeat(self.steps_done, "halted", "halted", **last)
         else:
-            self.writer.heartbeat(self.steps_done, "done", "done")
+            self.writer.heartbeat(self.steps_done, "done", "done", **self.telemetry.last)
         return Outcome(status, self.steps_done, manifest, tensors, loss)
 
     @torch.no_grad()

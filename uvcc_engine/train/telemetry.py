@@ -30,19 +30,19 @@ class Window:
 
     began: float
     tokens: int = 0
-    own_s: float = 0.0
+    own_s: float = 0.0  # what telling figures and asking for halts took
     fetch: list[float] = field(default_factory=list)
 
 
 class Telemetry:
-    """The figures of one rank. ``own_s`` adds up what telling them (and asking for halts) took of the step time."""
+    """The figures of one rank. ``last`` holds those of the last log line, for the heartbeats that end a run."""
 
     def __init__(self, writer: RunWriter, device: torch.device, clock: Callable[[], float]) -> None:
         self.writer, self._device, self._clock = writer, device, clock
         self.window = Window(clock())
-        self.own_s = 0.0
         self.gates: GateMetrics | None = None
         self.losses: dict[str, float] = {}
+        self.last: dict[str, Any] = {}
         self._curves = ScalarFile(writer.directory / files.TENSORBOARD) if writer.lead else None
 
     def restart(self) -> None:
@@ -62,7 +62,7 @@ class Telemetry:
         extra["own_share"] = round(w.own_s / max(1e-9, now - w.began), 5)
         if self.gates:
             extra |= {f"gate_{k}": list(v) if isinstance(v, tuple) else v for k, v in asdict(self.gates).items()}
-        self.window = Window(now)
+        self.window, self.last = Window(now), extra
         return extra
 
     def val(self, step: int, loss: float) -> None:

@@ -23,9 +23,10 @@ from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
+from uvcc_engine.train.check import check
 from uvcc_engine.train.data import Cursor, Packer, make_tokenizer
-from uvcc_engine.train.distributed import Group, start_group, stop_group
-from uvcc_engine.train.job import check_plan, check_world, resolve
+from uvcc_engine.train.distributed import Group, start_group, stop_group, vram_mib
+from uvcc_engine.train.job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import Trainer
 from uvcc_engine.train.sources import make_source
 from uvcc_engine.train.telemetry import write_env
@@ -186,35 +187,21 @@ def main(spec: WorkerSpec) -> int:
         return error.exit_code
 
 
-def vram_mib() -> int:
-    """Memory of the largest visible GPU in MiB, 0 without one."""
-    if not torch.cuda.is_available():
-        return 0
-    sizes = (torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
-    return int(max(sizes) // 2**20)
-
-
 def cli(argv: list[str]) -> int:
     """``uvcc-engine train CONFIG --out DIR`` (alone or under torchrun)."""
     parser = argparse.ArgumentParser(prog="uvcc-engine train", description="train the language model")
     parser.add_argument("config", help="a packaged config (train_showcase, m7c_125m_80g, ...) or a YAML file")
-    parser.add_argument("--out", type=Path, required=True, help="run directory")
+    parser.add_argument("--out", type=Path, help="run directory")
+    parser.add_argument("--check", action="store_true", help="only say whether it can run here, and what it will need")
     parser.add_argument("--run", default="", help="run id (default: the directory's name)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     args = parser.parse_args(argv)
-    job = {"config": args.config, "overrides": _overrides(args.set)}
+    job = {"config": args.config, "overrides": overrides(args.set)}
+    if args.check:
+        facts = check(job, int(os.environ.get("WORLD_SIZE", "1")), os.environ)
+        print("\n".join(f"{key}: {value}" for key, value in facts.items()))
+        return 0
+    if args.out is None:
+        raise ConfigError("--out is missing", "name the run directory")
     cfg, effects = lm_env.apply(resolve(job, vram_mib=vram_mib()), os.environ)
     return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects)
-
-
-def _overrides(pairs: list[str]) -> dict[str, Any]:
-    import yaml
-
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        path, _, value = pair.partition("=")
-        section, _, key = path.partition(".")
-        if not key or not value:
-            raise ConfigError(f"--set {pair}", "write it like --set train.steps=100")
-        found.setdefault(section, {})[key] = yaml.safe_load(value)
-    return found

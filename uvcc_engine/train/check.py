@@ -1,0 +1,73 @@
+"""What would only fail later, found before a launch: ``uvcc-engine train CONFIG --check`` and the console's preflight.
+
+Resolves the job on the very pod that is to run it, holds it against the plan, the ranks, the device and its memory,
+and reads one batch from the data source.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.nsa.model import parameter_count
+from uvcc_engine.train import env as lm_env
+from uvcc_engine.train import memory, probe
+from uvcc_engine.train.config import LMConfig
+from uvcc_engine.train.distributed import choose_device, vram_mib
+from uvcc_engine.train.job import check_plan, check_world, resolve
+
+
+def check(job: Mapping[str, Any], ranks: int, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Facts of a job that can run here. Raises the UvccError that its first step would have met."""
+    cfg, effects = lm_env.apply(resolve(job, vram_mib=vram_mib()), environ)
+    check_plan(cfg, job.get("plan") or {})
+    check_world(cfg, ranks)
+    device = choose_device(cfg.runtime.device, 0)
+    if device.type == "cuda":
+        check_gpus(ranks)
+    room = memory.check(cfg, ranks, device)
+    found = probe.probe(cfg, rank=0, world=ranks, batches=1)
+    return {
+        "parameters": parameter_count(cfg.model),
+        "device": device.type,
+        "tokens_per_step": tokens_per_step(cfg),
+        "memory_mib": room.needed_mib,
+        "memory_free_mib": room.free_mib,
+        "first_batch_s": found.seconds[0],
+        "source": cfg.data.source,
+        "environment": {e.name: e.value for e in effects},
+    }
+
+
+def tokens_per_step(cfg: LMConfig) -> int:
+    """Tokens of one optimizer step over all ranks."""
+    return cfg.train.batch_size * cfg.train.accumulate * cfg.train.seq_len
+
+
+def check_gpus(ranks: int) -> None:
+    """Each rank needs a GPU of its own."""
+    import torch
+
+    there = torch.cuda.device_count()
+    if ranks > there:
+        raise ConfigError(f"{ranks} ranks but {there} GPUs", "job.ranks is at most the number of GPUs")
+
+
+def main(argv: list[str]) -> int:
+    """Job and ranks as JSON on stdin ({job, ranks, env}); the facts, or error and cure, as one JSON line on stdout."""
+    asked = json.load(sys.stdin)
+    try:
+        environ = {**os.environ, **asked.get("env", {})}
+        answer = {"ok": True, **check(asked["job"], int(asked["ranks"]), environ)}
+    except UvccError as error:
+        answer = {"ok": False, "error": error.what, "cure": error.cure}
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,145 @@
+"""How much memory a rank will need, found by running one micro-batch on tensors that have shapes but no bytes.
+
+The model runs forward and backward under torch's fake tensors while every storage that comes and goes is counted, so
+the answer follows the code: attention path, precision, gradient checkpointing, vocabulary. One and two layers are run
+and the rest follows, since each layer adds the same.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.nsa.config import ModelConfig
+from uvcc_engine.nsa.model import LanguageModel, parameter_count
+from uvcc_engine.nsa.rope import forget_tables
+from uvcc_engine.train.config import LMConfig
+
+MIB: Final = 1 << 20
+HEADROOM: Final = 1.15  # fragmentation of the allocator
+BASE_MIB: Final = {"cpu": 200, "cuda": 900}  # interpreter, libraries, CUDA context, collectives' buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Per pod: what the ranks on it will need together, and what is free."""
+
+    needed_mib: int
+    free_mib: int
+
+
+class _Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of live storages and remembers the largest sum."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._seen: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor):
+                self._add(t.untyped_storage())
+        return out
+
+    def _add(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+        def gone(_: Any) -> None:
+            self.live -= size
+            del self._seen[key]
+
+        self._seen[key] = weakref.ref(storage, gone)
+
+
+def _peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute: bool) -> int:
+    """Bytes at the worst moment of one micro-batch: weights, gradients, activations, logits."""
+    forget_tables()
+    try:
+        with FakeTensorMode(), _Peak() as peak:
+            model = LanguageModel(cfg)
+            model.recompute = recompute
+            tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+                logits = model(tokens, torch.zeros_like(tokens))
+            loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+            del logits
+            loss.backward()  # type: ignore[no-untyped-call]
+            return int(peak.peak)
+    finally:
+        forget_tables()  # they hold fake tensors now
+
+
+def estimate(cfg: LMConfig, ranks: int) -> int:
+    """MiB that one rank needs at the worst moment of a step, without the base cost of its process."""
+    m, t = cfg.model, cfg.train
+    rows = max(1, t.batch_size // ranks)
+    bf16, recompute = cfg.runtime.precision == "bf16", cfg.runtime.gradient_checkpointing
+
+    def peak(layers: int) -> int:
+        shape = replace(m, n_layers=layers)
+        return _peak_of(shape, rows, t.seq_len, bf16=bf16, recompute=recompute)
+
+    one = peak(1)
+    whole = one if m.n_layers == 1 else one + (peak(2) - one) * (m.n_layers - 1)
+    moments = 8 * parameter_count(m)
+    buckets = 2 * parameter_count(m) if ranks > 1 and cfg.ddp.compress == "bf16" else 0
+    return int(HEADROOM * (whole + moments + buckets)) // MIB
+
+
+def free_mib(device: torch.device) -> int:
+    """Memory that is free now: of one GPU, or of this machine and its control group."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) // MIB
+    free = _meminfo_mib("MemAvailable")
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        found = [_number(Path("/sys/fs/cgroup") / name) for name in (limit, used)]
+        if found[0] is not None and found[1] is not None and found[0] < 1 << 60:
+            free = min(free, (found[0] - found[1]) // MIB)
+    return free
+
+
+def check(cfg: LMConfig, ranks: int, device: torch.device) -> Room:
+    """Refuse a config that cannot fit: ConfigError naming need and room. CPU ranks share the machine's memory."""
+    each = estimate(cfg, ranks) + BASE_MIB[device.type]
+    room = Room(each * (ranks if device.type == "cpu" else 1), free_mib(device))
+    if room.needed_mib > room.free_mib:
+        where = "the GPU" if device.type == "cuda" else "this machine"
+        raise ConfigError(
+            f"the job needs about {room.needed_mib} MiB on {where}, {room.free_mib} MiB are free",
+            "smaller train.batch_size with more train.accumulate, or runtime.gradient_checkpointing: true",
+        )
+    return room
+
+
+def _meminfo_mib(key: str) -> int:
+    with open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) // 1024
+    raise ConfigError(f"/proc/meminfo names no {key}", "is this Linux?")
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,93 @@
+"""``uvcc-engine data probe``: does the data source deliver, how fast, and what does it look like?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from uvcc_engine.train import env as lm_env
+from uvcc_engine.train.config import LMConfig
+from uvcc_engine.train.data import Packer, make_tokenizer
+from uvcc_engine.train.job import check_world, overrides, resolve
+from uvcc_engine.train.sources import make_source
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What came: seconds per batch, its shape, documents read, how many documents end in the rows, the first text."""
+
+    seconds: list[float]
+    rows: int
+    width: int
+    documents: int
+    ends: int
+    sample: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "batches": len(self.seconds),
+            "rows": self.rows,
+            "tokens_per_row": self.width,
+            "first_s": self.seconds[0],
+            "median_s": statistics.median(self.seconds[1:] or self.seconds),
+            "documents": self.documents,
+            "documents_ended": self.ends,
+            "sample": self.sample,
+        }
+
+
+def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> Probe:
+    """Read batches as rank ``rank`` would. Raises what a training would: UnreachableError, ConfigError."""
+    check_world(cfg, world)
+    tokenizer = make_tokenizer(cfg.data.tokenizer)
+    packer = Packer(
+        make_source(cfg.data, cfg.train.seed),
+        tokenizer,
+        seq_len=cfg.train.seq_len,
+        rank=rank,
+        world=world,
+        val=False,
+        val_percent=cfg.data.val_percent,
+        retries=cfg.data.retries,
+    )
+    found = [packer.batch(cfg.train.batch_size // world) for _ in range(batches)]
+    rows, width = found[0].tokens.shape
+    first = found[0].tokens[0].tolist()
+    return Probe(
+        [b.fetch_s for b in found],
+        rows,
+        width,
+        int(found[-1].cursor["document"]),
+        sum(int((b.tokens == tokenizer.eos).sum()) for b in found),
+        tokenizer.decode([t for t in first if t != tokenizer.eos])[:160],
+    )
+
+
+def main(argv: list[str]) -> int:
+    """``uvcc-engine data probe CONFIG``."""
+    parser = argparse.ArgumentParser(prog="uvcc-engine data", description="look at a training's data source")
+    parser.add_argument("action", choices=["probe"])
+    parser.add_argument("config", help="a packaged config or a YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
+    parser.add_argument("--batches", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=1, help="as one of so many ranks")
+    parser.add_argument("--rank", type=int, default=0, help="which of them")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(argv)
+    cfg, _ = lm_env.apply(resolve({"config": args.config, "overrides": overrides(args.set)}), os.environ)
+    found = probe(cfg, rank=args.rank, world=args.ranks, batches=max(1, args.batches)).to_json()
+    if args.json:
+        json.dump(found, sys.stdout)
+        print()
+        return 0
+    shape = f"{found['rows']} x {found['tokens_per_row']} tokens"
+    print(f"{cfg.data.source}: {found['batches']} batches of {shape} ({cfg.data.tokenizer})")
+    print(f"first batch {found['first_s']:.3f} s, then {found['median_s']:.4f} s each (median)")
+    print(f"read {found['documents']} documents, {found['documents_ended']} end inside the rows")
+    print(f"begins: {found['sample']!r}")
+    return 0
