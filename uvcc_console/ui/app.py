@@ -8,34 +8,26 @@ from typing import Any, ClassVar
 
 from textual import on
 from textual.binding import Binding, BindingType
-from textual.command import Provider
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.base import ConsoleApp, KeyTime, ascii_wanted
+from uvcc_console.ui.base import ConsoleApp, ascii_wanted
 from uvcc_console.ui.commands import Commands
 from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.keys import ACTIONS, Context, bindings, footer
+from uvcc_console.ui.palette import ActionProvider
 from uvcc_console.ui.processes import CONDUCTOR, Processes, RunProcesses
 from uvcc_console.ui.screens.run import RunScreen
-from uvcc_console.ui.source import Clock, JournalSource, JournalWriter, ReplaySource, Source
+from uvcc_console.ui.source import Clock, JournalWriter, ReplaySource, Source, open_source
 from uvcc_console.ui.view import View, holding
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.prompt import Prompt
-
-JOURNAL = "journal.sqlite"
-TICK_S = 0.1
-
-
-def _palette_provider() -> type[Provider]:
-    from uvcc_console.ui.palette import ActionProvider
-
-    return ActionProvider
+from uvcc_console.ui.widgets.scrub import ScrubBar
 
 
 class UvccApp(ConsoleApp[int]):
     """One run on the screen."""
 
-    COMMANDS: ClassVar[set[Any]] = {_palette_provider}
+    COMMANDS: ClassVar[set[Any]] = {ActionProvider}
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(),
         Binding("ctrl+c", "hint", show=False, priority=True),
@@ -51,12 +43,10 @@ class UvccApp(ConsoleApp[int]):
         processes: Processes | None = None,
         readonly: bool = False,
         hold: bool = False,
-        tick_s: float = TICK_S,
-        ascii_only: bool = False,
-        utc: bool = False,
-        key_time: KeyTime = lambda event: event.time,
+        tick_s: float = 0.1,
+        **look: Any,
     ) -> None:
-        super().__init__(ascii_only=ascii_only, utc=utc, key_time=key_time)
+        super().__init__(**look)
         self.run_dir = run_dir
         self.source = source
         self.writer = writer
@@ -137,8 +127,9 @@ class UvccApp(ConsoleApp[int]):
     def _replay_note(self) -> str:
         if not isinstance(self.source, ReplaySource):
             return ""
-        state = "" if self.source.playing else " paused"
-        return f"{self.source.progress:.0%} {self.glyphs.times}{self.source.speed:g}{state}"
+        tape = self.source.tape
+        self.main.show_tape(tape)
+        return f"{(tape.at - tape.start) / tape.span:.0%} {self.glyphs.times}{tape.speed:g}"
 
     # ---- keys
 
@@ -157,18 +148,15 @@ class UvccApp(ConsoleApp[int]):
 
     @on(Prompt.Changed)
     def _draft(self, event: Prompt.Changed) -> None:
-        if event.kind == "filter":
-            self.commands.set_filter(event.text, final=False)
+        self.commands.typing(event.kind, event.text)
 
     @on(Prompt.Done)
     def _prompted(self, event: Prompt.Done) -> None:
-        self.main.query_one(FleetPanel).focus()
-        if event.kind == "filter":
-            self.commands.set_filter(event.text, final=event.accepted)
-        elif event.accepted and self.cadence.pasted:
-            self.say("command ignored: it came faster than fingers type", "warning")
-        elif event.accepted:
-            self.commands.line(event.text)
+        self.commands.typed(event.kind, event.text, event.accepted)
+
+    @on(ScrubBar.Sought)
+    def _sought(self, event: ScrubBar.Sought) -> None:
+        self.commands.seek(event.part)
 
     @on(FleetPanel.Opened)
     def _opened(self, event: FleetPanel.Opened) -> None:
@@ -177,20 +165,11 @@ class UvccApp(ConsoleApp[int]):
 
 
 def open_app(
-    run_dir: Path,
-    *,
-    readonly: bool = False,
-    replay: bool = False,
-    clock: Clock = time.time,
-    budget_s: float = 0.03,
-    **options: Any,
+    run_dir: Path, *, replay: bool = False, clock: Clock = time.time, budget_s: float = 0.03, **options: Any
 ) -> UvccApp:
     """The app over a run's journal. Raises UnreadableError when there is none."""
-    path = run_dir / JOURNAL
-    if replay:
-        return UvccApp(run_dir, ReplaySource(path, clock=clock), None, readonly=readonly, **options)
-    source = JournalSource(path, clock=clock, budget_s=budget_s)
-    return UvccApp(run_dir, source, JournalWriter(path, "tui", clock=clock), readonly=readonly, **options)
+    source, writer = open_source(run_dir, replay=replay, clock=clock, budget_s=budget_s)
+    return UvccApp(run_dir, source, writer, **options)
 
 
 def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold: bool = False) -> int:

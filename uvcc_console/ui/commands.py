@@ -89,6 +89,20 @@ class Commands:
             return
         self.run(action, rest.strip(), by_key=False)
 
+    def typing(self, kind: str, text: str) -> None:
+        """A prompt's text while it is typed: a filter narrows at once."""
+        if kind == "filter":
+            self.set_filter(text, final=False)
+
+    def typed(self, kind: str, text: str, accepted: bool) -> None:
+        """A prompt is done; for one that was left, ``text`` is what was there before."""
+        if kind == "filter":
+            self.set_filter(text, final=accepted)
+        elif accepted and self.app.cadence.pasted:
+            self.app.say("command ignored: it came faster than fingers type", "warning")
+        elif accepted:
+            self.line(text)
+
     def _send(self, event: ev.Event, action: str = "", then: Callable[[], None] | None = None) -> None:
         """Append to the journal, then see that somebody acts on it; what fails is said loudly, with the way around."""
         app = self.app
@@ -288,6 +302,13 @@ class Commands:
             self.app.screen.open_page("")
 
     # ---- replay
+
+    def seek(self, part: float) -> None:
+        """To this part (0..1) of a recording."""
+        source = self.app.source
+        if isinstance(source, ReplaySource):
+            source.seek(source.start + part * (source.end - source.start))
+            self.app.tick()
 
     def do_replay(self, what: str) -> None:
         """Pause, jump, change speed."""

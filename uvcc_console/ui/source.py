@@ -18,8 +18,10 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_console.core.state import reduce
+from uvcc_console.ui.tape import Tape
 
 Clock = Callable[[], float]
+JOURNAL = "journal.sqlite"
 
 
 class Source(Protocol):
@@ -97,6 +99,7 @@ class ReplaySource:
         self._fold_frames()
         self.start = self._times[0] if self._times else 0.0
         self.end = self._times[-1] if self._times else 0.0
+        self._marks = self._find_marks()
         self.speed = speed
         self.playing = True
         self._position = self.start
@@ -160,11 +163,22 @@ class ReplaySource:
     def now(self) -> float:
         return self._position
 
+    def _find_marks(self) -> tuple[tuple[float, str], ...]:
+        """Moments worth a mark: stages, halts, forks and errors, each with a role."""
+        out: list[tuple[float, str]] = []
+        for ts, (_, event) in zip(self._times, self._events, strict=True):
+            if isinstance(event, ev.ForkDetected) or (isinstance(event, ev.StageChanged) and event.status == "failed"):
+                out.append((ts, "bad"))
+            elif isinstance(event, ev.HaltRequested) and event.mode != "release" and not event.drill:
+                out.append((ts, "warn"))
+            elif isinstance(event, ev.StageChanged) and event.status == "running":
+                out.append((ts, "muted"))
+        return tuple(out)
+
     @property
-    def progress(self) -> float:
-        """How far the recording is played, 0..1."""
-        span = self.end - self.start
-        return (self._position - self.start) / span if span > 0 else 1.0
+    def tape(self) -> Tape:
+        """Where it stands, for the time line."""
+        return Tape(self.start, self.end, self._position, self.speed, self.playing, self._marks)
 
     def close(self) -> None:
         self._events = []
@@ -197,3 +211,13 @@ class JournalWriter:
         """Finish what was asked for, then let go of the file."""
         self._thread.submit(self._close)
         self._thread.shutdown(wait=True)
+
+
+def open_source(
+    run_dir: Path, *, replay: bool, clock: Clock, budget_s: float
+) -> tuple[JournalSource | ReplaySource, JournalWriter | None]:
+    """What to read and where to write for one run; a replay writes nothing. Raises UnreadableError."""
+    path = run_dir / JOURNAL
+    if replay:
+        return ReplaySource(path, clock=clock), None
+    return JournalSource(path, clock=clock, budget_s=budget_s), JournalWriter(path, "tui", clock=clock)

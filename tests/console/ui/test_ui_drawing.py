@@ -17,7 +17,7 @@ from uvcc_console.ui.glyphs import ASCII, UNICODE
 from uvcc_console.ui.halt_switch import Cadence, HaltSwitch
 from uvcc_console.ui.paint import clean, cut, fit, plain, spread, width_of, wrap
 from uvcc_console.ui.view import View, fleet_rows, stakes, status_word
-from uvcc_console.ui.widgets import bars, charts, fleet, halt_panel, result, side
+from uvcc_console.ui.widgets import bars, charts, cost, fleet, halt_panel, ledger, result, rollout
 from uvcc_console.ui.widgets.canvas import Band, Curve, Frame, nice_ticks, plot
 from uvcc_console.ui.widgets.ring import RingLog
 from uvcc_engine.contract.errors import ConfigError
@@ -262,7 +262,11 @@ def test_no_line_of_any_panel_is_wider_than_asked(width: int) -> None:
         for glyphs in (UNICODE, ASCII):
             view = view_of(story, glyphs=glyphs, run_dir="/data/runs/demo")
             drawn = [bars.header_line(view, width), bars.track_line(view, width), *bars.banner_lines(view, width)]
-            drawn += [*side.ledger_lines(view, width), *side.rollout_lines(view, width), *side.cost_lines(view, width)]
+            drawn += [
+                *ledger.ledger_lines(view, width),
+                *rollout.rollout_lines(view, width),
+                *cost.cost_lines(view, width),
+            ]
             drawn += [*halt_panel.halt_lines(view, width), *result.result_lines(view, width)]
             drawn += charts.overview_lines(view, width, 14)
             assert max(width_of(line) for line in drawn) <= width
@@ -276,7 +280,7 @@ def test_f9_is_in_every_footer_even_the_narrowest() -> None:
 
 
 def test_the_agreement_line_says_up_to_which_step() -> None:
-    assert plain(side.agreement_line(view_of(Story().full(7)))) == "P0 ═ P1 ═ P2  agree @ step 7"
+    assert plain(ledger.agreement_line(view_of(Story().full(7)))) == "P0 ═ P1 ═ P2  agree @ step 7"
 
 
 def test_a_fork_is_the_loudest_thing() -> None:
@@ -284,7 +288,7 @@ def test_a_fork_is_the_loudest_thing() -> None:
     assert status_word(view) == ("≠ FORK", "alarm")
     assert bars.banner_lines(view, 100)[0][0][1] == "alarm"
     assert "P1 and P2 disagree" in text_of(bars.banner_lines(view, 160))
-    assert "≠" in plain(side.agreement_line(view))
+    assert "≠" in plain(ledger.agreement_line(view))
 
 
 def test_unknown_is_its_own_red_state_in_the_halt_matrix() -> None:

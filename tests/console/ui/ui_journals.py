@@ -35,7 +35,7 @@ def digest(*parts: object) -> str:
     return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()
 
 
-@dataclass
+@dataclass(repr=False)
 class Story:
     """Collects events on its own clock."""
 
@@ -50,6 +50,9 @@ class Story:
     def __post_init__(self) -> None:
         self.rnd = random.Random(self.seed)
         self.coords = [f"p{p}r{r}s0t0" for r in range(self.replicas) for p in range(3)]
+
+    def __repr__(self) -> str:
+        return f"Story of {len(self.events)} events"
 
     def pod(self, coord: str) -> str:
         """The pod of a worker: one per party and replica."""

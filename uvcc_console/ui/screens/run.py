@@ -11,17 +11,21 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from uvcc_console.core.snapshot import LogEntry
+from uvcc_console.ui.tape import Tape
 from uvcc_console.ui.view import View
 from uvcc_console.ui.widgets.bars import BannerBar, Bar, FooterBar, HeaderBar, TrackBar
 from uvcc_console.ui.widgets.charts import ChartsPanel
+from uvcc_console.ui.widgets.cost import CostPanel
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.halt_panel import HaltPanel
+from uvcc_console.ui.widgets.ledger import LedgerPanel
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.plane import PlanePanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.result import ResultPanel
-from uvcc_console.ui.widgets.side import CostPanel, LedgerPanel, RolloutPanel
+from uvcc_console.ui.widgets.rollout import RolloutPanel
+from uvcc_console.ui.widgets.scrub import ScrubBar
 
 
 class RunScreen(Screen[None]):
@@ -43,6 +47,7 @@ class RunScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield HeaderBar(id="header")
         yield TrackBar(id="track")
+        yield ScrubBar(id="scrub")
         yield BannerBar(id="banner")
         yield HaltPanel(id="halt")
         yield ResultPanel(id="result")
@@ -76,6 +81,10 @@ class RunScreen(Screen[None]):
         self.set_class(self.query_one(ResultPanel).display, "-result")
         for part in self.panels():
             part.show(view)
+
+    def show_tape(self, tape: Tape) -> None:
+        """Where a replay stands."""
+        self.query_one(ScrubBar).show_tape(tape)
 
     def log_lines(self, lines: Sequence[LogEntry] | None) -> None:
         """New log lines; None = draw the log anew from the snapshot."""

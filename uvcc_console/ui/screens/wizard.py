@@ -123,7 +123,6 @@ class WizardScreen(Screen[Path | None]):
 
     @on(Prompt.Done)
     def _typed(self, event: Prompt.Done) -> None:
-        self.query_one(PlanPanel).focus()
         if event.accepted and event.text.strip():
             key = event.text.split("=")[0].strip()
             kept = tuple(s for s in self._settings if s.split("=")[0].strip() != key)

@@ -37,8 +37,9 @@ def header_line(view: View, width: int) -> Line:
     if bar := progress_bar(view, 16 if wide else 6):
         left += [*bar, ("  ", "")]
     remaining = eta(s, view.now) if s.status == "running" and not halting(s) else None
+    left_for: list[Span] = []
     if remaining is not None:
-        left += [("eta ", "muted"), (duration(remaining), "text"), ("  ", "")]
+        left_for = [("eta ", "muted"), (duration(remaining), "text"), ("  ", "")]
     if view.readonly:
         left += [("read-only", "warn"), ("  ", "")]
     right: list[Span] = []
@@ -46,6 +47,8 @@ def header_line(view: View, width: int) -> Line:
         right += [(f"{money(s.hourly)}/h ", "text" if s.hourly else "muted")]
         right += [(money(s.spent), "title" if s.spent else "muted"), ("   " if wide else "  ", "")]
     right += [(view.replay or clock(view.now, utc=view.utc), "blue" if view.replay else "muted"), (" ", "")]
+    if width_of(left) + width_of(left_for) + width_of(right) <= width:
+        left += left_for
     return spread(left, [*_identity(view, width - width_of(left) - width_of(right) - 2), *right], width)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -55,20 +57,28 @@ def names(view: View) -> list[str]:
 
 
 def _mean_and_band(lines: Sequence[Series]) -> tuple[Series, Band | None]:
-    """The mean over replicas at the steps that all have, and the range between the lowest and the highest."""
+    """The mean over replicas at the steps that all have, and the band around it.
+
+    The band is lowest to highest for a few replicas, from five on the tenth to the ninetieth percentile.
+    """
     if len(lines) == 1:
         return lines[0], None
-    tables = [dict(line) for line in lines]
-    steps = sorted(set.intersection(*(set(t) for t in tables)))
-    mean = Series()
-    low: list[float] = []
-    high: list[float] = []
-    for x in steps:
-        values = [t[x] for t in tables]
-        mean = mean.append(x, math.fsum(values) / len(values))
-        low.append(min(values))
-        high.append(max(values))
-    return mean, Band(steps, low, high)
+    xs = lines[0].xs()
+    columns = [line.ys() for line in lines]
+    if any(line.xs() != xs for line in lines[1:]):
+        tables = [dict(line) for line in lines]
+        xs = array("d", sorted(set.intersection(*(set(t) for t in tables))))
+        columns = [array("d", [t[x] for x in xs]) for t in tables]
+    cut_off = len(lines) // 10 if len(lines) < 10 else round(len(lines) * 0.1)
+    if len(lines) >= 5:
+        cut_off = max(1, cut_off)
+    low, high, mean = array("d"), array("d"), array("d")
+    for values in zip(*columns, strict=True):
+        ranked = sorted(values)
+        low.append(ranked[cut_off])
+        high.append(ranked[-1 - cut_off])
+        mean.append(sum(ranked) / len(ranked))
+    return Series(xs, mean, len(xs)), Band(xs, low, high)
 
 
 def curves_of(view: View, name: str) -> tuple[list[Curve], list[Band], bool]:
@@ -179,7 +189,8 @@ class ChartsPanel(Panel):
     help = (
         "Loss per party, test accuracy and throughput over steps. One line: all parties hold the same values; "
         "with replicas the line is their mean and the raster their range.\n"
-        "l log scale · + - zoom to the newest part · left right move the crosshair · esc removes it"
+        "l log scale · + - zoom around the crosshair, else to the newest part · shift and arrows pan · left right move "
+        "the crosshair, home end to the first and last step · backspace removes crosshair and zoom"
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         ("l", "log", "log scale"),
@@ -187,44 +198,63 @@ class ChartsPanel(Panel):
         ("minus", "zoom(2)", "zoom out"),
         ("left", "cross(-1)", "crosshair"),
         ("right", "cross(1)", "crosshair"),
+        ("home", "cross(-1000000000)", "first step"),
+        ("end", "cross(1000000000)", "last step"),
+        ("shift+left", "pan(-0.25)", "pan"),
+        ("shift+right", "pan(0.25)", "pan"),
+        ("backspace", "reset", "whole run"),
     ]
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self.window = 1.0
+        self.centre: float | None = None
         self.log_scale = False
         self.cursor: float | None = None
 
-    def _last(self) -> float:
-        steps = [s.last[0] for by in self.view.snap.series.values() for s in by.values() if s.last]
-        return max(steps, default=0.0)
+    def _extent(self) -> tuple[float, float]:
+        """First and last step measured."""
+        lines = [s for by in self.view.snap.series.values() for s in by.values() if len(s)]
+        first = min((next(iter(s))[0] for s in lines), default=0.0)
+        last = max((s.last[0] for s in lines if s.last), default=0.0)
+        return first, last
 
     def frame(self) -> Frame:
-        """The window as the operator set it."""
-        x0 = None if self.window >= 1 else self._last() * (1 - self.window)
-        return Frame(x0=x0, log=self.log_scale, cursor=self.cursor)
+        """The window as the operator set it; without a centre it stays with the newest steps."""
+        if self.window >= 1:
+            return Frame(log=self.log_scale, cursor=self.cursor)
+        first, last = self._extent()
+        wide = (last - first) * self.window
+        x1 = last if self.centre is None else min(last, max(first + wide, self.centre + wide / 2))
+        return Frame(x0=x1 - wide, x1=x1, log=self.log_scale, cursor=self.cursor)
 
     def inputs(self, view: View) -> tuple[object, ...]:
         stage = view.snap.stage
         return view.snap.series, stage.status if stage else "", stage.name if stage else "", view.glyphs
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
-        lines = (grid_lines if self.has_class("-paged") else overview_lines)(view, width, height, self.frame())
-        return lines if self.cursor is None else [*lines[: max(1, height - 1)], self._reading(view, width)]
+        room = height if self.cursor is None else max(1, height - 1)
+        lines = (grid_lines if self.has_class("-paged") else overview_lines)(view, width, room, self.frame())
+        return lines if self.cursor is None else [*lines[:room], self._reading(view, width)]
 
     def _reading(self, view: View, width: int) -> Line:
-        """Values of the crosshair's step."""
+        """Values of the crosshair's step: one where all parties have the same, else party by party."""
         at = self.cursor or 0.0
-        out: list[Span] = [(f"{view.glyphs.up} step {at:.0f}  ", "accent")]
+        out: list[Span] = [(f"{view.glyphs.up} step {at:.0f}", "accent bold")]
         for name in names(view):
-            for party, lines in by_party(view, name).items():
-                value = next((y for x, y in lines[0] if x == at), None)
-                if value is not None and (party == 0 or name == "loss"):
-                    out.append((f"{TITLES.get(name, name)} P{party} {number(value)}  ", party_role(party)))
+            curves, _, same = curves_of(view, name)
+            for c in curves:
+                i = bisect_left(c.xs, at)
+                if i < len(c.xs) and c.xs[i] == at:
+                    party = "" if same else f" {c.name}"
+                    out += [(f"   {TITLES.get(name, name)}{party} ", "muted"), (number(c.ys[i]), c.role)]
         return cut(out, width)
 
     def heading(self, view: View) -> tuple[str, str]:
-        notes = [n for n, on in (("log", self.log_scale), (f"newest {self.window:.0%}", self.window < 1)) if on]
+        frame = self.frame()
+        notes = ["log"] if self.log_scale else []
+        if frame.x0 is not None and frame.x1 is not None:
+            notes.append(f"steps {frame.x0:.0f} to {frame.x1:.0f}")
         return "Charts", " ".join(notes)
 
     def action_log(self) -> None:
@@ -233,20 +263,27 @@ class ChartsPanel(Panel):
         self.redraw()
 
     def action_zoom(self, factor: float) -> None:
-        """Show a smaller or larger newest part."""
-        self.window = min(1.0, max(1 / 64, self.window * factor))
+        """Show less or more, around the crosshair where there is one."""
+        self.window = min(1.0, max(1 / 256, self.window * factor))
+        self.centre = self.cursor if self.window < 1 else None
+        self.redraw()
+
+    def action_pan(self, part: float) -> None:
+        """Move the window by a part of its width."""
+        frame = self.frame()
+        if frame.x0 is None or frame.x1 is None:
+            return
+        middle = (frame.x0 + frame.x1) / 2 + (frame.x1 - frame.x0) * part
+        self.centre = None if frame.x1 >= self._extent()[1] and part > 0 else middle
         self.redraw()
 
     def action_cross(self, by: int) -> None:
         """Move the crosshair by a step."""
-        last = self._last()
-        self.cursor = last if self.cursor is None else min(last, max(0.0, self.cursor + by))
+        first, last = self._extent()
+        self.cursor = last if self.cursor is None else min(last, max(first, self.cursor + by))
         self.redraw()
 
-    def clear_cursor(self) -> bool:
-        """Remove the crosshair; False when there was none."""
-        if self.cursor is None:
-            return False
-        self.cursor = None
+    def action_reset(self) -> None:
+        """The whole run, without a crosshair."""
+        self.window, self.centre, self.cursor = 1.0, None, None
         self.redraw()
-        return True

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
 from uvcc_console.ui.format import age, counted, number, short
 from uvcc_console.ui.paint import Line, Span, clean, cut
 from uvcc_console.ui.view import FleetRow, View, fleet_rows, party_role
+from uvcc_console.ui.widgets.fleet_grid import grid_lines, neighbour
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
+from uvcc_console.ui.widgets.worker_detail import detail_lines
 
 COLUMNS = (
-    Column("cursor", "", 1),
+    Column("cursor", "", 2),
     Column("pod", "pod", 11, stretch=True),
     Column("coord", "worker", 8, importance=6),
     Column("party", "party", 5, importance=8),
@@ -40,6 +43,7 @@ class FleetState:
     sort: str = "worst"
     cursor: str = ""
     marked: frozenset[str] = frozenset()
+    board: bool | None = None
 
 
 def key_of(row: FleetRow) -> str:
@@ -81,7 +85,7 @@ def _paths(view: View, pod: str) -> str:
     return f"{view.glyphs.fail}{','.join(down)}" if down else f"{view.glyphs.ok} {len(known.paths)} up"
 
 
-def row_cells(view: View, row: FleetRow, state: FleetState, focused: bool) -> dict[str, Span]:
+def row_cells(view: View, row: FleetRow, state: FleetState, focused: bool, label: str = "") -> dict[str, Span]:
     """Texts and roles of one row."""
     g, h = view.glyphs, row.health
     here = focused and key_of(row) == state.cursor
@@ -92,7 +96,7 @@ def row_cells(view: View, row: FleetRow, state: FleetState, focused: bool) -> di
     paths = _paths(view, row.pod)
     beat_word = "" if row.age is None else f"{h.glyph} {age(row.age)}"
     return {
-        "cursor": (sign, "accent bold"),
+        "cursor": (label or sign, "hit bold" if label else "accent bold"),
         "pod": (clean(row.pod), party_role(row.party)),
         "coord": (row.coord, "muted"),
         "party": (f"P{row.party}" if row.party >= 0 else "-", party_role(row.party)),
@@ -115,7 +119,9 @@ def _metric(row: FleetRow, key: str, stale: str, digits: int = 4) -> Span:
     return number(float(value), digits), stale or "text"
 
 
-def fleet_lines(view: View, state: FleetState, width: int, *, focused: bool = False) -> list[Line]:
+def fleet_lines(
+    view: View, state: FleetState, width: int, *, focused: bool = False, jump: Mapping[str, str] | None = None
+) -> list[Line]:
     """The table: a heading and one line per row."""
     rows = visible_rows(view, state)
     chosen = choose(COLUMNS, width)
@@ -132,12 +138,27 @@ def fleet_lines(view: View, state: FleetState, width: int, *, focused: bool = Fa
         lines.append([(f"  {what}", "muted")])
     for row in rows:
         under = "sel" if focused and key_of(row) == state.cursor else ""
-        lines.append(body(chosen, row_cells(view, row, state, focused), more=view.glyphs.more, under=under))
+        lines.append(
+            body(
+                chosen,
+                row_cells(view, row, state, focused, (jump or {}).get(key_of(row), "")),
+                more=view.glyphs.more,
+                under=under,
+            )
+        )
     return [cut(line, width) for line in lines]
 
 
+def labels(count: int) -> list[str]:
+    """Short names for a jump: one letter each where that is enough, else two."""
+    letters = "asdfghjklqwertyuiopzxcvbnm"
+    if count <= len(letters):
+        return list(letters[:count])
+    return [a + b for a in letters for b in letters][:count]
+
+
 class FleetPanel(Panel):
-    """The fleet table with a cursor."""
+    """The fleet as a table or as a board, with a cursor."""
 
     title = "Fleet"
     number = "1"
@@ -145,14 +166,20 @@ class FleetPanel(Panel):
     help = (
         "One row per worker: where it is, its step, the age of its last heartbeat (due every 5 s: late after 6 s, "
         "silent after 15 s, lost after 60 s) and the epoch root it reported. Stale values are dimmed.\n"
-        "j k move · space marks · o sorts (worst first, step, heartbeat age, loss, place) · enter shows its log · "
+        "j k h l and arrows move · space marks, backspace clears the marks · o sorts (worst first, step, heartbeat "
+        "age, loss, place) · v board or table · f jumps to a worker by letter · enter shows its log · "
         "/ filters, e.g. party=1 age>6"
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         ("space", "mark", "mark"),
+        ("backspace", "unmark", "clear marks"),
         ("o", "sort", "sort"),
+        ("v", "board", "board or table"),
+        ("f", "jump", "jump"),
         ("up", "line(-1)", "up"),
         ("down", "line(1)", "down"),
+        ("left,h", "aside(-1)", "left"),
+        ("right,l", "aside(1)", "right"),
         ("enter", "open", "open"),
     ]
 
@@ -166,9 +193,40 @@ class FleetPanel(Panel):
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self.state = FleetState()
+        self.jump: dict[str, str] = {}
+        self._typed = ""
+
+    @property
+    def board(self) -> bool:
+        """Whether the board is shown: as chosen, else on the panel's own page once the fleet is large."""
+        if self.state.board is not None:
+            return self.state.board
+        return self.has_class("-paged") and len(self.view.snap.workers) > 9
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
-        return fleet_lines(view, self.state, width, focused=self.has_focus)
+        if self.board:
+            rows = visible_rows(view, replace(self.state, sort="default"))
+            lines = grid_lines(view, rows, width, cursor=self._shown_cursor(), marked=self.state.marked)
+            if not rows:
+                lines = [[(f"nothing matches /{view.filter.source}", "muted")]]
+        else:
+            lines = fleet_lines(view, self.state, width, focused=self.has_focus, jump=self.jump)
+        if self.has_class("-paged"):
+            row = next((r for r in self._rows() if key_of(r) == self.state.cursor), None)
+            detail = detail_lines(view, row, width)
+            if detail and len(lines) + len(detail) < height:
+                gap = height - len(lines) - len(detail)
+                lines = [*lines, *([("", "")] for _ in range(min(gap, 2))), *detail]
+        return lines
+
+    def show(self, view: View) -> None:
+        if self.has_focus and not self.state.cursor:
+            rows = visible_rows(view, self.state)
+            self.state = replace(self.state, cursor=key_of(rows[0]) if rows else "")
+        super().show(view)
+
+    def _shown_cursor(self) -> str:
+        return self.state.cursor if self.has_focus else ""
 
     def heading(self, view: View) -> tuple[str, str]:
         rows = fleet_rows(view)
@@ -185,43 +243,101 @@ class FleetPanel(Panel):
             parts.append(f"{len(self.state.marked)} marked")
         if view.filter:
             parts.append(f"/{view.filter.source}")
-        return f"Fleet {view.glyphs.dot} " + f" {view.glyphs.dot} ".join(parts), f"{SORTS[self.state.sort]}"
+        below = "by place" if self.board else SORTS[self.state.sort]
+        if self.jump:
+            below = "type the letters of a worker"
+        return f"Fleet {view.glyphs.dot} " + f" {view.glyphs.dot} ".join(parts), below
 
     def on_focus(self) -> None:
         self.action_line(0)
 
     def on_blur(self) -> None:
+        self.jump = {}
         self.redraw()
 
+    def _rows(self) -> list[FleetRow]:
+        state = replace(self.state, sort="default") if self.board else self.state
+        return visible_rows(self.view, state)
+
+    def _go(self, name: str) -> None:
+        self.state = replace(self.state, cursor=name)
+        self.redraw()
+        rows = self._rows()
+        if self.board:
+            at = next((i for i, line in enumerate(self.lines) if any("sel" in role for _, role in line)), 0)
+        else:
+            at = next((i for i, r in enumerate(rows) if key_of(r) == name), 0) + 1
+        top, height = self.scroll_offset.y, self.content_region.height
+        if not top <= at < top + height:
+            self.scroll_to(y=max(0, at + 1 - height if at >= top + height else at), animate=False, force=True)
+
     def action_line(self, by: int) -> None:
-        rows = visible_rows(self.view, self.state)
+        rows = self._rows()
         if not rows:
+            return
+        if self.board:
+            self._go(neighbour(rows, self.state.cursor, 0, by))
             return
         names = [key_of(r) for r in rows]
         at = names.index(self.state.cursor) + by if self.state.cursor in names else 0
-        at = min(len(names) - 1, max(0, at))
-        self.state = FleetState(self.state.sort, names[at], self.state.marked)
-        self.redraw()
-        top, height = self.scroll_offset.y, self.scrollable_content_region.height
-        if at + 1 < top + 1 or at + 1 >= top + height:
-            self.scroll_to(y=max(0, at + 2 - height if at + 1 >= top + height else at), animate=False, force=True)
+        self._go(names[min(len(names) - 1, max(0, at))])
+
+    def action_aside(self, by: int) -> None:
+        """To the same place in the next party."""
+        if rows := self._rows():
+            self._go(neighbour(rows, self.state.cursor, by, 0))
 
     def action_mark(self) -> None:
         """Mark or unmark the row under the cursor and go to the next."""
         if self.state.cursor:
-            marked = self.state.marked ^ {self.state.cursor}
-            self.state = FleetState(self.state.sort, self.state.cursor, frozenset(marked))
+            self.state = replace(self.state, marked=self.state.marked ^ {self.state.cursor})
             self.action_line(1)
+
+    def action_unmark(self) -> None:
+        """Forget every mark."""
+        self.state = replace(self.state, marked=frozenset())
+        self.redraw()
 
     def action_sort(self) -> None:
         """Next sort order."""
         names = list(SORTS)
-        sort = names[(names.index(self.state.sort) + 1) % len(names)]
-        self.state = FleetState(sort, self.state.cursor, self.state.marked)
+        self.state = replace(self.state, sort=names[(names.index(self.state.sort) + 1) % len(names)])
         self.redraw()
+
+    def action_board(self) -> None:
+        """Board or table."""
+        self.state = replace(self.state, board=not self.board)
+        self.redraw()
+
+    def action_jump(self) -> None:
+        """Put a letter on every worker and wait for one."""
+        self.state = replace(self.state, board=False)
+        rows = self._rows()
+        self.jump = {key_of(r): label for r, label in zip(rows, labels(len(rows)), strict=False)}
+        self._typed = ""
+        self.redraw()
+
+    async def on_key(self, event: events.Key) -> None:
+        """While letters are shown, they are typed; anything else ends it."""
+        if not self.jump:
+            return
+        event.stop()
+        event.prevent_default()
+        self._typed += event.character or ""
+        left = [name for name, label in self.jump.items() if label.startswith(self._typed)]
+        if len(left) > 1 and event.character:
+            return
+        self.jump = {}
+        if left and event.character:
+            self._go(left[0])
+        else:
+            self.redraw()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return not self.jump
 
     def action_open(self) -> None:
         """Show the log of the pod under the cursor."""
-        row = next((r for r in visible_rows(self.view, self.state) if key_of(r) == self.state.cursor), None)
+        row = next((r for r in self._rows() if key_of(r) == self.state.cursor), None)
         if row:
             self.post_message(self.Opened(row.pod))

@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.events import Key
 from textual.message import Message
+from textual.widget import Widget
 from textual.widgets import Input, Label
 
 
@@ -38,6 +39,7 @@ class Prompt(Horizontal):
         super().__init__(id=id)
         self.kind = ""
         self._before = ""
+        self._back: Widget | None = None
 
     def compose(self) -> ComposeResult:
         yield Label(":", id="sign")
@@ -46,7 +48,7 @@ class Prompt(Horizontal):
 
     def ask(self, kind: str, sign: str, text: str = "", hint: str = "") -> None:
         """Show the line and take the keyboard."""
-        self.kind, self._before = kind, text
+        self.kind, self._before, self._back = kind, text, self.screen.focused
         self.query_one("#sign", Label).update(sign)
         self.hint(hint)
         self.display = True
@@ -77,4 +79,6 @@ class Prompt(Horizontal):
 
     def _finish(self, text: str, accepted: bool) -> None:
         self.display = False
+        if self._back is not None and self._back.is_attached:
+            self._back.focus()
         self.post_message(self.Done(self.kind, text, accepted))

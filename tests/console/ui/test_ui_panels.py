@@ -1,0 +1,243 @@
+"""Pages of single panels: fleet as a board, charts up close, ledger, rollout, plane, cost, the replay's time line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from ui_desk import desk
+from ui_journals import RUN, Story, digest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.series import Series
+from uvcc_console.core.state import fold
+from uvcc_console.ui.glyphs import ASCII, UNICODE
+from uvcc_console.ui.paint import plain, width_of
+from uvcc_console.ui.tape import Tape
+from uvcc_console.ui.view import View, fleet_rows
+from uvcc_console.ui.widgets import charts, cost, fleet_grid, ledger, plane, rollout, scrub, worker_detail
+from uvcc_console.ui.widgets.charts import ChartsPanel
+from uvcc_console.ui.widgets.fleet import FleetPanel, labels
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / RUN
+
+
+def view_of(story: Story, after: float = 1.0) -> View:
+    return View(snap=fold(story.events), now=story.now + after, utc=True)
+
+
+def text_of(lines: list) -> str:
+    return "\n".join(plain(line) for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 78, 120, 156])
+@pytest.mark.parametrize(
+    "story", [Story().provisioning(), Story(replicas=4).full(12), Story().fork()], ids=["early", "full", "fork"]
+)
+def test_no_page_is_wider_than_asked(story: Story, width: int) -> None:
+    view = view_of(story)
+    rows = fleet_rows(view)
+    drawn = [*fleet_grid.grid_lines(view, rows, width), *ledger.board_lines(view, width)]
+    drawn += [*rollout.page_lines(view, width), *cost.page_lines(view, width), *plane.wait_lines(view, width)]
+    drawn += [*plane.path_lines(view, width), *worker_detail.detail_lines(view, rows[0], width)]
+    drawn.append(scrub.scrub_line(Tape(0, 60, 20, 2, True, ((10, "warn"), (59, "bad"))), view, width))
+    assert max(width_of(line) for line in drawn) <= width
+
+
+# ---- fleet
+
+
+def test_the_board_has_a_column_per_party_and_a_row_per_replica() -> None:
+    view = view_of(Story(replicas=3).full(4))
+    lines = fleet_grid.grid_lines(view, fleet_rows(view), 120)
+    rows = [plain(line) for line in lines if plain(line).startswith("r0")]
+    assert len(rows) == 3
+    assert all(row.count("●") == 3 for row in rows)
+
+
+def test_the_boards_summary_counts_the_worst_first() -> None:
+    view = view_of(Story(replicas=3).full(4))
+    workers = dict(view.snap.workers)
+    workers["p1r2s0t0"] = dataclasses.replace(workers["p1r2s0t0"], beat_ts=view.now - 30)
+    view = dataclasses.replace(view, snap=dataclasses.replace(view.snap, workers=workers))
+    lines = fleet_grid.summary_lines(view, fleet_rows(view), 120)
+    assert plain(lines[1]).startswith("P1  ○ 1 silent  ● 2 live")
+
+
+def test_the_cursor_walks_the_board_and_stops_at_its_border() -> None:
+    rows = fleet_rows(view_of(Story(replicas=2).full(2)))
+    assert fleet_grid.neighbour(rows, "p0r0s0t0", 1, 0) == "p1r0s0t0"
+    assert fleet_grid.neighbour(rows, "p0r0s0t0", 0, 1) == "p0r1s0t0"
+    assert fleet_grid.neighbour(rows, "p2r1s0t0", 1, 1) == "p2r1s0t0"
+    assert fleet_grid.neighbour(rows, "", 0, 0) == "p0r0s0t0"
+
+
+async def test_a_large_fleet_opens_as_a_board_and_v_turns_it_to_a_table(folder: Path) -> None:
+    async with desk(Story(replicas=8).full(3), folder) as d:
+        fleet = d.app.main.query_one(FleetPanel)
+        await d.press("1")
+        assert fleet.board
+        await d.press("right", "down")
+        assert fleet.state.cursor == "p1r1s0t0"
+        assert "heartbeat" in d.text, "the worker under the cursor is described"
+        await d.press("v")
+        assert not fleet.board
+        assert "worst first" in d.text
+
+
+async def test_letters_jump_to_a_worker(folder: Path) -> None:
+    async with desk(Story(replicas=2).full(3), folder) as d:
+        fleet = d.app.main.query_one(FleetPanel)
+        await d.press("f")
+        target = [name for name, label in fleet.jump.items() if label == "d"]
+        await d.press("d")
+        assert [fleet.state.cursor] == target
+        assert not fleet.jump
+        await d.press("f", "escape")
+        assert not fleet.jump
+        assert not d.asked(ev.HaltRequested)[2:]
+
+
+def test_labels_are_unique_and_as_short_as_possible() -> None:
+    assert len(set(labels(24))) == 24
+    assert {len(x) for x in labels(24)} == {1}
+    assert len(set(labels(96))) == 96
+
+
+def test_the_detail_of_a_worker_names_pod_paths_and_figures() -> None:
+    view = view_of(Story(price=2.4, provider="prime").full(5))
+    text = text_of(worker_detail.detail_lines(view, fleet_rows(view)[1], 150))
+    for part in ("p1r0s0t0 on p1r0", "agent on prime", "$2.40/h", "path relay", "mem_mib", "samples_per_s"):
+        assert part in text
+
+
+# ---- charts
+
+
+def test_from_five_replicas_on_the_band_leaves_the_extremes_out() -> None:
+    lines = [Series() for _ in range(8)]
+    for i in range(8):
+        for x in range(4):
+            lines[i] = lines[i].append(x, 100.0 if i == 7 else float(i))
+    mean, band = charts._mean_and_band(lines)
+    assert band is not None
+    assert max(band.high) == 6.0
+    assert mean.last == (3.0, (sum(range(7)) + 100) / 8)
+
+
+def test_replicas_that_lag_count_only_where_all_have_a_value() -> None:
+    a, b = Series(), Series()
+    for x in range(6):
+        a = a.append(x, 1.0)
+    for x in (0, 2, 4):
+        b = b.append(x, 3.0)
+    mean, _ = charts._mean_and_band([a, b])
+    assert list(mean) == [(0.0, 2.0), (2.0, 2.0), (4.0, 2.0)]
+
+
+async def test_zoom_follows_the_newest_steps_until_a_crosshair_or_a_pan_fixes_it(folder: Path) -> None:
+    async with desk(Story().full(80), folder) as d:
+        panel = d.app.main.query_one(ChartsPanel)
+        panel.focus()
+        await d.press("plus", "plus")
+        assert panel.frame().x1 == 80
+        await d.press("shift+left")
+        assert panel.centre is not None
+        assert panel.frame().x1 < 80
+        await d.press("backspace")
+        assert (panel.window, panel.cursor) == (1.0, None)
+        await d.press("home", "home")
+        assert panel.cursor == 1
+        assert "step 1" in d.text
+
+
+# ---- ledger
+
+
+def test_the_board_marks_the_forked_epoch() -> None:
+    view = view_of(Story().fork())
+    history = plain(ledger.history_line(view, 100))
+    assert history.count("═") == 40
+    assert history.count("≠") == 1
+    board = text_of(ledger.board_lines(view, 150))
+    assert "FORK at epoch 41" in board
+    assert board.count("· 41") == 3
+
+
+def test_the_board_shows_result_hash_and_sessions() -> None:
+    board = text_of(ledger.board_lines(view_of(Story(steps=4).finished()), 150))
+    assert digest("result") in board
+    assert "✓ 3 workers" in board
+    assert digest("sid", "full") in board
+    assert "✓ full VERIFIED" in board
+
+
+# ---- plane
+
+
+def waiting(story: Story) -> View:
+    for coord, peer in (("p0r0s0t0", "P1"), ("p2r0s0t0", "P1")):
+        record = {"step": 3, "phase": "train", "waiting_on": peer, "last_collective": {"seq": 17, "op": "OPEN"}}
+        story.add(ev.Heartbeat(pod=coord[:4], coord=coord, record=record))
+    record = {"step": 3, "phase": "train", "last_collective": {"seq": 12, "op": "RESHARE"}}
+    story.add(ev.Heartbeat(pod="p1r0", coord="p1r0s0t0", record=record))
+    return view_of(story)
+
+
+def test_who_everybody_waits_for_is_named_and_the_first_that_differs() -> None:
+    view = waiting(Story().full(3))
+    text = text_of(plane.wait_lines(view, 120))
+    assert "2 wait for P1" in text
+    assert "furthest behind: p1r0s0t0" in text
+
+
+def test_a_dead_path_is_shown_before_it_is_needed() -> None:
+    story = Story().full(3)
+    story.add(ev.LinkChanged(pod="p1r0", path="ssh", up=False, detail="keepalive"))
+    lines = plane.path_lines(view_of(story), 100)
+    assert plain(lines[2]).startswith("p1r0"), "the pod with a dead path comes first"
+    assert "✗ down" in plain(lines[2])
+
+
+# ---- cost and rollout
+
+
+def test_money_against_its_caps() -> None:
+    text = text_of(cost.page_lines(view_of(Story(replicas=2, price=2.4, provider="prime").full(4)), 140))
+    assert "$14.40 of $60.00" in text
+    assert "per step" in text
+    assert text.count("prime") == 6
+
+
+def test_alerts_stand_below_the_gates_with_their_remedies() -> None:
+    story = Story().full(4)
+    story.add(ev.Alert(level="warn", name="straggler", text="p1r0s0t0 is 3 times slower", remedy="look at its disk"))
+    text = text_of(rollout.page_lines(view_of(story), 140))
+    assert text.index("gates") < text.index("3 times slower (look at its disk)")
+
+
+# ---- the time line
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_the_time_line_marks_what_happened_and_where_we_are(glyphs: object) -> None:
+    view = View(glyphs=glyphs)  # type: ignore[arg-type]
+    line = scrub.scrub_line(Tape(0, 100, 50, 4, True, ((25, "warn"), (75, "bad"))), view, 127)
+    cells = [(c, role) for text, role in line for c in text][scrub.LEFT :]
+    assert cells[50][0] == view.glyphs.live
+    assert [i for i, (c, r) in enumerate(cells) if r == "warn"] == [25]
+    assert [i for i, (c, r) in enumerate(cells) if r == "bad"] == [75]
+
+
+async def test_a_click_on_the_time_line_goes_there(folder: Path) -> None:
+    async with desk(Story().halted(), folder, replay=True) as d:
+        source = d.app.source
+        await d.pilot.click("#scrub", offset=(159, 0))
+        assert source.now() == pytest.approx(source.end, abs=0.2)  # type: ignore[attr-defined]
+        assert d.app.snap.status == "halted"
+        await d.pilot.click("#scrub", offset=(30, 0))
+        assert d.app.snap.status != "halted"

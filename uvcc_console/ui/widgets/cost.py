@@ -1,0 +1,110 @@
+"""Cost: rate, spent, forecast and limits; per pod and per step on its own page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.format import duration, money
+from uvcc_console.ui.paint import Line, Span, clean, cut, fit
+from uvcc_console.ui.view import View, party_role
+from uvcc_console.ui.widgets.panel import Panel
+
+
+def limit_of(s: Snapshot, name: str) -> float:
+    """A cap of the profile in dollars; 0 when it has none."""
+    limits = s.profile.get("limits")
+    value = limits.get(name) if isinstance(limits, Mapping) else None
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _share(part: float) -> str:
+    return "bad" if part > 0.9 else "warn" if part > 0.7 else "text"
+
+
+def cost_lines(view: View, width: int) -> list[Line]:
+    """Rate, spent, forecast, runway, against the profile's limits."""
+    s, g = view.snap, view.glyphs
+    line: list[Span] = [(money(s.hourly), "title"), ("/h   ", "muted"), (money(s.spent), "title"), (" spent", "muted")]
+    if s.forecast:
+        line += [("   ", ""), (money(s.forecast), "text"), (" at the end", "muted")]
+    lines: list[Line] = [cut(line, width)]
+    notes: list[Span] = []
+    if (total := limit_of(s, "total")) > 0:
+        part = s.spent / total
+        notes += [(f"{part:.0%} of {money(total)}", _share(part))]
+    if s.runway_h is not None:
+        notes += [(f" {g.dot} " if notes else "", "muted"), (f"runway {duration(s.runway_h * 3600)}", "text")]
+    if notes:
+        lines.append(cut(notes, width))
+    elif not s.hourly and not s.spent:
+        lines.append([("local pods cost nothing" if s.pods else "nothing is running", "muted")])
+    return lines
+
+
+def _bar(view: View, name: str, value: float, cap: float, width: int) -> Line:
+    g = view.glyphs
+    part = min(1.0, value / cap) if cap else 0.0
+    full = int(part * width)
+    return [
+        (f"{name:<12}", "muted"),
+        (g.full * full, _share(part) if part > 0.7 else "accent"),
+        (g.empty * (width - full), "faint"),
+        (f"  {money(value)} of {money(cap)}", _share(part)),
+    ]
+
+
+def page_lines(view: View, width: int) -> list[Line]:
+    """Everything about money: bars against the caps, per pod, per step."""
+    s, g = view.snap, view.glyphs
+    lines: list[Line] = [*cost_lines(view, width), [("", "")]]
+    room = max(10, min(60, width - 44))
+    for name, value, cap in (
+        ("per hour", s.hourly, limit_of(s, "hourly")),
+        ("spent", s.spent, limit_of(s, "total")),
+        ("forecast", s.forecast, limit_of(s, "total")),
+    ):
+        if cap > 0:
+            lines.append(cut(_bar(view, name, value, cap, room), width))
+    ttl = limit_of(s, "ttl")
+    if ttl and s.created:
+        left = s.created + ttl - (s.ended or view.now)
+        lines.append(
+            [
+                ("time left   ", "muted"),
+                (duration(left), "warn" if left < 600 else "text"),
+                (" of the run's life", "muted"),
+            ]
+        )
+    if s.step > 0 and s.spent:
+        lines.append(
+            [("per step    ", "muted"), (f"${s.spent / s.step:.4f}", "text"), (f" over {s.step} steps", "muted")]
+        )
+    heading = f"{'pod':<12}{'provider':<18}{'state':<10}{'$/h':>8}{'share':>8}"
+    lines += [[("", "")], cut([(heading, "muted")], width)]
+    for pod in sorted(s.pods.values(), key=lambda p: (-p.price_hr, p.pod)):
+        share = f"{pod.price_hr / s.hourly:.0%}" if s.hourly else g.dot
+        lines.append(
+            cut(
+                [
+                    (fit(clean(pod.pod), 12), party_role(pod.party)),
+                    (fit(clean(pod.provider), 18), "text"),
+                    (fit(pod.state, 10), "muted"),
+                    (f"{pod.price_hr:>8.2f}{share:>8}", "text"),
+                ],
+                width,
+            )
+        )
+    return lines
+
+
+class CostPanel(Panel):
+    """Money."""
+
+    title = "Cost"
+    number = "7"
+    grows = True
+    help = "What runs per hour, what is spent, the forecast at the end of the run and the limits of the profile."
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        return page_lines(view, width) if self.has_class("-paged") else cost_lines(view, width)

@@ -1,0 +1,174 @@
+"""Ledger: who agrees with whom, up to which step, and what the verifier has said. A fork is the loudest thing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uvcc_console.core.snapshot import EpochAgreement, Snapshot
+from uvcc_console.ui.format import short
+from uvcc_console.ui.paint import Line, Span, clean, cut, fit, spread, wrap
+from uvcc_console.ui.view import View, coord_parts
+from uvcc_console.ui.widgets.panel import Panel
+
+
+def agreement_line(view: View) -> Line:
+    """``P0 = P1 = P2  agree @ step 40``, or the fork."""
+    s, g = view.snap, view.glyphs
+    joint = g.differ if s.fork else g.equal
+    role = "bad" if s.fork else ("ok" if s.agreed_epoch >= 0 else "faint")
+    parties: list[Span] = []
+    for p in range(3):
+        parties += [(f" {joint} " if p else "", role), (f"P{p}", f"p{p}")]
+    if s.fork:
+        return [*parties, ("  ", ""), (f" {g.fail} FORK ", "alarm")]
+    if s.agreed_epoch < 0:
+        seen = max((w.root_epoch for w in s.workers.values()), default=-1)
+        return [*parties, ("  no epoch agreed yet" if seen < 0 else "  waiting for every root", "muted")]
+    return [*parties, ("  agree", "ok bold"), (" @ step ", "muted"), (f"{s.agreed_epoch}", "title")]
+
+
+def _roots(s: Snapshot) -> dict[int, list[str]]:
+    """Root prefixes of the newest agreed (else newest) epoch by party, in replica order."""
+    known = [a for a in s.agreement if a.epoch == s.agreed_epoch] or list(s.agreement[-1:])
+    found: dict[int, list[str]] = {}
+    for coord, root in sorted(known[0].roots.items() if known else ()):
+        found.setdefault(coord_parts(coord)[0], []).append(root)
+    return found
+
+
+def _verdicts(view: View, width: int) -> list[Line]:
+    s, g = view.snap, view.glyphs
+    lines: list[Line] = []
+    for phase, verdict in s.verdicts.items():
+        if verdict.ok:
+            lines.append([(f"{g.ok} {phase} VERIFIED ", "ok bold"), (short(verdict.global_root, 12), "text")])
+        else:
+            lines += wrap([(f"{g.fail} {phase} NOT VERIFIED ", "bad"), (clean(verdict.detail), "text")], width)
+    return lines or [[(f"{g.todo} nothing verified yet", "muted")]]
+
+
+def ledger_lines(view: View, width: int, *, compact: bool = False) -> list[Line]:
+    """Agreement, the parties' roots, what the verifier has said. ``compact``: one line."""
+    s, g = view.snap, view.glyphs
+    last_verdict = next(reversed(list(s.verdicts.items())), None)
+    short_form: list[Span] = []
+    if compact and last_verdict:
+        phase, verdict = last_verdict
+        word, role = (f"{g.ok} {phase} verified", "ok") if verdict.ok else (f"{g.fail} {phase} NOT VERIFIED", "bad")
+        short_form = [(word, role)]
+    lines: list[Line] = [spread(agreement_line(view), short_form, width)]
+    if compact:
+        return lines
+    if s.fork:
+        lines += wrap([(clean(s.fork), "bad")], width)
+    for party, roots in sorted(_roots(s).items()):
+        room = max(1, (width - 9) // 14)
+        shown = "  ".join(short(r, 12) for r in roots[:room])
+        rest = f" +{len(roots) - room}" if len(roots) > room else ""
+        lines.append(cut([(f"P{party}", f"p{party}"), (" roots ", "muted"), (shown, "text"), (rest, "muted")], width))
+    last = max((w.root_epoch for w in s.workers.values()), default=-1)
+    if last >= 0 and s.agreed_epoch >= 0:
+        behind = last - s.agreed_epoch
+        tail = "" if not behind else f"  {g.dot} {behind} behind"
+        lines.append([("newest root ", "muted"), (f"step {last}", "text"), (tail, "warn" if behind > 2 else "muted")])
+    return [*lines, *_verdicts(view, width)]
+
+
+def disagreement(a: EpochAgreement) -> tuple[str, str] | None:
+    """The first two workers whose records of their common channel differ in an epoch."""
+    for coord in sorted(a.pairs):
+        for peer, digest in sorted(a.pairs[coord].items()):
+            other = a.pairs.get(peer, {}).get(coord)
+            if other is not None and other != digest:
+                return coord, peer
+    return None
+
+
+def history_line(view: View, width: int) -> Line:
+    """The newest epochs in a row: agreed, still open, forked."""
+    s, g = view.snap, view.glyphs
+    expected = 3 * s.replicas * s.pipeline_stages * s.tensor
+    shown = s.agreement[-max(1, width - 24) :]
+    if not shown:
+        return [("no epoch finalised yet", "muted")]
+    line: list[Span] = [(f"{shown[0].epoch:>6} ", "muted")]
+    for a in shown:
+        if disagreement(a):
+            line.append((g.differ, "alarm"))
+        elif len(a.roots) >= expected:
+            line.append((g.equal, "ok"))
+        else:
+            line.append((g.dot, "muted"))
+    return cut([*line, (f" {shown[-1].epoch}", "muted"), ("   epochs", "muted")], width)
+
+
+def board_lines(view: View, width: int) -> list[Line]:
+    """The whole board: agreement, history, newest root of every worker by party, sessions, verdicts, result hashes."""
+    s, g = view.snap, view.glyphs
+    lines: list[Line] = [agreement_line(view), history_line(view, width)]
+    if s.fork:
+        lines += wrap([(f" {g.differ} {clean(s.fork)} ", "alarm")], width)
+    places = sorted({coord_parts(c)[1:] for c in s.workers})
+    each = max(16, min(40, (width - 12) // 3))
+    if places:
+        head: list[Span] = [(fit("", 12), "")]
+        head += [(fit(f"P{p}", each), f"p{p} bold") for p in range(3)]
+        lines += [[("", "")], cut(head, width)]
+    agreed = {a.epoch: a for a in s.agreement}
+    for r, stage, tensor in places:
+        line: list[Span] = [(fit(f"r{r:02d} s{stage} t{tensor}", 12), "muted")]
+        for p in range(3):
+            w = s.workers.get(f"p{p}r{r}s{stage}t{tensor}")
+            line += _root_cell(view, w.root if w else "", w.root_epoch if w else -1, agreed, each)
+        lines.append(cut(line, width))
+    lines += [[("", "")], *_verdicts(view, width)]
+    for name, value in (("sid_job", s.sid_job), ("engine run", s.engine_run)):
+        if value:
+            lines.append(cut([(f"{name:<12}", "muted"), (clean(value), "text")], width))
+    for phase, verdict in s.verdicts.items():
+        lines.append(cut([(f"{phase:<12}", "muted"), (f"global root {verdict.global_root}", "text")], width))
+    hashes: dict[str, list[str]] = {}
+    for key, value in s.result_hashes.items():
+        hashes.setdefault(f"{key.split('/')[0]} {value}", []).append(key.split("/")[1])
+    for text, coords in sorted(hashes.items()):
+        phase, value = text.split()
+        tail = f"  {g.ok} {len(coords)} workers" if len(hashes) <= 2 else f"  {', '.join(coords)}"
+        lines.append(cut([(f"{phase:<12}", "muted"), (f"result {value}", "text"), (tail, "muted")], width))
+    return lines
+
+
+def _root_cell(view: View, root: str, epoch: int, agreed: dict[int, EpochAgreement], width: int) -> list[Span]:
+    g, s = view.glyphs, view.snap
+    if not root:
+        return [(fit(g.dot, width), "faint")]
+    known = agreed.get(epoch)
+    if known is not None and disagreement(known):
+        sign, role = g.differ, "alarm"
+    elif epoch <= s.agreed_epoch:
+        sign, role = g.equal, "ok"
+    else:
+        sign, role = g.todo, "muted"
+    text = f" {short(root, max(8, min(24, width - 12)))} {g.dot} {epoch}"
+    return [(sign, role), (fit(text, width - 1), "text")]
+
+
+class LedgerPanel(Panel):
+    """Agreement of the three parties."""
+
+    title = "Ledger"
+    number = "5"
+    grows = True
+    help = (
+        "After each step every party commits to what it sent and received. The line says up to which step all three "
+        "tell the same story; a FORK names the pair that does not. Roots differ between parties by design: each "
+        "holds other leaves."
+    )
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        if self.has_class("-paged"):
+            return board_lines(view, width)
+        return ledger_lines(view, width, compact=self.screen.has_class("-short"))
+
+    def show(self, view: View) -> None:
+        self.set_class(bool(view.snap.fork), "-fork")
+        super().show(view)

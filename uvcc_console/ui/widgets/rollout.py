@@ -1,0 +1,101 @@
+"""Rollout: stages with their times, gates with what they wanted and measured, alerts with their remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uvcc_console.core.snapshot import StageView
+from uvcc_console.ui.format import clock, duration
+from uvcc_console.ui.paint import Line, Span, clean, fit, spread, wrap
+from uvcc_console.ui.view import View
+from uvcc_console.ui.widgets.panel import Panel
+
+ROLES = {"ok": "ok", "running": "accent bold", "waiting": "warn bold", "failed": "bad", "skipped": "muted"}
+
+
+def _took(view: View, v: StageView) -> str:
+    if not v.started or v.status == "waiting":
+        return ""
+    until = v.ended or view.snap.ended or view.now
+    return duration(max(0.0, until - v.started))
+
+
+def _name(view: View, v: StageView, wide: int) -> list[Span]:
+    role = ROLES.get(v.status, "faint")
+    return [(f"{view.glyphs.stage(v.status)} ", role), (fit(v.name, wide), "text" if v.status == "ok" else role)]
+
+
+def gate_lines(view: View, width: int) -> list[Line]:
+    """What was measured against what was wanted."""
+    g, lines = view.glyphs, []
+    for gate in view.snap.gates:
+        sign, role = (g.ok, "ok") if gate.ok else (g.fail, "bad")
+        left: list[Span] = [(f"{sign} ", role), (clean(gate.name), "text" if gate.ok else "bad")]
+        right: list[Span] = [
+            (clean(gate.measured), "text" if gate.ok else "bad"),
+            (f"  want {clean(gate.wanted)}", "muted"),
+        ]
+        lines.append(spread(left, right, width))
+    return [[("gates", "muted bold")], *lines] if lines else []
+
+
+def rollout_lines(view: View, width: int, height: int = 0) -> list[Line]:
+    """Stages with their time, gates with their measured values; what is done becomes one line where room is short."""
+    s, g = view.snap, view.glyphs
+    gates = gate_lines(view, width)
+    wide = min(14, max((len(v.name) for v in s.stages), default=0))
+    over = len(s.stages) + len(gates) - height
+    done = next((i for i, v in enumerate(s.stages) if v.status not in ("ok", "skipped")), len(s.stages))
+    folded = min(done, over + 1) if over > 0 and height else 0
+    lines: list[Line] = []
+    if folded > 1:
+        took = sum(max(0.0, v.ended - v.started) for v in s.stages[:folded])
+        left: list[Span] = [(f"{g.ok} ", "ok"), (f"{folded} stages done", "text")]
+        lines.append(spread(left, [(duration(took), "muted")], width))
+    for v in s.stages[folded if folded > 1 else 0 :]:
+        name = _name(view, v, wide)
+        if v.detail and v.status != "pending":
+            name += [(" ", ""), (clean(v.detail), "bad" if v.status == "failed" else "muted")]
+        lines.append(spread(name, [(_took(view, v), "muted")], width))
+    return [*lines, *gates] or [[("nothing planned yet", "muted")]]
+
+
+def page_lines(view: View, width: int) -> list[Line]:
+    """Every stage with its whole detail and times, the gates, the alerts with their remedies."""
+    s, g = view.snap, view.glyphs
+    lines: list[Line] = []
+    for v in s.stages:
+        began = clock(v.started, utc=view.utc) if v.started else ""
+        head: list[Span] = [
+            *_name(view, v, 14),
+            (fit(began, 10), "muted"),
+            (fit(_took(view, v), 10, "r"), "text"),
+            ("  ", ""),
+        ]
+        tone = "bad" if v.status == "failed" else "muted"
+        lines += wrap([*head, (clean(v.detail) if v.status != "pending" else "", tone)], width, " " * 38)
+    if gates := gate_lines(view, min(width, 90)):
+        lines += [[("", "")], *gates]
+    if s.alerts:
+        lines += [[("", "")], [("alerts", "muted bold")]]
+    for a in reversed(s.alerts[-20:]):
+        role = {"error": "bad", "warn": "warn"}.get(a.level, "muted")
+        when = clock(a.ts, utc=view.utc)
+        lines += wrap(
+            [(f"{g.warn} ", role), (f"{when} ", "muted"), (clean(f"{a.source}: {a.text}"), role)], width, " " * 11
+        )
+    return lines or [[("nothing planned yet", "muted")]]
+
+
+class RolloutPanel(Panel):
+    """Stages and gates."""
+
+    title = "Rollout"
+    number = "6"
+    help = (
+        "The stages of this rollout with their times, then the gates: what was measured against what was wanted.\n"
+        "A stage that failed can be taken up again (r), repeated (R) or, for drill and gate, skipped (x)."
+    )
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        return page_lines(view, width) if self.has_class("-paged") else rollout_lines(view, width, height)

@@ -1,0 +1,60 @@
+"""Everything known of the one worker under the cursor."""
+
+from __future__ import annotations
+
+from uvcc_console.ui.format import age, number
+from uvcc_console.ui.paint import Line, Span, clean, cut, fit
+from uvcc_console.ui.view import FleetRow, View, party_role
+
+_SHOWN = ("rank", "pid", "msg", "loss", "samples_per_s", "toks_per_s", "dt_fetch_s", "gate_entropy_mean")
+_MORE = ("gate_collapse_frac", "mem_mib", "last_collective", "waiting_on", "halt_nonce")
+
+
+def _facts(view: View, row: FleetRow) -> list[tuple[str, str, str]]:
+    """(name, text, role) in the order of reading."""
+    g, pod = view.glyphs, view.snap.pods.get(row.pod)
+    facts = [("state", f"{row.health.glyph} {row.health.word}", row.health.role), ("phase", row.phase, "text")]
+    if row.step >= 0:
+        facts.append(("step", str(row.step), "text"))
+    if row.age is not None:
+        facts.append(("heartbeat", f"{age(row.age)} ago", row.health.role))
+    for key in (*_SHOWN, *_MORE):
+        value = row.beat.get(key)
+        if value not in (None, ""):
+            facts.append((key, number(value, 5) if isinstance(value, float) else clean(str(value)), "text"))
+    if row.root:
+        facts.append(("root", f"{row.root[:32]} {g.dot} {row.epoch}", "text"))
+    if pod is not None:
+        facts += [("pod", f"{pod.state} on {pod.provider}", "text"), ("address", clean(pod.address), "text")]
+        if pod.price_hr:
+            facts.append(("price", f"${pod.price_hr:.2f}/h", "text"))
+        for name, (up, since) in pod.paths.items():
+            word = f"{g.ok} up" if up else f"{g.fail} down"
+            facts.append((f"path {name}", f"{word} {age(view.now - since)}", "ok" if up else "bad"))
+        if pod.detail:
+            facts.append(("said", clean(pod.detail), "muted"))
+    return [(name, text, role) for name, text, role in facts if text]
+
+
+def detail_lines(view: View, row: FleetRow | None, width: int) -> list[Line]:
+    """A heading and the facts in as many columns as fit."""
+    if row is None:
+        return []
+    title: list[Span] = [
+        (clean(row.coord or row.pod), f"{party_role(row.party)} bold"),
+        (f" on {clean(row.pod)}", "muted"),
+    ]
+    facts = _facts(view, row)
+    columns = max(1, min(3, width // 46))
+    each = width // columns
+    down = -(-len(facts) // columns)
+    lines: list[Line] = [title]
+    for y in range(down):
+        line: list[Span] = []
+        for x in range(columns):
+            at = x * down + y
+            if at < len(facts):
+                name, text, role = facts[at]
+                line += [(fit(name, 19), "muted"), (fit(text, each - 20), role), (" ", "")]
+        lines.append(cut(line, width))
+    return lines
