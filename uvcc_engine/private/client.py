@@ -56,23 +56,32 @@ def load_owner(folder: Path, seed: int | None) -> Identity:
     return Identity.create_seeded(folder, f"uvcc-data-owner-{seed}".encode())
 
 
-def load_parties(path: Path) -> tuple[PublicIdentity, ...]:
-    """The three public identities, p0 first. Raises UnreadableError."""
+def load_parties(path: Path) -> list[tuple[PublicIdentity, ...]]:
+    """Three public identities per replica, p0 first; replica 0 comes first. Raises UnreadableError."""
+    wanted = "a JSON list of three public identities per replica"
     try:
         found: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UnreadableError(f"cannot read {path}: {error}", "a JSON list of three public identities") from error
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise UnreadableError(f"{path} is not a list of identities", "a JSON list of three public identities")
-    return tuple(PublicIdentity.from_json(item) for item in found)
+        raise UnreadableError(f"cannot read {path}: {error}", wanted) from error
+    if not isinstance(found, list) or not found or len(found) % 3 or not all(isinstance(item, dict) for item in found):
+        raise UnreadableError(f"{path} is not a list of identities, three per replica", wanted)
+    pods = [PublicIdentity.from_json(item) for item in found]
+    return [tuple(pods[i : i + 3]) for i in range(0, len(pods), 3)]
+
+
+def sealed_name(party: int, replica: int = 0) -> str:
+    """Name of the file for one party's pod."""
+    return f"sealed-p{party}.bin" if not replica else f"sealed-p{party}r{replica}.bin"
 
 
 def write_shared(shared: SharedInputs, out: Path) -> list[str]:
-    """Write ``sealed-p{0,1,2}.bin`` and ``commitments.json``; returns their names."""
+    """Write a sealed file per party and pod, and ``commitments.json``; returns their names."""
     out.mkdir(parents=True, exist_ok=True)
-    names = [f"sealed-p{i}.bin" for i in range(3)]
-    for name, box in zip(names, shared.boxes, strict=True):
-        files.write_atomic(out / name, box, mode=0o600, durable=False)
+    names: list[str] = []
+    for replica, boxes in enumerate((shared.boxes, *shared.replicas)):
+        for party, box in enumerate(boxes):
+            names.append(sealed_name(party, replica))
+            files.write_atomic(out / names[-1], box, mode=0o600, durable=False)
     files.write_json(out / "commitments.json", shared.public(), durable=False)
     return [*names, "commitments.json"]
 
@@ -82,7 +91,8 @@ def share(args: argparse.Namespace) -> dict[str, Any]:
     job = PrivateJob.from_json(files.read_json(args.job))
     data = dataset_for(job, args.data, args.labels)
     owner = load_owner(args.owner, args.seed)
-    shared = share_dataset(data, job.frac_bits, load_parties(args.parties), owner, args.seed)
+    parties, *replicas = load_parties(args.parties)
+    shared = share_dataset(data, job.frac_bits, parties, owner, args.seed, replicas=replicas)
     names = write_shared(shared, args.out)
     rows = {"train": len(data.train_y), "test": len(data.test_y)}
     return shared.public() | {"files": names, "rows": rows}
@@ -90,7 +100,7 @@ def share(args: argparse.Namespace) -> dict[str, Any]:
 
 def open_results(args: argparse.Namespace) -> dict[str, Any]:
     """Open the three parties' sealed weights anywhere below a folder; write them to ``weights.npz`` (0600)."""
-    owner, parties = Identity.load(args.owner), load_parties(args.parties)
+    owner, parties = Identity.load(args.owner), load_parties(args.parties)[0]
     boxes: list[bytes] = []
     for party in range(len(parties)):
         found = sorted(args.open.rglob(box_name(f"p{party}r0s0t0")))
@@ -113,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="uvcc-engine share",
         description="The data owner's tool: split inputs and seal them to the parties, or open the results.",
     )
-    parser.add_argument("--parties", type=Path, required=True, help="JSON list of the three public identities")
+    parser.add_argument("--parties", type=Path, required=True, help="JSON list of public identities, three per replica")
     parser.add_argument("--owner", type=Path, required=True, help="folder of the owner's key pair (made if missing)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the sealed files and commitments.json")
     what = parser.add_mutually_exclusive_group(required=True)

@@ -29,11 +29,15 @@ _FORMAT: Final = "uvcc-input-1"
 
 @dataclass(frozen=True, slots=True)
 class SharedInputs:
-    """What the owner hands out: one sealed box per party, and what the policy binds."""
+    """What the owner hands out: one sealed box per party, and what the policy binds.
+
+    ``replicas``: the same two components of each party, sealed to its pods of replicas 1, 2, ...
+    """
 
     boxes: tuple[bytes, bytes, bytes]
     commitments: tuple[str, str, str]
     owner: str
+    replicas: tuple[tuple[bytes, bytes, bytes], ...] = ()
 
     def public(self) -> dict[str, Any]:
         """The ``inputs`` entry of a policy; ``owner`` is the owner's X25519 public key in hex."""
@@ -64,14 +68,22 @@ def encode_fixed(name: str, values: Floats, frac_bits: int) -> Ring:
 
 
 def share_dataset(
-    data: Dataset, frac_bits: int, parties: tuple[PublicIdentity, ...], owner: Identity, seed: int | None = None
+    data: Dataset,
+    frac_bits: int,
+    parties: tuple[PublicIdentity, ...],
+    owner: Identity,
+    seed: int | None = None,
+    *,
+    replicas: Sequence[tuple[PublicIdentity, ...]] = (),
 ) -> SharedInputs:
     """Split a data set into three components per tensor and seal two to each party.
 
-    With ``seed`` every random value follows from the owner's secret, the seed, the data and the recipients: the same
-    call gives the same files, any other call unrelated ones. Fresh randomness otherwise.
+    ``replicas`` names the three pods of every further replica, which get their party's two components, too. With
+    ``seed`` every random value follows from the owner's secret, the seed, the data and the recipients: the same call
+    gives the same files, any other call unrelated ones. Fresh randomness otherwise.
     """
-    if len(parties) != PARTIES or len({p.x25519 for p in parties}) != PARTIES:
+    pods = [parties, *replicas]
+    if any(len(p) != PARTIES for p in pods) or len({i.x25519 for p in pods for i in p}) != PARTIES * len(pods):
         raise ConfigError("three different party identities are needed", "list the public identities of p0, p1, p2")
     tensors = {
         "test_x": encode_fixed("test features", data.test_x, frac_bits),
@@ -86,18 +98,24 @@ def share_dataset(
         encode_component(c, frac_bits, {name: components[c] for name, components in split.items()})
         for c in range(PARTIES)
     ]
-    boxes = tuple(
-        seal(
-            pack_halves([(blinds[c], parts[c]) for c in (i, (i + 1) % PARTIES)]),
-            sender=owner,
-            to=parties[i].x25519,
-            about={"format": _FORMAT, "party": i},
-            entropy=None if seed is None else derive(entropy, f"box|{i}"),
-        )
-        for i in range(PARTIES)
-    )
+
+    def sealed(replica: int) -> tuple[bytes, bytes, bytes]:
+        label = "box" if not replica else f"box|replica {replica}"
+        made = [
+            seal(
+                pack_halves([(blinds[c], parts[c]) for c in (i, (i + 1) % PARTIES)]),
+                sender=owner,
+                to=pods[replica][i].x25519,
+                about={"format": _FORMAT, "party": i},
+                entropy=None if seed is None else derive(entropy, f"{label}|{i}"),
+            )
+            for i in range(PARTIES)
+        ]
+        return made[0], made[1], made[2]
+
+    boxes = [sealed(r) for r in range(len(pods))]
     found = [commitment(blinds[c], parts[c]) for c in range(PARTIES)]
-    return SharedInputs((boxes[0], boxes[1], boxes[2]), (found[0], found[1], found[2]), owner.public.x25519)
+    return SharedInputs(boxes[0], (found[0], found[1], found[2]), owner.public.x25519, tuple(boxes[1:]))
 
 
 def commitment(blind: bytes, component: bytes | memoryview) -> str:

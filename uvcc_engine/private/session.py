@@ -57,9 +57,10 @@ class LateRecorder:
 def pair_keys(admitted: Admission) -> PairKeys:
     """The PRG keys of a party: HKDF of the static X25519 agreements, bound to the job."""
     party, sid, label = admitted.party, admitted.policy.sid_job, "prg"
+    peers = admitted.policy.peers(party, admitted.coord.replica)
     return PairKeys(
-        prev=admitted.identity.pair_secret(admitted.policy.public((party + 2) % 3), sid, label),
-        next=admitted.identity.pair_secret(admitted.policy.public((party + 1) % 3), sid, label),
+        prev=admitted.identity.pair_secret(peers[(party + 2) % 3], sid, label),
+        next=admitted.identity.pair_secret(peers[(party + 1) % 3], sid, label),
         own=admitted.identity.own_secret(sid, label),
     )
 
@@ -146,7 +147,12 @@ class Session:
     def _open_evidence(self, epoch: int) -> None:
         a = self._admitted
         self._evidence = WorkerEvidence.open(
-            Path(self._spec.dir), a.identity, a.policy, a.coord, a.policy.peers(a.party), resume_epoch=epoch
+            Path(self._spec.dir),
+            a.identity,
+            a.policy,
+            a.coord,
+            a.policy.peers(a.party, a.coord.replica),
+            resume_epoch=epoch,
         )
         self._evidence.input(a.policy.commitments[a.party])
         self._recorder.inner = self._evidence.recorder

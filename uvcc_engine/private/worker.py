@@ -64,7 +64,7 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
         coord=spec.coord,
         sid_sub=sid_of(admitted.policy.sid_job, admitted.coord),
         identity=admitted.identity,
-        peers=admitted.policy.peers(admitted.party),
+        peers=admitted.policy.peers(admitted.party, admitted.coord.replica),
         link={"peer_timeout_s": PEER_TIMEOUT_S, "first_contact_s": FIRST_CONTACT_S, **spec.link},
         recorder=recorder,
         state_dir=Path(spec.dir) / "plane",

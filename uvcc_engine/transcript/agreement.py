@@ -132,7 +132,7 @@ class Agreement:
         wanted = Coord(self._coord.replica, signer, self._coord.stage, self._coord.tensor)
         if statement.coord != wanted or statement.sid_job != self._policy.sid_job:
             raise self._wrong(sender, f"sent a root of {statement.coord} of another job or worker, not of {wanted}")
-        if not signed.holds(self._policy.public(signer), ROOT_NAMESPACE):
+        if not signed.holds(self._policy.public(signer, self._coord.replica), ROOT_NAMESPACE):
             raise self._wrong(sender, f"sent a root of {wanted} whose signature does not hold")
         return signed, statement
 
@@ -154,7 +154,7 @@ class Agreement:
             theirs = ResultStatement.from_json(signed.statement)
         except UnreadableError as e:
             raise self._wrong(peer, f"sent an unreadable result: {e.what}") from e
-        if not signed.holds(self._policy.public(peer), RESULT_NAMESPACE):
+        if not signed.holds(self._policy.public(peer, self._coord.replica), RESULT_NAMESPACE):
             raise self._wrong(peer, "sent a result whose signature does not hold")
         ours = ResultStatement.from_json(self._result.statement)
         if theirs.result_hash != ours.result_hash or theirs.epochs != ours.epochs:

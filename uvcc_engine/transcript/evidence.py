@@ -55,7 +55,8 @@ class WorkerEvidence:
         self._identity = identity
         sid = policy.sid_job
         own = identity.own_secret(sid, _BLIND)
-        keys = {p: identity.pair_secret(public, sid, _BLIND) for p, public in policy.peers(coord.party).items()}
+        others = policy.peers(coord.party, coord.replica)
+        keys = {p: identity.pair_secret(public, sid, _BLIND) for p, public in others.items()}
         self.recorder = TranscriptStore(
             folder,
             party=coord.party,
@@ -102,8 +103,10 @@ class WorkerEvidence:
         size = policy.topology
         if coord.replica >= size.replicas or coord.stage >= size.stages or coord.tensor >= size.tensor:
             raise ConfigError(f"{coord} is outside the policy's topology", f"it has {size}")
-        if peers is not None and dict(peers) != policy.peers(coord.party):
-            raise ConfigError("the peers' identities are not those of the policy", "use policy.peers(party)")
+        if policy.public(coord.party, coord.replica) != identity.public:
+            raise ConfigError(f"this identity is of another pod of P{coord.party} than {coord}", "launch it there")
+        if peers is not None and dict(peers) != policy.peers(coord.party, coord.replica):
+            raise ConfigError("the peers' identities are not those of the policy", "use policy.peers(party, replica)")
         return cls(run_dir / files.folder_name(coord), identity, policy, coord, resume_epoch or 0)
 
     # ---- events inside the party -------------------------------------------------------------------------------

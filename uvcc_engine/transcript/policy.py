@@ -73,29 +73,52 @@ def _text(where: str, value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PolicyParty:
-    """One party as the policy names it."""
+    """One party as the policy names it. ``public`` is the party's identity, born on the pod of its first replica.
+
+    ``pods`` lists the identities that the pods of replicas 1, 2, ... made for themselves: no private key ever leaves
+    its pod, and the party's signature of the policy vouches for them. Empty where all replicas work with ``public``.
+    """
 
     party: int
     public: PublicIdentity
     provider: str
     region: str
+    pods: tuple[PublicIdentity, ...] = ()
+
+    def of_replica(self, replica: int) -> PublicIdentity:
+        """The identity that this replica's workers sign and agree keys with."""
+        return self.pods[replica - 1] if replica and self.pods else self.public
 
     def to_json(self) -> dict[str, Any]:
-        named = {"party": self.party, "provider": self.provider, "region": self.region}
+        named: dict[str, Any] = {"party": self.party, "provider": self.provider, "region": self.region}
+        if self.pods:
+            named["pods"] = [p.to_json() for p in self.pods]
         return {**named, **self.public.to_json()}
 
     @classmethod
     def from_json(cls, party: int, data: Any) -> PolicyParty:
         where = f"policy.parties[{party}]"
-        found = _fields(where, data, _PARTY)
+        has_pods = isinstance(data, dict) and "pods" in data
+        found = _fields(where, data, (*_PARTY, "pods") if has_pods else _PARTY)
         if found["party"] != party or isinstance(found["party"], bool):
             raise ConfigError(f"{where}.party is {found['party']!r}", "list the parties 0, 1, 2 in order")
         try:
             public = PublicIdentity.from_json({k: found[k] for k in ("ed25519", "x25519", "seeded")})
+            pods = tuple(PublicIdentity.from_json(p) for p in _pods(where, found.get("pods")))
         except UnreadableError as e:
             raise ConfigError(f"{where}: {e.what}", e.cure) from e
         provider, region = _text(f"{where}.provider", found["provider"]), _text(f"{where}.region", found["region"])
-        return cls(party, public, provider, region)
+        return cls(party, public, provider, region, pods)
+
+
+def _pods(where: str, data: Any) -> list[dict[str, Any]]:
+    if data is None:
+        return []
+    if not isinstance(data, list) or not data or not all(isinstance(p, dict) for p in data):
+        raise ConfigError(
+            f"{where}.pods is not a list of identities", "one per replica after the first, or leave it out"
+        )
+    return data
 
 
 @dataclass(frozen=True)
@@ -159,9 +182,8 @@ class Policy:
         if not isinstance(parties, list) or len(parties) != PARTIES:
             raise ConfigError("policy.parties must list exactly three parties", "one entry per domain")
         named = [PolicyParty.from_json(i, p) for i, p in enumerate(parties)]
-        for key in ("ed25519", "x25519"):
-            if len({getattr(p.public, key) for p in named}) != PARTIES:
-                raise ConfigError(f"policy.parties: two parties have the same {key} key", "each domain makes its own")
+        topology = _topology(found["topology"])
+        _check_keys(named, topology)
         inputs = _fields("policy.inputs", found["inputs"], ("owner", "commitments"))
         commitments = inputs["commitments"]
         if not isinstance(commitments, list) or len(commitments) != PARTIES:
@@ -171,7 +193,7 @@ class Policy:
             job=_job(found["job"]),
             model_hash=_hex("policy.model_hash", found["model_hash"]),
             code_hash=_hex("policy.code_hash", found["code_hash"]),
-            topology=_topology(found["topology"]),
+            topology=topology,
             parties=(named[0], named[1], named[2]),
             owner=_text("policy.inputs.owner", inputs["owner"]),
             commitments=(sealed[0], sealed[1], sealed[2]),
@@ -227,17 +249,18 @@ class Policy:
     def steps(self) -> int:
         return int(self.job["steps"])
 
-    def public(self, party: int) -> PublicIdentity:
-        return self.parties[party].public
+    def public(self, party: int, replica: int = 0) -> PublicIdentity:
+        """The identity of a party's pod; that of replica 0 is the party's own, which signs the policy."""
+        return self.parties[party].of_replica(replica)
 
-    def peers(self, party: int) -> dict[int, PublicIdentity]:
-        """The other two parties' identities."""
-        return {p.party: p.public for p in self.parties if p.party != party}
+    def peers(self, party: int, replica: int = 0) -> dict[int, PublicIdentity]:
+        """The other two parties' identities in one replica."""
+        return {p.party: p.of_replica(replica) for p in self.parties if p.party != party}
 
     def party_of(self, public: PublicIdentity) -> int:
-        """Which party this identity is. Raises ConfigError if the policy does not name it."""
+        """Which party this identity, or one of whose pods, is. Raises ConfigError if the policy does not name it."""
         for p in self.parties:
-            if p.public == public:
+            if public in (p.public, *p.pods):
                 return p.party
         raise ConfigError("this policy does not name this pod's identity", "it was made for other pods")
 
@@ -247,7 +270,7 @@ class Policy:
     @property
     def seeded(self) -> tuple[int, ...]:
         """Parties whose identity comes from a public seed (demonstration only)."""
-        return tuple(p.party for p in self.parties if p.public.seeded)
+        return tuple(p.party for p in self.parties if any(i.seeded for i in (p.public, *p.pods)))
 
 
 def _job(data: Any) -> Mapping[str, Any]:
@@ -266,6 +289,20 @@ def _topology(data: Any) -> Topology:
         if not isinstance(found[key], int) or isinstance(found[key], bool):
             raise ConfigError(f"policy.topology.{key} is {found[key]!r}", "it must be a whole number of at least 1")
     return Topology(**{k: found[k] for k in _TOPOLOGY})
+
+
+def _check_keys(parties: Sequence[PolicyParty], topology: Topology) -> None:
+    """Every identity is there once, and each party that lists pods lists all of them."""
+    everybody = [i for p in parties for i in (p.public, *p.pods)]
+    for key in ("ed25519", "x25519"):
+        if len({getattr(i, key) for i in everybody}) != len(everybody):
+            raise ConfigError(f"policy.parties: two parties or pods have the same {key} key", "each pod makes its own")
+    for p in parties:
+        if p.pods and len(p.pods) != topology.replicas - 1:
+            raise ConfigError(
+                f"policy.parties[{p.party}].pods lists {len(p.pods)} pods for {topology.replicas} replicas",
+                "one identity per replica after the first",
+            )
 
 
 def _reveal(data: Any) -> tuple[tuple[str, str], ...]:

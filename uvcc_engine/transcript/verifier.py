@@ -199,7 +199,7 @@ def _at(coord: Coord, party: int) -> Coord:
 
 
 def _check_roots(policy: Policy, worker: WorkerPart) -> None:
-    public = policy.public(worker.coord.party)
+    public = policy.public(worker.coord.party, worker.coord.replica)
     for signed, statement in worker.roots:
         where = f"epoch {statement.root.epoch} of {worker.coord}"
         _equal("root statement", f"the worker in {where}", str(statement.coord), str(worker.coord))
@@ -247,7 +247,7 @@ def _check_result(policy: Policy, worker: WorkerPart, first: WorkerPart) -> None
     _equal("result statement", f"the number of epochs in the result of {name}", statement.epochs, len(worker.roots))
     _equal("result statement", f"the last root in the result of {name}", statement.root, worker.roots[-1][1].root.root)
     _equal("result statement", f"steps in the result of {name}", statement.steps, policy.steps)
-    if not signed.holds(policy.public(worker.coord.party), RESULT_NAMESPACE):
+    if not signed.holds(policy.public(worker.coord.party, worker.coord.replica), RESULT_NAMESPACE):
         raise VerificationError("result signature", f"{name}: {statement.result_hash.hex()} is not signed by its key")
     for value in statement.values:
         if not policy.reveals(value):
