@@ -9,7 +9,7 @@ from pathlib import Path
 
 from uvcc_console.cli import common, jsonview
 from uvcc_console.core.journal import Follower, Journal
-from uvcc_console.rollout.spawn import CONDUCTOR, JOURNAL, running
+from uvcc_console.rollout.spawn import JOURNAL, conducted
 
 POLL_S = 0.2
 
@@ -20,7 +20,7 @@ def stream(run_dir: Path) -> int:
     follower, shown = Follower(journal), -1
     try:
         while True:
-            quiet = not running(run_dir, CONDUCTOR)
+            quiet = not conducted(run_dir)
             while follower.poll():
                 pass
             s = follower.snapshot

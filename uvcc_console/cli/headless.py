@@ -154,7 +154,7 @@ def follow(
     watched = Watched(follower.snapshot, seen)
     try:
         while True:
-            lost = not spawn.running(run_dir, spawn.CONDUCTOR) and (child is None or child.poll() is not None)
+            lost = not spawn.conducted(run_dir) and (child is None or child.poll() is not None)
             while batch := follower.poll():
                 for event in batch:
                     seen.see(event)

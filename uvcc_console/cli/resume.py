@@ -63,7 +63,7 @@ def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: f
     end, started = time.monotonic() + limit, False
     try:
         while time.monotonic() < end:
-            dead = not spawn.running(run_dir, spawn.CONDUCTOR) and (child is None or child.poll() is not None)
+            dead = not spawn.conducted(run_dir) and (child is None or child.poll() is not None)
             batch = list(journal.since(seq))
             seq = batch[-1][0] if batch else seq
             for _, event in batch:

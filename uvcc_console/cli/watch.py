@@ -9,7 +9,7 @@ import time
 from uvcc_console.cli import common
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.rollout.spawn import CONDUCTOR, running
+from uvcc_console.rollout.spawn import conducted
 
 POLL_S = 0.1
 
@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     try:
         while True:
             # asked before reading: an event written between the two is found by the next round
-            quiet = not running(run_dir, CONDUCTOR)
+            quiet = not conducted(run_dir)
             batch = list(journal.since(seq))
             for seq, event in batch:
                 ended = ended or isinstance(event, ev.RunEnded)

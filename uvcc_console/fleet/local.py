@@ -62,6 +62,7 @@ class LocalProvider:
     def _start(self, pod: Pod, home: Path) -> None:
         try:
             _make_home(self._base, home)
+            (home / ".tmp").mkdir(mode=0o700)
             _record(home).write_text(json.dumps(asdict(pod)))  # before the process: a crash in between leaks nothing
             authorized = home.with_suffix(".keys")
             authorized.write_text(keys.public_line(keys.operator_key(self._run_dir, self._key_file)) + "\n")
@@ -75,7 +76,8 @@ class LocalProvider:
                     stdout=log,
                     stderr=log,
                     cwd=home,
-                    env={**os.environ, procs.MARK: str(home)},
+                    # what a pod leaves behind when it is ended while it starts goes with its home
+                    env={**os.environ, "TMPDIR": str(home / ".tmp"), procs.MARK: str(home)},
                     start_new_session=True,
                 )
         except OSError as e:

@@ -19,6 +19,7 @@ from uvcc_engine.contract.errors import UvccError
 
 JOURNAL = "journal.sqlite"
 CONDUCTOR, HALTD = "conductor", "haltd"
+STARTING_S = 20.0
 _MODULES = {CONDUCTOR: "uvcc_console.rollout.conductor", HALTD: "uvcc_console.haltd"}
 
 
@@ -41,8 +42,18 @@ def running(run_dir: Path, name: str) -> int:
     return who.pid if alive(who) else 0
 
 
+def conducted(run_dir: Path) -> bool:
+    """Whether a conductor lives or is just being started: it has said nothing yet, but not for long."""
+    if running(run_dir, CONDUCTOR):
+        return True
+    fresh = time.time() - run_dir.stat().st_mtime < STARTING_S
+    return fresh and not (run_dir / f"{CONDUCTOR}.json").exists()
+
+
 def start(run_dir: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
     """Start the conductor or haltd of a run, detached: own session, no terminal, output to ``<name>.log``."""
+    if not running(run_dir, name):
+        (run_dir / f"{name}.json").unlink(missing_ok=True)  # of one that died: nobody shall take it for an end
     command = [sys.executable, "-m", _MODULES[name], run_dir.name, *args]
     try:
         with (run_dir / f"{name}.log").open("ab") as log:

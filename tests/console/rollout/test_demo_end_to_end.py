@@ -1,0 +1,180 @@
+"""The demo as its users run it: real pods over SSH, real secret sharing, halted, killed, resumed, verified, gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from demorun import Demo, Uvcc
+
+# few enough rows that no loop is worth compiling: nine fresh pods would compile it nine times
+SMALL = ("--set", "job.test_rows=200")
+
+
+@pytest.fixture(scope="module")
+def uvcc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uvcc]:
+    temp = Path(tempfile.mkdtemp(prefix="uv", dir="/tmp"))  # socket paths below it must stay short
+    user = Uvcc(tmp_path_factory.mktemp("home"), temp)
+    yield user
+    for pid in user.processes():
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(temp)
+
+
+@pytest.fixture(scope="module")
+def two_demos(uvcc: Uvcc) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Two demos of one seed at once: one undisturbed, the other halted, resumed, its worker killed, resumed.
+
+    Returns the two summaries and what was seen on the way.
+    """
+    calm = Demo.start(uvcc, "--seed", "5", "--steps", "14", *SMALL)
+    rough = Demo.start(uvcc, "--seed", "5", "--steps", "14", *SMALL)
+    seen: dict[str, Any] = {}
+    rough.reach(2)
+    seen["live"] = uvcc.json("status", rough.run)
+    seen["runs"] = uvcc.json("runs")
+    seen["halt"] = uvcc.run("halt", rough.run, "--json")
+    seen["halted"] = uvcc.json("status", rough.run)
+    seen["resume"] = uvcc.run("resume", rough.run)
+    rough.reach(json.loads(seen["halt"].stdout)["step"] + 2)
+    victim = next(w for w in uvcc.json("status", rough.run)["workers"] if w["coord"] == "p1r0s0t0")
+    os.kill(victim["pid"], signal.SIGKILL)
+    seen["failed"] = rough.outcome()
+    seen["after_kill"] = uvcc.json("status", rough.run)
+    seen["resumed"] = uvcc.run("resume", rough.run, "--wait", "--json")
+    seen["calm"] = calm.outcome()
+    return seen["calm"][1], json.loads(seen["resumed"].stdout), seen
+
+
+def test_an_undisturbed_demo_is_verified(two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]) -> None:
+    calm, _, seen = two_demos
+    assert seen["calm"][0] == 0
+    assert (calm["status"], calm["verified"], calm["leaks"]) == ("ok", True, [])
+    assert calm["accuracy"] > 0.8
+    assert calm["gates"] == {"result_hashes": True, "verifier": True, "halt_drill_s": True}
+    assert calm["drill_s"] <= 5.0
+    assert "verify-full running" in seen["calm"][2]
+
+
+def test_a_halt_stops_every_worker_at_one_step_with_a_verified_checkpoint(
+    two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+) -> None:
+    seen = two_demos[2]
+    assert seen["halt"].returncode == 0, seen["halt"].stderr
+    done = json.loads(seen["halt"].stdout)
+    assert (done["verified"], done["total"]) == (3, 3)
+    workers = seen["halted"]["workers"]
+    assert {w["step"] for w in workers} == {done["step"]}
+    acks = seen["halted"]["halt"]["acks"].values()
+    assert {a["stage"] for a in acks} == {"gone"}
+    assert all(len(a["checkpoint"]) == 64 for a in acks)
+    assert seen["halted"]["status"] == "halted"
+
+
+def test_a_killed_worker_is_a_named_failure_that_can_be_resumed(
+    two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+) -> None:
+    seen = two_demos[2]
+    code, _, said = seen["failed"]
+    assert code == 1
+    assert "worker p1r0s0t0 of P1 was killed by SIGKILL" in said
+    after = seen["after_kill"]
+    failed = next(s for s in after["stages"] if s["name"] == "full")
+    died = next(w["heartbeat_ts"] for w in after["workers"] if w["coord"] == "p1r0s0t0")
+    assert failed["status"] == "failed"
+    assert failed["ended"] - died < 15.0
+    assert {w["state"] for w in after["workers"]} == {"exited"}
+    assert seen["resumed"].returncode == 0, seen["resumed"].stderr
+
+
+def test_halt_kill_and_resume_leave_no_trace_in_the_result(
+    two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+) -> None:
+    calm, rough, _ = two_demos
+    assert rough["verified"] is True
+    for key in ("sid_job", "global_root", "result_hash", "values"):
+        assert rough[key] == calm[key], key
+
+
+def test_a_live_run_is_seen_from_other_processes(
+    two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+) -> None:
+    calm, rough, seen = two_demos
+    assert {r["run"]: r["live"] for r in seen["runs"]} == {calm["run"]: True, rough["run"]: True}
+    live = seen["live"]
+    assert (live["phase"], live["stage"], live["status"]) == ("full", "full", "running")
+    assert [p["state"] for p in live["pods"]] == ["agent"] * 3
+    assert all(w["pid"] for w in live["workers"])
+    assert seen["resume"].returncode == 0
+
+
+def test_evidence_came_home_and_secrets_did_not(
+    uvcc: Uvcc, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+) -> None:
+    artifacts = Path(two_demos[1]["artifacts"])
+    names = {str(p.relative_to(artifacts)) for p in artifacts.rglob("*") if p.is_file()}
+    wanted = {f"full/p{p}r0/transcript_p{p}r0s0t0/leaves.bin" for p in range(3)}
+    wanted |= {f"full/p{p}r0/{name}" for p in range(3) for name in ("result.json", "exit.json", "training.csv")}
+    wanted |= {"full/proof_bundle.json", "full/policy.json", "run_full.log", "run_full.jsonl", "dp_layout.json"}
+    wanted |= {"full/dp_roots.json", "full/dp_matrix.md", "smoke/proof_bundle.json"}
+    assert wanted <= names
+    assert not [
+        n for n in names if any(word in n for word in ("sealed", "token", "identity", ".safetensors", "ed25519"))
+    ]
+    log = (artifacts / "run_full.log").read_text()
+    assert log.count("EVENT dp_preflight_ok") == 3
+    assert "EVENT verifier_ok" in log
+    again = uvcc.run("verify", str(artifacts / "full"))
+    assert again.returncode == 0, again.stderr
+    leaves = artifacts / "full/p2r0/transcript_p2r0s0t0/leaves.bin"
+    data = bytearray(leaves.read_bytes())
+    data[len(data) // 2] ^= 1
+    leaves.write_bytes(data)
+    refused = uvcc.run("verify", str(artifacts / "full"))
+    assert refused.returncode == 1
+    assert "p2r0" in refused.stderr or "P2" in refused.stderr
+
+
+def test_nothing_of_a_run_is_left(uvcc: Uvcc, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]) -> None:
+    assert uvcc.processes() == {}
+    assert list(uvcc.temp.iterdir()) == []
+    assert uvcc.json("pods") == []
+
+
+def test_an_interrupt_tears_everything_down_and_waits_for_it(
+    uvcc: Uvcc, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+) -> None:
+    demo = Demo.start(uvcc, "--steps", "14", *SMALL)
+    uvcc.events(demo.run, lambda e: e["kind"] == "pod" and e["state"] == "booting")
+    demo.interrupt()
+    code, summary, _ = demo.outcome()
+    assert code == 130
+    assert (summary["status"], summary["leaks"]) == ("torn_down", [])
+    assert uvcc.processes() == {}
+    assert list(uvcc.temp.iterdir()) == []
+
+
+def test_a_killed_conductor_is_replaced_by_one_that_adopts_its_pods(
+    uvcc: Uvcc, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+) -> None:
+    calm = two_demos[0]
+    demo = Demo.start(uvcc, "--seed", "6", "--steps", "6", *SMALL)
+    demo.reach(1)
+    os.kill(uvcc.json("status", demo.run)["conductor"], signal.SIGKILL)
+    code, _, said = demo.outcome()
+    assert code == 1
+    assert f"uvcc resume {demo.run}" in said
+    resumed = uvcc.run("resume", demo.run, "--wait", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    summary = json.loads(resumed.stdout)
+    assert summary["verified"] is True
+    assert summary["result_hash"] != calm["result_hash"]
+    assert summary["global_root"] != calm["global_root"]
+    assert uvcc.processes() == {}
