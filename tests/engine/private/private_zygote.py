@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 
@@ -28,6 +29,17 @@ def child(request: dict[str, object]) -> None:
         os._exit(rc)
 
 
+def ended(pid: int) -> int:
+    """Exit code of a worker; one that does not end within a minute is killed."""
+    ready = select.poll()
+    handle = os.pidfd_open(pid)
+    ready.register(handle, select.POLLIN)
+    if not ready.poll(60_000):
+        os.kill(pid, signal.SIGKILL)
+    os.close(handle)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def main() -> None:
     import torch
 
@@ -38,9 +50,8 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
-            _, status = os.waitpid(request["wait"], 0)
+            answer = {"rc": ended(request["wait"])}
             live.discard(request["wait"])
-            answer = {"rc": os.waitstatus_to_exitcode(status)}
         else:
             pid = os.fork()
             if pid == 0:

@@ -129,57 +129,60 @@ def test_a_checkpoint_holds_two_components_of_the_state_and_parties_share_one(wh
             assert not states[p][f"{name}.lo"].equal(states[p][f"{name}.hi"])
 
 
+def held_of_all(fleet: Fleet, step: int, **how: Any) -> dict[str, Any]:
+    """Start the workers with a hold lying at P2, which is met after one step; what all three say of it."""
+    fleet.launch(halt=HOLD, **how)
+
+    def said(party: int) -> list[dict[str, Any]]:
+        return [e for e in fleet.events(party, "held") if e["step"] == step]
+
+    found = [until(lambda p=p: said(p), 30, f"P{p}'s hold")[0] for p in range(3)]
+    until(lambda: '"hold"' in (fleet.dir(0) / "heartbeat_rank0.jsonl").read_text(), 10, "a heartbeat")
+    assert found[0] == found[1] == found[2]
+    return dict(found[0])
+
+
 def test_halt_stops_all_at_one_step_and_resume_ends_in_the_same_result(
     whole: Fleet, zygote: Zygote, tmp_path: Path, links: list[dict[str, Any]]
 ) -> None:
     fleet = Fleet(tmp_path / "fleet", zygote, JOB, links)
-    fleet.launch()
-    until(lambda: steps_done(fleet, 1) >= 3, 30, "the third step")
-    halt(fleet, 1, HALT)
-    assert fleet.wait() == [0, 0, 0]
-    exits = [fleet.exit(p) for p in range(3)]
-    assert {e["status"] for e in exits} == {"halted"}
-    step = exits[0]["step"]
-    assert 3 < step <= 12
-    for p in range(3):
-        manifest = ck.verify(fleet.dir(p) / "checkpoints" / f"step-{step}")
-        assert exits[p]["step"] == step
-        assert exits[p]["checkpoint"] == manifest.sha256
-        assert fleet.events(p, "halted") == [{"nonce": "n1", "step": step, "checkpoint": manifest.sha256}]
-        assert not (fleet.dir(p) / "result.json").exists()
+    for step, halting in ((1, 1), (2, 0)):
+        assert held_of_all(fleet, step, resume=step > 1) == {"nonce": "early", "step": step}
+        halt(fleet, halting, HALT)
+        assert fleet.wait() == [0, 0, 0]
+        for p in range(3):
+            manifest = ck.verify(fleet.dir(p) / "checkpoints" / f"step-{step}")
+            end = fleet.exit(p)
+            assert (end["status"], end["step"], end["checkpoint"]) == ("halted", step, manifest.sha256)
+            assert fleet.events(p, "halted")[-1] == {"nonce": "n1", "step": step, "checkpoint": manifest.sha256}
+            assert not (fleet.dir(p) / "result.json").exists()
     fleet.launch(resume=True)
     assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
-    assert fleet.events(0, "resumed")[0]["step"] == step
+    assert [e["step"] for e in fleet.events(0, "resumed")] == [1, 2]
     assert_same_result(fleet, whole)
 
 
 def test_a_hold_at_one_party_holds_all_until_its_release(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, zygote, JOB, direct_links())
-    fleet.launch()
-    until(lambda: steps_done(fleet, 0) >= 2, 30, "the second step")
-    halt(fleet, 0, HOLD, "n7")
-    held = [until(lambda p=p: fleet.events(p, "held"), 20, f"P{p}'s hold")[0] for p in range(3)]
-    assert held[0]["nonce"] == "n7"
-    assert len({str(h) for h in held}) == 1
-    beat = until(
-        lambda: [b for b in (fleet.dir(2) / "heartbeat_rank0.jsonl").read_text().splitlines() if '"hold"' in b],
-        20,
-        "a heartbeat of the hold",
-    )
-    assert '"halt_nonce":"n7"' in beat[0]
-    assert steps_done(fleet, 1) == held[0]["step"]
-    halt(fleet, 0, RELEASE, "n7")
+    assert held_of_all(fleet, 1) == {"nonce": "early", "step": 1}
+    beats = (fleet.dir(0) / "heartbeat_rank0.jsonl").read_text().splitlines()
+    assert any('"phase":"hold"' in beat and '"halt_nonce":"early"' in beat for beat in beats)
+    assert [steps_done(fleet, p) for p in range(3)] == [1, 1, 1]
+    halt(fleet, 2, RELEASE, "early")
     assert fleet.wait() == [0, 0, 0]
-    assert fleet.events(2, "released") == [{"nonce": "n7"}]
+    assert [fleet.events(p, "released") for p in range(3)] == [[{"nonce": "early"}]] * 3
     assert_same_result(fleet, whole)
 
 
 def test_a_killed_worker_ends_in_a_named_failure_and_the_run_can_be_resumed(
-    whole: Fleet, zygote: Zygote, tmp_path: Path, links_to_kill: list[dict[str, Any]]
+    zygote: Zygote, tmp_path: Path, links_to_kill: list[dict[str, Any]]
 ) -> None:
-    fleet = Fleet(tmp_path / "fleet", zygote, JOB, [{**link, "peer_timeout_s": 3.0} for link in links_to_kill])
-    fleet.launch()
-    until(lambda: steps_done(fleet, 2) >= 7, 30, "the seventh step")
+    job = replace(JOB, steps=4, checkpoint_every=1)
+    undisturbed = Fleet(tmp_path / "one", zygote, job, direct_links())
+    undisturbed.launch()
+    assert undisturbed.wait() == [0, 0, 0]
+    fleet = Fleet(tmp_path / "two", zygote, job, [{**link, "peer_timeout_s": 3.0} for link in links_to_kill])
+    held_of_all(fleet, 1)
     os.kill(fleet.pids[2], signal.SIGKILL)
     assert fleet.wait() == [4, 4, -9]
     for p in (0, 1):
@@ -190,30 +193,26 @@ def test_a_killed_worker_ends_in_a_named_failure_and_the_run_can_be_resumed(
         assert [e["party"] for e in fleet.events(p, "peer_lost")] == [2]
     fleet.launch(resume=True)
     assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
-    assert {fleet.events(p, "resumed")[0]["step"] for p in range(3)} == {5}
-    assert_same_result(fleet, whole)
+    assert {fleet.events(p, "resumed")[0]["step"] for p in range(3)} == {1}
+    assert_same_result(fleet, undisturbed)
 
 
 def test_resuming_a_finished_run_repeats_its_end_and_nothing_else(zygote: Zygote, tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, zygote, replace(JOB, steps=3), direct_links())
-    fleet.launch(halt=HOLD)
-    until(lambda: fleet.events(0, "held"), 20, "the hold that lay there")
-    halt(fleet, 2, HALT)  # a held run can be halted
-    assert fleet.wait() == [0, 0, 0]
-    assert {fleet.exit(p)["step"] for p in range(3)} == {1}
-    for _ in range(2):
+    fleet = Fleet(tmp_path, zygote, replace(JOB, steps=3, checkpoint_every=2), direct_links())
+    for _ in range(3):
         fleet.launch(resume=True)
         assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     seen = [fleet.events(p, "open_final_done") for p in range(3)]
     assert len({str(e) for found in seen for e in found}) == 1
-    assert [len(found) for found in seen] == [2, 2, 2]
+    assert [len(found) for found in seen] == [3, 3, 3]
+    assert [e["step"] for e in fleet.events(1, "resumed")] == [2, 2]
+    assert len(fleet.csv(0)) == 4
 
 
 def test_a_halt_at_the_last_step_leaves_only_the_result_to_do(zygote: Zygote, tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, zygote, replace(JOB, steps=1), direct_links())
-    fleet.launch(halt=HOLD)
-    until(lambda: fleet.events(0, "held"), 20, "the hold that lay there")
-    halt(fleet, 2, HALT)
+    held_of_all(fleet, 1)
+    halt(fleet, 2, HALT)  # a held run can be halted
     assert fleet.wait() == [0, 0, 0]
     assert fleet.exit(1)["step"] == 1
     fleet.launch(resume=True)
@@ -235,14 +234,12 @@ def test_another_attempt_starts_over_under_other_masks(zygote: Zygote, tmp_path:
     assert "attempt 0 after attempt 1" in fleet.exit(0)["error"]
 
 
-def test_sigterm_halts_all(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:
+def test_sigterm_at_one_party_halts_all(zygote: Zygote, tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, zygote, JOB, direct_links())
-    fleet.launch()
-    until(lambda: steps_done(fleet, 0) >= 1, 30, "the first step")
+    held_of_all(fleet, 1)
     os.kill(fleet.pids[0], signal.SIGTERM)
     assert fleet.wait() == [0, 0, 0]
-    assert {fleet.exit(p)["status"] for p in range(3)} == {"halted"}
-    assert len({fleet.exit(p)["step"] for p in range(3)}) == 1
+    assert {(fleet.exit(p)["status"], fleet.exit(p)["step"]) for p in range(3)} == {("halted", 1)}
 
 
 def test_a_worker_that_waits_for_its_peers_can_be_halted(zygote: Zygote, tmp_path: Path) -> None:
