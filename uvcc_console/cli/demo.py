@@ -15,7 +15,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--replicas", type=int, metavar="R", help="replicas per party (1)")
     parser.add_argument("--steps", type=int, metavar="N", help="training steps of the full run")
     parser.add_argument("--seed", type=int, metavar="N", help="repeatable identities, shares and roots")
-    parser.add_argument("--link", choices=["auto", "direct", "relay", "nats"], help="how parties reach each other")
+    parser.add_argument("--link", choices=["auto", "direct", "relay", "stream"], help="how parties reach each other")
     parser.add_argument("--profile", default="demo", metavar="NAME", help="another profile than `demo`")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the summary")
     parser.add_set()

@@ -73,7 +73,6 @@ class Rollout:
     key: asyncssh.SSHKey
     members: dict[str, Member]
     wheel: Wheel | None = None
-    relays: dict[str, dict[str, Any]] = field(default_factory=dict)
     cursors: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
     @property

@@ -79,7 +79,7 @@ def new_run_id(name: str, now: float | None = None, token: str = "") -> str:
 
 def stage_names(profile: Profile) -> tuple[str, ...]:
     """The stages of DESIGN section 3 that this profile goes through, in order; names are unique in a run."""
-    verified = isinstance(profile.job, PrivateJob)
+    verified = isinstance(profile.job, PrivateJob | LmJob)
     before = ["plan", "quote", "provision", "bootstrap", "preflight"]
     smoke = ["drill", SMOKE, *(["verify-smoke"] if verified else []), "gate"] if profile.smoke.steps else []
     after = [FULL, *(["verify-full"] if verified else []), "collect", "teardown"]

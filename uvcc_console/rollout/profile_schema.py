@@ -57,7 +57,8 @@ class LmJob(Strict):
     """Ordinary multi-GPU language-model training with the engine's trainer.
 
     ``config`` names a packaged or own configuration, ``overrides`` its sections' keys; ``plan`` holds facts that must
-    be true of it (parameters, seq_len, precision, save_every), else the worker refuses to start.
+    be true of it (parameters, seq_len, precision, save_every), else the worker refuses to start. The full run's last
+    checkpoint comes home, unless ``fetch_checkpoint`` is false.
     """
 
     kind: Literal["lm"]
@@ -67,6 +68,7 @@ class LmJob(Strict):
     seed: int = Field(default=1337, ge=0)
     overrides: dict[str, dict[str, Any]] = {}
     plan: dict[str, Any] = {}
+    fetch_checkpoint: bool = True
 
 
 class CommandJob(Strict):
@@ -165,7 +167,7 @@ class Profile(Strict):
     job: PrivateJob | LmJob | CommandJob = Field(discriminator="kind")
     topology: TopologyPart = TopologyPart()
     fleet: FleetPart = FleetPart()
-    link: Literal["auto", "direct", "relay", "nats"] = "auto"
+    link: Literal["auto", "direct", "relay", "stream", "nats"] = "auto"
     smoke: SmokePart = SmokePart()
     gates: GatesPart = GatesPart()
     limits: LimitsPart = LimitsPart()

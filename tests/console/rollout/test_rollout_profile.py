@@ -46,7 +46,7 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, key: s
         ("job.reveal=loss", "job.reveal is 'loss'", "wants a list"),
         ("topology=3", "topology is 3", "wants a mapping of keys"),
         ("job.kind=privat", "job.kind is 'privat'", "did you mean private?"),
-        ("link=carrier", "link is 'carrier'", "wants 'auto', 'direct', 'relay' or 'nats'"),
+        ("link=carrier", "link is 'carrier'", "wants 'auto', 'direct', 'relay', 'stream' or 'nats'"),
     ],
 )
 def test_a_wrong_value_says_what_is_wanted(setting: str, what: str, cure: str) -> None:

@@ -12,8 +12,8 @@ from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.rollout import spawn
 from uvcc_console.rollout.context import Member, Rollout, all_of, readdress
 from uvcc_console.rollout.machine import Act
-from uvcc_console.rollout.plan import FULL, SMOKE
-from uvcc_console.rollout.stages import collect, evidence, phases, preflight, provision
+from uvcc_console.rollout.plan import FULL, SMOKE, Phase
+from uvcc_console.rollout.stages import collect, evidence, lm, phases, preflight, provision
 
 Stage = Callable[[Rollout], Awaitable[str]]
 
@@ -25,11 +25,15 @@ async def _plan(ctx: Rollout) -> str:
 
 
 async def _verify_smoke(ctx: Rollout) -> str:
-    return await evidence.verify_phase(ctx, ctx.plan.phases[SMOKE])
+    return await _verify(ctx, ctx.plan.phases[SMOKE])
 
 
 async def _verify_full(ctx: Rollout) -> str:
-    return await evidence.verify_phase(ctx, ctx.plan.phases[FULL])
+    return await _verify(ctx, ctx.plan.phases[FULL])
+
+
+async def _verify(ctx: Rollout, phase: Phase) -> str:
+    return await (lm.verify_phase if phase.kind == "lm" else evidence.verify_phase)(ctx, phase)
 
 
 def _idempotent(stage: Stage, ctx: Rollout) -> Act:

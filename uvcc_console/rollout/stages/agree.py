@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.plan import Phase, derive, pod_name
 from uvcc_console.rollout.profile_schema import PrivateJob
+from uvcc_console.rollout.stages.links import TOKEN_FILE, relay_tokens
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.parallel.topology import PARTIES
@@ -25,7 +25,6 @@ from uvcc_engine.transcript.identity import PublicIdentity
 from uvcc_engine.transcript.policy import Policy, PolicyParty, check_signatures, write_signatures
 
 SHARE_S = 300.0
-TOKEN_FILE = "relay.token"
 INPUTS_FILE = "inputs.sealed"
 
 
@@ -163,31 +162,4 @@ async def _hand_over(ctx: Rollout, phase: Phase, member: Member, agreement: Agre
         await member.ssh.put(agreement.folder / name, f"{there}/{name}")
     party = member.request.party
     await member.ssh.put(ctx.run_dir / "owner" / "sealed" / f"sealed-p{party}.bin", f"{there}/{INPUTS_FILE}")
-    token = (await relay_tokens(ctx, phase))[party]
-    await member.ssh.put(token.encode(), f"{there}/{TOKEN_FILE}")
-
-
-async def relay_tokens(ctx: Rollout, phase: Phase) -> list[str]:
-    """One relay credential per party and phase, kept in the run's private folder."""
-    path = ctx.run_dir / "relay" / f"{phase.name}.json"
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w") as f:
-            json.dump([secrets.token_urlsafe(32) for _ in range(PARTIES)], f)
-    return list(json.loads(path.read_text()))
-
-
-async def relay_link(ctx: Rollout, phase: Phase) -> dict[str, Any]:
-    """Start the relay of a phase on the first pod, unless it runs, and say how workers reach it."""
-    tokens = await relay_tokens(ctx, phase)
-    group = phase.engine_run
-    config = {
-        "db": "relay.sqlite",
-        "credentials": [{"party": p, "group": group, "token": t} for p, t in enumerate(tokens)],
-    }
-    host = ctx.members[pod_name(0, 0)]
-    ack = await host.channel.request(wire.RELAY, run=phase.engine_run, action="start", config=config, timeout=60.0)
-    ctx.relays[phase.name] = {"url": ack["url"], "pod": host.name}
-    token_file = f"runs/{phase.engine_run}/{TOKEN_FILE}"
-    return {"kind": "relay", "relay_url": str(ack["url"]), "token_file": token_file, "ca_file": "", "group": group}
+    await member.ssh.put(relay_tokens(ctx, phase)[party].encode(), f"{there}/{TOKEN_FILE}")

@@ -15,7 +15,7 @@ from uvcc_console.rollout import pump
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.plan import SMOKE, Phase
 from uvcc_console.rollout.profile_schema import CommandJob
-from uvcc_console.rollout.stages import agree
+from uvcc_console.rollout.stages import agree, links
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import PeerLostError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
@@ -55,7 +55,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         return {}
     private = phase.kind == "private"
     agreement = await agree.agree(ctx, phase) if private else None
-    link = await agree.relay_link(ctx, phase) if private else {}
+    found = await links.links_for(ctx, phase) if private else {}
     attempt = s.attempt + 1 if known else 0
     sid = agreement.policy.sid_job.hex() if agreement else ""
     started = ev.PhaseStarted(
@@ -65,7 +65,8 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     await _watch(ctx, phase)
 
     async def start(member: Member) -> dict[str, int]:
-        specs = [_spec(ctx, phase, str(c), link, resume=attempt > 0).to_json() for c in phase.coords(member.name)]
+        mine = [str(c) for c in phase.coords(member.name)]
+        specs = [_spec(ctx, phase, c, found.get(c, {}), resume=attempt > 0).to_json() for c in mine]
         ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=START_S)
         return {str(w["coord"]): int(w["pid"]) for w in ack["workers"]}
 
@@ -238,11 +239,17 @@ async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
 
 
 def _finished(s: Snapshot, phase: Phase) -> bool:
-    """Every worker exited with 0 and, in a private job, reported its result."""
+    """Every worker exited with 0 and reported its result; of a language model's ranks the first one does.
+
+    Workers that halted exit with 0 as well. A command need not report anything: it is done unless a halt was asked.
+    """
     views = _views(s, phase)
     if len(views) < len(phase.coords()) or any(w.state != "exited" or w.rc != 0 for w in views):
         return False
-    return phase.kind != "private" or all(f"{phase.name}/{c}" in s.result_hashes for c in phase.coords())
+    if phase.kind == "command":
+        return not (s.halt.nonce and s.halt.mode == "halt" and not s.halt.drill)
+    reporting = phase.coords() if phase.kind == "private" else phase.coords()[:1]
+    return all(f"{phase.name}/{c}" in s.result_hashes for c in reporting)
 
 
 def trouble(s: Snapshot, phase: Phase) -> Trouble | None:

@@ -10,18 +10,20 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.rollout.context import Member, Rollout, each
-from uvcc_console.rollout.stages import agree
+from uvcc_console.rollout.stages import lm
+from uvcc_console.rollout.stages.links import python_of, relay_link
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 
 # versions that must be equal on all pods: results would differ, or messages could not be read
 EQUAL = ("python", "torch", "numpy")
 _PING = """
-import json, sys, time, urllib.request
+import json, ssl, sys, time, urllib.request
+trust = ssl.create_default_context(cafile=sys.argv[2]) if sys.argv[2] else None
 took = []
 for _ in range(5):
     t = time.perf_counter()
-    with urllib.request.urlopen(sys.argv[1], timeout=5) as r:
+    with urllib.request.urlopen(sys.argv[1], timeout=5, context=trust) as r:
         r.read()
     took.append(time.perf_counter() - t)
 print(json.dumps({"rtt_ms": round(1000 * sorted(took)[2], 3)}))
@@ -42,8 +44,10 @@ async def preflight(ctx: Rollout) -> str:
     probes = await each(ctx.members.values(), _probe)
     findings = judge(probes, ctx.plan.profile.gates.clock_skew_s, ctx.plan.profile.gates.disk_free_mib)
     rtts: dict[str, float] = {}
-    if ctx.plan.profile.job.kind == "private" and not findings:
+    if ctx.plan.profile.job.kind == "private" and ctx.plan.profile.link != "direct" and not findings:
         rtts = await _relay_round_trips(ctx)
+    fits = await lm.fits(ctx) if ctx.plan.profile.job.kind == "lm" and not findings else {}
+    findings += [Finding(n, str(f["error"]), str(f["cure"])) for n, f in fits.items() if not f["ok"]]
     for name, probe in probes.items():
         mine = [f for f in findings if f.pod == name]
         ctx.members[name].probe = probe
@@ -55,6 +59,7 @@ async def preflight(ctx: Rollout) -> str:
             "gpus": [g.get("name") for g in probe.get("gpus", [])],
             "relay_rtt_ms": rtts.get(name),
         }
+        fields |= {k: v for k, v in fits.get(name, {}).items() if k not in ("ok", "error", "cure")}
         if mine:
             fields |= {"problems": [f.what for f in mine]}
         event = "dp_preflight_failed" if mine else "dp_preflight_ok"
@@ -107,12 +112,11 @@ def judge(probes: dict[str, dict[str, Any]], skew_s: float, disk_mib: int) -> li
 async def _relay_round_trips(ctx: Rollout) -> dict[str, float]:
     """Start the relay of the first phase and time a request to it from every pod, in milliseconds."""
     phase = ctx.plan.phases.get("smoke") or ctx.plan.phases["full"]
-    link = await agree.relay_link(ctx, phase)
+    link = await relay_link(ctx, phase, stream=ctx.plan.profile.link == "stream")
+    url, ca = f"{link['relay_url']}/healthz", f".uvcc/{link['ca_file']}" if link["ca_file"] else ""
 
     async def ping(member: Member) -> float:
-        python = member.boot.python if member.boot else "python3"
-        url = f"{link['relay_url']}/healthz"
-        text = await member.ssh.sh(f"{shlex.quote(python)} -S - {shlex.quote(url)}", stdin=_PING.encode())
-        return float(json.loads(text)["rtt_ms"])
+        command = f"{python_of(member)} -S - {shlex.quote(url)} {shlex.quote(ca)}"
+        return float(json.loads(await member.ssh.sh(command, stdin=_PING.encode()))["rtt_ms"])
 
     return await each(ctx.members.values(), ping)

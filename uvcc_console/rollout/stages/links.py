@@ -1,0 +1,245 @@
+"""How the workers of different parties reach each other: the embedded relay, or each other directly."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import json
+import os
+import secrets
+import shlex
+from typing import Any
+
+from uvcc_console.core import events as ev
+from uvcc_console.rollout.context import Member, Rollout, all_of, each
+from uvcc_console.rollout.plan import Phase, pod_name
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+from uvcc_engine.parallel.topology import PARTIES, Coord
+
+TOKEN_FILE = "relay.token"
+CA_FILE = "relay.ca.pem"
+DIAL_S = 5.0
+CERT_DAYS = 30
+
+# prints as many free ports as asked for; they are closed again, so somebody else may take one before the worker does
+_PORTS = """
+import socket, sys
+held = [socket.create_server((sys.argv[1], 0)) for _ in range(int(sys.argv[2]))]
+print(*(s.getsockname()[1] for s in held))
+"""
+# accepts one connection per expected caller, then ends
+_LISTEN = """
+import socket, sys
+s = socket.create_server((sys.argv[1], 0))
+s.settimeout(float(sys.argv[3]))
+print(s.getsockname()[1], flush=True)
+for _ in range(int(sys.argv[2])):
+    s.accept()[0].close()
+"""
+_DIAL = """
+import socket, sys
+for at in sys.argv[2:]:
+    host, _, port = at.rpartition(":")
+    socket.create_connection((host, int(port)), float(sys.argv[1])).close()
+"""
+
+
+def python_of(member: Member) -> str:
+    """The pod's Python, quoted for its shell."""
+    return shlex.quote(member.boot.python if member.boot else "python3")
+
+
+async def links_for(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
+    """The ``link`` of every worker of a phase, by coordinate. Raises UvccError if no kind of link can be had."""
+    wanted = ctx.plan.profile.link
+    if wanted == "nats":
+        raise ConfigError("link is nats, which this version does not start by itself", "use relay, direct or auto")
+    if wanted == "auto":
+        wanted = "direct" if await reachable(ctx, phase) else "relay"
+        ctx.say(_chosen(wanted))
+    if wanted == "direct":
+        return await _direct(ctx, phase)
+    link = await relay_link(ctx, phase, stream=wanted == "stream")
+    return {str(c): link for c in phase.coords()}
+
+
+def _chosen(kind: str) -> ev.Event:
+    text = f"link auto: {kind}" + ("" if kind == "direct" else ", the parties cannot all reach each other")
+    return ev.Alert(level="info", name="link", text=text)
+
+
+def _listening(member: Member) -> str:
+    """The address a worker listens on: of this machine only, if the pod is on it."""
+    assert member.pod is not None
+    return "127.0.0.1" if member.pod.host == "127.0.0.1" else "0.0.0.0"
+
+
+def _host(member: Member) -> str:
+    if member.pod is None or not member.pod.host:
+        raise UnreachableError(f"pod {member.name} has no address yet", "provision it first")
+    return member.pod.host
+
+
+# -- direct ----------------------------------------------------------------------------------------------------------
+
+
+async def _direct(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
+    async def ports(member: Member) -> list[int]:
+        command = f"{python_of(member)} -S - {_listening(member)} {len(phase.coords(member.name))}"
+        return [int(p) for p in (await member.ssh.sh(command, stdin=_PORTS.encode())).split()]
+
+    free = await each(ctx.of_phase(phase), ports)
+    at = {c: free[name].pop() for name in phase.pods() for c in phase.coords(name)}
+    address = {c: f"{_host(ctx.members[phase.pod_of(c)])}:{port}" for c, port in at.items()}
+    found = {}
+    for c, port in at.items():
+        peers = {str(p): address[Coord(c.replica, p, c.stage, c.tensor)] for p in range(PARTIES) if p != c.party}
+        listen = f"{_listening(ctx.members[phase.pod_of(c)])}:{port}"
+        found[str(c)] = {"kind": "direct", "listen": listen, "peers": peers}
+    return found
+
+
+async def reachable(ctx: Rollout, phase: Phase) -> bool:
+    """Whether every pod of a phase can open a connection to the pods of the other parties of its replica."""
+    members = ctx.of_phase(phase)
+    groups: dict[int, list[Member]] = {}
+    for m in members:
+        groups.setdefault(m.request.replica, []).append(m)
+    try:
+        await all_of(_meet(group) for group in groups.values())
+    except UvccError:
+        return False
+    return True
+
+
+async def _meet(group: list[Member]) -> None:
+    """All pods of a replica listen, then each dials the others. Raises UvccError if one does not get through."""
+    others = len(group) - 1
+    listeners = []
+    try:
+        at: dict[str, str] = {}
+        for m in group:
+            code = shlex.quote(_LISTEN)
+            process = await m.ssh.open(f"exec {python_of(m)} -S -c {code} {_listening(m)} {others} {2 * DIAL_S:g}")
+            listeners.append(process)
+            async with asyncio.timeout(DIAL_S):
+                at[m.name] = f"{_host(m)}:{int(await process.stdout.readline())}"
+
+        async def dial(m: Member) -> None:
+            targets = " ".join(shlex.quote(a) for name, a in at.items() if name != m.name)
+            command = f"{python_of(m)} -S - {DIAL_S:g} {targets}"
+            await m.ssh.sh(command, stdin=_DIAL.encode(), timeout=others * DIAL_S + 5)
+
+        await all_of(dial(m) for m in group)
+    except (TimeoutError, ValueError) as e:
+        raise UnreachableError(f"a pod could not listen: {e}") from e
+    finally:
+        for process in listeners:
+            process.close()
+
+
+# -- relay -----------------------------------------------------------------------------------------------------------
+
+
+def relay_tokens(ctx: Rollout, phase: Phase) -> list[str]:
+    """One relay credential per party and phase, kept in the run's private folder."""
+    path = ctx.run_dir / "relay" / f"{phase.name}.json"
+    if not path.exists():
+        _private(path, json.dumps([secrets.token_urlsafe(32) for _ in range(PARTIES)]))
+    return list(json.loads(path.read_text()))
+
+
+def _private(path: Any, text: str) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as f:
+        f.write(text)
+
+
+async def relay_link(ctx: Rollout, phase: Phase, *, stream: bool = False) -> dict[str, Any]:
+    """Start the relay of a phase on the first pod, unless it runs, and say how workers reach it.
+
+    Between machines it speaks TLS under a certificate made for this run, which every pod is given.
+    """
+    tokens, group, run = relay_tokens(ctx, phase), phase.engine_run, phase.engine_run
+    host = ctx.members[pod_name(0, 0)]
+    bind = _listening(host)
+    config: dict[str, Any] = {
+        "db": "relay.sqlite",
+        "listen": f"{bind}:0",
+        "credentials": [{"party": p, "group": group, "token": t} for p, t in enumerate(tokens)],
+    }
+    if stream:
+        config["stream_listen"] = f"{bind}:0"
+    remote = bind == "0.0.0.0"
+    if remote:
+        config |= await _certified(ctx, phase, host)
+    ack = await host.channel.request(wire.RELAY, run=run, action="start", config=config, timeout=60.0)
+    url = str(ack["url"])
+    if remote:
+        scheme, _, rest = url.partition("://")
+        url = f"{scheme}://{_host(host)}:{rest.rpartition(':')[2]}"
+    there = f"runs/{run}"
+    return {
+        "kind": "stream" if stream else "relay",
+        "relay_url": url,
+        "token_file": f"{there}/{TOKEN_FILE}",
+        "ca_file": f"{there}/{CA_FILE}" if remote else "",
+        "group": group,
+    }
+
+
+async def _certified(ctx: Rollout, phase: Phase, host: Member) -> dict[str, str]:
+    """Put the run's certificate where the relay and its clients read it."""
+    cert, key = _certificate(ctx, _host(host))
+    folder = f".uvcc/relay/{phase.engine_run}"
+    await host.ssh.sh(f"umask 077; mkdir -p {folder}")
+    await host.ssh.put(cert, f"{folder}/cert.pem")
+    await host.ssh.put(key, f"{folder}/key.pem")
+
+    async def give(member: Member) -> None:
+        there = f".uvcc/runs/{phase.engine_run}"
+        await member.ssh.sh(f"umask 077; mkdir -p {there}")
+        await member.ssh.put(cert, f"{there}/{CA_FILE}")
+
+    await each(ctx.of_phase(phase), give)
+    return {"tls_cert": "cert.pem", "tls_key": "key.pem"}
+
+
+def _certificate(ctx: Rollout, host: str) -> tuple[bytes, bytes]:
+    """A self-signed certificate for ``host`` and its key (PEM), made once per run."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    folder = ctx.run_dir / "relay"
+    cert_path, key_path = folder / "cert.pem", folder / "key.pem"
+    if cert_path.exists() and key_path.exists():
+        return cert_path.read_bytes(), key_path.read_bytes()
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"uvcc relay {ctx.plan.run}"[:64])])
+    try:
+        alternative: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        alternative = x509.DNSName(host)
+    now = datetime.datetime.now(datetime.UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=CERT_DAYS))
+        .add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    _private(key_path, secret.decode())
+    _private(cert_path, cert.public_bytes(pem).decode())
+    return cert_path.read_bytes(), key_path.read_bytes()

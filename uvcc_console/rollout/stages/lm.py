@@ -1,0 +1,121 @@
+"""What a language-model job has instead of shares and proofs: a fit before the launch, a checkpoint after it.
+
+Its weights are the operator's own, so the last checkpoint comes home; before that the pod has read every byte of it,
+and here it is read once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from uvcc_console.core import events as ev
+from uvcc_console.rollout.context import Member, Rollout, each
+from uvcc_console.rollout.plan import FULL, Phase
+from uvcc_console.rollout.profile_schema import LmJob
+from uvcc_engine.contract import checkpoint
+from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
+
+FIT_S = 300.0
+VERIFY_S = 900.0
+FETCH_S = 3600.0
+_VERIFY = """
+import json, sys
+from pathlib import Path
+from uvcc_engine.contract import checkpoint
+bad = []
+found = checkpoint.latest_verified(
+    Path(sys.argv[1]) / "checkpoints", run=sys.argv[2], on_bad=lambda path, error: bad.append(str(error)))
+files = {n: f for r in found.ranks.values() for n, f in r.files.items()} if found else {}
+print(json.dumps({"step": found.step if found else -1, "sha256": found.sha256 if found else "", "files": files,
+                  "bad": bad}))
+"""
+
+
+async def fits(ctx: Rollout) -> dict[str, dict[str, Any]]:
+    """Have every pod resolve the full job and say what it needs: memory, ranks, tokenizer, a first batch of data.
+
+    By pod: the facts, or ``error`` and ``cure``. Costs a few seconds, and the download of one batch.
+    """
+    phase = ctx.plan.phases[FULL]
+    asked = {"job": dict(phase.job), "ranks": phase.topology.replicas, "env": dict(ctx.plan.profile.env)}
+
+    async def one(member: Member) -> dict[str, Any]:
+        command = _engine(ctx, member, "-m uvcc_engine.train.check")
+        return _answer(member, await member.ssh.sh(command, timeout=FIT_S, stdin=json.dumps(asked).encode()))
+
+    return await each(ctx.of_phase(phase), one)
+
+
+async def verify_phase(ctx: Rollout, phase: Phase) -> str:
+    """The phase left a checkpoint of its last step that is whole and is the one its result names.
+
+    Of the full run it is fetched. Raises VerificationError naming the pod.
+    """
+    found = await each(ctx.of_phase(phase), lambda m: _verified(ctx, phase, m))
+    fetch = phase.name == FULL and isinstance(ctx.plan.profile.job, LmJob) and ctx.plan.profile.job.fetch_checkpoint
+    for name, there in found.items():
+        member = ctx.members[name]
+        if fetch:
+            await _fetch(ctx, phase, member, there)
+        fields = {"step": there["step"], "sha256": there["sha256"], "phase": phase.name, "fetched": fetch}
+        ctx.say(ev.EngineEvent(pod=name, level="info", event="verifier_ok", fields=fields))
+    first = next(iter(found.values()))
+    size = sum(int(f["bytes"]) for f in first["files"].values()) / (1 << 20)
+    return f"checkpoint of step {first['step']}, {size:.1f} MiB, {first['sha256'][:12]}" + (", fetched" * fetch)
+
+
+async def _verified(ctx: Rollout, phase: Phase, member: Member) -> dict[str, Any]:
+    there = f'"$HOME"/.uvcc/runs/{shlex.quote(phase.engine_run)}'
+    command = _engine(ctx, member, f"-S - {there} {shlex.quote(phase.engine_run)}")
+    found = _answer(member, await member.ssh.sh(command, timeout=VERIFY_S, stdin=_VERIFY.encode()))
+    if found["step"] != phase.steps:
+        why = f": {found['bad'][0]}" if found["bad"] else ""
+        raise VerificationError(
+            "checkpoint", f"pod {member.name} has none of step {phase.steps} that verifies{why}", "resume the run"
+        )
+    reported = {h for key, h in ctx.bus.snapshot.result_hashes.items() if key.startswith(f"{phase.name}/")}
+    if reported and not reported & {str(f["sha256"]) for f in found["files"].values()}:
+        raise VerificationError(
+            "checkpoint", f"the checkpoint of pod {member.name} is not the result that was reported", "start a new run"
+        )
+    return found
+
+
+async def _fetch(ctx: Rollout, phase: Phase, member: Member, there: dict[str, Any]) -> None:
+    home = ctx.artifacts / phase.name / member.name / "checkpoints"
+    local = checkpoint.step_dir(home, int(there["step"]))
+    if not await asyncio.to_thread(_whole, local, str(there["sha256"])):
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remote = f".uvcc/runs/{phase.engine_run}/checkpoints/{local.name}"
+        local.mkdir(exist_ok=True, mode=0o700)
+        for name in [*there["files"], checkpoint.MANIFEST]:
+            await member.ssh.get(f"{remote}/{name}", local / name, timeout=FETCH_S)
+        await asyncio.to_thread(checkpoint.verify, local, str(there["sha256"]))
+
+
+def _whole(local: Path, sha256: str) -> bool:
+    try:
+        checkpoint.verify(local, sha256)
+        return True
+    except VerificationError:
+        return False
+
+
+def _engine(ctx: Rollout, member: Member, arguments: str) -> str:
+    """A command line that runs the pod's Python with this run's engine."""
+    if ctx.wheel is None:
+        raise UnreadableError(f"the engine's wheel is missing in {ctx.run_dir}", "tear down and start a new run")
+    python = shlex.quote(member.boot.python if member.boot else "python3")
+    site = f'"$HOME"/.uvcc/{shlex.quote(ctx.wheel.site_name)}'
+    return f"OMP_NUM_THREADS=1 PYTHONPATH={site} exec {python} {arguments}"
+
+
+def _answer(member: Member, text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text.splitlines()[-1]))
+    except (ValueError, IndexError):
+        raise UvccError(f"pod {member.name} answered {text[:80]!r}", "see the pod by hand") from None
