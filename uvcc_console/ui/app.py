@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,11 +12,12 @@ from textual.binding import Binding, BindingType
 
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.base import ConsoleApp, ascii_wanted
-from uvcc_console.ui.commands import Commands
+from uvcc_console.ui.commands import Commands, tell
 from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.keys import ACTIONS, Context, bindings, footer
+from uvcc_console.ui.notify import Notifier, operators_program
 from uvcc_console.ui.palette import ActionProvider
-from uvcc_console.ui.processes import CONDUCTOR, Processes, RunProcesses
+from uvcc_console.ui.processes import Processes, RunProcesses, conducted
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import Clock, JournalWriter, ReplaySource, Source, open_source
 from uvcc_console.ui.view import View, holding
@@ -56,11 +58,10 @@ class UvccApp(ConsoleApp[int]):
         self.filter = Filter()
         self.commands = Commands(self)
         self.main = RunScreen(self._begin)
+        self.notifier = Notifier(partial(tell, self), operators_program() if writer else None)
         self._hold = hold
         self._tick_s = tick_s
         self._drawn: tuple[int, int, str] = (-1, -1, "")
-
-    # ---- the picture
 
     @property
     def snap(self) -> Snapshot:
@@ -102,11 +103,12 @@ class UvccApp(ConsoleApp[int]):
             self.main.log_lines(lines)
         if self.source.behind:  # catching up: keys first, then the next part
             self.set_timer(0.005, self.tick)
+        else:
+            self.notifier.look(self.snap, now)
 
     def check_processes(self) -> None:
-        """See once a second whether somebody conducts the run; a conductor that just starts gets 5 s."""
-        quiet = self.now() - self.snap.updated > 5.0
-        self.conducted = bool(self.snap.ended) or not quiet or self.processes.alive(CONDUCTOR)
+        """See once a second whether somebody conducts the run."""
+        self.conducted = conducted(self.processes, self.snap, self.now())
 
     def redraw(self) -> None:
         if not self.main.ready:
@@ -134,9 +136,8 @@ class UvccApp(ConsoleApp[int]):
     # ---- keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "do" and parameters == ("release",):  # outside a hold, Esc belongs to whatever has the keyboard
-            return holding(self.snap, self.now()) is not None
-        return super().check_action(action, parameters)
+        # outside a hold, Esc belongs to whatever has the keyboard
+        return parameters != ("release",) or holding(self.snap, self.now()) is not None
 
     def action_do(self, name: str) -> None:
         """Run an action of the registry."""

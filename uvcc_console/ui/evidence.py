@@ -1,7 +1,11 @@
-"""Screens as evidence: SVG, text and JSON of one moment, with their SHA-256, in the run's folder."""
+"""Screens as evidence: SVG, text and JSON of one moment, with their SHA-256, in the run's folder.
+
+Nothing is written when the screen shows text shaped like a share, a key or a token.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -51,7 +55,9 @@ def screen_text(app: UvccApp) -> str:
 
 
 def save(app: UvccApp) -> Kept:
-    """Write the three files and their sums. Raises OSError."""
+    """Write the three files and their sums. Raises OSError, or RedactionError for a screen that must not leave."""
+    from uvcc_console.report.redact import checked
+
     folder = app.run_dir / "artifacts" / "evidence"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     now = app.now()
@@ -61,6 +67,8 @@ def save(app: UvccApp) -> Kept:
         f"{stem}.txt": screen_text(app),
         f"{stem}.json": snapshot_json(app.snap),
     }
+    for name in (f"{stem}.txt", f"{stem}.json"):  # the SVG shows the same characters as the text
+        collections.deque(checked(name, contents[name].splitlines()), maxlen=0)
     hashes = {}
     for name, text in contents.items():
         (folder / name).write_text(text, encoding="utf-8")

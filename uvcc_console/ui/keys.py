@@ -111,6 +111,12 @@ def _evidence(c: Context) -> str:
     return _run(c) or ("read-only: attach without --readonly" if c.readonly else "")
 
 
+def _shell(c: Context) -> str:
+    if why := _writes(c):
+        return why
+    return "" if any(p.address and p.state not in ("gone", "failed") for p in c.snap.pods.values()) else "no pod lives"
+
+
 def _replay(c: Context) -> str:
     return "" if c.replay else "only in a replay"
 
@@ -148,6 +154,8 @@ _ALL = (
     Action("palette", "ctrl+p", "ctrl+p", "palette", "find any action by name", _always, "palette", group="screen"),
     Action("snapshot", "s", "s", "snapshot", "keep this screen as evidence: SVG, text and JSON with their hashes",
            _evidence, "snapshot", "uvcc status RUN --json", "screen", guarded=True, footer=True),
+    Action("shell", "exclamation_mark", "!", "shell", "a shell on the pod under the fleet's cursor (over SSH)", _shell,
+           "shell", group="screen", guarded=True),
     *(Action(f"panel_{word}", key, key, name, text, _run, word, "uvcc status RUN" if key == "1" else "", "panels")
       for word, key, name, text in _PANELS),
     Action("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import UvccError
 
 CONDUCTOR, HALTD = "conductor", "haltd"
 ADOPTS = ("resume", "teardown")
+START_S = 5.0
 
 
 class Processes(Protocol):
@@ -36,6 +38,11 @@ class RunProcesses:
         from uvcc_console.rollout import spawn
 
         spawn.start(self._run_dir, name, *args)
+
+
+def conducted(processes: Processes, snap: Snapshot, now: float) -> bool:
+    """Whether somebody conducts the run, or it has ended; a conductor that is just starting gets ``START_S``."""
+    return bool(snap.ended) or now - snap.updated <= START_S or processes.alive(CONDUCTOR)
 
 
 def see_to(processes: Processes, action: str, seq: int) -> str:

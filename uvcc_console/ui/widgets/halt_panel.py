@@ -24,6 +24,7 @@ COLUMNS = (
 _REACHED = {"unknown": -1, "sent": 0, "seen": 1, "held": 2, "released": 2, "halted": 3, "gone": 4}
 _STAGES = ("sent", "seen", "held", "halted", "gone")
 _KEEP_S = 30.0
+SILENT_S = 1.5
 
 
 def shown(view: View) -> bool:
@@ -105,7 +106,7 @@ def _cells(view: View, pod: str) -> dict[str, Span]:
 
 def halt_lines(view: View, width: int) -> list[Line]:
     """Headline with the countdown, then pod by pod what is proved, worst first."""
-    s = view.snap
+    s, g = view.snap, view.glyphs
     left = holding(s, view.now)
     tail: list[Span] = []
     if left is not None:
@@ -113,6 +114,10 @@ def halt_lines(view: View, width: int) -> list[Line]:
     elif s.status == "halted":
         tail = [("r", "key"), (" resumes  ", "text"), ("t", "key"), (" tears down", "text")]
     lines: list[Line] = [spread(headline(view), tail, width)]
+    quiet = not s.halt.done and not s.halt.acks and view.now - s.halt.asked > SILENT_S
+    if quiet and not view.replay:
+        text = f" {g.unknown} no sign of the halt sidecar yet. In another terminal: uvcc halt {clean(s.run)} "
+        lines.append(cut([(text, "alarm")], width))
     pods = sorted({*s.pods, *s.halt.acks}, key=lambda p: (_rank(s, p), p))
     chosen = choose(COLUMNS, width, 1)
     if pods:

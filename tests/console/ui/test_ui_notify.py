@@ -1,0 +1,150 @@
+"""What is said to the operator, evidence that refuses secrets, and the way to a pod's shell."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from ui_desk import desk
+from ui_journals import RUN, Story
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import PodView
+from uvcc_console.core.state import fold
+from uvcc_console.ui import notify
+from uvcc_console.ui.notify import Note, Notifier
+from uvcc_console.ui.shell import ssh_command
+from uvcc_console.ui.widgets.fleet import FleetPanel
+from uvcc_engine.contract.errors import UnreadableError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / RUN
+
+
+def alert(text: str, level: str = "warn") -> ev.Alert:
+    return ev.Alert(level=level, name="straggler", text=text, subject="p1r0")
+
+
+def test_the_first_look_says_nothing_and_each_thing_is_said_once() -> None:
+    story = Story().full(3)
+    story.add(alert("old"))
+    said: list[Note] = []
+    sent: list[str] = []
+    notifier = Notifier(said.append, sent.append)
+    notifier.look(fold(story.events), story.now)
+    assert not said
+    story.add(alert("slow"), 1.0)
+    for _ in range(3):
+        notifier.look(fold(story.events), story.now)
+    assert said == [Note("warn", "p1r0: slow")]
+    assert sent == ["p1r0: slow"]
+
+
+def test_the_same_alert_is_not_repeated_within_a_minute() -> None:
+    story = Story().full(3)
+    said: list[Note] = []
+    notifier = Notifier(said.append)
+    notifier.look(fold(story.events), story.now)
+    for gap in (1.0, 5.0, 70.0):
+        story.add(alert("slow"), gap)
+        notifier.look(fold(story.events), story.now)
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("build", "level", "text"),
+    [
+        (lambda s: s.fork(), "error", "FORK at epoch 41"),
+        (lambda s: s.failed(), "error", "FAILED"),
+        (lambda s: s.halted(), "warn", "HALTED 3/3 verified at step 40"),
+        (lambda s: s.halted(unknown=1), "error", "HALTED 2/3"),
+        (lambda s: s.finished(), "info", "done, VERIFIED"),
+    ],
+)
+def test_the_states_worth_a_word(build, level: str, text: str) -> None:  # type: ignore[no-untyped-def]
+    said: list[Note] = []
+    notifier = Notifier(said.append)
+    notifier.look(fold(Story().launched().events), 0.0)
+    notifier.look(fold(build(Story(steps=45)).events), 0.0)
+    assert [n.level for n in said] == [level]
+    assert text in said[0].text
+
+
+def test_the_operators_program_gets_the_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setenv(notify.COMMAND, "notify-me --urgent")
+    monkeypatch.setattr(notify.subprocess, "Popen", lambda command, **_: calls.append(command))
+    send = notify.operators_program()
+    assert send is not None
+    send("a fork")
+    assert calls == [["notify-me", "--urgent", "a fork"]]
+    monkeypatch.setenv(notify.COMMAND, "")
+    assert notify.operators_program() is None
+
+
+async def test_a_new_alert_becomes_a_toast(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        d.append(alert("p1r0s0t0 is 3 times slower", "error"))
+        await d.settle()
+        assert "3 times slower" in d.toasts
+
+
+# ---- evidence
+
+
+async def test_a_screen_that_shows_a_key_is_not_kept(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        d.append(ev.LogLines(pod="p0r0", src="worker.log", lines=["-----BEGIN OPENSSH PRIVATE KEY-----"]))
+        await d.settle()
+        await d.press("s")
+        assert "not kept" in d.toasts
+        assert not list((folder / "artifacts" / "evidence").glob("*.svg"))
+
+
+# ---- shell
+
+
+def pod(story: Story) -> PodView:
+    found = fold(story.events).pods["p1r0"]
+    return dataclasses.replace(found, address="root@203.0.113.7:2222", host_key="ssh-ed25519 AAAAC3Nz")
+
+
+def test_the_shell_uses_the_runs_key_and_the_pinned_host_key(tmp_path: Path) -> None:
+    (tmp_path / "ssh_ed25519").write_text("key")
+    with ssh_command(pod(Story().full(2)), tmp_path, {}) as command:
+        text = " ".join(command)
+        known = Path(next(c for c in command if c.startswith("UserKnownHostsFile=")).split("=")[1])
+        assert known.read_text().startswith("[203.0.113.7]:2222 ssh-ed25519 AAAAC3Nz\n")
+        assert "StrictHostKeyChecking=yes" in text
+        assert text.endswith("root@203.0.113.7")
+        assert f"-i {tmp_path / 'ssh_ed25519'}" in text
+    assert not known.exists()
+
+
+def test_no_shell_without_a_pinned_host_key(tmp_path: Path) -> None:
+    (tmp_path / "ssh_ed25519").write_text("key")
+    unpinned = dataclasses.replace(pod(Story().full(2)), host_key="")
+    with pytest.raises(UnreadableError), ssh_command(unpinned, tmp_path, {}):
+        pass
+
+
+async def test_a_shell_where_there_is_no_terminal_to_give_away_says_so(folder: Path) -> None:
+    story = Story().full(5)
+    found = fold(story.events).pods["p1r0"]
+    story.add(
+        ev.PodChanged(pod=found.pod, party=1, replica=0, provider="local", state="agent", address="u@127.0.0.1:1")
+    )
+    async with desk(story, folder) as d:
+        fleet = d.app.main.query_one(FleetPanel)
+        fleet.state = dataclasses.replace(fleet.state, cursor="p1r0s0t0")
+        await d.press("exclamation_mark")
+        assert "no shell" in d.toasts
+
+
+async def test_a_silent_sidecar_is_said_with_the_way_around(folder: Path) -> None:
+    async with desk(Story().full(5).halt("hold", acks=False), folder, after=2.0) as d:
+        assert "no sign of the halt sidecar" in d.text
+        assert f"uvcc halt {RUN}" in d.text

@@ -1,0 +1,97 @@
+"""Tells the operator what is new and matters: once, not again within a minute, and nothing that was there before.
+
+``UVCC_NOTIFY_COMMAND`` names a program that gets the text as its last argument, for a phone or a chat.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from uvcc_console.core.snapshot import LogEntry, Snapshot
+from uvcc_console.ui.view import holding
+
+AGAIN_S = 60.0
+COMMAND = "UVCC_NOTIFY_COMMAND"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """level: info | warn | error."""
+
+    level: str
+    text: str
+
+
+def state_note(s: Snapshot) -> Note | None:
+    """What the run's present state is worth saying."""
+    if s.fork:
+        return Note("error", s.fork)
+    if s.ended:
+        verdict = s.verdicts.get("full")
+        if s.status == "ok":
+            return Note("info", f"{s.run}: done, {'VERIFIED' if verdict and verdict.ok else 'not verified'}")
+        return Note("error", f"{s.run}: ended {s.status.replace('_', ' ')} {s.detail}".rstrip())
+    if s.status == "failed":
+        return Note("error", f"{s.run}: FAILED {s.detail}")
+    if s.status == "halted" and s.halt.done:
+        level = "warn" if s.halt.verified == s.halt.total else "error"
+        return Note(level, f"{s.run}: HALTED {s.halt.verified}/{s.halt.total} verified at step {s.halt.step}")
+    return None
+
+
+class Notifier:
+    """Remembers what was said. ``say`` shows a note; ``send`` hands it to the operator's own program."""
+
+    def __init__(self, say: Callable[[Note], None], send: Callable[[str], None] | None = None) -> None:
+        self._say = say
+        self._send = send
+        self._state: Note | None = None
+        self._alerts: tuple[LogEntry, ...] = ()
+        self._said: dict[str, float] = {}
+        self._started = False
+
+    def look(self, s: Snapshot, now: float) -> None:
+        """Compare with what was seen before; the first look only takes note."""
+        state, alerts = state_note(s), s.alerts
+        if self._started:
+            if state is not None and state != self._state:
+                self._tell(state, now)
+            known = {(a.ts, a.text) for a in self._alerts}
+            for a in alerts:
+                if (a.ts, a.text) not in known and a.level in ("warn", "error") and holding(s, now) is None:
+                    self._tell(Note(a.level, f"{a.source}: {a.text}"), now)
+        self._started = True
+        self._state, self._alerts = state, alerts
+
+    def _tell(self, note: Note, now: float) -> None:
+        if now - self._said.get(note.text, float("-inf")) < AGAIN_S:
+            return
+        self._said[note.text] = now
+        self._say(note)
+        if self._send is not None:
+            self._send(note.text)
+
+
+def operators_program() -> Callable[[str], None] | None:
+    """Runs the operator's program detached; None when there is none. What it does or fails to do is its own affair."""
+    command = shlex.split(os.environ.get(COMMAND, ""))
+    if not command:
+        return None
+
+    def send(text: str) -> None:
+        try:
+            subprocess.Popen(
+                [*command, text],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            return  # a missing program must not disturb the console; uvcc doctor names it
+
+    return send

@@ -1,0 +1,50 @@
+"""A shell on a pod: the OpenSSH client with the run's own key and the host key that was pinned at first contact."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from uvcc_console.core.snapshot import PodView
+from uvcc_engine.contract.errors import UnreadableError
+
+KEY_FILE = "ssh_ed25519"
+
+
+def _key(run_dir: Path, profile: Mapping[str, Any]) -> Path:
+    fleet = profile.get("fleet")
+    given = str(fleet.get("ssh_key", "")) if isinstance(fleet, Mapping) else ""
+    return Path(given).expanduser() if given else run_dir / KEY_FILE
+
+
+@contextmanager
+def ssh_command(pod: PodView, run_dir: Path, profile: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The command line; its known-hosts file lives as long as the context. Raises UnreadableError."""
+    user, _, where = pod.address.rpartition("@")
+    host, _, port = where.rpartition(":")
+    if not host or not pod.host_key:
+        raise UnreadableError(f"pod {pod.pod} has no address or no pinned host key", "it was never reached")
+    key = _key(run_dir, profile)
+    if not key.exists():
+        raise UnreadableError(f"no SSH key at {key}", "it is made when the run is provisioned")
+    with tempfile.TemporaryDirectory(prefix="uvcc-shell-") as folder:
+        known = Path(folder) / "known_hosts"
+        known.write_text(f"[{host}]:{port} {pod.host_key}\n{host} {pod.host_key}\n")
+        yield [
+            "ssh",
+            "-t",
+            "-i",
+            str(key),
+            "-p",
+            port,
+            "-o",
+            "IdentitiesOnly=yes",
+            "-o",
+            "StrictHostKeyChecking=yes",
+            "-o",
+            f"UserKnownHostsFile={known}",
+            f"{user}@{host}" if user else host,
+        ]
