@@ -128,6 +128,7 @@ def works(party: int) -> dict[str, Callable[[], Work]]:
         "mul_1e6": lambda: elements(lambda rt, x: mul_gen(rt, x, x)),
         "drelu_1e6": lambda: elements(drelu_bits_gen),
         "relu_1e6": lambda: elements(relu_only_gen),
+        "relu_1e6_k32": lambda: elements(lambda rt, x: relu_only_gen(rt, x, width=32)),
         "mlp_step": mlp,
         "mlp_step_20ms": mlp,
     }

@@ -145,7 +145,7 @@ def matmul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: i
     _check_matmul(x, y)
     rows = [slice(0, 1)]
     if x.lo.dim() == 2 and y.lo.dim() == 2:
-        rows = cuts(x.shape[0], max(1, PIECE // max(1, y.shape[1])))
+        rows = cuts(x.shape[0], max(64, 2 * PIECE // max(1, y.shape[1])))
     if len(rows) == 1:
         return (yield from _product_gen(rt, x, y, _matmul(rt, x), scale, dealer))
     ready: dict[int, RightFactor] = {}  # by dealer: pieces with one dealer share their prepared right factor

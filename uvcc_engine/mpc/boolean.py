@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.carry import Tree, and_level_gen, carry_gen, level, tree
 from uvcc_engine.mpc.pieces import cuts
 from uvcc_engine.mpc.roles import known, online_part, roles
@@ -22,6 +23,7 @@ DEALER = 2
 DIGIT = 3  # 21 digits of 3 bits make the 63 bits below the sign
 QUICK: Tree = tree(((5, 1), (4, 4)), ((5, 1),))
 SPARING: Tree = tree(((3, 1), (3, 6)), ((3, 1), (4, 1)), ((2, 1),))
+HALF: Tree = tree(((3, 1), (3, 2), (2, 1)), ((4, 1),))  # 11 digits for the 31 bits below the sign of the reduced ring
 BULK = 1 << 14  # elements from which bytes matter more than a round
 
 
@@ -58,42 +60,47 @@ def padded(x: Share) -> Share:
     return x.map(lambda t: torch.nn.functional.pad(t, (0, short))) if short else x
 
 
-def drelu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[PairBits]:
+def drelu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> Steps[PairBits]:
     """``[x >= 0]`` for every element, exact over all 64 bits: ``x.n`` pair-shared bits in one row.
 
-    3 rounds, 51 bytes per element over the three parties; from ``BULK`` elements on 4 rounds, 43 bytes.
+    3 rounds, 51 bytes per element over the three parties; from ``BULK`` elements on 4 rounds, 43 bytes. ``width=32``
+    looks at the components modulo 2^32, which still share ``x`` if ``|x| < 2^31`` as a ring element: 3 rounds, 22
+    bytes.
     """
     role = roles(rt, dealer)
     flat = x.reshape(-1)
     value = (flat.lo + flat.hi) if role.is_dealer else online_part(rt, role, flat)
-    return (yield from sign_gen(rt, dealer, x.n, value if role.is_dealer else None, lambda: value))
+    return (yield from sign_gen(rt, dealer, x.n, value if role.is_dealer else None, lambda: value, width=width))
 
 
-def sign_gen(rt: Runtime, dealer: int, n: int, u: Tensor | None, v: Callable[[], Tensor]) -> Steps[PairBits]:
+def _planes(rt: Runtime, x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """(bit planes below the sign, a multiple of the digit; sign plane)."""
+    planes = rt.kernels.to_planes(x, width)
+    body = planes[: width - 1]
+    short = -(width - 1) % DIGIT
+    return (torch.cat([torch.zeros_like(body[:short]), body]) if short else body), planes[width - 1]
+
+
+def sign_gen(
+    rt: Runtime, dealer: int, n: int, u: Tensor | None, v: Callable[[], Tensor], *, width: int = 64
+) -> Steps[PairBits]:
     """``[u + v >= 0]`` for ``u`` known to the dealer and ``v()`` to the online parties, ``[n]`` each.
 
     ``v`` is asked for after the first round, so a value that is just being opened can be compared without delay.
     """
+    if width not in (32, 64):
+        raise ConfigError(f"a comparison over {width} bits", "use 64, or 32 where the range allows it")
     role = roles(rt, dealer)
-    words = -(-n // 64)
-    planes = None if u is None else rt.kernels.to_planes(u)
+    mine, sign = (None, None) if u is None else _planes(rt, u, width)
     top: list[Tensor] = []
 
     def online() -> Tensor:
-        own = rt.kernels.to_planes(v())
-        top.append(own[63])
-        return own[:63]
+        planes, own = _planes(rt, v(), width)
+        top.append(own)
+        return planes
 
-    carry, theirs = yield from carry_gen(
-        rt,
-        dealer,
-        DIGIT,
-        SPARING if n >= BULK else QUICK,
-        words,
-        None if planes is None else planes[:63],
-        online,
-        None if planes is None else planes[63],
-    )
+    steps = HALF if width == 32 else SPARING if n >= BULK else QUICK
+    carry, theirs = yield from carry_gen(rt, dealer, DIGIT, steps, -(-n // 64), mine, online, sign)
     shape = torch.Size((n,))
     if carry is None or theirs is None:
         return PairBits(role.d, shape, None)

@@ -136,7 +136,7 @@ def _value_and_bit_gen(
     )
 
 
-def relu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
+def relu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> Steps[tuple[Share, Share]]:
     """``max(x, 0)`` and the bit ``[x >= 0]`` (``f = 0``) for the backward pass.
 
     5 rounds, 51 + 48 bytes per element over the three parties; from ``boolean.BULK`` elements on 6 rounds, 43 + 48
@@ -146,20 +146,20 @@ def relu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Shar
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
         part = flat.index(place)
-        b = yield from drelu_gen(rt, part, dealer=dealer)
+        b = yield from drelu_gen(rt, part, dealer=dealer, width=width)
         return (yield from _value_and_bit_gen(rt, b, part, outs))
 
     value, bit = yield from in_pieces_gen(cuts(x.n), flat.shape, [x.f, 0], build, dealer)
     return value.reshape(*x.shape), bit.reshape(*x.shape)
 
 
-def relu_only_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
+def relu_only_gen(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> Steps[Share]:
     """``max(x, 0)`` without the bit: rounds as ``relu_gen``; 32 bytes per element after the comparison."""
     flat = x.reshape(-1)
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
         part = flat.index(place)
-        b = yield from drelu_gen(rt, part, dealer=dealer)
+        b = yield from drelu_gen(rt, part, dealer=dealer, width=width)
         return [(yield from select_gen(rt, b, part, outs[0]))]
 
     (value,) = yield from in_pieces_gen(cuts(x.n), flat.shape, [x.f], build, dealer)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc import arithmetic, boolean, maximum, nonlinear, selection
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc import arithmetic, boolean, maximum, nonlinear, pieces, selection, truncation
 from uvcc_engine.mpc.runtime import Runtime, Steps
 from uvcc_engine.mpc.share import Share
 
@@ -205,3 +206,89 @@ def test_logarithm(run: Run, gen: torch.Generator) -> None:
     assert (out.value - x.log()).abs().max() < 1e-3
     assert math.isclose(float(out.value.mean()), float(x.log().mean()), abs_tol=1e-4)
     assert out.rounds == 12
+
+
+@pytest.mark.parametrize("n", [1000, boolean.BULK + 77])
+def test_comparison_in_the_reduced_ring(run: Run, gen: torch.Generator, n: int) -> None:
+    ring = torch.randint(-(2**31), 2**31, (n,), generator=gen)
+    ring[:6] = torch.tensor([0, 1, -1, 2**31 - 1, -(2**31), 2**16])
+
+    def build(rt: Runtime, zero: Share) -> Steps[list[Share]]:
+        x = arithmetic.add_ring(rt, zero, ring)
+        value, bit = yield from selection.relu_gen(rt, x, width=32)
+        return [value, bit, (yield from selection.relu_only_gen(rt, x, width=32))]
+
+    out = run(build, torch.zeros(n, dtype=torch.float64))
+    assert torch.equal(out.rings[0], ring.clamp(min=0))
+    assert torch.equal(out.rings[1], (ring >= 0).to(torch.int64))
+    assert torch.equal(out.rings[2], ring.clamp(min=0))
+    assert out.rounds == 10
+    assert out.bytes_total <= (22 + 48 + 22 + 33) * (n + 200)
+
+
+def test_a_reduced_ring_of_another_size_is_refused(run: Run) -> None:
+    with pytest.raises(ConfigError, match="40 bits"):
+        run(lambda rt, x: selection.relu_only_gen(rt, x, width=40), torch.ones(3))
+
+
+@pytest.mark.parametrize("shift", [33, 40, 41, 50])
+def test_wide_shifts_travel_packed_and_sparing(run: Run, gen: torch.Generator, shift: int) -> None:
+    n = truncation.SPARING + 100
+    ring = torch.randint(-(2**62) + 1, 2**62, (n,), generator=gen)
+
+    def build(rt: Runtime, zero: Share) -> Steps[Share]:
+        x = arithmetic.add_ring(rt, zero, ring).with_f(shift)
+        return (yield from arithmetic.rescale_gen(rt, x, 0))
+
+    out = run(build, torch.zeros(n, dtype=torch.float64))
+    assert set((out.rings[0] - (ring >> shift)).unique().tolist()) == {0, 1}
+    assert out.rounds == 3
+    assert out.bytes_total == (24 + 4 * -(-shift // 8)) * n
+
+
+def test_a_comparison_starts_from_a_product_that_is_being_truncated(run: Run, gen: torch.Generator) -> None:
+    x, w = fixed(normal(gen, 20, 30)), fixed(normal(gen, 30, 17))
+    out = run(selection.matmul_relu_gen, x, w)
+    assert (out.values[0] - (x @ w).clamp(min=0)).abs().max() <= UNIT
+    assert torch.equal(out.values[1], (x @ w >= 0).to(torch.float64))
+    assert out.rounds == 5
+
+
+def test_long_vectors_flow_in_pieces_with_the_rounds_of_one(
+    run: Run, gen: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces.cuts, "__defaults__", (512,))
+    x, y = fixed(normal(gen, 5000, scale=3)), fixed(normal(gen, 5000))
+
+    def build(rt: Runtime, a: Share, b: Share) -> Steps[list[Share]]:
+        product = yield from arithmetic.mul_gen(rt, a, b)
+        value, bit = yield from selection.relu_gen(rt, a.reshape(50, 100))
+        only = yield from selection.relu_only_gen(rt, a)
+        return [product, value, bit, only, (yield from selection.drelu_arithmetic_gen(rt, a))]
+
+    out = run(build, x, y)
+    product, value, bit, only, drelu = out.values
+    assert (product - x * y).abs().max() <= UNIT
+    assert torch.equal(value, x.clamp(min=0).reshape(50, 100))
+    assert torch.equal(bit.reshape(-1), (x >= 0).to(torch.float64))
+    assert torch.equal(only, x.clamp(min=0))
+    assert torch.equal(drelu, bit.reshape(-1))
+    assert out.rounds == 2 + 5 + 5 + 5
+
+
+def test_matrix_products_in_pieces(run: Run, gen: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "PIECE", 32)
+    x, y = fixed(normal(gen, 300, 20)), fixed(normal(gen, 20, 16))
+    out = run(arithmetic.matmul_gen, x, y)
+    assert (out.value - x @ y).abs().max() <= UNIT
+    assert (out.rounds, out.bytes_total) == (2, 40 * 300 * 16)
+
+
+@pytest.mark.parametrize(
+    ("n", "piece", "count"), [(10, 10, 1), (11, 10, 3), (1_000_000, 1 << 18, 6), (300, 64, 6), (0, 5, 1)]
+)
+def test_cuts_cover_everything(n: int, piece: int, count: int) -> None:
+    places = pieces.cuts(n, piece)
+    assert [i for p in places for i in range(p.start, p.stop)] == list(range(n))
+    assert len(places) <= count
+    assert all(p.stop - p.start <= max(64, piece) for p in places)
