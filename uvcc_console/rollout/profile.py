@@ -16,6 +16,7 @@ from uvcc_console.rollout.profile_schema import CommandJob, LmJob, PrivateJob, P
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
 _JOBS: dict[str, type[BaseModel]] = {"private": PrivateJob, "lm": LmJob, "command": CommandJob}
+_PATHS = (("fleet", "hosts"), ("fleet", "ssh_key"), ("job", "data"), ("job", "labels"))
 _HERE = Path(__file__).resolve().parent
 
 
@@ -38,7 +39,7 @@ def _about(path: Path) -> str:
     for line in path.read_text().splitlines():
         if not line.startswith("#"):
             break
-        lines.append(line.lstrip("# "))
+        lines.append(line.lstrip("# ").removeprefix(f"{path.stem}: "))
     return " ".join(lines)
 
 
@@ -177,7 +178,18 @@ def parse(raw: Mapping[str, Any], source: str = "") -> Profile:
         raise _explain(errors[0], raw, source) from None
 
 
+def _anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Relative paths of the profile that exist below ``folder``, made absolute: the conductor works elsewhere."""
+    out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
+    for part, key in _PATHS:
+        value = out[part].get(key) if isinstance(out.get(part), dict) else None
+        if isinstance(value, str) and value and not value.startswith("~") and (folder / value).exists():
+            out[part][key] = str((folder / value).resolve())
+    return out
+
+
 def load(name: str, settings: Iterable[str] = ()) -> tuple[str, Profile]:
     """Find, read, override and check: (short name, profile)."""
     path = find(name)
-    return path.stem, parse(override(read(path), settings), path.name)
+    raw = override(_anchored(read(path), path.parent), settings)
+    return path.stem, parse(_anchored(raw, Path.cwd()), path.name)
