@@ -195,7 +195,9 @@ def _truncate_sparing_gen(rt: Runtime, z: Tensor, s: int, f: int, dealer: int, o
     if role.is_dealer:
         first.send(role.left, kinds.DEALER, to_wire(known(dealt), s))
         first.send(role.left, kinds.RESHARE, known(masked))
-        yield from (first, second, third)
+        yield first
+        yield second
+        yield third
         return assemble(role, with_left=mask.left, with_right=mask.right, online=None, f=f)
     if role.is_left:
         first.want(role.d, kinds.DEALER, dtype, 2, *shape)
