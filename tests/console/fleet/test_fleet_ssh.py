@@ -8,7 +8,7 @@ import asyncssh
 import pytest
 from sshfake import SshFake
 
-from uvcc_console.fleet.ssh import HANDSHAKES, SESSIONS, classify
+from uvcc_console.fleet.ssh import HANDSHAKES, SESSIONS, Timeouts, classify
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
 
@@ -261,3 +261,71 @@ async def test_through_a_jump_host_with_the_users_own_keys(link_to, client_key, 
         await link_to(target.address, jump=f"me@127.0.0.1:{gate.get_port()}").connect()
     gate.close()
     await target.stop()
+
+
+async def _accept_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+async def _garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(range(256)) * 40)
+    await writer.drain()
+    writer.close()
+
+
+async def _max_startups(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"Exceeded MaxStartups\r\n")
+    await writer.drain()
+    writer.close()
+
+
+async def _banner_then_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_9.2p1\r\n")
+    await reader.read()
+    writer.close()
+
+
+async def _endless_banner(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while True:
+            writer.write(b"x" * 4096)
+            await writer.drain()
+    except ConnectionError:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "behave", [_accept_and_close, _silent, _garbage, _max_startups, _banner_then_nothing, _endless_banner]
+)
+async def test_whatever_listens_there_it_is_unreachable_and_in_time(link_to, behave) -> None:
+    server = await asyncio.start_server(behave, "127.0.0.1", 0)
+    quick = Timeouts(connect=0.3, login=0.3, operation=1.0, backoff_first=0.01, backoff_last=0.02)
+    link = link_to(f"x@127.0.0.1:{server.sockets[0].getsockname()[1]}", timeouts=quick)
+    async with asyncio.timeout(3.0):
+        with pytest.raises(UnreachableError) as caught:
+            await link.connect()
+    assert caught.value.cure
+    assert link.host_key == ""  # nothing was pinned
+    server.close()
+
+
+async def test_a_key_that_is_installed_late_is_waited_for(ssh_fake, link_to, client_key) -> None:
+    host = await ssh_fake(answer)
+    host.client_key = asyncssh.generate_private_key("ssh-ed25519")
+    await host.stop()
+    await host.start()
+    link = link_to(host.address)
+    tries: list[UvccError] = []
+    waiting = asyncio.create_task(link.connect_until(10.0, on_try=tries.append))
+    while len(tries) < 2:
+        await asyncio.sleep(0.005)
+    await host.stop()
+    host.client_key = client_key
+    await host.start()
+    await waiting
+    assert await link.sh("echo in") == "in"

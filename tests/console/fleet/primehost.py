@@ -1,0 +1,73 @@
+"""The fake market on a real port, with a local pod's process and SSH server behind every pod it rents out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from primefake import FakePod, PrimeFake, offer
+
+from uvcc_console.fleet import localpod
+from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.provider import Pod, PodRequest
+
+
+def cpu_market() -> list[dict[str, Any]]:
+    """CPU nodes of four providers: what stands behind them has no GPU."""
+    names = ("hyperstack", "crusoecloud", "lambdalabs", "nebius")
+    return [
+        offer(name, f"cpu-{name}", "X-1", 0.10 + n / 100, gpuType="CPU_NODE", gpuMemory=0)
+        for n, name in enumerate(names)
+    ]
+
+
+class PrimeHost:
+    """``async with PrimeHost(folder) as host: host.url``; pods die with the market's word, and at the end at last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fake = PrimeFake(time.time, on_born=self._born)
+        self.fake.offers = cpu_market()
+        self.fake.boot_s = 0.0
+        self._folder = folder
+        self._local = LocalProvider(folder, ttl_s=600.0)
+        self._pods: dict[str, Pod] = {}
+        self._numbers = count()
+        self._server = uvicorn.Server(uvicorn.Config(self.fake.app, port=0, log_level="error"))
+        self._tasks: list[asyncio.Task[None]] = []
+        self.url = ""
+
+    async def _born(self, pod: FakePod) -> tuple[str, str, int]:
+        number = next(self._numbers)
+        made = await self._local.create(PodRequest(f"behind-{pod.record['id']}", number % 3, 100 + number // 3))
+        authorized = Path(made.provider_id).with_suffix(".keys")
+        authorized.write_text("".join(key["publicKey"] + "\n" for key in self.fake.keys.values()))
+        made = await self._local.wait_ready(made)
+        self._pods[pod.record["id"]] = made
+        return localpod.USER, made.host, made.port
+
+    async def _bury(self) -> None:
+        """End the processes of pods that the market has ended."""
+        while True:
+            self.fake._records()
+            for pod_id in [i for i in self._pods if self.fake.pods[i].dead is not None]:
+                await self._local.delete(self._pods.pop(pod_id))
+            await asyncio.sleep(0.1)
+
+    async def __aenter__(self) -> PrimeHost:
+        self._tasks = [asyncio.create_task(self._server.serve()), asyncio.create_task(self._bury())]
+        while not self._server.started:
+            await asyncio.sleep(0.01)
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.should_exit = True
+        self._tasks[1].cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for made in self._pods.values():
+            await self._local.delete(made)
