@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from uvcc_engine.contract.errors import ConfigError
+import httpx
+
+from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.plane import durable
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
@@ -19,9 +22,10 @@ from uvcc_engine.plane.links import Link
 from uvcc_engine.plane.live import LivePlane, Waits
 from uvcc_engine.plane.relay_client import RelayLink
 from uvcc_engine.plane.session import SigningIdentity
+from uvcc_engine.plane.stream_link import StreamLink, stream_address
 from uvcc_engine.transcript.identity import PublicIdentity
 
-_KINDS = ("relay", "direct")
+_KINDS = ("relay", "stream", "direct")
 
 
 def open_plane(
@@ -38,7 +42,7 @@ def open_plane(
 ) -> LivePlane:
     """Connect ``party`` with ``peers`` in the subsession ``sid_sub``. Returns at once; receivers wait.
 
-    ``link``: ``{kind: relay|direct, relay_url, token_file, ca_file, group, listen, peers, peer_timeout_s,
+    ``link``: ``{kind: relay|stream|direct, relay_url, token_file, ca_file, group, listen, peers, peer_timeout_s,
     first_contact_s}``.
     Raises ConfigError on an unusable link, UnreachableError if it cannot listen.
     """
@@ -77,11 +81,25 @@ def _open_link(party: int, sid_sub: bytes, link: Mapping[str, Any]) -> Link:
     if kind == "direct":
         addresses = {int(p): str(a) for p, a in dict(link.get("peers") or {}).items()}
         return DirectLink(party, str(link.get("listen") or ""), addresses)
-    if kind == "relay":
-        return RelayLink(
-            url=str(link["relay_url"]),
-            token_file=Path(link["token_file"]),
-            ca_file=Path(link["ca_file"]) if link.get("ca_file") else None,
-            box=fr.sid64(sid_sub),
-        )
+    if kind in ("relay", "stream"):
+        url, token_file, box = str(link["relay_url"]), Path(link["token_file"]), fr.sid64(sid_sub)
+        ca_file = Path(link["ca_file"]) if link.get("ca_file") else None
+        if kind == "relay":
+            return RelayLink(url=url, token_file=token_file, ca_file=ca_file, box=box)
+        tls = ssl.create_default_context(cafile=ca_file) if url.startswith("https") else None
+        address = str(link.get("stream") or "") or stream_address(url, health(url, ca_file)["stream"])
+        return StreamLink(address=address, token_file=token_file, tls=tls, box=box)
     raise ConfigError(f"link kind {kind!r} is not known", f"use one of {', '.join(_KINDS)}")
+
+
+def health(url: str, ca_file: Path | None, timeout: float = 10.0) -> dict[str, Any]:
+    """What a relay says of itself. Raises UnreachableError."""
+    verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
+    try:
+        reply = httpx.get(f"{url.rstrip('/')}/healthz", timeout=timeout, verify=verify, trust_env=False)
+        found = reply.raise_for_status().json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise UnreachableError(f"the relay {url} cannot be reached: {error}", "is it running?") from error
+    if not isinstance(found, dict) or not found.get("ok"):
+        raise UnreachableError(f"the relay {url} is not ready: {found}", "is it stopping?")
+    return {"stream": ""} | found

@@ -10,7 +10,6 @@ import errno
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -20,12 +19,12 @@ from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.endpoint import Outgoing, Policy
 from uvcc_engine.plane.inbox import buffer
 from uvcc_engine.plane.links import Arrival, Notice
+from uvcc_engine.plane.sockets import OutQueue
 
 _READ: Final = 1 << 17
 _SOCKET_BUFFER: Final = 4 << 20
 _BACKLOG_BYTES: Final = 8 << 20  # frames taken but not written yet, per peer
 _LOWAT: Final = 256 << 10
-_IOV: Final = 64
 _REDIAL_S: Final = (0.05, 1.0)
 _STRANGERS: Final = 16
 _STRANGER_S: Final = 15.0
@@ -49,8 +48,7 @@ class _Connection:
         self.since = now
         self.connecting = False
         self.mask = 0  # of the poll
-        self.out: deque[Buffer] = deque()
-        self.out_bytes = 0
+        self.out = OutQueue()
         self._buffer = bytearray(_READ)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
@@ -64,22 +62,6 @@ class _Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PATH_MS)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
-
-    def flush(self) -> None:
-        """Write what the socket takes. Raises OSError if the connection is broken."""
-        while self.out:
-            try:
-                sent = self.sock.sendmsg([self.out[i] for i in range(min(len(self.out), _IOV))])
-            except BlockingIOError:
-                return
-            self.out_bytes -= sent
-            while sent:
-                first = self.out[0]
-                if sent < len(first):
-                    self.out[0] = memoryview(first)[sent:]
-                    return
-                sent -= len(first)
-                self.out.popleft()
 
     def read(self) -> list[tuple[fr.Header, Buffer]]:
         """Whole frames that can be had without waiting.
@@ -188,7 +170,7 @@ class DirectLink:
 
     def ready(self, dst: int) -> bool:
         connection = self._route(dst)
-        return connection is not None and connection.out_bytes < _BACKLOG_BYTES
+        return connection is not None and connection.out.bytes < _BACKLOG_BYTES
 
     def _route(self, dst: int) -> _Connection | None:
         found = self._active.get(dst)
@@ -199,14 +181,13 @@ class DirectLink:
     def send(self, dst: int, out: Outgoing) -> None:
         connection = self._route(dst)
         if connection is not None:
-            connection.out.extend(out.buffers)
-            connection.out_bytes += out.size
+            connection.out.add(out.buffers)
             self._dirty.add(connection)
 
     def flush(self) -> None:
         for connection in tuple(self._dirty):
             try:
-                connection.flush()
+                connection.out.flush(connection.sock)
             except OSError as error:
                 self._drop(connection, error)
                 continue

@@ -139,26 +139,17 @@ def _send_all(sock: socket.socket, pieces: list[Buffer]) -> None:
             sock.sendall(memoryview(b"".join(some))[sent:])
 
 
-class RelayLink:
-    """Implements ``links.Link`` over a relay."""
+class RelayBase:
+    """What the links through a relay have in common: frames as stored messages, and what their fates mean."""
 
     kind = "relay"
     eager = False
     batch_bytes = 2 << 20
 
     def __init__(
-        self,
-        *,
-        url: str,
-        token_file: Path,
-        ca_file: Path | None,
-        box: int,
-        ttl_s: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        policy: Policy = RELAY_POLICY,
+        self, *, url: str, box: int, ttl_s: int = 0, clock: Callable[[], float] = time.monotonic, policy: Policy
     ) -> None:
         self.policy = policy
-        self._http = HttpConnection(url, read_token(token_file), ca_file)
         self._url = url
         self._box = box
         self._ttl_s = ttl_s
@@ -172,7 +163,6 @@ class RelayLink:
         self._retry_at = 0.0
         self._backoff = _BACKOFF_S[0]
         self._jitter = random.Random(self._consumer)
-        self._expired = False
 
     def ready(self, dst: int) -> bool:
         return self._bytes < _MAX_REQUEST
@@ -186,75 +176,65 @@ class RelayLink:
     def flush(self) -> None:
         """Frames leave with the next exchange only: a request per message would cost more than the message."""
 
-    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+    def _resting(self, wait: float) -> bool:
+        """True while the relay is left alone after a failure; sleeps at most ``wait``."""
         now = self._clock()
         if now < self._retry_at:
             time.sleep(min(wait, self._retry_at - now))
-            if self._clock() < self._retry_at:
-                return []
-        items, acks = self._items, self._acks
-        flags = wire.RESYNC if self._down_since is not None else 0
-        pieces = wire.request_pieces(self._box, self._consumer, int(wait * 1000), _MAX_REPLY, acks, items, flags)
-        try:
-            reply = wire.read_reply(self._http.post(pieces, wait + _SLACK_S))
-        except HttpError as error:
-            self._refused(error)
-            return []
-        except (OSError, ValueError) as error:
-            self._failed(error)
-            return []
-        if self._down_since is not None:
-            self._notices.append(Notice("relay_up", {"url": self._url, "down_s": round(now - self._down_since, 1)}))
-            self._down_since, self._backoff = None, _BACKOFF_S[0]
-        self._settle(items, reply.fates)
-        self._acks = [m.delivery for m in reply.messages if m.delivery]
-        return [a for m in reply.messages if (a := self._arrival(m)) is not None]
+        return self._clock() < self._retry_at
 
-    def _settle(self, items: list[wire.Item], fates: bytes) -> None:
-        """Keep what was refused for another try; a full queue is reported, never hidden."""
-        kept: list[wire.Item] = []
-        if any(f > wire.DUPLICATE for f in fates):
-            for item, fate in zip(items, fates, strict=True):
-                if fate in (wire.QUOTA, wire.FAILED):
-                    kept.append(item)
-                elif fate in (wire.FORBIDDEN, wire.COLLISION):
-                    raise ConfigError(
-                        f"the relay refused a frame for party {item.receiver}: {wire.FATES[fate]}",
-                        "check the party and group of the relay credential",
-                    )
-        if kept:
-            self._notices.append(Notice("relay_refused", {"why": "quota", "messages": len(kept)}))
+    def _refused(self, items: list[wire.Item], fates: bytes) -> list[wire.Item]:
+        """The items to try again; a full queue is reported, never hidden. Raises ConfigError if trying is no use."""
+        again: list[wire.Item] = []
+        if not any(f > wire.DUPLICATE for f in fates):
+            return again
+        for item, fate in zip(items, fates, strict=True):
+            if fate in (wire.QUOTA, wire.FAILED):
+                again.append(item)
+            elif fate in (wire.FORBIDDEN, wire.COLLISION):
+                raise ConfigError(
+                    f"the relay refused a frame for party {item.receiver}: {wire.FATES[fate]}",
+                    "check the party and group of the relay credential",
+                )
+        if again:
+            why = wire.FATES[max(f for f in fates if f in (wire.QUOTA, wire.FAILED))]
+            self._notices.append(Notice("relay_refused", {"why": why, "messages": len(again)}))
             self._hold_off()
-        self._items = kept
-        self._bytes = sum(len(i.payload) for i in kept)
+        return again
+
+    def _arrivals(self, messages: list[wire.Message]) -> list[Arrival]:
+        """Frames among messages; everything is acknowledged with the next request."""
+        self._acks += [m.delivery for m in messages if m.delivery]
+        return [a for m in messages if (a := self._arrival(m)) is not None]
 
     def _arrival(self, message: wire.Message) -> Arrival | None:
         if message.slot == wire.EXPIRED:
-            self._expired = True
             self._notices.append(Notice("relay_expired", {"receiver": message.payload[0]}))
             return None
-        if len(message.payload) < fr.HEADER_BYTES:
-            self._notices.append(Notice("protocol_error", {"party": message.sender, "what": "not a frame"}))
-            return None
         view = memoryview(message.payload)
-        try:
-            header = fr.read_header(view[: fr.HEADER_BYTES])
-        except ProtocolError as error:
-            self._notices.append(Notice("protocol_error", {"party": message.sender, "what": error.what}))
-            return None
-        body = view[fr.HEADER_BYTES :]
-        return Arrival(header, body, None)
+        what = "not a frame"
+        if len(view) >= fr.HEADER_BYTES:
+            try:
+                header = fr.read_header(view[: fr.HEADER_BYTES])
+                if header.src == message.sender:
+                    return Arrival(header, view[fr.HEADER_BYTES :], None)
+                what = f"a frame that says it is of party {header.src}"
+            except ProtocolError as error:
+                what = error.what
+        self._notices.append(Notice("protocol_error", {"party": message.sender, "what": what, "dropped": True}))
+        return None
 
-    def _failed(self, error: Exception) -> None:
+    def _up(self) -> None:
+        if self._down_since is not None:
+            down = round(self._clock() - self._down_since, 1)
+            self._notices.append(Notice("relay_up", {"url": self._url, "down_s": down}))
+            self._down_since, self._backoff = None, _BACKOFF_S[0]
+
+    def _down(self, error: Exception) -> None:
         if self._down_since is None:
             self._down_since = self._clock()
             self._notices.append(Notice("relay_down", {"url": self._url, "why": str(error)}))
         self._hold_off()
-
-    def _refused(self, error: HttpError) -> None:
-        if error.status in (401, 403):
-            raise UnreachableError(f"the relay {self._url} refuses this party: {error}", "check its token file")
-        self._failed(error)
 
     def _hold_off(self) -> None:
         self._retry_at = self._clock() + self._backoff * self._jitter.uniform(0.5, 1.0)
@@ -273,6 +253,43 @@ class RelayLink:
 
     def lost(self, dst: int) -> float:
         return 0.0
+
+    def down_s(self) -> float:
+        """Seconds since the relay was last reached; 0 while it is."""
+        return 0.0 if self._down_since is None else self._clock() - self._down_since
+
+
+class RelayLink(RelayBase):
+    """Implements ``links.Link`` over a relay's HTTP API."""
+
+    def __init__(
+        self, *, url: str, token_file: Path, ca_file: Path | None, box: int, policy: Policy = RELAY_POLICY
+    ) -> None:
+        super().__init__(url=url, box=box, policy=policy)
+        self._http = HttpConnection(url, read_token(token_file), ca_file)
+
+    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+        if self._resting(wait):
+            return []
+        items = self._items
+        flags = wire.RESYNC if self._down_since is not None else 0
+        pieces = wire.request_pieces(self._box, self._consumer, int(wait * 1000), _MAX_REPLY, self._acks, items, flags)
+        try:
+            reply = wire.read_reply(self._http.post(pieces, wait + _SLACK_S))
+        except HttpError as error:
+            if error.status in (401, 403):
+                cure = "check its token file"
+                raise UnreachableError(f"the relay {self._url} refuses this party: {error}", cure) from error
+            self._down(error)
+            return []
+        except (OSError, ValueError) as error:
+            self._down(error)
+            return []
+        self._up()
+        self._acks = []
+        self._items = self._refused(items, reply.fates)
+        self._bytes = sum(len(i.payload) for i in self._items)
+        return self._arrivals(reply.messages)
 
     def pending(self) -> bool:
         return bool(self._items)

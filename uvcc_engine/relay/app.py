@@ -38,6 +38,19 @@ class Fault(Exception):
         self.status, self.error = status, error
 
 
+class _LongPoll:
+    """A request that is answered when there is something to take."""
+
+    def __init__(self, woken: asyncio.Future[None]) -> None:
+        self.woken = woken
+
+    def wake(self) -> None:
+        if not self.woken.done():
+            self.woken.set_result(None)
+
+    superseded = wake
+
+
 class Front:
     """What both HTTP and the stream front do with a request."""
 
@@ -70,24 +83,15 @@ class Front:
         hub = self.hub
         if hub.draining or seconds <= 0 or hub.has_for(who, box):
             return
-        mailbox = hub.mailbox(who, box)
-        if mailbox.wake is not None:
-            mailbox.wake()
         loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        mailbox.wake = wake
-        timer = loop.call_later(min(seconds, _MAX_WAIT_S), wake)
+        poll = _LongPoll(loop.create_future())
+        hub.await_mail(who, box, poll)
+        timer = loop.call_later(min(seconds, _MAX_WAIT_S), poll.wake)
         try:
-            await woken
+            await poll.woken
         finally:
             timer.cancel()
-            if mailbox.wake is wake:
-                mailbox.wake = None
+            hub.stop_awaiting(who, box, poll)
 
     async def exchange(self, who: Credential, body: bytes) -> list[wire.Buffer]:
         """Serve one combined request. Raises Fault 400."""
@@ -111,8 +115,10 @@ class Front:
 class RelayApp:
     """ASGI application. The hot path goes around the router."""
 
-    def __init__(self, front: Front, config: RelayConfig, metrics: Callable[[], str]) -> None:
+    def __init__(self, front: Front, config: RelayConfig, metrics: Callable[[], str], stream: str = "") -> None:
+        """``stream``: ``host:port`` of the stream front, told by ``/healthz``."""
         self._front = front
+        self._stream = stream
         self._max_body = config.max_body
         self._metrics = metrics
         self._routes = Starlette(
@@ -163,7 +169,7 @@ class RelayApp:
     # -- JSON --------------------------------------------------------------------------------------------------------
 
     async def _healthz(self, request: HttpRequest) -> Response:
-        return JSONResponse({"ok": not self._front.hub.draining, "version": 1})
+        return JSONResponse({"ok": not self._front.hub.draining, "version": 1, "stream": self._stream})
 
     async def _metrics_page(self, request: HttpRequest) -> Response:
         try:

@@ -11,9 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.relay.segments import LARGE, Segments
+from uvcc_engine.relay.wire import Buffer
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS queues (
@@ -21,21 +23,24 @@ CREATE TABLE IF NOT EXISTS queues (
   UNIQUE (grp, sender, receiver, box)) STRICT;
 CREATE TABLE IF NOT EXISTS messages (
   id INTEGER PRIMARY KEY, queue INTEGER NOT NULL, msg_id BLOB NOT NULL, slot INTEGER NOT NULL, crc INTEGER NOT NULL,
-  expires REAL NOT NULL, payload BLOB NOT NULL) STRICT;
+  expires REAL NOT NULL, size INTEGER NOT NULL, segment INTEGER NOT NULL, offset INTEGER NOT NULL, payload BLOB) STRICT;
 CREATE TABLE IF NOT EXISTS seen (
   queue INTEGER NOT NULL, msg_id BLOB NOT NULL, crc INTEGER NOT NULL, size INTEGER NOT NULL, until REAL NOT NULL,
   PRIMARY KEY (queue, msg_id)) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS forgetting ON seen (until);
 """
-_INSERT: Final = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT: Final = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _DELETE: Final = "DELETE FROM messages WHERE id = ?"
 _REMEMBER: Final = "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)"
 _FORGET: Final = "DELETE FROM seen WHERE until <= ?"
 _QUEUE: Final = "INSERT INTO queues VALUES (?, ?, ?, ?, ?)"
-PENDING: Final = "SELECT id, queue, msg_id, slot, crc, expires, length(payload) FROM messages ORDER BY id"
-PAYLOAD: Final = "SELECT payload FROM messages WHERE id = ?"
+PENDING: Final = "SELECT id, queue, msg_id, slot, crc, expires, size FROM messages ORDER BY id"
+PAYLOAD: Final = "SELECT payload, segment, offset, size FROM messages WHERE id = ?"
+_SEGMENTS: Final = "SELECT segment FROM messages WHERE segment > 0"
+_SEGMENT_OF: Final = "SELECT segment FROM messages WHERE id = ? AND segment > 0"
+_SEGMENT_COLUMN: Final = 7
 
-MessageRow = tuple[int, int, bytes, int, int, float, bytes | memoryview]
+MessageRow = tuple[int, int, bytes, int, int, float, int, Buffer]
 SeenRow = tuple[int, bytes, int, int, float]
 QueueRow = tuple[int, str, int, int, bytes]
 
@@ -68,8 +73,10 @@ def connect(path: Path) -> sqlite3.Connection:
 class Writer:
     """The thread that writes. ``commits`` counts transactions, ``rows`` what they stored."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, segments: Segments) -> None:
         self._db = db
+        self._segments = segments
+        segments.keep_only(number for (number,) in db.execute(_SEGMENTS))
         self._queue: SimpleQueue[Write | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="relay-writer", daemon=True)
         self.commits = 0
@@ -94,7 +101,7 @@ class Writer:
             failure: Exception | None = None
             try:
                 self._commit(writes)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OSError) as error:
                 failure = error
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
@@ -104,29 +111,53 @@ class Writer:
                 return
 
     def _commit(self, writes: list[Write]) -> None:
+        rows = self._place([row for w in writes for row in w.inserts])
+        try:
+            gone = self._transact(writes, rows)
+        except sqlite3.Error:
+            for row in rows:
+                if row[_SEGMENT_COLUMN]:
+                    self._segments.release(row[_SEGMENT_COLUMN])
+            raise
+        self.commits += 1
+        self.rows += len(rows)
+        for number in gone:
+            self._segments.release(number)
+
+    def _transact(self, writes: list[Write], rows: list[tuple[Any, ...]]) -> list[int]:
+        """One transaction; returns the segment of each large payload that it deleted."""
         db = self._db
+        gone: list[int] = []
         db.execute("BEGIN IMMEDIATE")
         for w in writes:
             if w.queues:
                 db.executemany(_QUEUE, w.queues)
-            if w.inserts:
-                db.executemany(_INSERT, w.inserts)
-                self.rows += len(w.inserts)
+            for ident in w.deletes if self._segments.in_use else ():
+                gone += [number for (number,) in db.execute(_SEGMENT_OF, ident)]
             if w.deletes:
                 db.executemany(_DELETE, w.deletes)
             if w.seen:
                 db.executemany(_REMEMBER, w.seen)
             if w.forget_before:
                 db.execute(_FORGET, (w.forget_before,))
+        if rows:
+            db.executemany(_INSERT, rows)
         db.execute("COMMIT")
-        self.commits += 1
+        return gone
+
+    def _place(self, rows: list[MessageRow]) -> list[tuple[Any, ...]]:
+        """Rows for the table; large payloads go to the segments first, durably."""
+        large = [row[-1] for row in rows if row[-2] >= LARGE]
+        places = iter(self._segments.append(large) if large else ())
+        return [(*row[:-1], *next(places), None) if row[-2] >= LARGE else (*row[:-1], 0, 0, row[-1]) for row in rows]
 
 
 class Reader:
     """Reads on the caller's thread, over its own connection."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, segments: Segments) -> None:
         self._db = connect(path)
+        self._segments = segments
 
     def queues(self) -> list[QueueRow]:
         return list(self._db.execute("SELECT queue, grp, sender, receiver, box FROM queues"))
@@ -146,7 +177,10 @@ class Reader:
 
     def payload(self, ident: int) -> bytes | None:
         row = self._db.execute(PAYLOAD, (ident,)).fetchone()
-        return None if row is None else bytes(row[0])
+        if row is None:
+            return None
+        payload, segment, offset, size = row
+        return self._segments.read(segment, offset, size) if segment else bytes(payload)
 
     def close(self) -> None:
         self._db.close()

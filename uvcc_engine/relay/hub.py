@@ -10,19 +10,29 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-import google_crc32c
-
+from uvcc_engine.plane.frame import crc32c
 from uvcc_engine.relay import wire
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.db import MessageRow, QueueRow, Reader, SeenRow, Write
+from uvcc_engine.relay.segments import LARGE
 
 PASSING_S: Final = 10.0  # life of a message in a slot
 NOTICE_TTL_S: Final = 86_400
 _ID_BITS: Final = 40
 
 Schedule = Callable[[Callable[[], None]], None]
+
+
+class Waiter(Protocol):
+    """A consumer that waits for its mailbox."""
+
+    def wake(self) -> None:
+        """There is something to take, or the relay drains. May come more than once."""
+
+    def superseded(self) -> None:
+        """Another consumer reads the mailbox from now on."""
 
 
 class _Held:
@@ -42,7 +52,7 @@ class _Held:
         self.size = size
         self.lease = 0.0
         self.durable = False
-        self.payload: bytes | None = None
+        self.payload: wire.Buffer | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +81,7 @@ class Mailbox:
     leased: dict[int, _Held] = field(default_factory=dict)
     slots: dict[tuple[int, int], tuple[float, bytes]] = field(default_factory=dict)  # (sender, slot) -> until, payload
     consumer: int = 0
-    wake: Callable[[], None] | None = None  # of the consumer that waits
+    waiter: Waiter | None = None  # the consumer that waits
 
 
 @dataclass(slots=True)
@@ -144,8 +154,8 @@ class Hub:
                 self._pass_on(who, box, item, now)
                 continue
             queue = self._queue(who.group, who.party, item.receiver, box)
-            payload = bytes(item.payload)
-            crc, size = google_crc32c.value(payload), len(payload)
+            payload = item.payload if len(item.payload) >= LARGE else bytes(item.payload)
+            crc, size = crc32c(payload), len(payload)
             fates[n] = self._admit(queue, item.msg_id, crc, size, now)
             if fates[n] != wire.STORED:
                 barrier = barrier or (fates[n] == wire.DUPLICATE and not queue.is_durable(item.msg_id))
@@ -154,7 +164,7 @@ class Hub:
             message = self._hold(queue, item.msg_id, wire.STORE, crc, now + ttl, size)
             message.payload = payload
             held.append(message)
-            rows.append((message.id, queue.number, item.msg_id, wire.STORE, crc, message.expires, payload))
+            rows.append((message.id, queue.number, item.msg_id, wire.STORE, crc, message.expires, size, payload))
         if not rows and not barrier:
             done(bytes(fates))
             return
@@ -224,15 +234,15 @@ class Hub:
             else:
                 self._in_memory += message.size
         mailbox.ready.append(message)
-        if mailbox.wake is not None:
-            mailbox.wake()
+        if mailbox.waiter is not None:
+            mailbox.waiter.wake()
 
     def _pass_on(self, who: Credential, box: int, item: wire.Item, now: float) -> None:
         mailbox = self._mailbox(who.group, item.receiver, box)
         mailbox.slots.pop((who.party, item.slot), None)
         mailbox.slots[who.party, item.slot] = (now + PASSING_S, bytes(item.payload))
-        if mailbox.wake is not None:
-            mailbox.wake()
+        if mailbox.waiter is not None:
+            mailbox.waiter.wake()
 
     # -- take and acknowledge ----------------------------------------------------------------------------------------
 
@@ -335,8 +345,8 @@ class Hub:
                 del queue.seen[next(iter(queue.seen))]
         for mailbox in self._boxes.values():
             self._end_leases(mailbox, now, everything=False)
-            if mailbox.ready and mailbox.wake is not None:
-                mailbox.wake()
+            if mailbox.ready and mailbox.waiter is not None:
+                mailbox.waiter.wake()
         if rows or self._deletes or self._seen_rows:
             self._commit(rows, lambda failure: self._noticed(notices, failure))
 
@@ -360,10 +370,10 @@ class Hub:
         own = self._queue(queue.group, queue.sender, queue.sender, mailbox.box)
         payload = bytes([mailbox.receiver]) + message.msg_id
         notice_id = b"expired:" + self._next.to_bytes(8, "big")
-        crc = google_crc32c.value(payload)
+        crc = crc32c(payload)
         notice = self._hold(own, notice_id, wire.EXPIRED, crc, now + NOTICE_TTL_S, len(payload))
         notice.payload = payload
-        rows.append((notice.id, own.number, notice_id, wire.EXPIRED, crc, notice.expires, payload))
+        rows.append((notice.id, own.number, notice_id, wire.EXPIRED, crc, notice.expires, len(payload), payload))
         notices.append(notice)
 
     def forget(self) -> None:
@@ -374,8 +384,8 @@ class Hub:
         """Stop is near: every waiting consumer returns at once."""
         self.draining = True
         for mailbox in self._boxes.values():
-            if mailbox.wake is not None:
-                mailbox.wake()
+            if mailbox.waiter is not None:
+                mailbox.waiter.wake()
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
 
@@ -393,9 +403,18 @@ class Hub:
         for number, msg_id, crc, size, until in self._reader.seen():
             self._by_number[number].seen[msg_id] = (crc, size, until)
 
-    def mailbox(self, who: Credential, box: int) -> Mailbox:
-        """The mailbox of a consumer."""
-        return self._mailbox(who.group, who.party, box)
+    def await_mail(self, who: Credential, box: int, waiter: Waiter) -> None:
+        """Wake ``waiter`` when there is something for ``who``; whoever waited before does no longer."""
+        mailbox = self._mailbox(who.group, who.party, box)
+        before, mailbox.waiter = mailbox.waiter, waiter
+        if before is not None and before is not waiter:
+            before.superseded()
+
+    def stop_awaiting(self, who: Credential, box: int, waiter: Waiter) -> None:
+        """Undo :meth:`await_mail`."""
+        mailbox = self._mailbox(who.group, who.party, box)
+        if mailbox.waiter is waiter:
+            mailbox.waiter = None
 
     def _mailbox(self, group: str, receiver: int, box: int) -> Mailbox:
         found = self._boxes.get((group, receiver, box))
@@ -426,5 +445,5 @@ class Hub:
         """Figures for /metrics."""
         ready = sum(len(m.ready) for m in self._boxes.values())
         leased = sum(len(m.leased) for m in self._boxes.values())
-        waiting = sum(m.wake is not None for m in self._boxes.values())
+        waiting = sum(m.waiter is not None for m in self._boxes.values())
         return {"ready": ready, "leased": leased, "waiting": waiting, "bytes_in_memory": self._in_memory}

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -20,22 +21,25 @@ from uvcc_engine.relay.app import Front, RelayApp
 from uvcc_engine.relay.config import RelayConfig
 from uvcc_engine.relay.db import Reader, Writer, connect
 from uvcc_engine.relay.hub import Hub
+from uvcc_engine.relay.segments import Segments
+from uvcc_engine.relay.stream import StreamProtocol
 
 _TICK_S = 1.0
 _FORGET_TICKS = 60
+_DRAIN_S = 5.0
 
 
 class _Server(uvicorn.Server):
     """uvicorn, plus the ready file at the start and the release of long polls at the end."""
 
-    def __init__(self, config: uvicorn.Config, hub: Hub, relay: RelayConfig, url: str) -> None:
+    def __init__(self, config: uvicorn.Config, hub: Hub, relay: RelayConfig, ready: dict[str, str]) -> None:
         super().__init__(config)
-        self._hub, self._relay, self._url = hub, relay, url
+        self._hub, self._relay, self._ready = hub, relay, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and self._relay.ready_file is not None:
-            write_json(self._relay.ready_file, {"url": self._url, "pid": os.getpid()}, durable=False)
+            write_json(self._relay.ready_file, self._ready | {"pid": os.getpid()}, durable=False)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._hub.drain()
@@ -67,9 +71,10 @@ def bind(listen: str) -> socket.socket:
 async def running_hub(config: RelayConfig) -> AsyncIterator[tuple[Hub, Writer]]:
     """The store and its periodic work, for as long as the context lasts."""
     loop = asyncio.get_running_loop()
-    db, reader = connect(config.db), Reader(config.db)
+    segments = Segments(config.db.with_name(config.db.name + "-segments"))
+    db, reader = connect(config.db), Reader(config.db, segments)
     os.chmod(config.db, 0o600)
-    writer = Writer(db)
+    writer = Writer(db, segments)
 
     def schedule(then: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(then)
@@ -94,13 +99,43 @@ async def running_hub(config: RelayConfig) -> AsyncIterator[tuple[Hub, Writer]]:
         writer.close()
         reader.close()
         db.close()
+        segments.close()
+
+
+@contextlib.asynccontextmanager
+async def _stream_front(config: RelayConfig, front: Front) -> AsyncIterator[str]:
+    """The stream front beside the HTTP one; yields its ``host:port`` ("" if it is not configured)."""
+    if not config.stream_listen:
+        yield ""
+        return
+    loop = asyncio.get_running_loop()
+    sock = bind(config.stream_listen)
+    host, port = sock.getsockname()[:2]
+    tls: ssl.SSLContext | None = None
+    if config.tls_cert is not None and config.tls_key is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(config.tls_cert, config.tls_key)
+    connections: set[StreamProtocol] = set()
+    listening = await loop.create_server(
+        lambda: StreamProtocol(front, config.max_body, connections), sock=sock, ssl=tls, backlog=512
+    )
+    try:
+        yield f"{host}:{port}"
+    finally:
+        listening.close()
+        for connection in tuple(connections):
+            connection.drain()
+        end = loop.time() + _DRAIN_S
+        while connections and loop.time() < end:
+            await asyncio.sleep(0.01)
 
 
 class Running:
     """A relay that serves. ``stop`` begins to drain it (call on its loop); :meth:`finished` waits for the end."""
 
-    def __init__(self, url: str, server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+    def __init__(self, url: str, stream: str, server: uvicorn.Server, task: asyncio.Task[None]) -> None:
         self.url = url
+        self.stream = stream
         self._server, self._task = server, task
 
     def stop(self) -> None:
@@ -116,8 +151,10 @@ async def serving(config: RelayConfig) -> AsyncIterator[Running]:
     sock = bind(config.listen)
     host, port = sock.getsockname()[:2]
     url = f"{'https' if config.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-    async with running_hub(config) as (hub, writer):
-        app = RelayApp(Front(hub, config), config, lambda: metrics_text(hub, writer))
+    async with running_hub(config) as (hub, writer), contextlib.AsyncExitStack() as stack:
+        front = Front(hub, config)
+        stream = await stack.enter_async_context(_stream_front(config, front))
+        app = RelayApp(front, config, lambda: metrics_text(hub, writer), stream)
         options = uvicorn.Config(
             app,
             loop="none",
@@ -133,9 +170,9 @@ async def serving(config: RelayConfig) -> AsyncIterator[Running]:
             ssl_certfile=str(config.tls_cert) if config.tls_cert else None,
             ssl_keyfile=str(config.tls_key) if config.tls_key else None,
         )
-        server = _Server(options, hub, config, url)
+        server = _Server(options, hub, config, {"url": url, "stream": stream})
         task = asyncio.create_task(server.serve(sockets=[sock]))
-        running = Running(url, server, task)
+        running = Running(url, stream, server, task)
         try:
             yield running
         finally:

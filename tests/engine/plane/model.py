@@ -1,8 +1,8 @@
 """Two endpoints, a network that does what it likes, and a reader that may be killed: the plane's model for Hypothesis.
 
 Invariant: what the reader has delivered is always a prefix of what was sent. At the end the network heals, and then
-everything must arrive. The reader keeps its effect (what it has delivered) with its cursors in one commit; a kill throws
-away everything after the last commit.
+everything must arrive. The reader keeps its effect (what it has delivered) with its cursors in one commit; a kill
+throws away everything after the last commit.
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ class Lossy(RuleBasedStateMachine):
 
     # -- what may happen ---------------------------------------------------------------------------------------------
 
-    @rule(stream=st.sampled_from([0, 3]), size=SIZES, count=st.integers(1, 4))
-    def send(self, stream: int, size: int, count: int) -> None:
+    @rule(stream=st.sampled_from([0, 3]), size=SIZES, count=st.integers(1, 4), packed=st.booleans())
+    def send(self, stream: int, size: int, count: int, packed: bool) -> None:
         for _ in range(count):
             op = len(self.sent[stream])
             body = hashlib.shake_128(b"%d.%d" % (stream, op)).digest(size)
             self.sent[stream].append(body)
             self.sender.queue(Tag(0, stream, op, 1), body, self.now)
+            if not packed:
+                self.transmit()
         self.transmit()
 
     @rule(seconds=st.sampled_from([0.06, 0.3, 1.0]))
@@ -90,6 +92,13 @@ class Lossy(RuleBasedStateMachine):
         if self.wires[party]:
             del self.wires[party][at % len(self.wires[party])]
 
+    @rule(at=st.integers(0, 50), seconds=st.sampled_from([0.0, 0.06]))
+    def lose_one_of_a_batch(self, at: int, seconds: float) -> None:
+        self.drop(1, at)
+        self.flush()
+        self.now += seconds
+        self.flush()
+
     @rule(party=st.sampled_from([0, 1]))
     def partition(self, party: int) -> None:
         self.wires[party].clear()
@@ -107,10 +116,13 @@ class Lossy(RuleBasedStateMachine):
             packet[:48] = fr.finish(head, bytes(packet[48:]))
         self.wires[party][at] = bytes(packet)
 
-    @rule()
-    def deliver_and_read(self) -> None:
+    @rule(commit=st.booleans())
+    def deliver_and_read(self, commit: bool) -> None:
         self.flush()
         self.read()
+        if commit:
+            self.commit()
+            self.flush()
 
     @rule()
     def read(self) -> None:
@@ -157,8 +169,10 @@ class Lossy(RuleBasedStateMachine):
         """The network heals: everything arrives, and the sender learns of it."""
         for _ in range(60):
             self.now += 1.0
-            self.flush()
-            self.read()
+            self.transmit()
+            while self.wires[0] or self.wires[1]:
+                self.flush()
+                self.read()
             self.commit()
         self.delivered_is_a_prefix_of_sent()
         assert self.effect == self.sent

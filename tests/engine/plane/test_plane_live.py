@@ -13,13 +13,13 @@ from uvcc_engine.contract.errors import PeerLostError, ProtocolError
 from uvcc_engine.plane.api import Tag
 
 
-@pytest.fixture(params=["direct", "relay"])
+@pytest.fixture(params=["direct", "relay", "stream"])
 def links(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "direct":
         yield direct_links()
     else:
-        with relay_thread(tmp_path) as url:
-            yield relay_links(tmp_path, url)
+        with relay_thread(tmp_path, stream_listen="127.0.0.1:0") as url:
+            yield relay_links(tmp_path, url, request.param)
 
 
 def payload(src: int, dst: int, tag: Tag, size: int) -> bytes:

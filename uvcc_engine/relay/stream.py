@@ -1,0 +1,219 @@
+"""The relay's stream front: the same requests as ``/exchange`` over one framed TCP or TLS connection, without HTTP.
+
+A client sends ``"UVS1", u16 length, token`` and gets ``"UVS1"`` or an end of the connection. After that both sides send
+frames ``u32 length, body``. A request may follow another before its reply; replies come in the order of requests. The
+first request subscribes its box: messages are pushed as they arrive, as replies without fates, as long as no more than
+``max_bytes`` of them are unacknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from typing import Final, cast
+
+from uvcc_engine.relay import wire
+from uvcc_engine.relay.app import Fault, Front
+from uvcc_engine.relay.config import Credential
+
+MAGIC: Final = b"UVS1"
+LENGTH: Final = struct.Struct("<I")
+_HELLO: Final = struct.Struct("<4sH")
+_MAX_TOKEN: Final = 1024
+_PUSH_BYTES: Final = 4 << 20
+
+
+def hello(token: str) -> bytes:
+    """What a client says first."""
+    data = token.encode()
+    return _HELLO.pack(MAGIC, len(data)) + data
+
+
+class _Subscription:
+    """What a connection has asked for."""
+
+    __slots__ = ("box", "consumer", "outstanding", "window")
+
+    def __init__(self, box: int, consumer: int, window: int) -> None:
+        self.box, self.consumer, self.window = box, consumer, window
+        self.outstanding: dict[int, int] = {}  # delivery id -> bytes
+
+
+class StreamProtocol(asyncio.BufferedProtocol):
+    """One connection."""
+
+    def __init__(self, front: Front, max_body: int, connections: set[StreamProtocol]) -> None:
+        self._front = front
+        self._hub = front.hub
+        self._max_body = max_body
+        self._connections = connections
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._who: Credential | None = None
+        self._buffer = bytearray(1 << 16)
+        self._have = 0
+        self._body: bytearray | None = None  # of a frame larger than the buffer
+        self._filled = 0
+        self._subscription: _Subscription | None = None
+        self._unacked_bytes = 0
+        self._writable = True
+        self._push_due = False
+        self._draining = False
+        self._replies: deque[list[bytes | None]] = deque()  # fates in the order of requests; None: not durable yet
+
+    # -- transport ---------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no common class
+        self._transport.set_write_buffer_limits(high=2 * _PUSH_BYTES)
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._transport = None
+        if self._subscription is not None and self._who is not None:
+            self._hub.stop_awaiting(self._who, self._subscription.box, self)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self.wake()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._body is not None:
+            return memoryview(self._body)[self._filled :]
+        return memoryview(self._buffer)[self._have :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._body is not None:
+                self._filled += nbytes
+                if self._filled == len(self._body):
+                    body, self._body = self._body, None
+                    self._serve(memoryview(body))
+                return
+            self._have += nbytes
+            at = 0 if self._who is not None else self._authenticate()
+            while self._who is not None and self._body is None and self._have - at >= LENGTH.size:
+                at = self._next_frame(at)
+            if at:
+                self._buffer[: self._have - at] = self._buffer[at : self._have]
+                self._have -= at
+        except (Fault, ValueError):
+            self._close()  # not a client of this front, or without a credential
+
+    def _authenticate(self) -> int:
+        if self._have < _HELLO.size:
+            return 0
+        magic, length = _HELLO.unpack_from(self._buffer)
+        if magic != MAGIC or length > _MAX_TOKEN:
+            raise ValueError("not a stream client")
+        end = _HELLO.size + int(length)
+        if self._have < end:
+            return 0
+        self._who = self._front.credential(self._buffer[_HELLO.size : end].decode("utf-8", "replace"))
+        self._write([MAGIC])
+        return end
+
+    def _next_frame(self, at: int) -> int:
+        """Take a frame from the buffer, or begin a large one; returns where the next begins (``at``: wait)."""
+        length = int.from_bytes(self._buffer[at : at + LENGTH.size], "little")
+        if length > self._max_body:
+            raise ValueError("too large a request")
+        start, have = at + LENGTH.size, self._have - at - LENGTH.size
+        if have >= length:
+            self._serve(memoryview(bytes(memoryview(self._buffer)[start : start + length])))
+            return start + length
+        if start + length > len(self._buffer):
+            self._body = bytearray(length)
+            self._body[:have] = memoryview(self._buffer)[start : self._have]
+            self._filled = have
+            return self._have
+        return at
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _serve(self, body: memoryview) -> None:
+        assert self._who is not None
+        if self._draining:
+            return  # unanswered, so the client brings it to the next relay
+        request = wire.read_request(body)
+        if request.acks:
+            self._acknowledged(request)
+        if request.items:
+            slot: list[bytes | None] = [None]
+            self._replies.append(slot)
+            self._hub.enqueue(self._who, request.box, request.items, lambda fates: self._durable(slot, fates))
+        if request.max_bytes and self._subscription is None:
+            self._subscription = _Subscription(request.box, request.consumer, request.max_bytes)
+            self._hub.await_mail(self._who, request.box, self)
+            self.wake()
+
+    def _acknowledged(self, request: wire.Request) -> None:
+        assert self._who is not None
+        self._hub.acknowledge(self._who, request.box, request.acks)
+        subscription = self._subscription
+        if subscription is not None:
+            for ident in request.acks:
+                self._unacked_bytes -= subscription.outstanding.pop(ident, 0)
+            self.wake()
+
+    def _durable(self, slot: list[bytes | None], fates: bytes) -> None:
+        slot[0] = fates
+        while self._replies and (ready := self._replies[0][0]) is not None:
+            self._replies.popleft()
+            self._reply(ready, [])
+        if self._draining and not self._replies:
+            self._close()
+
+    # -- pushing -----------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Push what is there at the end of this turn of the loop, so that a batch travels together."""
+        if not self._push_due and self._subscription is not None:
+            self._push_due = True
+            self._loop.call_soon(self._push)
+
+    def superseded(self) -> None:
+        self._subscription = None
+        self._close()
+
+    def _push(self) -> None:
+        self._push_due = False
+        subscription = self._subscription
+        if subscription is None or self._who is None or self._transport is None or not self._writable:
+            return
+        room = subscription.window - self._unacked_bytes
+        if room <= 0:
+            return
+        size = min(room, _PUSH_BYTES)
+        messages = self._hub.take(self._who, subscription.box, size, consumer=subscription.consumer)
+        if not messages:
+            return
+        for m in messages:
+            if m.delivery and m.delivery not in subscription.outstanding:
+                subscription.outstanding[m.delivery] = len(m.payload) + 1
+                self._unacked_bytes += len(m.payload) + 1
+        self._reply(b"", messages)
+        self.wake()
+
+    def _reply(self, fates: bytes, messages: list[wire.Message]) -> None:
+        pieces = wire.reply_pieces(wire.DRAINING if self._hub.draining else 0, fates, messages)
+        self._write([LENGTH.pack(sum(len(p) for p in pieces)), *pieces])
+
+    def _write(self, pieces: list[wire.Buffer]) -> None:
+        if self._transport is not None:
+            self._transport.writelines(pieces)
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def drain(self) -> None:
+        """The relay stops: what was accepted is answered, then the connection ends."""
+        self._draining = True
+        if not self._replies:
+            self._close()
