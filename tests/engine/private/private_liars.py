@@ -1,0 +1,81 @@
+"""Ways in which one party's worker can lie, once, at epoch 2. Each function patches its own process."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.plane.live import LivePlane
+from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.agreement import Agreement
+from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.statements import RootStatement, sign_root
+from uvcc_engine.transcript.store import TranscriptStore
+
+EPOCH = 2
+
+
+def _flipped(payload: Any) -> bytes:
+    altered = bytearray(payload)
+    altered[-1] ^= 1
+    return bytes(altered)
+
+
+def alters_an_opened_share(spec: WorkerSpec) -> None:
+    """Of the loss, which is one number. The lie is recorded as sent, so the liar's own transcript shows it too."""
+    honest, done = LivePlane.send, []
+
+    def send(self: LivePlane, dst: int, tag: Any, payload: Any) -> None:
+        if tag.epoch == EPOCH and tag.kind == kinds.OPEN and len(payload) == 8 and not done:
+            done.append(tag)
+            payload = _flipped(payload)
+        honest(self, dst, tag, payload)
+
+    LivePlane.send = send  # type: ignore[method-assign]
+
+
+def sends_other_than_it_records(spec: WorkerSpec) -> None:
+    """The wire carries an altered message, the transcript the honest one."""
+    honest, done = LivePlane._queue, []
+
+    def queue(self: LivePlane, dst: int, tag: Any, payload: Any) -> None:
+        if tag.epoch == EPOCH and tag.kind == kinds.RESHARE and not done:
+            done.append(tag)
+            payload = _flipped(payload)
+        honest(self, dst, tag, payload)
+
+    LivePlane._queue = queue  # type: ignore[method-assign]
+
+
+def omits_a_leaf(spec: WorkerSpec) -> None:
+    honest, done = TranscriptStore.record, []
+
+    def record(self: TranscriptStore, direction: int, peer: int, tag: Any, payload: Any) -> None:
+        if tag.epoch == EPOCH and not done:
+            done.append(tag)
+            return
+        honest(self, direction, peer, tag, payload)
+
+    TranscriptStore.record = record  # type: ignore[method-assign]
+
+
+def shows_its_peers_different_roots(spec: WorkerSpec) -> None:
+    """Signs a second root for one peer. It holds the key, so both signatures are good."""
+    identity = Identity.load(Path(spec.identity_dir))
+    honest = Agreement.message
+
+    def message(self: Agreement, peer: int) -> bytes:
+        root, signed = self._last()
+        if root.epoch != EPOCH or peer != (self._coord.party + 1) % 3:
+            return honest(self, peer)
+        true = RootStatement.from_json(signed.statement)
+        false = dataclasses.replace(true, root=dataclasses.replace(true.root, root=bytes(32)))
+        self._mine = (root, sign_root(identity, false))
+        try:
+            return honest(self, peer)
+        finally:
+            self._mine = (root, signed)
+
+    Agreement.message = message  # type: ignore[method-assign]

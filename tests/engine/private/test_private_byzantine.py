@@ -1,0 +1,50 @@
+"""One party's worker lies, as a whole process over a real link: every run stops, and the honest parties say who."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from private_kit import Fleet, Zygote, direct_links
+
+from uvcc_engine.private.job import PrivateJob
+
+JOB = PrivateJob(steps=8, batch=16, checkpoint_every=4, test_rows=50, reveal=("loss", "accuracy"))
+LIAR = 1
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    made = Zygote(tmp_path_factory.mktemp("liars"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ("alters_an_opened_share", "disagree on a share opened"),
+        ("sends_other_than_it_records", "fork at epoch 2"),
+        ("omits_a_leaf", "fork at epoch 2"),
+        ("shows_its_peers_different_roots", "P1 signed two statements for epoch 2"),
+    ],
+)
+def test_a_lie_ends_the_run_and_names_the_liar(zygote: Zygote, tmp_path: Path, lie: str, words: str) -> None:
+    fleet = Fleet(tmp_path, zygote, JOB, direct_links())
+    for party in range(3):
+        fleet.dir(party).mkdir()
+        request = {"spec": fleet.spec(party).to_json(), "log": str(fleet.home(party) / "worker.log")}
+        if party == LIAR:
+            request["lie"] = lie
+        fleet.pids.append(zygote.ask(request)["pid"])
+    assert 0 not in fleet.wait()
+    reports = [fleet.exit(p) for p in (0, 2)]
+    assert {r["status"] for r in reports} == {"failed"}
+    texts = [str(r["error"]) for r in reports]
+    assert any(words in t for t in texts), texts
+    for text in texts:
+        assert str(LIAR) in text, texts  # alone, or as one of the pair that the evidence leaves
+    named = [e for p in (0, 2) for e in fleet.events(p, "protocol_error")]
+    assert any(e["party"] == LIAR for e in named) or "disagree on a share" in texts[0] + texts[1]
+    assert all(fleet.roots(p).keys() <= {0, 1, 2, 3, 4} for p in (0, 2)), "nobody trained on"
