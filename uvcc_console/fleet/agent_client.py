@@ -47,6 +47,7 @@ class AgentClient:
         self.hello: dict[str, Any] = {}
         self.cursors: dict[str, tuple[int, int]] = dict(cursors or {})
         self.dropped = 0
+        self.boot_id = ""
         self.clock_skew = 0.0  # seconds that the pod's clock is ahead of this one's
         self._command = command or f"exec /bin/sh {root}/attach"
         self._holder = holder
@@ -217,7 +218,7 @@ class AgentClient:
         try:
             async with asyncio.timeout(self.link.timeouts.operation):
                 await self._greet()
-            self._changed(True, "")
+            self._changed(True, self._rebooted())
             await reading
         except TimeoutError:
             trouble = "the agent did not answer hello"
@@ -245,6 +246,12 @@ class AgentClient:
         self.clock_skew = float(theirs) - (sent + time.time()) / 2 if isinstance(theirs, int | float) else 0.0
         for run in self._watched:
             await self._command_ack({"op": wire.WATCH, "run": run, "cursors": self._cursors_of(run)})
+
+    def _rebooted(self) -> str:
+        """Whether the pod is not the one it was at the last hello: then its processes and /tmp are gone."""
+        now, before = str(self.hello.get("boot_id", "")), self.boot_id
+        self.boot_id = now or before
+        return "the pod was rebooted: what ran there is gone" if before and now and now != before else ""
 
     async def _command_ack(self, message: dict[str, Any]) -> dict[str, Any]:
         nonce = secrets.token_hex(8)

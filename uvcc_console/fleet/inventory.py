@@ -83,6 +83,8 @@ def _host(entry: Any, n: int, path: Path) -> Host:
 
 
 def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> InventoryProvider:
+    if not fleet.get("hosts"):
+        raise ConfigError("fleet.hosts is missing", "it names the YAML file that lists the hosts")
     return InventoryProvider(read_hosts(Path(str(fleet["hosts"]))), run_dir, str(fleet.get("ssh_key", "")))
 
 

@@ -19,7 +19,7 @@ from uvcc_console.fleet import keys, localpod, procs
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
-READY_S = 30.0
+READY_S = 60.0
 _LONGEST_HOME = 60  # a unix socket path has 108 bytes; the agent and the relay put theirs below the home
 
 

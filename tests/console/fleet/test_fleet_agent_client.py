@@ -185,3 +185,23 @@ async def test_the_clock_skew_of_the_pod_is_known(client_of, agent_fake: AgentFa
     _, client = await client_of()
     await client.start()
     assert abs(client.clock_skew - 3600.0) < 2.0
+
+
+async def test_a_reboot_is_noticed_at_the_next_hello(client_of, agent_fake: AgentFake) -> None:
+    told: list[tuple[bool, str]] = []
+    back = asyncio.Event()
+
+    def on_link(up: bool, detail: str) -> None:
+        told.append((up, detail))
+        if len(told) == 3:
+            back.set()
+
+    agent_fake.answers[wire.HELLO] = lambda m: {"boot_id": "one"}
+    host, client = await client_of(on_link=on_link)
+    await client.start()
+    agent_fake.answers[wire.HELLO] = lambda m: {"boot_id": "two"}
+    host.drop()
+    await asyncio.wait_for(back.wait(), 5)
+    assert told[0] == (True, "")
+    assert told[2][0] is True
+    assert "rebooted" in told[2][1]
