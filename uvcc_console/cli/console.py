@@ -13,7 +13,6 @@ def run(argv: list[str]) -> int:
     if argv or not has_terminal():
         sys.stderr.write(usage())
         return USAGE
-    from uvcc_console.cli.common import find_run
-    from uvcc_console.ui.app import run_app
+    from uvcc_console.ui.app import run_home
 
-    return int(run_app(find_run("last")) or OK)
+    return int(run_home() or OK)

@@ -191,12 +191,12 @@ def _root(s: Snapshot, e: ev.RootReported) -> Snapshot:
     kept = tuple(known[k] for k in sorted(known)[-AGREEMENT_KEEP:])
     s = replace(s, workers=_put(s.workers, e.coord, w), agreement=kept)
     expected = 3 * s.replicas * s.pipeline_stages * s.tensor
-    if len(known[e.epoch].roots) == expected and not _disagreement(known[e.epoch]):
+    if len(known[e.epoch].roots) == expected and not disagreement(known[e.epoch]):
         s = replace(s, agreed_epoch=max(s.agreed_epoch, e.epoch))
     return s
 
 
-def _disagreement(a: EpochAgreement) -> tuple[str, str] | None:
+def disagreement(a: EpochAgreement) -> tuple[str, str] | None:
     """The first two workers whose records of their common channel differ. Keys of ``pairs`` are peer coords."""
     for coord in sorted(a.pairs):
         for peer, digest in a.pairs[coord].items():

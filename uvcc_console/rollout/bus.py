@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Follower, Journal
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_engine.contract.errors import UvccError
 
 T = TypeVar("T")
 POLL_S = 0.03
 BATCH_S = 0.1
+RETRY_S = 1.0
 MAX_QUEUE = 20_000
 
 
@@ -47,7 +50,11 @@ class Bus:
             batch = (*batch, ev.Alert(level="warn", name="dropped", text=text))
             self._dropped = 0
         if queued or batch:
-            self._journal.append(*queued, *batch)
+            try:
+                self._journal.append(*queued, *batch)
+            except UvccError:
+                self._queue[:0] = queued
+                raise
         self._drain()
 
     def record(self, events: Sequence[ev.Event]) -> None:
@@ -65,19 +72,26 @@ class Bus:
             changed.set()
 
     async def run(self) -> None:
-        """Write the queue and follow the journal until cancelled."""
+        """Write the queue and follow the journal until cancelled. A disk that refuses is tried again each second."""
         loop = asyncio.get_running_loop()
-        last = loop.time()
+        due = loop.time()
         try:
             while True:
-                if self._queue and loop.time() - last >= self._batch_s:
-                    self.commit()
-                    last = loop.time()
+                if self._queue and loop.time() >= due:
+                    due = loop.time() + (self._batch_s if self._try_commit() else RETRY_S)
                 else:
                     self._drain()
                 await asyncio.sleep(self._poll_s)
         finally:
+            self._try_commit()
+
+    def _try_commit(self) -> bool:
+        try:
             self.commit()
+        except UvccError as e:
+            sys.stderr.write(f"journal: {e}\n")
+            return False
+        return True
 
     async def wait(self, condition: Callable[[Snapshot], T | None], timeout: float | None = None) -> T:
         """The first truthy value of ``condition`` over the snapshots from now on. Raises TimeoutError."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, iter_events, read_all
+from uvcc_console.core.state import disagreement
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.provider import provider_for
@@ -37,6 +38,7 @@ from uvcc_console.rollout.stages import acts_of, adopt
 from uvcc_console.rollout.stages.collect import last_words
 from uvcc_console.rollout.stages.provision import teardown
 from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.parallel.topology import Coord
 
 COST_EVERY_S = 5.0
 LAST_WORDS_S = 20.0
@@ -111,6 +113,25 @@ async def _costs(ctx: Rollout, ending: Ending) -> None:
         await asyncio.sleep(min(COST_EVERY_S, max(0.1, remaining)))
 
 
+def compare_roots(bus: Bus) -> None:
+    """Hold the parties' words about each epoch against each other as they arrive; the first disagreement is a fork."""
+    told: set[int] = set()
+
+    def heard(event: ev.Event) -> None:
+        s = bus.snapshot
+        if not isinstance(event, ev.RootReported) or s.fork or told:
+            return
+        agreement = next((a for a in reversed(s.agreement) if a.epoch == event.epoch), None)
+        pair = disagreement(agreement) if agreement is not None else None
+        if pair is not None:
+            parties = sorted({Coord.parse(c).party for c in pair})
+            detail = f"{pair[0]} and {pair[1]} recorded different messages"
+            bus.record([ev.ForkDetected(epoch=event.epoch, parties=parties, detail=detail)])
+            told.add(event.epoch)
+
+    bus.listen(heard)
+
+
 def _heed(ctx: Rollout, stages: Stages, ending: Ending, since: int) -> None:
     """Act on intents written after ``since``: what was asked for while this process started counts too."""
 
@@ -140,6 +161,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         ctx.bus, acts, RESUMABLE, profile.limits.wait, patient=ctx.bus.snapshot.patient, adopted=bool(adopted)
     )
     _heed(ctx, stages, ending, since)
+    compare_roots(ctx.bus)
     following = asyncio.create_task(ctx.bus.run(), name="journal")
     costs = asyncio.create_task(_costs(ctx, ending), name="costs")
     status, detail = "failed", ""
@@ -154,7 +176,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         costs.cancel()
         status, detail = await _end(ctx, status, detail)
         following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError, UvccError):
             await following
         await ctx.provider.close()
     return status
@@ -187,7 +209,8 @@ async def _stages_or_ending(ctx: Rollout, stages: Stages, ending: Ending, adopte
 
 
 async def _end(ctx: Rollout, status: str, detail: str) -> tuple[str, str]:
-    """Tear down and write the run's last event."""
+    """Tear down and write the run's last event; a journal that cannot be written delays neither."""
+    ctx.tolerant = True
     keep = ctx.plan.profile.fleet.keep_pods and status == "ok"
     left: list[str] = []
     if keep:
@@ -207,7 +230,8 @@ async def _end(ctx: Rollout, status: str, detail: str) -> tuple[str, str]:
             status = "failed"
     ctx.say(ev.RunEnded(status=status, detail=detail, leaks=left))
     if ctx.artifacts.is_dir():
-        write_artifacts(ctx.run_dir)  # the run's log, now with its last line
+        with contextlib.suppress(UvccError):
+            write_artifacts(ctx.run_dir)  # the run's log, now with its last line
     return status, detail
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,6 +74,7 @@ class Rollout:
     key: asyncssh.SSHKey
     members: dict[str, Member]
     wheel: Wheel | None = None
+    tolerant: bool = False
     cursors: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
     @property
@@ -80,8 +82,16 @@ class Rollout:
         return self.run_dir / "artifacts"
 
     def say(self, *events: ev.Event) -> None:
-        """Write events down now, durably."""
-        self.bus.commit(*events)
+        """Write events down now, durably. Raises UvccError if the disk refuses; once ``tolerant``, it is only told.
+
+        Nothing is created that was not written down before; but what exists is deleted, written down or not.
+        """
+        try:
+            self.bus.commit(*events)
+        except UvccError as e:
+            if not self.tolerant:
+                raise
+            sys.stderr.write(f"not journalled: {e}: {[type(x).__name__ for x in events]}\n")
 
     def pod_event(self, member: Member, state: str, detail: str = "", **known: Any) -> ev.PodChanged:
         """The event of a pod's change; what is known of the pod is filled in."""

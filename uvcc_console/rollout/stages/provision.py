@@ -18,6 +18,7 @@ from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 DELETE_TRIES = 3
+BACKOFF_S = 0.5
 
 
 async def quote(ctx: Rollout) -> str:
@@ -147,7 +148,7 @@ async def _listed(ctx: Rollout) -> list[Pod]:
         except UnreachableError as e:
             text = f"the provider does not list its pods: {e}"
             ctx.say(ev.Alert(level="error", name="list", text=text, remedy="uvcc pods --sweep looks again"))
-            await asyncio.sleep(1.0 * 2**attempt)
+            await asyncio.sleep(BACKOFF_S * 2**attempt)
     return []
 
 
@@ -162,5 +163,5 @@ async def _delete(ctx: Rollout, pod: Pod) -> bool:
             return True
         except UvccError as e:
             ctx.say(ev.Alert(level="error", name="delete", text=str(e), remedy="uvcc pods --sweep", subject=pod.name))
-            await asyncio.sleep(0.5 * 2**attempt)
+            await asyncio.sleep(BACKOFF_S * 2**attempt)
     return False

@@ -1,0 +1,185 @@
+"""Pods come and go: intents before creates, creates that are cancelled, deletes that are proven, full disks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.conductor import compare_roots
+from uvcc_console.rollout.context import Member, Rollout
+from uvcc_console.rollout.plan import make_plan
+from uvcc_console.rollout.profile import load
+from uvcc_console.rollout.stages import provision
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+
+
+class FakeProvider:
+    """Pods in a dictionary. ``gate`` holds creates back; ``stubborn`` names refuse to go."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked = asyncio.Event()
+        self.stubborn: set[str] = set()
+        self.deletes: list[str] = []
+        self.price = 0.0
+
+    async def quote(self, requests: Sequence[PodRequest]) -> Quote:
+        return Quote(tuple(QuoteLine(r, "fake", "here", self.price) for r in requests), at=0.0)
+
+    async def create(self, request: PodRequest) -> Pod:
+        self.asked.set()
+        await self.gate.wait()
+        return self.pods.setdefault(request.name, Pod(request.name, request.party, request.replica, "fake", "id"))
+
+    async def wait_ready(self, pod: Pod) -> Pod:
+        return replace(pod, user="u", host="192.0.2.1", port=22)
+
+    async def delete(self, pod: Pod) -> None:
+        self.deletes.append(pod.name)
+        if pod.name in self.stubborn:
+            raise UnreachableError(f"{pod.name} may still be there")
+        self.pods.pop(pod.name, None)
+
+    async def list(self, prefix: str) -> list[Pod]:
+        return [p for name, p in self.pods.items() if name.startswith(prefix)]
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout]:
+    monkeypatch.setattr(provision, "BACKOFF_S", 0.0)
+    _, profile = load("demo")
+    plan = make_plan("demo-1", "demo", profile)
+    journal = Journal(tmp_path / "journal.sqlite", source="test")
+    members = {name: Member(name, request) for name, request in plan.requests.items()}
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    yield Rollout(plan, tmp_path, Bus(journal), FakeProvider(), key, members)
+    journal.close()
+
+
+def provider_of(ctx: Rollout) -> FakeProvider:
+    assert isinstance(ctx.provider, FakeProvider)
+    return ctx.provider
+
+
+async def test_a_fleet_over_the_cap_is_refused_before_anything_is_created(ctx: Rollout) -> None:
+    provider_of(ctx).price = 2.0
+    with pytest.raises(ConfigError, match=r"6\.00 \$/h, limits\.hourly is 0\.00"):
+        await provision.quote(ctx)
+    assert provider_of(ctx).pods == {}
+
+
+async def test_every_create_is_in_the_journal_before_the_provider_hears_of_it(ctx: Rollout) -> None:
+    fake = provider_of(ctx)
+    fake.gate.clear()
+    work = asyncio.create_task(provision.provision(ctx))
+    await fake.asked.wait()
+    written = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite") if isinstance(e, ev.PodChanged)]
+    assert [(e.pod, e.state) for e in written] == [("p0r0", "creating"), ("p1r0", "creating"), ("p2r0", "creating")]
+    assert fake.pods == {}
+    work.cancel()
+    fake.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+
+
+async def test_a_create_that_is_cancelled_is_known_and_deleted(ctx: Rollout) -> None:
+    fake = provider_of(ctx)
+    fake.gate.clear()
+    work = asyncio.create_task(provision.provision(ctx))
+    await fake.asked.wait()
+    work.cancel()
+    asyncio.get_running_loop().call_soon(fake.gate.set)
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert len(fake.pods) == 3
+    assert await provision.teardown(ctx) == []
+    assert fake.pods == {}
+    assert {p.state for p in ctx.bus.snapshot.pods.values()} == {"gone"}
+
+
+async def test_teardown_finds_pods_that_the_journal_does_not_know_and_leaves_foreign_ones(ctx: Rollout) -> None:
+    fake = provider_of(ctx)
+    for name in ("uvcc-demo-1-p1r0", "uvcc-demo-11-p0r0", "somebody-else"):
+        fake.pods[name] = Pod(name, 1, 0, "fake", name)
+    assert await provision.teardown(ctx) == []
+    assert set(fake.pods) == {"uvcc-demo-11-p0r0", "somebody-else"}
+
+
+async def test_a_pod_that_is_not_proven_gone_is_named(ctx: Rollout) -> None:
+    fake = provider_of(ctx)
+    fake.pods["uvcc-demo-1-p2r0"] = Pod("uvcc-demo-1-p2r0", 2, 0, "fake", "id")
+    fake.stubborn.add("uvcc-demo-1-p2r0")
+    assert await provision.teardown(ctx) == ["uvcc-demo-1-p2r0"]
+    assert fake.deletes == ["uvcc-demo-1-p2r0"] * provision.DELETE_TRIES
+    assert ctx.bus.snapshot.pods["p2r0"].state == "lost"
+    assert ctx.bus.snapshot.alerts
+
+
+class FullDisk(Journal):
+    """A journal whose disk is full."""
+
+    def append(self, *batch: ev.Event) -> int:
+        raise UvccError("cannot write the journal: disk full", "free disk space")
+
+
+async def test_a_full_disk_creates_nothing_but_deletes_everything(
+    ctx: Rollout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = provider_of(ctx)
+    fake.pods["uvcc-demo-1-p0r0"] = Pod("uvcc-demo-1-p0r0", 0, 0, "fake", "id")
+    full = FullDisk(tmp_path / "full.sqlite", source="test")
+    ctx.bus = Bus(full)
+    with pytest.raises(UvccError, match="disk full"):
+        await provision.provision(ctx)
+    assert list(fake.pods) == ["uvcc-demo-1-p0r0"]
+    ctx.tolerant = True
+    assert await provision.teardown(ctx) == []
+    assert fake.pods == {}
+    assert "not journalled" in capsys.readouterr().err
+    full.close()
+
+
+async def test_what_a_full_disk_refused_is_written_once_there_is_room(
+    ctx: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat = ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record={"step": 4})
+    ctx.bus.record([beat])
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", FullDisk.append)
+        with pytest.raises(UvccError, match="disk full"):
+            ctx.bus.commit()
+    ctx.bus.commit()
+    assert ctx.bus.snapshot.workers["p0r0s0t0"].step == 4
+
+
+async def test_two_parties_that_disagree_are_named_at_once(ctx: Rollout) -> None:
+    compare_roots(ctx.bus)
+    ctx.bus.commit(
+        ev.RunCreated(run="r", profile_name="", job_kind="", replicas=1, pipeline_stages=1, tensor=1, stages=[])
+    )
+    pairs = {
+        "p0r0s0t0": {"p1r0s0t0": "aa", "p2r0s0t0": "bb"},
+        "p1r0s0t0": {"p0r0s0t0": "aa", "p2r0s0t0": "cc"},
+        "p2r0s0t0": {"p0r0s0t0": "bb", "p1r0s0t0": "dd"},
+    }
+    ctx.bus.commit(*(ev.RootReported(coord=c, epoch=3, root="00", pairs=p) for c, p in pairs.items()))
+    ctx.bus.commit()
+    forks = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite") if isinstance(e, ev.ForkDetected)]
+    assert [(f.epoch, f.parties) for f in forks] == [(3, [1, 2])]
+    assert ctx.bus.snapshot.agreed_epoch == -1
