@@ -14,11 +14,20 @@ def run(argv: list[str]) -> int:
 
 
 def _path(word: str) -> str:
-    """A run's name in place of a path means the bundle of its full run."""
-    if word.startswith("-") or Path(word).exists() or not common.run_dirs():
+    """A run's name or folder in place of a path means the bundle of its full run."""
+    path = Path(word)
+    if word.startswith("-") or (path / "proof_bundle.json").exists() or path.is_file():
+        return word
+    for artifacts in (path, path / "artifacts"):
+        if (artifacts / "full").is_dir() or (artifacts / "smoke").is_dir():
+            return _bundle_of(artifacts)
+    if path.exists() or not common.run_dirs():
         return word
     known = {d.name for d in common.run_dirs()}
     if word in ("last", "current") or any(name.startswith(word) for name in known):
-        artifacts = common.find_run(word) / "artifacts"
-        return str(artifacts / ("full" if (artifacts / "full" / "proof_bundle.json").exists() else "smoke"))
+        return _bundle_of(common.find_run(word) / "artifacts")
     return word
+
+
+def _bundle_of(artifacts: Path) -> str:
+    return str(artifacts / ("full" if (artifacts / "full" / "proof_bundle.json").exists() else "smoke"))
