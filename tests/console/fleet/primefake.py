@@ -346,6 +346,8 @@ class PrimeFake:
         record = {
             "id": uuid4().hex,
             "name": body["pod"]["name"],
+            "userId": "u1",
+            "socket": row["socket"],
             "providerType": sim.get("provider", row["provider"]),
             "type": "HOSTED",
             "status": "PROVISIONING",

@@ -1,0 +1,179 @@
+"""The halter between ladder and channels: what goes out under which nonce, and whose word counts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from uvcc_console.core import events as ev
+from uvcc_console.haltd.halter import Halter
+from uvcc_console.rollout.halt import Times
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import UnreachableError
+
+PODS = {"p0r0": 1, "p1r0": 1}
+FAST = Times(commit=3.0, halt=10.0, term=5.0, kill=5.0, terminate=20.0)
+
+
+@dataclass
+class ChannelFake:
+    """Takes every command; ``refusal`` answers instead of an acknowledgement."""
+
+    up: bool = True
+    refusal: str = ""
+    silent: bool = False
+    sent: list[dict[str, Any]] = field(default_factory=list)
+
+    def post(self, op: str, *, nonce: str, **fields: Any) -> asyncio.Future[dict[str, Any]] | None:
+        if not self.up:
+            return None
+        self.sent.append({"op": op, "nonce": nonce, **fields})
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        if not self.silent:
+            answer.set_result({"ok": not self.refusal, "error": self.refusal})
+        return answer
+
+
+class Scene:
+    """A halter with fake channels, a clock that is set, and all that was journalled."""
+
+    def __init__(self, *, auto: tuple[str, ...] = ("hold", "halt", "term"), terminate: Any = None) -> None:
+        self.now = 0.0
+        self.channels = {pod: ChannelFake() for pod in PODS}
+        self.events: list[ev.Event] = []
+        self.order: list[str] = []
+        self.halter = Halter(
+            self.channels, self._append, auto=auto, times=FAST, terminate=terminate, clock=lambda: self.now
+        )
+
+    def _append(self, events: list[ev.Event]) -> None:
+        self.order += [f"sent {len(c.sent)}" for c in self.channels.values()] + ["journal"]
+        self.events += events
+
+    async def ask(self, mode: str, nonce: str = "n", **more: Any) -> None:
+        self.halter.request(ev.HaltRequested(nonce=nonce, mode=mode, by="t", **more), "r.full", PODS)
+        await settle()
+
+    async def at(self, now: float) -> None:
+        self.now = now
+        self.halter.tick()
+        await settle()
+
+    def say(self, pod: str, stage: str, nonce: str = "n", **more: Any) -> None:
+        message = {"op": wire.HALTED, "run": "r.full", "nonce": nonce, "stage": stage, "coord": f"{pod}s0t0", **more}
+        self.halter.message(pod, message)
+
+    def dones(self) -> list[ev.HaltDone]:
+        return [e for e in self.events if isinstance(e, ev.HaltDone)]
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_the_network_comes_before_the_disk() -> None:
+    scene = Scene()
+    await scene.ask("hold")
+    assert scene.order[:3] == ["sent 1", "sent 1", "journal"]
+    sent = scene.channels["p0r0"].sent[0]
+    assert sent == {"op": wire.HALT, "nonce": "n", "run": "r.full", "mode": "hold", "deadline_s": 5.0}
+
+
+async def test_signals_have_nonces_of_their_own_and_name_the_run() -> None:
+    scene = Scene(auto=("hold", "halt", "term", "kill"))
+    await scene.ask("halt")
+    scene.say("p0r0", "gone", step=4, checkpoint="ab")
+    await scene.at(10.0)
+    await scene.at(15.0)
+    signals = [m for m in scene.channels["p1r0"].sent if m["op"] == wire.SIGNAL]
+    assert [(m["signal"], m["nonce"], m["run"]) for m in signals] == [
+        ("TERM", "n.term", "r.full"),
+        ("KILL", "n.kill", "r.full"),
+    ]
+    assert all(m["op"] == wire.HALT for m in scene.channels["p0r0"].sent)
+
+
+async def test_the_last_rung_ends_the_pod_at_its_provider() -> None:
+    ended: list[str] = []
+
+    async def terminate(pod: str) -> None:
+        ended.append(pod)
+
+    scene = Scene(auto=("hold", "halt", "term", "kill", "terminate"), terminate=terminate)
+    await scene.ask("halt")
+    scene.say("p0r0", "gone", step=4, checkpoint="ab")
+    for now in (10.0, 15.0, 20.0):
+        await scene.at(now)
+    assert ended == ["p1r0"]
+    (done,) = scene.dones()
+    assert (done.verified, done.total) == (1, 2)  # gone, but without its checkpoint
+    gone = [e for e in scene.events if isinstance(e, ev.HaltAck) and e.pod == "p1r0"][-1]
+    assert (gone.stage, gone.path) == ("gone", "api")
+
+
+async def test_a_provider_that_does_not_answer_leaves_the_pod_unknown() -> None:
+    async def terminate(pod: str) -> None:
+        raise UnreachableError("the API is down")
+
+    scene = Scene(auto=("hold", "halt", "term", "kill", "terminate"), terminate=terminate)
+    await scene.ask("halt")
+    for now in (10.0, 15.0, 20.0, 40.0):
+        await scene.at(now)
+    assert scene.dones()[-1].verified == 0
+    assert [e for e in scene.events if isinstance(e, ev.HaltAck)][-1].stage == "unknown"
+
+
+async def test_words_about_another_run_or_nonce_do_not_count() -> None:
+    scene = Scene()
+    await scene.ask("halt")
+    scene.say("p0r0", "gone", nonce="older", step=4, checkpoint="ab")
+    scene.halter.message("p0r0", {"op": wire.HALTED, "run": "r.smoke", "nonce": "n", "stage": "gone", "coord": ""})
+    scene.halter.message("p0r0", {"op": wire.TELEMETRY})
+    scene.say("p0r0", "nonsense", step=None)
+    assert scene.dones() == []
+    assert {e.stage for e in scene.events if isinstance(e, ev.HaltAck)} == {"sent", "seen"}
+
+
+async def test_a_new_nonce_takes_over_without_weakening_and_both_hear_the_verdict() -> None:
+    scene = Scene()
+    await scene.ask("halt", "one")
+    await scene.ask("hold", "two", drill=True)
+    assert [m["mode"] for m in scene.channels["p0r0"].sent] == ["halt", "halt"]
+    scene.say("p0r0", "gone", nonce="one", step=4, checkpoint="ab")  # it obeyed the first one
+    scene.say("p1r0", "gone", nonce="two", step=4, checkpoint="ab")
+    assert {(d.nonce, d.mode, d.verified, d.drill) for d in scene.dones()} == {
+        ("one", "halt", 2, False),
+        ("two", "halt", 2, False),
+    }
+
+
+async def test_a_real_hold_replaces_a_drill() -> None:
+    scene = Scene()
+    await scene.ask("hold", "drill", drill=True)
+    await scene.ask("hold", "real")
+    await scene.at(3.0)
+    assert [m["mode"] for m in scene.channels["p0r0"].sent] == ["hold", "hold", "halt"]
+    assert scene.channels["p0r0"].sent[-1]["nonce"] == "real"
+
+
+async def test_after_a_resume_nothing_of_the_old_halt_is_sent_again() -> None:
+    scene = Scene()
+    scene.channels["p1r0"].silent = True
+    await scene.ask("halt")
+    await scene.at(1.0)
+    before = len(scene.channels["p1r0"].sent)
+    assert before > 1  # unacknowledged, so it was repeated
+    scene.halter.forget()
+    await scene.at(100.0)
+    assert len(scene.channels["p1r0"].sent) == before
+
+
+async def test_a_refusal_is_told_and_no_worker_means_nothing_to_halt() -> None:
+    scene = Scene()
+    scene.channels["p0r0"].refusal = "no worker of run r.full was started on this pod"
+    scene.channels["p1r0"].refusal = "the disk is full"
+    await scene.ask("halt")
+    acks = {e.pod: (e.stage, e.detail) for e in scene.events if isinstance(e, ev.HaltAck)}
+    assert acks == {"p0r0": ("gone", "nothing was started here"), "p1r0": ("unknown", "the disk is full")}
