@@ -56,7 +56,8 @@ def counts(record: RunRecord) -> dict[str, int]:
     found["retransmits"] = _retransmits(record)
     found["forks"] = sum(1 for _ in record.of(ev.ForkDetected))
     found["pods lost"] = sum(1 for e in record.of(ev.PodChanged) if e.state == "lost")
-    found["workers that failed"] = sum(1 for e in record.of(ev.WorkerProcess) if e.state == "exited" and e.rc != 0)
+    ended = (e for e in record.of(ev.WorkerProcess) if e.state == "exited" and e.rc != 0)
+    found["workers that failed"] = len({(e.pod, e.coord, e.pid) for e in ended})  # a reconnect reports an end again
     return found
 
 
