@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc import arithmetic, maximum, nonlinear, prg, selection
+from uvcc_engine.mpc import arithmetic, bits, maximum, nonlinear, prg, selection, shuffle
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import share_of, split
 
 N = 4096
 ZERO = torch.zeros(N, dtype=torch.float64)
 SECRET = torch.linspace(-3000.0, 3000.0, N, dtype=torch.float64)
+
+PAIRWISE = ("mul", "matmul", "relu", "exp", "shuffle", "fused", "reduced")
+NAMES = (*PAIRWISE, "max", "argmax", "divide", "softmax", "bits")
 
 Program = Callable[[Runtime], object]
 
@@ -45,21 +48,29 @@ def program(name: str, x: Tensor, seed: int = 7) -> Program:
             return nonlinear.exp(rt, share_of(small, rt.party))
         if name == "divide":
             return nonlinear.reciprocal(rt, share_of(near, rt.party), 1.0, 4.0)
+        if name == "bits":
+            return rt.run(bits.a2b_gen(rt, value, bits=40))
+        if name == "shuffle":
+            return rt.run(shuffle.shuffle_gen(rt, value))
+        if name == "reduced":
+            return rt.run(selection.relu_only_gen(rt, value, width=32))
+        if name == "fused":
+            columns = matrix.T.index((slice(None), slice(0, 4)))
+            return rt.run(selection.matmul_relu_gen(rt, matrix, columns))
         assert name == "softmax"
         return nonlinear.softmax(rt, matrix)
 
     return run
 
 
-@pytest.mark.parametrize("name", ["mul", "matmul", "relu", "max", "argmax", "exp", "divide", "softmax"])
+@pytest.mark.parametrize("name", NAMES)
 def test_views_are_uniform_and_independent_of_the_secret(name: str) -> None:
-    pairwise = name in ("mul", "matmul", "relu", "exp")
     runs = [battery.views(program(name, x)) for x in (ZERO, SECRET)]
     for party in range(3):
         for run in runs:
             assert any(data.numel() >= battery.LEAST for _, data in run[party].items)
             view = run[party]
-            found = battery.leaks(view) if pairwise else [w for _, d in view.items for w in small_leaks(d)]
+            found = battery.leaks(view) if name in PAIRWISE else [w for _, d in view.items for w in small_leaks(d)]
             assert found == []
             assert battery.repeats(view) == []
         assert battery.dependence(runs[0][party], runs[1][party]) == []
