@@ -103,12 +103,12 @@ class Front:
         if request.acks:
             hub.acknowledge(who, request.box, request.acks)
         fates = await self.enqueue(who, request.box, request.items)
-        resync = bool(request.flags & wire.RESYNC)
+        if request.flags & wire.RESYNC:
+            hub.release_leases(who, request.box)
         messages: list[wire.Message] = []
         if request.max_bytes:
-            if not resync:
-                await self.wait(who, request.box, request.wait_ms / 1000)
-            messages = hub.take(who, request.box, request.max_bytes, consumer=request.consumer, resync=resync)
+            await self.wait(who, request.box, request.wait_ms / 1000)
+            messages = hub.take(who, request.box, request.max_bytes, consumer=request.consumer)
         return wire.reply_pieces(wire.DRAINING if hub.draining else 0, fates, messages)
 
 

@@ -246,13 +246,11 @@ class Hub:
 
     # -- take and acknowledge ----------------------------------------------------------------------------------------
 
-    def take(
-        self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0, resync: bool = False
-    ) -> list[wire.Message]:
+    def take(self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0) -> list[wire.Message]:
         """Lease what is there for ``who``, oldest first: at least one message, further ones up to ``max_bytes``."""
         mailbox = self._mailbox(who.group, who.party, box)
         now = self._clock()
-        self._end_leases(mailbox, now, everything=resync or consumer != mailbox.consumer)
+        self._end_leases(mailbox, now, everything=consumer != mailbox.consumer)
         mailbox.consumer = consumer
         found: list[wire.Message] = []
         for (sender, slot), (until, payload) in mailbox.slots.items():
@@ -278,6 +276,10 @@ class Hub:
         mailbox = self._mailbox(who.group, who.party, box)
         self._end_leases(mailbox, self._clock(), everything=False)
         return bool(mailbox.ready or mailbox.slots)
+
+    def release_leases(self, who: Credential, box: int) -> None:
+        """What was leased did not reach its consumer: it can be taken again."""
+        self._end_leases(self._mailbox(who.group, who.party, box), self._clock(), everything=True)
 
     def _end_leases(self, mailbox: Mailbox, now: float, *, everything: bool) -> None:
         back = []

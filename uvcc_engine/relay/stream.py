@@ -150,6 +150,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
         if request.max_bytes and self._subscription is None:
             self._subscription = _Subscription(request.box, request.consumer, request.max_bytes)
             self._hub.await_mail(self._who, request.box, self)
+            self._hub.release_leases(self._who, request.box)  # what an earlier connection did not acknowledge
             self.wake()
 
     def _acknowledged(self, request: wire.Request) -> None:

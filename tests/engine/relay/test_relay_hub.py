@@ -1,0 +1,234 @@
+"""Queues of the relay: leases, deduplication, expiry, quotas, restarts. Clock and commits are the test's."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from relay_kit import PARTIES, Bench
+
+from uvcc_engine.relay import db, wire
+from uvcc_engine.relay.config import Credential
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, lease_s=10.0, ttl_s=100, dedup_s=1000.0)
+
+
+def payloads(messages: list[wire.Message]) -> list[bytes]:
+    return [bytes(m.payload) for m in messages]
+
+
+def test_messages_come_in_order_and_once(bench: Bench) -> None:
+    assert bench.send(0, 1, b"a", b"b") == bytes([wire.STORED] * 2)
+    assert bench.send(2, 1, b"c") == bytes([wire.STORED])
+    got = bench.take(1)
+    assert [(m.sender, bytes(m.payload)) for m in got] == [(0, b"a"), (0, b"b"), (2, b"c")]
+    assert bench.take(1) == []
+    assert bench.ack(1, got) == [True, True, True]
+    assert bench.ack(1, got) == [False, False, False]
+
+
+def test_a_lease_that_ends_gives_the_message_back_in_its_place(bench: Bench) -> None:
+    bench.send(0, 1, b"a", b"b", b"c")
+    first = bench.take(1)
+    bench.ack(1, first[1:2])
+    bench.now += 9
+    assert bench.take(1) == []
+    bench.now += 2
+    bench.send(0, 1, b"d")
+    assert payloads(bench.take(1)) == [b"a", b"c", b"d"]
+
+
+def test_another_consumer_or_a_resync_gets_what_was_leased_at_once(bench: Bench) -> None:
+    bench.send(0, 1, b"a")
+    assert payloads(bench.take(1, consumer=1)) == [b"a"]
+    assert bench.take(1, consumer=1) == []
+    assert payloads(bench.take(1, consumer=2)) == [b"a"]
+    bench.hub.release_leases(PARTIES[1], 7)
+    assert payloads(bench.take(1, consumer=2)) == [b"a"]
+
+
+def test_boxes_groups_and_receivers_do_not_see_each_other(bench: Bench) -> None:
+    bench.send(0, 1, b"for one")
+    bench.send(0, 2, b"for two")
+    bench.send(0, 1, b"other box", box=8)
+    stranger = Credential(0, "other", frozenset({1}))
+    bench.send(0, 1, b"other group", who=stranger)
+    assert payloads(bench.take(1)) == [b"for one"]
+    assert payloads(bench.take(2)) == [b"for two"]
+    assert payloads(bench.take(1, box=8)) == [b"other box"]
+    assert bench.take(0) == []
+
+
+def test_only_permitted_receivers(bench: Bench) -> None:
+    narrow = Credential(0, "g", frozenset({2}))
+    assert bench.send(0, 1, b"x", who=narrow) == bytes([wire.FORBIDDEN])
+    assert bench.send(0, 0, b"x") == bytes([wire.FORBIDDEN])
+    assert bench.take(1) == []
+
+
+def test_an_id_is_remembered_beyond_acknowledgement_and_restart(bench: Bench) -> None:
+    bench.send(0, 1, b"a")
+    assert bench.send(0, 1, b"a") == bytes([wire.DUPLICATE])
+    bench.ack(1, bench.take(1))
+    assert bench.send(0, 1, b"a") == bytes([wire.DUPLICATE])
+    assert bench.send(0, 1, b"changed", ids=[b"id-a"]) == bytes([wire.COLLISION])
+    bench.hub.tick()  # acknowledgements become durable
+    bench.reopen()
+    assert bench.send(0, 1, b"a") == bytes([wire.DUPLICATE])
+    assert bench.send(0, 1, b"changed", ids=[b"id-a"]) == bytes([wire.COLLISION])
+    assert bench.send(2, 1, b"a") == bytes([wire.STORED])  # another sender's ids are its own
+    bench.now += 2000
+    bench.hub.tick()
+    bench.hub.forget()
+    assert bench.send(0, 1, b"a") == bytes([wire.STORED])
+
+
+def test_what_was_confirmed_survives_a_kill(bench: Bench) -> None:
+    large = os.urandom(200_000)
+    bench.send(0, 1, b"small", large)
+    bench.take(1)
+    bench.reopen()
+    got = bench.take(1)
+    assert payloads(got) == [b"small", large]
+    bench.ack(1, got)
+    bench.hub.tick()
+    bench.reopen()
+    assert bench.take(1) == []
+
+
+def test_delivery_ids_of_different_starts_never_meet(bench: Bench) -> None:
+    bench.send(0, 1, b"a")
+    old = bench.take(1)
+    bench.ack(1, old)
+    bench.hub.tick()
+    bench.reopen()
+    bench.send(0, 1, b"b")
+    assert bench.take(1)[0].delivery > old[0].delivery
+
+
+def test_expiry_is_told_to_the_sender(bench: Bench) -> None:
+    bench.send(0, 1, b"late", ttl=5)
+    bench.send(0, 1, b"leased", ttl=5)
+    bench.take(1)
+    bench.now += 6
+    bench.hub.tick()
+    bench.hub.release_leases(PARTIES[1], 7)
+    assert bench.take(1) == []
+    notices = bench.take(0)
+    assert [(m.slot, bytes(m.payload)) for m in notices] == [
+        (wire.EXPIRED, b"\x01id-late"),
+        (wire.EXPIRED, b"\x01id-leased"),
+    ]
+    bench.reopen()
+    assert len(bench.take(0)) == 2  # a notice is as durable as a message
+    assert bench.send(0, 1, b"late") == bytes([wire.STORED])  # it may be sent again
+
+
+def test_a_full_queue_is_a_visible_refusal(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, quota_messages=2, quota_bytes=1000)
+    assert bench.send(0, 1, b"a", b"b", b"c") == bytes([wire.STORED, wire.STORED, wire.QUOTA])
+    assert bench.send(2, 1, b"mine") == bytes([wire.STORED])  # the quota is per sender
+    bench.ack(1, bench.take(1))
+    assert bench.send(0, 1, b"c") == bytes([wire.STORED])
+    assert bench.send(0, 1, b"x" * 1000) == bytes([wire.QUOTA])
+
+
+def test_a_disk_that_refuses_is_reported_and_harms_nothing(bench: Bench) -> None:
+    bench.writer.broken = sqlite3.OperationalError("database or disk is full")
+    assert bench.send(0, 1, b"a") == bytes([wire.FAILED])
+    assert bench.take(1) == []
+    assert bench.hub.usage["g", 0].messages == 0
+    bench.writer.broken = None
+    assert bench.send(0, 1, b"a") == bytes([wire.STORED])
+    bench.reopen()
+    assert payloads(bench.take(1)) == [b"a"]
+
+
+def test_nothing_is_visible_or_confirmed_before_its_commit(bench: Bench) -> None:
+    bench.writer.held = []
+    assert bench.send(0, 1, b"a") == b"pending"
+    assert bench.send(0, 1, b"a") == b"pending"  # nor is a repeat
+    assert bench.take(1) == []
+    bench.writer.release()
+    assert payloads(bench.take(1)) == [b"a"]
+
+
+def test_a_slot_keeps_the_newest_for_a_few_seconds(bench: Bench) -> None:
+    bench.send(0, 1, b"old", slot=3)
+    bench.send(0, 1, b"new", slot=3)
+    bench.send(2, 1, b"other", slot=3)
+    assert payloads(bench.take(1)) == [b"new", b"other"]
+    assert bench.take(1) == []
+    bench.send(0, 1, b"stale", slot=3)
+    bench.now += 11
+    assert bench.take(1) == []
+
+
+def test_payloads_beyond_the_memory_limit_come_from_disk(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, memory_bytes=100_000)
+    sent = [os.urandom(90_000) for _ in range(5)] + [b"small" * 10]
+    bench.send(0, 1, *sent)
+    assert bench.hub.state()["bytes_in_memory"] <= 100_000
+    got = bench.take(1)
+    assert payloads(got) == sent
+    bench.ack(1, got)
+    assert bench.hub.state()["bytes_in_memory"] == 0
+
+
+def test_segments_without_content_are_deleted(bench: Bench) -> None:
+    for n in range(20):
+        bench.send(0, 1, bytes([n]) * 100_000)
+    files = lambda: sorted(p.name for p in (bench.folder / "segments").glob("*.seg"))  # noqa: E731
+    assert len(files()) == 2
+    bench.ack(1, bench.take(1, max_bytes=1 << 30))
+    bench.hub.tick()
+    assert len(files()) == 1
+    bench.reopen()
+    assert files() == []
+
+
+def test_a_batch_is_bounded_but_never_empty(bench: Bench) -> None:
+    bench.send(0, 1, b"x" * 500, b"y" * 500, b"z" * 500)
+    assert len(bench.take(1, max_bytes=100)) == 1
+    assert len(bench.take(1, max_bytes=10_000)) == 2
+
+
+class Sleeper:
+    def __init__(self) -> None:
+        self.woken = 0
+        self.gone = False
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def superseded(self) -> None:
+        self.gone = True
+
+
+def test_a_waiting_consumer_is_woken_by_the_commit(bench: Bench) -> None:
+    one, two = Sleeper(), Sleeper()
+    bench.hub.await_mail(PARTIES[1], 7, one)
+    bench.send(0, 1, b"a")
+    assert one.woken == 1
+    bench.hub.await_mail(PARTIES[1], 7, two)
+    assert one.gone
+    assert not two.gone
+    bench.hub.stop_awaiting(PARTIES[1], 7, one)  # too late, changes nothing
+    bench.hub.drain()
+    assert two.woken == 1
+
+
+def test_queries_are_served_without_sorting_and_commits_are_full(bench: Bench) -> None:
+    connection = db.connect(bench.folder / "relay.db")
+    for query, arguments in ((db.PENDING, ()), (db.PAYLOAD, (1,))):
+        plan = " ".join(str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", arguments))
+        assert "TEMP B-TREE" not in plan
+        assert "PRIMARY KEY" in plan or "SCAN messages" in plan
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
