@@ -44,26 +44,38 @@ def gradient_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[Share]:
     return sub(probabilities, targets)
 
 
-def mean_loss_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[float]:
-    """Open the batch mean of log(sum e^shifted) - shifted[label]; nothing else is revealed.
+def total_loss_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[Share]:
+    """The summed cross-entropy of the rows, log(sum e^shifted) - shifted[label], still shared: one element.
 
-    13 rounds for 10 classes; the logarithm and the product with the targets run side by side.
+    12 rounds for 10 classes; the logarithm and the product with the targets run side by side.
     """
-    rows, classes = at.powers.shape
+    classes = at.powers.shape[-1]
     logs, picked = yield from par(
         log_gen(rt, at.total, _LEAST, float(classes)), product_with_gen(rt, at.shifted, targets, _dot)
     )
-    total = yield from open_ring_gen(rt, sub(logs.sum(0), picked))
-    return float(total.item()) / 2.0**at.shifted.f / rows
+    return sub(logs.sum(0), picked)
+
+
+def mean_loss_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[float]:
+    """Open the mean cross-entropy of the batch; nothing else is revealed. 13 rounds for 10 classes."""
+    total = yield from total_loss_gen(rt, at, targets)
+    opened = yield from open_ring_gen(rt, total)
+    return float(opened.item()) / 2.0**total.f / at.powers.shape[0]
+
+
+def hits_gen(rt: Runtime, logits: Share, targets: Share) -> Steps[Share]:
+    """How many rows have their largest logit (the first in a tie) at the target, still shared: one element.
+
+    7 rounds for up to 10 classes. The count is exact: the one-hot argmax is an integer, and so is the product read at
+    the targets' scale.
+    """
+    chosen = yield from argmax_one_hot_gen(rt, logits)
+    return (yield from product_with_gen(rt, targets, chosen, _dot))
 
 
 def correct_gen(rt: Runtime, logits: Share, targets: Share) -> Steps[int]:
-    """Open how many rows have their largest logit (the first in a tie) at the target: 8 rounds for up to 10 classes.
-
-    The count is exact: the one-hot argmax is an integer, and so is the product read at the targets' scale.
-    """
-    chosen = yield from argmax_one_hot_gen(rt, logits)
-    hits = yield from product_with_gen(rt, targets, chosen, _dot)
+    """Open the count of :func:`hits_gen`: 8 rounds for up to 10 classes."""
+    hits = yield from hits_gen(rt, logits, targets)
     opened = yield from open_ring_gen(rt, hits)
     return int(opened.item()) >> targets.f
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +20,7 @@ from uvcc_engine.private.inputs import PartyInputs
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import ModelSpec, initial_weights
 from uvcc_engine.private.optim import Sgd
+from uvcc_engine.private.state import component_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +121,9 @@ class Trainer:
 
     def component_digest(self, component: str, blind: bytes) -> str:
         """Blinded SHA-256 (hex) of one component ("lo" or "hi") of the whole state; equal at both of its holders."""
-        digest = hashlib.sha256(b"UVCC_STATE_V1" + blind)
-        for kind, shares in (("weight", self.weights), ("velocity", self.velocity)):
-            for i, share in enumerate(shares):
-                part: Tensor = getattr(share, component).contiguous()
-                digest.update(f"{kind}.{i}|{part.dim()}|".encode() + struct.pack(f"<{part.dim()}Q", *part.shape))
-                digest.update(part.numpy().tobytes())
-        return digest.hexdigest()
+        named = [
+            (f"{kind}.{i}", getattr(share, component))
+            for kind, shares in (("weight", self.weights), ("velocity", self.velocity))
+            for i, share in enumerate(shares)
+        ]
+        return component_digest(named, blind)

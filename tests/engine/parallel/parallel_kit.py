@@ -1,0 +1,164 @@
+"""Ranks of one party as forked processes that meet on loopback; each returns a picklable value."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import struct
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed  # imported before the fork, so that the ranks need not
+
+from uvcc_engine.contract.errors import PeerLostError
+from uvcc_engine.parallel.groups import PartyGroups, Place
+from uvcc_engine.parallel.topology import Coord, Topology
+from uvcc_engine.plane.api import Tag
+
+Body = Callable[[PartyGroups, list[tuple[str, dict[str, Any]]]], Any]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def run_ranks(topology: Topology, body: Body, *, timeout_s: float = 20.0, end_gracefully: bool = True) -> list[Any]:
+    """``body(groups, events)`` in every rank of party 0; results in rank order, raised exceptions as they are."""
+    torch.set_num_threads(1)
+    port, pipes = free_port(), []
+    coords = sorted((c for c in topology.coords() if c.party == 0), key=topology.local_rank)
+    for coord in coords:
+        reader, writer = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.close(reader)
+            _rank(coord, topology, port, body, writer, timeout_s, end_gracefully)
+        os.close(writer)
+        pipes.append((pid, reader))
+    found = []
+    for pid, reader in pipes:
+        with os.fdopen(reader, "rb") as stream:
+            data = stream.read()
+        os.waitpid(pid, 0)
+        found.append(pickle.loads(data) if data else None)
+    return found
+
+
+def _rank(
+    coord: Coord, topology: Topology, port: int, body: Body, writer: int, timeout_s: float, end_gracefully: bool
+) -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+    try:
+        place = Place(coord, topology, "127.0.0.1", port)
+        groups = PartyGroups.open(place, on_event=lambda n, f: events.append((n, f)), timeout_s=timeout_s)
+        result = body(groups, events)
+        groups.close(graceful=end_gracefully)
+    except Exception as error:  # noqa: BLE001 - handed to the parent
+        result = error
+        if not isinstance(error, RuntimeError) and "uvcc" not in type(error).__module__:
+            traceback.print_exc()
+    with os.fdopen(writer, "wb") as stream:
+        pickle.dump(result, stream)
+    os._exit(0)
+
+
+# -- three parties -----------------------------------------------------------------------------------------------------
+
+
+class SocketPlane:
+    """``plane.api.Plane`` of one worker over socket pairs, for rehearsals in forked processes."""
+
+    def __init__(self, party: int, ends: dict[int, socket.socket]) -> None:
+        self.party = party
+        self._ends = ends
+        self._seen: dict[tuple[int, Tag], bytes] = {}
+        self._arrived = threading.Condition()
+        for peer, end in ends.items():
+            threading.Thread(target=self._read, args=(peer, end), daemon=True).start()
+
+    def _read(self, peer: int, end: socket.socket) -> None:
+        with end.makefile("rb") as stream:
+            while head := stream.read(_HEAD.size):
+                *tag, size = _HEAD.unpack(head)
+                body = stream.read(size)
+                with self._arrived:
+                    self._seen[peer, Tag(*tag)] = body
+                    self._arrived.notify_all()
+        with self._arrived:
+            self._seen[peer, _END] = b""
+            self._arrived.notify_all()
+
+    def send(self, dst: int, tag: Tag, payload: Any) -> None:
+        body = bytes(payload)
+        self._ends[dst].sendall(_HEAD.pack(*tag, len(body)) + body)
+
+    def recv(self, src: int, tag: Tag) -> memoryview:
+        with self._arrived:
+            self._arrived.wait_for(lambda: (src, tag) in self._seen or (src, _END) in self._seen, 60.0)
+            if (src, tag) not in self._seen:
+                raise PeerLostError(f"party {src} never sent {tag}", party=src)
+            return memoryview(self._seen.pop((src, tag)))
+
+    def send_control(self, dst: int, body: bytes) -> None:
+        raise NotImplementedError
+
+    def recv_control(self, src: int, timeout: float | None = None) -> bytes:
+        raise NotImplementedError
+
+    def close(self, *, graceful: bool = True) -> None:
+        for end in self._ends.values():
+            end.close()
+
+
+_HEAD = struct.Struct("<IQIIQ")
+_END = Tag(0, 0, 0, 0)
+Work = Callable[[SocketPlane, PartyGroups, list[tuple[str, dict[str, Any]]]], Any]
+
+
+def run_fleet(topology: Topology, work: Work) -> dict[Coord, Any]:
+    """``work(plane, groups, events)`` in every worker of all three parties, each a process; results by coordinate."""
+    torch.set_num_threads(1)
+    ports, ends, pids = [free_port() for _ in range(3)], _connect(topology), []
+    for coord in topology.coords():
+        reader, writer = os.pipe()
+        if (pid := os.fork()) == 0:
+            _rank(coord, topology, ports[coord.party], _worker(work, coord, ends), writer, 30.0, True)
+        os.close(writer)
+        pids.append((coord, pid, reader))
+    for others in ends.values():
+        for end in others.values():
+            end.close()
+    found = {}
+    for coord, pid, reader in pids:
+        with os.fdopen(reader, "rb") as stream:
+            data = stream.read()
+        os.waitpid(pid, 0)
+        found[coord] = pickle.loads(data) if data else None
+    for value in found.values():
+        if isinstance(value, Exception):
+            raise value
+    return found
+
+
+def _worker(work: Work, coord: Coord, ends: dict[Coord, dict[int, socket.socket]]) -> Body:
+    mine = ends.pop(coord)
+    for others in ends.values():
+        for end in others.values():
+            end.close()
+    return lambda groups, events: work(SocketPlane(coord.party, mine), groups, events)
+
+
+def _connect(topology: Topology) -> dict[Coord, dict[int, socket.socket]]:
+    found: dict[Coord, dict[int, socket.socket]] = {c: {} for c in topology.coords()}
+    for c in found:
+        for peer in range(c.party + 1, 3):
+            one, two = socket.socketpair()
+            for end in (one, two):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            found[c][peer] = one
+            found[Coord(c.replica, peer, c.stage, c.tensor)][c.party] = two
+    return found

@@ -1,0 +1,103 @@
+"""Process groups of a party: sums wrap, groups hold whom they should, a lost rank is named, the mesh fits."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from parallel_kit import run_ranks
+
+from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.parallel.groups import PartyGroups, Place, device_slot
+from uvcc_engine.parallel.topology import Coord, Topology
+
+Events = list[tuple[str, dict[str, Any]]]
+
+
+def test_a_world_of_eight_adds_gathers_broadcasts_and_passes_on_along_each_dimension() -> None:
+    def body(groups: PartyGroups, events: Events) -> dict[str, Any]:
+        c = groups.place.coord
+        found: dict[str, Any] = {"rank": groups.place.rank}
+        value = 100 * c.replica + 10 * c.stage + c.tensor
+        found["tp"] = groups.tp.sum_(torch.tensor([value])).item()
+        found["pp"] = [int(t) for t in groups.pp.gather(torch.tensor(value))]
+        names = [name for name, _ in events]
+        groups.start_dp()
+        groups.start_dp()
+        found["late"] = "dp_ready" not in names and [n for n, _ in events].count("dp_ready") == 1
+        found["wrap"] = groups.dp.sum_(torch.tensor([2**62 + 5])).item()
+        found["slice"] = groups.dp.sum_slices(torch.tensor([value, value + 1]))().tolist()
+        found["first"] = groups.dp.broadcast_(torch.tensor([value]), 1).item()
+        if c.stage == 0:
+            groups.pp.send(torch.tensor([value]), 1, tag=7)()
+        else:
+            found["sent"] = groups.pp.receive(torch.zeros(1, dtype=torch.int64), 0, tag=7).item()
+        found["notes"] = groups.gather(f"n{groups.place.rank}".encode())
+        found["events"] = sorted((n, f["group"]) for n, f in events if "group" in f)
+        mesh = groups.mesh
+        found["mesh"] = (mesh.mesh_dim_names, mesh["dp", "tp"].size(), mesh.get_local_rank("dp"))
+        return found
+
+    for rank, found in enumerate(run_ranks(Topology(2, 2, 2), body)):
+        assert not isinstance(found, Exception), found
+        r, s, t = rank // 4, rank // 2 % 2, rank % 2
+        assert found["rank"] == rank
+        assert found["tp"] == 2 * (100 * r + 10 * s) + 1
+        assert found["pp"] == [100 * r + t, 100 * r + 10 + t]
+        assert found["late"]
+        assert found["wrap"] == -(2**63) + 10
+        assert found["slice"] == [100 + 20 * s + 2 * t + 2 * r]
+        assert found["first"] == 100 + 10 * s + t
+        assert found.get("sent", 100 * r + t) == 100 * r + t
+        assert found["notes"] == [b"n%d" % k for k in range(8)]
+        ready = [("group_ready", g) for g in ("dp", "pp", "tp")]
+        waits = [("uid_wait", g) for g, index in (("dp", r), ("pp", s), ("tp", t)) if index]
+        assert found["events"] == ready + waits
+        assert found["mesh"] == (("dp", "pp", "tp"), 4, r)
+
+
+def test_one_rank_alone_opens_nothing() -> None:
+    groups = PartyGroups.open(Place.of(Coord(0, 1, 0, 0), Topology(), {}), on_event=lambda n, f: None)
+    groups.start_dp()
+    x = torch.tensor([3])
+    assert groups.dp.sum_(x).item() == 3
+    assert groups.tp.gather(x) == [x]
+    assert groups.gather(b"a") == [b"a"]
+    groups.close()
+
+
+def test_a_rank_that_ends_is_named_by_the_collective_that_missed_it() -> None:
+    def body(groups: PartyGroups, events: Events) -> str:
+        if groups.place.rank == 1:
+            os._exit(9)
+        groups.start_dp()
+        return "went on without it"
+
+    found = run_ranks(Topology(2), body, timeout_s=3.0, end_gracefully=False)
+    assert isinstance(found[0], PeerLostError)
+    assert "dp" in found[0].what
+    assert found[1] is None
+
+
+def test_the_place_must_fit_the_topology() -> None:
+    coord, size = Coord(1, 0, 0, 0), Topology(2)
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4711"}
+    assert Place.of(coord, size, env).port == 4711
+    with pytest.raises(ConfigError, match="no address"):
+        Place.of(coord, size, {})
+    with pytest.raises(ConfigError, match="rank 1 of 2"):
+        Place.of(coord, size, env | {"RANK": "0"})
+
+
+def test_no_communicator_holds_a_device_twice() -> None:
+    size = Topology(2, 4, 2)
+    for name in ("dp", "pp", "tp"):
+        for coord in size.coords():
+            place = Place(coord, size)
+            members = [c for c in size.coords() if c.party == coord.party and size.local_rank(c) in place.members(name)]
+            slots = [device_slot(c, 4, size) for c in members]
+            assert len(set(slots)) == len(slots)
+    with pytest.raises(ConfigError, match="device twice"):
+        device_slot(Coord(0, 0, 0, 0), 3, size)

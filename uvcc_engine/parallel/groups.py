@@ -1,0 +1,380 @@
+"""Process groups of one party: where its ranks meet, and what they do collectively. One code path for gloo and NCCL.
+
+A party's world is a mesh ("dp", "pp", "tp") of R x S x T ranks. Its ranks find each other through a store that rank 0
+serves at an address that the console or the agent chose. Tensor and pipeline groups come up at the start, the
+data-parallel group after the first backward pass, off the critical path. Shares travel as int64, whose sums wrap like
+the ring; every operation has a timeout and a number, so that a stuck one can be named.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh
+
+from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.parallel.topology import Coord, Topology
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+DIMENSIONS: Final = ("dp", "pp", "tp")
+TIMEOUT_S: Final = 300.0
+TIMEOUT_VARIABLE: Final = "UVCC_GROUP_TIMEOUT_S"
+_POLL_S: Final = (0.001, 0.05)
+_PARTING_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One rank of a party's world and the address of its store (``MASTER_ADDR``, ``MASTER_PORT``)."""
+
+    coord: Coord
+    topology: Topology
+    address: str = ""
+    port: int = 0
+
+    @classmethod
+    def of(cls, coord: Coord, topology: Topology, env: Mapping[str, str]) -> Place:
+        """Read the meeting place from the environment. Raises ConfigError if a larger world has none."""
+        if topology.workers_per_party == 1:
+            return cls(coord, topology)
+        try:
+            rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+            found = cls(coord, topology, env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"{coord} has {topology.workers_per_party - 1} sister ranks, but no address to meet them: {error}",
+                "launch it through the console, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+            ) from error
+        if (rank, world) != (found.rank, found.world):
+            raise ConfigError(f"{coord} is rank {found.rank} of {found.world}, the environment says {rank} of {world}")
+        return found
+
+    @property
+    def rank(self) -> int:
+        return self.topology.local_rank(self.coord)
+
+    @property
+    def world(self) -> int:
+        return self.topology.workers_per_party
+
+    def members(self, dimension: str) -> list[int]:
+        """Ranks of this rank's group along a dimension, in order."""
+        c, t = self.coord, self.topology
+        along = {
+            "dp": [Coord(r, c.party, c.stage, c.tensor) for r in range(t.replicas)],
+            "pp": [Coord(c.replica, c.party, s, c.tensor) for s in range(t.stages)],
+            "tp": [Coord(c.replica, c.party, c.stage, k) for k in range(t.tensor)],
+        }
+        return [t.local_rank(member) for member in along[dimension]]
+
+    def index(self, dimension: str) -> int:
+        """This rank's place in that group."""
+        c = self.coord
+        return {"dp": c.replica, "pp": c.stage, "tp": c.tensor}[dimension]
+
+
+def device_slot(coord: Coord, capacity: int, topology: Topology) -> int:
+    """Which of a pod's ``capacity`` devices a rank uses when several share a pod: (r + s + t) mod capacity.
+
+    Raises ConfigError if two ranks of one communicator could get the same device, which NCCL refuses.
+    """
+    if capacity < max(topology.replicas, topology.stages, topology.tensor):
+        raise ConfigError(
+            f"{capacity} devices for groups of up to {max(topology.replicas, topology.stages, topology.tensor)} ranks",
+            "a communicator must not hold one device twice: take pods with more devices, or smaller dimensions",
+        )
+    return (coord.replica + coord.stage + coord.tensor) % capacity
+
+
+class Group:
+    """One communicator: this rank and its sisters along one dimension. Alone, every operation is the identity.
+
+    Operations must be called in the same order by all members. Each raises PeerLostError if a member is gone or does
+    not come within the timeout.
+    """
+
+    def __init__(self, name: str, members: Sequence[int], index: int, group: Any = None) -> None:
+        self.name = name
+        self.size = len(members)
+        self.index = index
+        self.operations = 0
+        self.waiting: tuple[str, float] | None = None  # what for, and since when (monotonic)
+        self._members = list(members)
+        self._group = group
+        self._timeout = timedelta(seconds=TIMEOUT_S)
+        self._party = -1
+
+    @classmethod
+    def open(cls, place: Place, name: str, backend: str, timeout_s: float, on_event: OnEvent) -> Group:
+        """Bring up the group of this rank along ``name``; returns when all of it is there and has added up right."""
+        members, index = place.members(name), place.index(name)
+        if len(members) == 1:
+            return cls(name, members, index)
+        began = time.monotonic()
+        coord = str(place.coord)
+        if index:
+            on_event("uid_wait", {"coord": coord, "group": name})
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            made = dist.new_group(
+                members, timeout=timeout, backend=backend, use_local_synchronization=True, group_desc=name
+            )
+        except (RuntimeError, ValueError) as error:
+            raise _lost(place.coord.party, f"the {name} group of {coord} does not come up", error) from error
+        found = cls(name, members, index, made)
+        found._timeout, found._party = timeout, place.coord.party
+        found._check_sum(torch.device("cuda" if backend == "nccl" else "cpu"))
+        on_event("group_ready", {"coord": coord, "group": name, "seconds": round(time.monotonic() - began, 4)})
+        return found
+
+    def _check_sum(self, device: torch.device) -> None:
+        """The first collective connects the members; its sum must be right, the high bits included."""
+        mine = torch.tensor([self.index + 1, 1 << 62], dtype=torch.int64, device=device)
+        self.sum_(mine)
+        wanted = [self.size * (self.size + 1) // 2, _wrapped(self.size << 62)]
+        if mine.tolist() != wanted:
+            raise PeerLostError(f"the {self.name} group adds up to {mine.tolist()}, not {wanted}", party=self._party)
+
+    @property
+    def group(self) -> Any:
+        """torch's process group; None if this rank is alone."""
+        return self._group
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """``x`` becomes the sum over all members, modulo 2^64 for int64."""
+        if self.size > 1:
+            self._wait("all_reduce", dist.all_reduce(x, group=self._group, async_op=True))
+        return x
+
+    def sum_slices(self, x: Tensor) -> Callable[[], Tensor]:
+        """Start to add up a flat ``x`` of ``size * n`` elements; the call that is returned waits for this rank's n."""
+        if self.size == 1:
+            return lambda: x
+        out = torch.empty(x.numel() // self.size, dtype=x.dtype, device=x.device)
+        work = dist.reduce_scatter_tensor(out, x, group=self._group, async_op=True)
+
+        def finish() -> Tensor:
+            self._wait("reduce_scatter", work)
+            return out
+
+        return finish
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Every member's ``x``, in order; all have one shape."""
+        if self.size == 1:
+            return [x]
+        flat = x.reshape(-1)
+        out = torch.empty(self.size * flat.numel(), dtype=x.dtype, device=x.device)
+        self._wait("all_gather", dist.all_gather_into_tensor(out, flat, group=self._group, async_op=True))
+        return list(out.reshape(self.size, *x.shape))
+
+    def broadcast_(self, x: Tensor, source: int) -> Tensor:
+        """``x`` becomes that of member ``source``."""
+        if self.size > 1:
+            self._wait("broadcast", dist.broadcast(x, self._members[source], group=self._group, async_op=True))
+        return x
+
+    # -- between two members -----------------------------------------------------------------------------------------
+
+    def send(self, x: Tensor, to: int, tag: int) -> Callable[[], None]:
+        """Start to send; the call that is returned waits until ``x`` may be changed."""
+        work = dist.isend(x, self._members[to], group=self._group, tag=tag)
+        return lambda: self._wait(f"send {tag} to {to}", work)
+
+    def receive(self, x: Tensor, source: int, tag: int) -> Tensor:
+        """Fill ``x`` with what member ``source`` sent under ``tag``."""
+        self._wait(f"receive {tag} from {source}", dist.irecv(x, self._members[source], group=self._group, tag=tag))
+        return x
+
+    def _wait(self, what: str, work: Any) -> None:
+        self.operations += 1
+        self.waiting = (f"{self.name} #{self.operations} {what}", time.monotonic())
+        try:
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            raise _lost(self._party, f"{self.waiting[0]} did not finish", error) from error
+        finally:
+            self.waiting = None
+
+
+class PartyGroups:
+    """The store and the groups of one rank. ``alone`` if the party has a single rank: then nothing is opened."""
+
+    def __init__(self, place: Place, *, device: str, timeout_s: float, on_event: OnEvent) -> None:
+        """See :meth:`open`."""
+        self.place = place
+        self.alone = place.world == 1
+        self._device = torch.device(device).type
+        self._backend = "nccl" if self._device == "cuda" else "gloo"
+        self._timeout_s = timeout_s
+        self._on_event = on_event
+        self._store: Any = None
+        self._check: Callable[[], None] = lambda: None
+        self._labels = 0
+        self.tp, self.pp, self.dp = (Group(name, [place.rank], 0) for name in ("tp", "pp", "dp"))
+        self.pp_back = self.pp  # gradients travel on a communicator of their own
+        self.dp_started = place.topology.replicas == 1
+
+    @classmethod
+    def open(
+        cls,
+        place: Place,
+        *,
+        on_event: OnEvent,
+        check: Callable[[], None] = lambda: None,
+        device: str = "cpu",
+        timeout_s: float = 0.0,
+    ) -> PartyGroups:
+        """Meet the sister ranks and bring up the tensor and the pipeline group. ``check`` may raise to give up waiting.
+
+        Raises PeerLostError if not all come within ``timeout_s`` (0: ``UVCC_GROUP_TIMEOUT_S``, else 300 s).
+        """
+        limit = timeout_s or float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_S))
+        found = cls(place, device=device, timeout_s=limit, on_event=on_event)
+        if not found.alone:
+            found._check = check
+            found._meet()
+        return found
+
+    def _meet(self) -> None:
+        place, timeout = self.place, timedelta(seconds=self._timeout_s)
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connections at first use: a mesh of 64 needs few of 4032
+        if place.address.startswith("127."):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        try:
+            if place.rank == 0:
+                listener = socket.create_server((place.address, place.port), backlog=1024)
+                self._store = TCPStore(
+                    place.address, place.port, None, True, timeout, False, master_listen_fd=listener.detach()
+                )
+            else:
+                self._await_server()
+                self._store = TCPStore(place.address, place.port, None, False, timeout, False)
+            store = PrefixStore("groups", self._store)
+            dist.init_process_group(
+                self._backend, timeout=timeout, world_size=place.world, rank=place.rank, store=store
+            )
+        except (RuntimeError, OSError) as error:
+            raise _lost(place.coord.party, f"{place.coord} cannot meet its sister ranks", error) from error
+        self.gather(b"")  # all are there: what follows is not timed with the others' start
+        self.tp, self.pp = self._group("tp"), self._group("pp")
+        self.pp_back = Group.open(place, "pp", self._backend, self._timeout_s, lambda name, fields: None)
+
+    def _await_server(self) -> None:
+        """torch's store client backs off for seconds when the server is not there yet; this looks more often."""
+        place, deadline, pause = self.place, time.monotonic() + self._timeout_s, threading.Event()
+        while True:
+            try:
+                socket.create_connection((place.address, place.port), 2.0).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+            self._check()
+            pause.wait(0.02)
+
+    def _group(self, name: str) -> Group:
+        return Group.open(self.place, name, self._backend, self._timeout_s, self._on_event)
+
+    def start_dp(self) -> None:
+        """Bring up the data-parallel group, unless it is up: all ranks of the world call this at the same point."""
+        if self.dp_started:
+            return
+        self.dp = self._group("dp")
+        self.dp_started = True
+        self._on_event("dp_ready", {"coord": str(self.place.coord)})
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The party's world as torch's mesh ("dp", "pp", "tp"). Raises ConfigError before the last group is up."""
+        groups = {g.name: g.group for g in (self.dp, self.pp, self.tp)}
+        if self.alone or not self.dp_started:
+            raise ConfigError("the mesh is there once all groups are", "a party of one rank has none")
+        t = self.place.topology
+        ranks = torch.arange(self.place.world).reshape(t.replicas, t.stages, t.tensor)
+        kept = [name for name in DIMENSIONS if groups[name] is not None]
+        flat = ranks.squeeze() if len(kept) > 1 else ranks.reshape(-1)
+        return DeviceMesh.from_group(
+            [groups[name] for name in kept] if len(kept) > 1 else groups[kept[0]],
+            self._device,
+            mesh=flat if len(kept) > 1 else None,
+            mesh_dim_names=tuple(kept),
+        )
+
+    def gather(self, value: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
+        """Exchange a few bytes with all ranks (or with ``ranks``) through the store: for rare and early agreements.
+
+        All members call it at the same point. ``check`` is called while it waits.
+        """
+        members = list(range(self.place.world)) if ranks is None else list(ranks)
+        if self.alone or len(members) == 1:
+            return [value]
+        self._labels += 1
+        keys = [f"note/{self._labels}/{members[0]}/{rank}" for rank in members]
+        deadline, wait, pause = time.monotonic() + self._timeout_s, _POLL_S[0], threading.Event()
+        try:
+            self._store.set(keys[members.index(self.place.rank)], value)
+            while not self._store.check(keys):
+                if time.monotonic() > deadline:
+                    raise PeerLostError(
+                        f"{self.place.coord} waited {self._timeout_s:g} s for its sister ranks",
+                        "look at the party's other pods",
+                        party=self.place.coord.party,
+                    )
+                self._check()
+                pause.wait(wait)
+                wait = min(2 * wait, _POLL_S[1])
+            return [bytes(self._store.get(key)) for key in keys]
+        except RuntimeError as error:
+            raise _lost(self.place.coord.party, f"{self.place.coord} lost the store of its party", error) from error
+
+    @property
+    def waiting_on(self) -> str | None:
+        """Which collective this rank waits in, and for how long."""
+        for group in (self.tp, self.pp, self.pp_back, self.dp):
+            if (waiting := group.waiting) is not None:
+                return f"{waiting[0]} for {time.monotonic() - waiting[1]:.1f} s"
+        return None
+
+    def close(self, *, graceful: bool = True) -> None:
+        """Leave the world: at a good end together, so that nobody loses the store, else at once. Harmless twice."""
+        store, self._store = self._store, None
+        if store is None:
+            return
+        try:
+            if graceful:
+                self._part(store)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        except RuntimeError as error:
+            self._on_event("group_close", {"coord": str(self.place.coord), "why": " ".join(str(error).split())[:200]})
+
+    def _part(self, store: Any) -> None:
+        """Rank 0 serves the store, so it goes last; it does not wait for long."""
+        gone, deadline, pause = store.add("gone", 1), time.monotonic() + _PARTING_S, threading.Event()
+        while self.place.rank == 0 and gone < self.place.world and time.monotonic() < deadline:
+            pause.wait(_POLL_S[0])
+            gone = store.add("gone", 0)
+
+
+def _lost(party: int, what: str, error: BaseException) -> PeerLostError:
+    reason = " ".join(str(error).split())[:300]
+    return PeerLostError(f"{what}: {reason}", "a rank of this party stopped; see how its worker ended", party=party)
+
+
+def _wrapped(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value

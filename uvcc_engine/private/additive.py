@@ -1,0 +1,39 @@
+"""Products that stay additively shared between the parties until they have been summed up.
+
+Each party's term of a secure product is local. Sums over microbatches, tensor ranks and replicas are taken of these
+terms, inside each party and without a message between parties, and truncated once: the result is off by at most the
+one unit of a single truncation, however many terms there were (DESIGN section 10).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from uvcc_engine.mpc.arithmetic import integer_scale, partners, terms
+from uvcc_engine.mpc.roles import roles
+from uvcc_engine.mpc.runtime import Runtime, Steps
+from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.truncation import truncate_product_gen
+
+
+def product(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:
+    """This party's additive term of ``x @ y`` (two dimensions each), at scale ``x.f + y.f``. Local.
+
+    Terms may be added up only if they were made for one dealer, who is the dealer of :func:`settle_gen`, too. They are
+    not re-randomised: they may be moved inside the party only.
+    """
+    role = roles(rt, dealer)
+    return rt.kernels.right_factor(partners(role, y), x.shape[0])(terms(role, x))
+
+
+def settle_gen(rt: Runtime, z: Tensor, shift: int, f: int, dealer: int, scale: float = 1.0) -> Steps[Share]:
+    """``scale * z / 2^shift`` from additive terms ``z`` at scale ``f + shift``, re-randomised and truncated.
+
+    2 rounds; the result has ``f`` fractional bits. ``z`` is used up.
+    """
+    factor, extra = integer_scale(scale)
+    if extra < 0:
+        factor, extra = factor << -extra, 0
+    draws = rt.draws()
+    z = rt.kernels.blind(z, factor, draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape))
+    return (yield from truncate_product_gen(rt, z, shift + extra, f, dealer))
