@@ -194,7 +194,7 @@ def _wait_for_exits(run_dir: Path, child: subprocess.Popen[bytes] | None) -> Non
 def waits_for_decision(s: Snapshot) -> bool:
     """Whether a stage failed and the pods are kept for a resume; other failures end in the teardown by themselves."""
     stage = s.stage
-    return stage is not None and stage.status == "failed" and (s.patient or stage.name in RESUMABLE)
+    return stage is not None and stage.status == "failed" and stage.until > 0
 
 
 def outcome(watched: Watched, run_dir: Path) -> dict[str, Any]:

@@ -75,7 +75,14 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
         "seed": s.seed,
         "topology": {"replicas": s.replicas, "stages": s.pipeline_stages, "tensor": s.tensor},
         "stages": [
-            {"name": v.name, "status": v.status, "detail": v.detail, "started": v.started, "ended": v.ended}
+            {
+                "name": v.name,
+                "status": v.status,
+                "detail": v.detail,
+                "started": v.started,
+                "ended": v.ended,
+                "until": v.until,
+            }
             for v in s.stages
         ],
         "gates": [{"name": g.name, "ok": g.ok, "wanted": g.wanted, "measured": g.measured} for g in s.gates],

@@ -56,11 +56,15 @@ class RunCreated(Event):
 @_event("stage")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageChanged(Event):
-    """A rollout stage moved: pending | running | ok | failed | skipped | waiting."""
+    """A rollout stage moved: pending | running | ok | failed | skipped | waiting.
+
+    ``until`` > 0: the pods are kept and a decision (resume, retry, skip) is waited for until that time.
+    """
 
     name: str
     status: str
     detail: str = ""
+    until: float = 0.0
 
 
 @_event("gate")

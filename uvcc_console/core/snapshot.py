@@ -14,13 +14,14 @@ EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """One rollout stage. status: pending | running | waiting | ok | failed | skipped."""
+    """One rollout stage. status: pending | running | waiting | ok | failed | skipped; ``until``: see StageChanged."""
 
     name: str
     status: str = "pending"
     detail: str = ""
     started: float = 0.0
     ended: float = 0.0
+    until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

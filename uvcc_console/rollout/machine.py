@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from uvcc_console.core import events as ev
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted, describe
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.errors import ConfigError, UvccError
 
 Act = Callable[[bool], Awaitable[str]]
 """A stage; its argument tells whether it is entered again, after a failure, a halt or another conductor's death."""
@@ -23,7 +23,8 @@ SKIPPABLE = ("drill", "gate")
 class Stages:
     """Runs ``acts`` in the order given. A stage returns its detail line, or raises.
 
-    ``resumable`` stages wait for a decision up to ``wait_s`` after a halt or failure; with ``patient`` all do.
+    ``resumable`` stages, once there are workers to go on with, wait for a decision up to ``wait_s`` after a halt or
+    failure; with ``patient`` all stages do.
     """
 
     bus: Bus
@@ -84,15 +85,12 @@ class Stages:
     async def _decision(self, name: str, error: UvccError) -> str:
         """What to do about a halt or failure; "" when nobody decided in time or nothing can be decided."""
         halted = isinstance(error, Halted)
-        waits = self.patient or halted or name in self.resumable
-        until = time.strftime("%H:%M", time.localtime(self.clock() + self.wait_s))
-        if halted:
-            self.bus.commit(
-                ev.StageChanged(name=name, status="waiting", detail=f"{error.what}; pods wait until {until}")
-            )
-        else:
-            tail = f"; resumable until {until}" if waits else ""
-            self.bus.commit(ev.StageChanged(name=name, status="failed", detail=f"{error}{tail}"))
+        begun = bool(self.bus.snapshot.engine_run) and not isinstance(error, ConfigError)
+        waits = self.patient or halted or (name in self.resumable and begun)
+        until = self.clock() + self.wait_s if waits else 0.0
+        said = f"; its pods wait until {time.strftime('%H:%M', time.localtime(until))}" if waits else ""
+        status, what = ("waiting", error.what) if halted else ("failed", str(error))
+        self.bus.commit(ev.StageChanged(name=name, status=status, detail=what + said, until=until))
         if not waits:
             return ""
         try:

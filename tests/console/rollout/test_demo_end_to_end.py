@@ -91,7 +91,7 @@ def test_a_killed_worker_is_a_named_failure_that_can_be_resumed(
     assert failed["status"] == "failed"
     assert failed["ended"] - died < 15.0
     assert {w["state"] for w in after["workers"]} == {"exited"}
-    assert seen["resumed"].returncode == 0, seen["resumed"].stderr
+    assert seen["resumed"].returncode == 0, seen["resumed"].stdout
 
 
 def test_halt_kill_and_resume_leave_no_trace_in_the_result(
@@ -172,7 +172,7 @@ def test_a_killed_conductor_is_replaced_by_one_that_adopts_its_pods(
     assert code == 1
     assert f"uvcc resume {demo.run}" in said
     resumed = uvcc.run("resume", demo.run, "--wait", "--json")
-    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     summary = json.loads(resumed.stdout)
     assert summary["verified"] is True
     assert summary["result_hash"] != calm["result_hash"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.rollout.bus import MAX_QUEUE, Bus
 from uvcc_console.rollout.context import Halted, all_of
 from uvcc_console.rollout.machine import Stages
@@ -55,7 +55,9 @@ class Script:
         return act
 
 
-def stages(bus: Bus, script: Script, wait_s: float = 5.0, **options: bool) -> Stages:
+def stages(bus: Bus, script: Script, wait_s: float = 5.0, begun: bool = True, **options: bool) -> Stages:
+    if begun:
+        bus.commit(ev.PhaseStarted(phase="full", engine_run="r.full", steps=12, sid_job="ab"))
     return Stages(bus, script.acts(), frozenset({"drill", "full"}), wait_s, clock=lambda: 0.0, **options)
 
 
@@ -82,7 +84,7 @@ async def test_a_failure_of_a_stage_that_cannot_be_resumed_ends_the_run_at_once(
     assert bus.snapshot.status == "failed"
 
 
-async def test_a_failed_run_waits_and_goes_on_when_resumed(bus: Bus) -> None:
+async def test_a_failed_run_waits_and_goes_on_when_resumed(bus: Bus, tmp_path: Path) -> None:
     script = Script(full=[UvccError("worker p1r0s0t0 was killed"), "12 steps"])
     machine = stages(bus, script)
     resuming = asyncio.create_task(decide_when(bus, machine, "full", "failed", "resume"))
@@ -90,6 +92,16 @@ async def test_a_failed_run_waits_and_goes_on_when_resumed(bus: Bus) -> None:
     await resuming
     assert script.entered == [("full", False), ("full", True)]
     assert bus.snapshot.status == "running"
+    waited = [e for _, e in iter_events(tmp_path / "journal.sqlite") if isinstance(e, ev.StageChanged) and e.until]
+    assert [(e.name, e.status, e.until) for e in waited] == [("full", "failed", 5.0)]
+
+
+async def test_a_failure_before_there_are_workers_or_of_the_settings_is_not_waited_for(bus: Bus) -> None:
+    script = Script(full=[UvccError("sharing the inputs failed")])
+    assert (await stages(bus, script, begun=False).run())[0] == "failed"
+    script = Script(full=[ConfigError("two pods of P0 have different identities")])
+    assert (await stages(bus, script).run())[0] == "failed"
+    assert all(v.until == 0.0 for v in bus.snapshot.stages)
 
 
 async def test_a_halt_is_no_failure_and_is_waited_for(bus: Bus) -> None:
