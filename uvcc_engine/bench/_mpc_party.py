@@ -20,7 +20,8 @@ from torch import Tensor
 from uvcc_engine.mpc.arithmetic import matmul_gen, mul_gen, sub
 from uvcc_engine.mpc.boolean import drelu_bits_gen
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
-from uvcc_engine.mpc.nonlinear import softmax_gen
+from uvcc_engine.mpc.maximum import matmul_max_gen
+from uvcc_engine.mpc.nonlinear import softmax_of_shifted_gen
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.selection import matmul_relu_gen, relu_only_gen
@@ -86,12 +87,12 @@ def mlp_step_gen(rt: Runtime, x: Share, y: Share, weights: list[Share], lr: floa
     value = x
     for i, weight in enumerate(weights):
         if i + 1 == len(weights):
-            value = yield from matmul_gen(rt, value, weight)
+            value, top = yield from matmul_max_gen(rt, value, weight)
             break
         value, bit = yield from matmul_relu_gen(rt, value, weight)
         inputs.append(value)
         bits.append(bit)
-    probability, _, _ = yield from softmax_gen(rt, value)
+    probability, _ = yield from softmax_of_shifted_gen(rt, sub(value, top.reshape(-1, 1)))
     delta = sub(probability, y)
     new: list[Share] = []
     for i in reversed(range(len(weights))):

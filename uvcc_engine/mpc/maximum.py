@@ -6,31 +6,44 @@ one in a tie): a constant number of rounds. Longer axes run a tournament of such
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.arithmetic import DEALER
-from uvcc_engine.mpc.boolean import PairBits, and_gen, drelu_gen, padded
-from uvcc_engine.mpc.roles import roles
-from uvcc_engine.mpc.runtime import Runtime, Steps
+from uvcc_engine.mpc.arithmetic import DEALER, matmul_gen, matmul_open_gen
+from uvcc_engine.mpc.boolean import PairBits, and_gen, drelu_gen, sign_gen
+from uvcc_engine.mpc.roles import known, roles
+from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.selection import pair_to_share_gen, select_pair_gen
 from uvcc_engine.mpc.share import Share, cat
+from uvcc_engine.mpc.truncation import Opened
 
 ALL_PAIRS = 10
 
 
 def winner_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[PairBits]:
-    """One-hot of the maximum (first in a tie): ``[rows, n]`` -> pair-shared bits ``[n, rows]``.
+    """One-hot of the maximum (first in a tie): ``[rows, n]`` to pair-shared bits ``[n, rows]``.
 
     n (n - 1) / 2 comparisons per row at once (3 rounds), then an AND of n - 1 bits (1 round for n <= 10).
     """
     rows, n = x.shape
-    upper = torch.triu_indices(n, n, 1)
-    first, second = upper[0], upper[1]
-    columns = padded(x.map(lambda t: t.transpose(0, 1)))
-    difference = columns.map(lambda t: t[first] - t[second])
+    difference = x.map(_differences)
     wins = yield from drelu_gen(rt, difference, dealer=dealer)
+    return (yield from _unbeaten_gen(rt, wins, rows, n))
+
+
+def _differences(x: Tensor) -> Tensor:
+    """``[rows, n]`` to ``[pairs, rows padded to 64]``: entry ``i`` less entry ``j`` for ``i < j``."""
+    first, second = torch.triu_indices(x.shape[1], x.shape[1], 1)
+    columns = torch.nn.functional.pad(x.t(), (0, -x.shape[0] % 64))
+    return columns[first] - columns[second]
+
+
+def _unbeaten_gen(rt: Runtime, wins: PairBits, rows: int, n: int) -> Steps[PairBits]:
+    """From the signs of all differences to the one-hot: 1 round for n <= 10."""
     shape = torch.Size((n - 1, n, rows))
+    first, second = torch.triu_indices(n, n, 1)
     if wins.words is None:
         return (yield from and_gen(rt, PairBits(wins.d, shape, None)))
     words = wins.words.reshape(len(first), -1)
@@ -59,12 +72,40 @@ def max_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
             flat = cat([flat, flat.index((slice(None), slice(-1, None))).expand(rows, short)], 1)
         block = flat.reshape(rows * blocks, width)
         hot = yield from winner_gen(rt, block, dealer=dealer)
-        columns = block.map(lambda t: t.transpose(0, 1).contiguous())
-        (picked,) = yield from select_pair_gen(rt, hot, [columns])
-        total = None if picked is None else picked.sum(0)
-        best = yield from pair_to_share_gen(rt, total, torch.Size((rows * blocks,)), x.f, hot.d)
+        best = yield from _picked_gen(rt, hot, block)
         flat = best.reshape(rows, blocks)
     return flat.reshape(*lead)
+
+
+def _picked_gen(rt: Runtime, hot: PairBits, x: Share) -> Steps[Share]:
+    """The entry of every row of ``[rows, n]`` at its one-hot ``[n, rows]``: 2 rounds."""
+    (picked,) = yield from select_pair_gen(rt, hot, [x.map(lambda t: t.transpose(0, 1).contiguous())])
+    total = None if picked is None else picked.sum(0)
+    return (yield from pair_to_share_gen(rt, total, torch.Size((x.shape[0],)), x.f, hot.d))
+
+
+def matmul_max_gen(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
+    """``x @ y`` (``[rows, n]``, ``n <= 10``) and the maximum of each row: 6 rounds instead of 8.
+
+    The comparisons start from the masked product while it is truncated. For longer rows the two run one after the
+    other.
+    """
+    rows, n = x.shape[0], y.shape[1]
+    if not 1 < n <= ALL_PAIRS:
+        product = yield from matmul_gen(rt, x, y, dealer=dealer)
+        return product, (yield from max_gen(rt, product, dealer=dealer))
+    opened = Opened()
+    role = roles(rt, dealer)
+    pairs = n * (n - 1) // 2 * (-(-rows // 64) * 64)
+
+    def signs_gen() -> Steps[PairBits]:
+        u = _differences(known(opened.u)).reshape(-1) if role.is_dealer else None
+        wins = yield from sign_gen(rt, dealer, pairs, u, lambda: _differences(known(opened.v)).reshape(-1))
+        return (yield from _unbeaten_gen(rt, wins, rows, n))
+
+    both: Steps[list[Any]] = par(matmul_open_gen(rt, x, y, opened, dealer=dealer), signs_gen())
+    product, hot = yield from both
+    return product, (yield from _picked_gen(rt, hot, product))
 
 
 def argmax_one_hot_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:

@@ -1,19 +1,13 @@
-"""Exponential, division, softmax and logarithm on fixed-point shares.
+"""Division, softmax and logarithm on fixed-point shares.
 
-The exponential is computed by the parties in the clear on their own summands: with ``x = u + v`` (``roles``), ``e^x =
-e^u e^v``, and only the carry of ``u + v`` past the range is computed under masks (the idea of Kelkar et al., "Secure
-Poisson regression", USENIX Security 2022, moved from a prime field to the power-of-two ring). Division is
-Goldschmidt's iteration with the numerator carried along.
+Division is Goldschmidt's iteration with the numerator carried along; smooth functions on a known range are Chebyshev
+interpolants.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import (
@@ -29,73 +23,15 @@ from uvcc_engine.mpc.arithmetic import (
     scale_int,
     sub,
 )
-from uvcc_engine.mpc.boolean import PairBits, drelu_gen, padded
-from uvcc_engine.mpc.carry import carry_gen, tree
+from uvcc_engine.mpc.exponential import SUM_LIMIT, powers_gen
+from uvcc_engine.mpc.exponential import exp as exp
+from uvcc_engine.mpc.exponential import exp_gen as exp_gen
 from uvcc_engine.mpc.maximum import max_gen
-from uvcc_engine.mpc.roles import online_part, roles
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
-from uvcc_engine.mpc.selection import b2a_gen, select_dealt_gen
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.mpc.truncation import truncate_pair_gen
 
-EXP_RANGE = 16
-_EXP_DIGIT = 4
-_DEALER_BITS = 40
-_ONLINE_BITS = 20
-
-
-def exp_in_range_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
-    """``e^x`` for ``-16 < x <= 0``; outside, a wrong number (still secret). Shape and scale kept; f = 4, 8, 12 or 16.
-
-    5 rounds. Absolute error below 2^-17 + one unit.
-    """
-    if x.f not in (4, 8, 12, 16):
-        raise ConfigError(f"the exponential at f={x.f}", "use f = 4, 8, 12 or 16 here")
-    bits = x.f + 4
-    role = roles(rt, dealer)
-    flat = padded(x.reshape(-1))
-    value = (flat.lo + flat.hi) if role.is_dealer else online_part(rt, role, flat)
-    if role.is_dealer:
-        value = value - 1  # so that zero, too, lies below the upper end; the unit comes back below
-    value = value & ((1 << bits) - 1)
-    planes = rt.kernels.to_planes(value, bits)
-    carry, _ = yield from carry_gen(
-        rt,
-        dealer,
-        _EXP_DIGIT,
-        tree(((bits // _EXP_DIGIT, 1),)),
-        planes.shape[-1],
-        planes if role.is_dealer else None,
-        lambda: planes,
-        torch.zeros_like(planes[0]) if role.is_dealer else None,
-    )
-    wrapped = PairBits(role.d, flat.shape, carry)
-    # x - unit + 16 = u + v - 16 wrapped, all in [0, 16)
-    real = value.to(torch.float64) / 2.0**x.f
-    dealt: Tensor | None = None
-    if role.is_dealer:
-        dealt = torch.round(torch.exp(real - EXP_RANGE) * 2.0**_DEALER_BITS).to(torch.int64)
-    whole, over = yield from select_dealt_gen(rt, wrapped, dealt)
-    z: Tensor | None = None
-    if whole is not None and over is not None:
-        real = real + 2.0**-x.f
-        plain = torch.round(torch.exp(real) * 2.0**_ONLINE_BITS).to(torch.int64)
-        less = torch.round(torch.exp(real - EXP_RANGE) * 2.0**_ONLINE_BITS).to(torch.int64)
-        z = whole * plain + over * (less - plain)
-    out = yield from truncate_pair_gen(rt, z, flat.shape, _DEALER_BITS + _ONLINE_BITS - x.f, x.f, dealer)
-    return out.map(lambda t: t[: x.n].reshape(x.shape))
-
-
-def exp_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
-    """``e^x`` for any ``x <= 0``; zero below -16. 6 rounds: the comparison runs beside the exponential."""
-    inside = add_public(rt, x, EXP_RANGE - 2.0**-x.f)
-    value, keep = yield from par(exp_in_range_gen(rt, x, dealer=dealer), _arithmetic_bit_gen(rt, inside, dealer))
-    return (yield from mul_gen(rt, value, keep, dealer=dealer))
-
-
-def _arithmetic_bit_gen(rt: Runtime, x: Share, dealer: int) -> Steps[Share]:
-    bits = yield from drelu_gen(rt, x, dealer=dealer)
-    return (yield from b2a_gen(rt, bits)).reshape(*x.shape)
+LEAST_SUM = 1.0 - 2.0**-8  # of powers of which the largest is one, up to rounding
+GUESS_ERROR = 0.07  # of the guess that comes with a sum of powers
 
 
 def divide_gen(
@@ -110,8 +46,18 @@ def divide_gen(
     if not 0 < low <= high:
         raise ConfigError(f"division on the range [{low}, {high}]", "the range must be positive")
     slope, offset, worst = line_for_reciprocal(low, high)
-    factors = max(1, math.ceil(math.log2(14 / -math.log2(worst)))) if worst > 2.0**-14 else 1
     guess = affine(rt, denominator, slope, offset)
+    return (yield from divide_from_gen(rt, numerator, denominator, guess, worst, dealer=dealer))
+
+
+def divide_from_gen(
+    rt: Runtime, numerator: Share, denominator: Share, guess: Share, worst: float, *, dealer: int = DEALER
+) -> Steps[Share]:
+    """``numerator / denominator`` from a guess of the inverse with ``|1 - denominator guess| <= worst``.
+
+    2 rounds, and 2 for each of ``log2(14 / -log2 worst)`` factors: 6 rounds from ``powers_gen``'s guess.
+    """
+    factors = max(1, math.ceil(math.log2(14 / -math.log2(worst)))) if worst > 2.0**-14 else 1
     product, quotient = yield from par(
         mul_gen(rt, denominator, guess, dealer=dealer), mul_gen(rt, numerator, guess, dealer=dealer)
     )
@@ -149,17 +95,28 @@ def reciprocal_gen(rt: Runtime, x: Share, low: float, high: float, *, dealer: in
 
 
 def softmax_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share, Share]]:
-    """Softmax over the last axis of ``[..., n]``: (probabilities, maximum ``[..., 1]``, sum of ``e^(x - max)``
-    ``[..., 1]``).
+    """Softmax over the last axis of ``[..., n]``: (probabilities, maximum ``[..., 1]``, sum of ``e^(x - max)``).
 
-    Maximum 6 rounds (n <= 10), exponential 6, division 10 (n = 10): 22 rounds.
+    18 rounds for n <= 10: maximum 6, exponential 6, division 6. Longer rows take more for the maximum and, above 15
+    entries, for the division.
     """
     n = x.shape[-1]
-    top = (yield from max_gen(rt, x, dealer=dealer)).map(lambda t: t.unsqueeze(-1))
-    powers = yield from exp_gen(rt, sub(x, top), dealer=dealer)
-    total = powers.sum(-1, keepdim=True)
-    probability = yield from divide_gen(rt, powers, total, 1.0 - 2.0**-8, float(n), dealer=dealer)
-    return probability, top, total
+    flat = x.reshape(-1, n)
+    top = (yield from max_gen(rt, flat, dealer=dealer)).reshape(-1, 1)
+    probability, total = yield from softmax_of_shifted_gen(rt, sub(flat, top), dealer=dealer)
+    lead = x.shape[:-1]
+    return probability.reshape(*x.shape), top.reshape(*lead, 1), total.reshape(*lead, 1)
+
+
+def softmax_of_shifted_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
+    """(probabilities, sum of powers) of ``[rows, n]`` whose rows have maximum zero: 12 rounds for n <= 15."""
+    n = x.shape[-1]
+    if n > SUM_LIMIT:
+        powers = yield from exp_gen(rt, x, dealer=dealer)
+        total = powers.sum(-1, keepdim=True)
+        return (yield from divide_gen(rt, powers, total, LEAST_SUM, float(n), dealer=dealer)), total
+    powers, total, guess = yield from powers_gen(rt, x, dealer=dealer)
+    return (yield from divide_from_gen(rt, powers, total, guess, GUESS_ERROR, dealer=dealer)), total
 
 
 def chebyshev_gen(
@@ -169,9 +126,7 @@ def chebyshev_gen(
 
     Basis values come from ``T_{a+b} = 2 T_a T_b - T_{|a-b|}``, so every intermediate stays in [-1, 1].
     """
-    coefficients = np.polynomial.chebyshev.chebinterpolate(
-        np.vectorize(lambda t: fn((t + 1.0) / 2.0 * (high - low) + low)), degree
-    )
+    coefficients = chebyshev_coefficients(fn, low, high, degree)
     wide = affine(rt, x, 2.0 / (high - low), -(high + low) / (high - low))
     basis = {1: (yield from rescale_gen(rt, wide, x.f, dealer=dealer))}
     while max(basis) < degree:
@@ -189,14 +144,20 @@ def chebyshev_gen(
     return (yield from rescale_gen(rt, total, x.f, dealer=dealer))
 
 
+def chebyshev_coefficients(fn: Callable[[float], float], low: float, high: float, degree: int) -> list[float]:
+    """Coefficients of the interpolant of ``fn`` at the Chebyshev points of ``[low, high]``."""
+    count = degree + 1
+    angles = [math.pi * (j + 0.5) / count for j in range(count)]
+    values = [fn(low + (math.cos(a) + 1.0) / 2.0 * (high - low)) for a in angles]
+    sums = [
+        2.0 / count * math.fsum(v * math.cos(k * a) for v, a in zip(values, angles, strict=True)) for k in range(count)
+    ]
+    return [sums[0] / 2.0, *sums[1:]]
+
+
 def log_gen(rt: Runtime, x: Share, low: float, high: float, *, degree: int = 12, dealer: int = DEALER) -> Steps[Share]:
     """Natural logarithm on a known positive range: 12 rounds at degree 12, error below 1e-3 on [1, 10]."""
     return (yield from chebyshev_gen(rt, x, math.log, low, high, degree, dealer=dealer))
-
-
-def exp(rt: Runtime, x: Share) -> Share:
-    """``exp_gen``, run."""
-    return rt.run(exp_gen(rt, x))
 
 
 def reciprocal(rt: Runtime, x: Share, low: float, high: float) -> Share:

@@ -24,9 +24,7 @@ from uvcc_engine.mpc.truncation import Opened
 from uvcc_engine.transcript import kinds
 
 
-def _open_bits(
-    rt: Runtime, role: Roles, b: PairBits, message: Round, left: Tensor | None, right: Tensor | None
-) -> Tensor | None:
+def open_bits(role: Roles, b: PairBits, message: Round, left: Tensor | None, right: Tensor | None) -> Tensor | None:
     """Add the opening of ``b`` under the mask bits to ``message``; returns this online party's half of ``delta``."""
     if role.is_dealer:
         return None
@@ -53,7 +51,7 @@ def select_pair_gen(rt: Runtime, b: PairBits, xs: Sequence[Share], *, bit: bool 
         message.send(role.left, kinds.DEALER, rt.kernels.select_deal(known(left) ^ known(right), us, known(dealt)))
         yield message
         return [None] * (len(xs) + bit)
-    closed = known(_open_bits(rt, role, b, message, left, right))
+    closed = known(open_bits(role, b, message, left, right))
     if role.is_left:
         message.want(role.d, kinds.DEALER, torch.int64, n_out, *b.shape)
     got: list[Tensor] = yield message
@@ -82,7 +80,7 @@ def select_dealt_gen(rt: Runtime, b: PairBits, value: Tensor | None) -> Steps[tu
         message.send(role.left, kinds.DEALER, torch.stack([plain, rho * plain]) - known(dealt))
         yield message
         return None, None
-    closed = known(_open_bits(rt, role, b, message, left, right))
+    closed = known(open_bits(role, b, message, left, right))
     if role.is_left:
         message.want(role.d, kinds.DEALER, torch.int64, 2, *b.shape)
     got: list[Tensor] = yield message

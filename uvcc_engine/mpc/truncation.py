@@ -13,7 +13,9 @@ overflows, and the mask's top bit, concern only the upper ``s`` bits of the resu
 ``2^s``.
 
 The rounding is the sum of a floor and a carry that depends on the low bits of ``r``: the result is the floor, or one
-above it, with expectation within 2^-s of the exact quotient.
+above it, with expectation within 2^-s of the exact quotient. As with every rounding of this kind, the functionality
+includes the masked ``c``: it says nothing of ``z``, but whoever knows ``c`` and is later shown the result itself learns
+how likely that result was to be rounded up. Open results of further computation, not single products.
 """
 
 from __future__ import annotations
@@ -224,7 +226,16 @@ def _truncate_sparing_gen(rt: Runtime, z: Tensor, s: int, f: int, dealer: int, o
     return _close(rt, role, mask, c, part, from_wire(got[1], s), f)
 
 
-def truncate_pair_gen(rt: Runtime, z: Tensor | None, shape: torch.Size, s: int, f: int, dealer: int) -> Steps[Share]:
+def truncate_pair_gen(
+    rt: Runtime,
+    z: Tensor | None,
+    shape: torch.Size,
+    s: int,
+    f: int,
+    dealer: int,
+    *,
+    opened: Opened | None = None,
+) -> Steps[Share]:
     """The same for a value that is pair-shared between the online parties (``z`` is None at the dealer).
 
     The halves of the mask come from the pairwise streams, and the dealer sends the component that fits them to the
@@ -248,8 +259,10 @@ def truncate_pair_gen(rt: Runtime, z: Tensor | None, shape: torch.Size, s: int, 
         mask.right = -shift_logical(r, s) - known(mask.left) - overflow
         message.send(role.right, kinds.DEALER, mask.right)
         message.send(role.right, kinds.DEALER, to_wire(narrow(shift_logical(r, 63) - n_left[1], s), s))
+        if opened is not None:
+            opened.u = -r
         yield message
-        return (yield from _finish_gen(rt, role, mask, None, f, None))
+        return (yield from _finish_gen(rt, role, mask, None, f, opened))
     r_mine, n_mine = half[role.mine]
     mask.k, mask.m = n_mine
     masked = known(z) + r_mine
@@ -262,4 +275,4 @@ def truncate_pair_gen(rt: Runtime, z: Tensor | None, shape: torch.Size, s: int, 
     got: list[Tensor] = yield message
     if role.is_right:
         mask.right, mask.m = got[0], from_wire(got[1], s)
-    return (yield from _finish_gen(rt, role, mask, (masked, got[-1], torch.zeros_like(masked)), f, None))
+    return (yield from _finish_gen(rt, role, mask, (masked, got[-1], torch.zeros_like(masked)), f, opened))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc import arithmetic, boolean, maximum, nonlinear, pieces, selection, truncation
+from uvcc_engine.mpc import arithmetic, boolean, exponential, maximum, nonlinear, pieces, selection, truncation
 from uvcc_engine.mpc.runtime import Runtime, Steps
 from uvcc_engine.mpc.share import Share
 
 Run = Callable[..., Any]
 UNIT = 2.0**-16
+EXP_DIGEST = "52c71b1d872f61071a1a60acf88ef7dfec2c28de6ca8b430fe10b74cb68e641f"
 
 
 def normal(gen: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:
@@ -190,14 +192,57 @@ def test_reciprocal(run: Run, gen: torch.Generator, low: float, high: float, rou
     assert out.rounds == rounds
 
 
-def test_softmax_in_22_rounds(run: Run, gen: torch.Generator) -> None:
+def test_softmax_in_18_rounds(run: Run, gen: torch.Generator) -> None:
     x = fixed(normal(gen, 64, 10, scale=5))
     x[0] = 0.0
     x[1, 0] = 100.0
     out = run(nonlinear.softmax_gen, x)
     assert (out.values[0] - x.softmax(-1)).abs().max() < 8 * UNIT
     assert torch.equal(out.values[1], x.max(-1, keepdim=True).values)
-    assert out.rounds == 22
+    assert out.rounds == 18
+
+
+def test_softmax_of_long_rows(run: Run, gen: torch.Generator) -> None:
+    x = fixed(normal(gen, 5, 40, scale=3))
+    out = run(nonlinear.softmax_gen, x)
+    assert (out.values[0] - x.softmax(-1)).abs().max() < 20 * UNIT
+
+
+def test_powers_come_with_a_guess_of_the_inverse_of_their_sum(run: Run, gen: torch.Generator) -> None:
+    x = fixed(-torch.rand(300, 15, generator=gen, dtype=torch.float64) * 3)
+    x[:, 0] = 0.0
+    x[0] = 0.0
+    x[1, 1:] = -100.0
+    out = run(exponential.powers_gen, x)
+    powers, total, guess = out.values
+    assert (powers - x.exp()).abs().max() < 1.6 * UNIT
+    assert torch.equal(total, powers.sum(1, keepdim=True))
+    assert (1 - total * guess).abs().max() < nonlinear.GUESS_ERROR
+    assert out.rounds == 6
+    with pytest.raises(ConfigError, match="16 powers"):
+        run(exponential.powers_gen, -torch.ones(2, 16))
+
+
+def test_public_powers_are_rounded_the_same_everywhere() -> None:
+    value = torch.arange(1 << 20)
+    found = exponential.exp_public(value, 16, exponential.Decimal(0), 20)
+    assert found[0] == 1 << 20
+    assert found[1 << 16] == round(math.e * 2**20)
+    exact = torch.exp(value.to(torch.float64) / 2**16) * 2.0**20
+    assert ((found - exact).abs() <= 0.5 + exact * 2.0**-50).all()
+    # fixed outputs: both online parties must agree on every bit, whatever their processors
+    digest = hashlib.sha256(found.numpy().tobytes()).hexdigest()
+    assert digest == EXP_DIGEST
+
+
+def test_matrix_product_with_row_maximum(run: Run, gen: torch.Generator) -> None:
+    x, w = fixed(normal(gen, 70, 20)), fixed(normal(gen, 20, 10))
+    out = run(maximum.matmul_max_gen, x, w)
+    assert (out.values[0] - x @ w).abs().max() <= UNIT
+    assert (out.values[1] - out.values[0].max(1).values).abs().max() <= UNIT
+    assert out.rounds == 6
+    longer = run(maximum.matmul_max_gen, x, fixed(normal(gen, 20, 12)))
+    assert torch.equal(longer.values[1], longer.values[0].max(1).values)
 
 
 def test_logarithm(run: Run, gen: torch.Generator) -> None:

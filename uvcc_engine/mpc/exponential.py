@@ -1,0 +1,229 @@
+"""The exponential of what is not positive, and a first guess of the reciprocal of a sum of such powers.
+
+The parties exponentiate their own summands in the clear: with ``x = u + v`` (``roles``), ``e^x = e^u e^v``, and only
+the carry of ``u + v`` past the range is computed under masks (the idea of Kelkar et al., "Secure Poisson regression",
+USENIX Security 2022, moved from a prime field to the power-of-two ring). Both online parties must compute the very
+same ``e^v``: it comes from tables that are rounded exactly, and one IEEE multiplication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.arithmetic import DEALER, add_public
+from uvcc_engine.mpc.boolean import PairBits, drelu_gen, padded
+from uvcc_engine.mpc.carry import carry_gen, tree
+from uvcc_engine.mpc.roles import known, online_part, roles
+from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
+from uvcc_engine.mpc.selection import open_bits, pair_to_share_gen, select_dealt_gen
+from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.truncation import Opened, truncate_pair_gen
+from uvcc_engine.transcript import kinds
+
+EXP_RANGE = 16
+_DIGIT = 4
+_DEALER_BITS = 40
+_ONLINE_BITS = 20
+_SHIFT = _DEALER_BITS + _ONLINE_BITS
+_HALF = 10  # the 20 bits of an exponent below 16 at 16 fractional bits, in two halves
+_CONTEXT = Context(prec=40)
+LOOKUP_BITS = 8
+SUM_LIMIT = 15  # summands whose total stays below 16
+
+
+@lru_cache(maxsize=4)
+def _exp_tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """``e^(i 2^-6)`` and ``e^(i 2^-16)`` for ``0 <= i < 1024``, correctly rounded to float64."""
+
+    def table(step: int) -> Tensor:
+        exact = [float(_CONTEXT.exp(Decimal(i * step) / Decimal(1 << 16))) for i in range(1 << _HALF)]
+        return torch.tensor(exact, dtype=torch.float64, device=device)
+
+    return table(1 << _HALF), table(1)
+
+
+def exp_public(value: Tensor, f: int, exponent: Decimal, bits: int) -> Tensor:
+    """``round(e^(value / 2^f + exponent) 2^bits)`` for integers ``0 <= value < 16 2^f``: the same on every machine.
+
+    Products of correctly rounded numbers, each rounded once; relative error below 2^-51.
+    """
+    upper, lower = _exp_tables(value.device)
+    index = value << (16 - f)
+    factor = float(_CONTEXT.exp(exponent)) * 2.0**bits
+    return torch.round(upper[index >> _HALF] * lower[index & ((1 << _HALF) - 1)] * factor).to(torch.int64)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """An exponential before its truncation: the carry past the range, and the parties' own powers."""
+
+    wrapped: PairBits
+    dealt: Tensor | None  # at the dealer: e^(u - 16)
+    plain: Tensor | None  # online: e^v
+    less: Tensor | None  # online: e^(v - 16)
+
+
+def _parts_gen(rt: Runtime, flat: Share, dealer: int) -> Steps[_Parts]:
+    """2 rounds. ``flat`` is one row, a multiple of 64 long."""
+    if flat.f not in (4, 8, 12, 16):
+        raise ConfigError(f"the exponential at f={flat.f}", "use f = 4, 8, 12 or 16 here")
+    bits = flat.f + 4
+    role = roles(rt, dealer)
+    value = (flat.lo + flat.hi) if role.is_dealer else online_part(rt, role, flat)
+    if role.is_dealer:
+        value = value - 1  # so that zero, too, lies below the upper end; the unit comes back in the power
+    value = value & ((1 << bits) - 1)
+    planes = rt.kernels.to_planes(value, bits)
+    carry, _ = yield from carry_gen(
+        rt,
+        dealer,
+        _DIGIT,
+        tree(((bits // _DIGIT, 1),)),
+        planes.shape[-1],
+        planes if role.is_dealer else None,
+        lambda: planes,
+        torch.zeros_like(planes[0]) if role.is_dealer else None,
+    )
+    # x - unit + 16 = u + v - 16 wrapped, each of u and v in [0, 16)
+    wrapped = PairBits(role.d, flat.shape, carry)
+    unit = Decimal(1) / Decimal(1 << flat.f)
+    if role.is_dealer:
+        return _Parts(wrapped, exp_public(value, flat.f, unit - EXP_RANGE, _DEALER_BITS), None, None)
+    plain = exp_public(value, flat.f, Decimal(0), _ONLINE_BITS)
+    return _Parts(wrapped, None, plain, exp_public(value, flat.f, Decimal(-EXP_RANGE), _ONLINE_BITS))
+
+
+def exp_in_range_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
+    """``e^x`` for ``-16 < x <= 0``; outside, a wrong number (still secret). Shape and scale kept; f = 4, 8, 12 or 16.
+
+    5 rounds. Absolute error below 2^-17 + one unit.
+    """
+    flat = padded(x.reshape(-1))
+    at = yield from _parts_gen(rt, flat, dealer)
+    whole, over = yield from select_dealt_gen(rt, at.wrapped, at.dealt)
+    z: Tensor | None = None
+    if whole is not None and over is not None:
+        z = whole * known(at.plain) + over * (known(at.less) - known(at.plain))
+    out = yield from truncate_pair_gen(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer)
+    return out.map(lambda t: t[: x.n].reshape(x.shape))
+
+
+def _gated_gen(rt: Runtime, at: _Parts, keep: PairBits) -> Steps[Tensor | None]:
+    """Pair shares of ``keep * e^x``, 60 fractional bits. 1 round: both bits open under masks, 32 bytes from the
+    dealer."""
+    role = roles(rt, keep.d)
+    draws = rt.draws()
+    masks: list[tuple[Tensor | None, Tensor | None]] = []
+    for _ in range(2):
+        left = draws.ring(role.with_left, *keep.word_shape) if not role.is_right else None
+        masks.append((left, draws.ring(role.with_right, *keep.word_shape) if not role.is_left else None))
+    dealt = draws.ring(role.with_right, 4, *keep.shape) if not role.is_left else None
+    message = Round()
+    if role.is_dealer:
+        value = known(at.dealt)
+        w, k = (rt.kernels.bits_to_ints(known(a) ^ known(b), keep.shape[-1]) for a, b in masks)
+        message.send(role.left, kinds.DEALER, torch.stack([value, w * value, k * value, w * k * value]) - known(dealt))
+        yield message
+        return None
+    closed = [known(open_bits(role, b, message, *m)) for b, m in zip((at.wrapped, keep), masks, strict=True)]
+    if role.is_left:
+        message.want(role.d, kinds.DEALER, torch.int64, 4, *keep.shape)
+    got: list[Tensor] = yield message
+    w, k = (rt.kernels.bits_to_ints(mine ^ theirs, keep.shape[-1]) for mine, theirs in zip(closed, got, strict=False))
+    plain, less = known(at.plain), known(at.less)
+    # e^v for w = 0, e^(v - 16) for w = 1, in terms of the mask bit; likewise the gate
+    level, swing = plain + w * (less - plain), (1 - 2 * w) * (less - plain)
+    one, by_w, by_k, by_both = got[2] if role.is_left else known(dealt)
+    kept: Tensor = k * (level * one + swing * by_w) + (1 - 2 * k) * (level * by_k + swing * by_both)
+    return kept
+
+
+def exp_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
+    """``e^x`` for any ``x <= 0``; zero below -16. 6 rounds: the comparison runs beside the exponential."""
+    flat = padded(x.reshape(-1))
+    z = yield from _before_truncation_gen(rt, flat, dealer)
+    out = yield from truncate_pair_gen(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer)
+    return out.map(lambda t: t[: x.n].reshape(x.shape))
+
+
+def _before_truncation_gen(rt: Runtime, flat: Share, dealer: int) -> Steps[Tensor | None]:
+    inside = add_public(rt, flat, EXP_RANGE - 2.0**-flat.f)
+    both: Steps[list[Any]] = par(_parts_gen(rt, flat, dealer), drelu_gen(rt, inside, dealer=dealer))
+    at, keep = yield from both
+    return (yield from _gated_gen(rt, at, keep))
+
+
+def powers_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share, Share]]:
+    """``e^x`` of ``[rows, n]``, ``n <= 15``, ``x <= 0`` with a zero in every row: (powers, their sum, a guess of its
+    inverse).
+
+    Sum and guess are ``[rows, 1]``; ``|1 - sum guess| < 0.07``. 6 rounds: the guess starts from the powers while they
+    are being truncated.
+    """
+    rows, n = x.shape
+    if n > SUM_LIMIT:
+        raise ConfigError(f"a sum of {n} powers", f"up to {SUM_LIMIT} fit; use exp_gen and divide_gen")
+    flat = padded(x.reshape(-1))
+    z = yield from _before_truncation_gen(rt, flat, dealer)
+    opened = Opened()
+
+    def total(part: Tensor | None) -> Tensor:
+        return known(part)[: x.n].reshape(rows, n).sum(1)
+
+    truncation = truncate_pair_gen(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer, opened=opened)
+    guess = _inverse_guess_gen(rt, rows, dealer, lambda: total(opened.u), lambda: total(opened.v), x.f)
+    out, inverse = yield from par(truncation, guess)
+    powers = out.map(lambda t: t[: x.n].reshape(rows, n))
+    return powers, powers.sum(1, keepdim=True), inverse.reshape(rows, 1)
+
+
+def _inverse_guess_gen(
+    rt: Runtime, rows: int, dealer: int, u: Callable[[], Tensor], v: Callable[[], Tensor], f: int
+) -> Steps[Share]:
+    """A guess of ``1 / s`` for ``1 <= s < 16``, from ``u + v = s 2^60 (mod 2^64)``, to run beside what opens ``v``.
+
+    The dealer shares the table of ``1 / s`` turned by the upper bits of its ``u``; the online parties pick the entry
+    of their ``v``. The carry of the lower bits is ignored: entry ``i`` stands for ``i / 16 <= s < (i + 2) / 16``. 2
+    rounds, 2 KiB per row.
+    """
+    role = roles(rt, dealer)
+    size = 1 << LOOKUP_BITS
+    draws = rt.draws()
+    right = draws.ring(role.with_right, rows, size) if not role.is_left else None
+    message = Round()
+    y: Tensor | None = None
+    if role.is_dealer:
+        place = torch.arange(size, device=rt.device)
+        turned = _inverses(f, rt.device)[(_upper(u())[:, None] + place) & (size - 1)]
+        message.send(role.left, kinds.DEALER, turned - known(right))
+        yield message
+    else:
+        if role.is_left:
+            message.want(role.d, kinds.DEALER, torch.int64, rows, size)
+        got: list[Tensor] = yield message
+        table = got[0] if role.is_left else known(right)
+        y = table.gather(1, _upper(v())[:, None]).squeeze(1)
+    return (yield from pair_to_share_gen(rt, y, torch.Size((rows,)), f, dealer))
+
+
+def _upper(x: Tensor) -> Tensor:
+    return (x >> (64 - LOOKUP_BITS)) & ((1 << LOOKUP_BITS) - 1)
+
+
+def _inverses(f: int, device: torch.device) -> Tensor:
+    """Entry ``i``: ``1 / s`` in the middle of its two cells, zero where no sum of powers lies."""
+    entries = [0 if i < 8 else round(2.0**f * 16 / (i + 1)) for i in range(1 << LOOKUP_BITS)]
+    return torch.tensor(entries, dtype=torch.int64, device=device)
+
+
+def exp(rt: Runtime, x: Share) -> Share:
+    """``exp_gen``, run."""
+    return rt.run(exp_gen(rt, x))
