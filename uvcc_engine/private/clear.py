@@ -15,6 +15,7 @@ from torch.nn import functional as fn
 from uvcc_engine.private.data import Dataset, Floats, batch_rows
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import Conv2d, Dense, Image, ModelSpec, Pool, find_model, initial_weights
+from uvcc_engine.private.optim import adam_rate, gradient_gain, smallest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +55,39 @@ def train_clear(job: PrivateJob, data: Dataset) -> ClearResult:
     """Train in clear float64 exactly as ``job`` says."""
     model = find_model(job.model)
     weights = [torch.from_numpy(w).requires_grad_() for w in initial_weights(model, job.seed, job.frac_bits)]
-    velocity = [torch.zeros_like(w) for w in weights]
+    velocity, second = [torch.zeros_like(w) for w in weights], [torch.zeros_like(w) for w in weights]
     losses: list[float] = []
     for step in range(job.steps):
         rows = batch_rows(job.seed, step, job.batch, len(data.train_x))
         logits = forward(model, weights, torch.from_numpy(data.train_x[rows]))
-        loss = fn.cross_entropy(logits, torch.from_numpy(data.train_y[rows]))
+        loss = objective(job, logits, torch.from_numpy(data.train_y[rows]))
         losses.append(loss.item())
         grads = torch.autograd.grad(loss, weights)
         with torch.no_grad():
-            for w, v, g in zip(weights, velocity, grads, strict=True):
-                v.mul_(job.momentum).add_(g)
-                w.sub_(job.lr_at(step) * v)
+            for w, v, s, g in zip(weights, velocity, second, grads, strict=True):
+                _update(job, step, w, v, s, g)
     found = [w.detach().numpy() for w in weights]
     correct = count_correct(model, found, data)
     return ClearResult(tuple(found), tuple(losses), correct, correct / len(data.test_y))
+
+
+def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss of a batch."""
+    if job.objective == "mse":
+        return (outputs - fn.one_hot(labels, outputs.shape[1])).square().sum(1).mean() / 2.0
+    return fn.cross_entropy(outputs, labels)
+
+
+def _update(job: PrivateJob, step: int, w: Tensor, v: Tensor, second: Tensor, g: Tensor) -> None:
+    """One update of a weight and its moments in place; g is the gradient of the mean loss."""
+    if job.optimizer == "sgd":
+        v.mul_(job.momentum).add_(g)
+        w.sub_(job.lr_at(step) * v)
+        return
+    g = g * job.batch * gradient_gain(job.batch, 1)
+    v.mul_(job.momentum).add_(g, alpha=1.0 - job.momentum)
+    second.mul_(job.beta2).add_(g.square(), alpha=1.0 - job.beta2)
+    w.sub_(adam_rate(job, step) * v / torch.sqrt(second + smallest(job.frac_bits)))
 
 
 def count_correct(model: ModelSpec, weights: list[Floats], data: Dataset) -> int:

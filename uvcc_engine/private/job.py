@@ -12,6 +12,8 @@ from uvcc_engine.contract.errors import ConfigError
 
 REVEALABLE: Final = ("loss", "accuracy", "weights")
 SCHEDULES: Final = ("linear", "constant")
+OPTIMIZERS: Final = ("sgd", "adam")
+OBJECTIVES: Final = ("cross-entropy", "mse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class PrivateJob:
 
     ``reveal`` lists what is opened: ``loss`` (the batch mean, every ``loss_every`` steps), ``accuracy`` (the count of
     correct test rows, once at the end) and ``weights`` (final weights, sealed to the data owner). The batch order, the
-    initial weights and the schedule are public functions of ``seed``.
+    initial weights and the schedule are public functions of ``seed``. ``objective`` is the loss that is trained on;
+    ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
     """
 
     model: str = "mlp-digits"
@@ -36,6 +39,9 @@ class PrivateJob:
     checkpoint_every: int = 10
     test_rows: int = 360
     kind: str = "private"
+    optimizer: str = "sgd"
+    beta2: float = 0.99
+    objective: str = "cross-entropy"
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -51,8 +57,11 @@ class PrivateJob:
             raise ConfigError(f"job.frac_bits is {self.frac_bits}", "give 8 to 24 fractional bits; 16 is usual")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"job.seed is {self.seed}", "give a seed of 0 to 2^63 - 1")
-        if self.schedule not in SCHEDULES:
-            raise ConfigError(f"job.schedule is {self.schedule!r}", f"one of {', '.join(SCHEDULES)}")
+        if not 0.5 <= self.beta2 <= 0.999:
+            raise ConfigError(f"job.beta2 is {self.beta2}", "give Adam's second decay rate in [0.5, 0.999]")
+        for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("objective", OBJECTIVES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"job.{name} is {getattr(self, name)!r}", f"one of {', '.join(known)}")
         for item in self.reveal:
             if item not in REVEALABLE:
                 raise ConfigError(f"job.reveal: unknown item {item!r}", _nearest(item, REVEALABLE))

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy on shares.
+"""Softmax cross-entropy and squared error on shares.
 
 The gradient is softmax(z) - y and needs no logarithm. The loss itself is only for whoever watches: its branch runs
 beside the division and the backward pass, adds no round of its own, and only the mean over the batch is opened.
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from uvcc_engine.mpc.arithmetic import product_with_gen, sub
+from uvcc_engine.mpc.arithmetic import product_with_gen, rescale_gen, sub
 from uvcc_engine.mpc.maximum import argmax_one_hot_gen, max_gen
 from uvcc_engine.mpc.nonlinear import divide_gen, exp_gen, log_gen
 from uvcc_engine.mpc.opening import open_ring_gen
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
+from uvcc_engine.private.functions import to_exp_scale_gen
 
 _LEAST = 1.0 - 2.0**-8  # the largest power is 1, up to rounding
 
@@ -30,9 +31,12 @@ class Powers:
 
 
 def powers_gen(rt: Runtime, logits: Share) -> Steps[Powers]:
-    """Exponentials of the logits less their row maximum: 12 rounds for up to 10 classes."""
+    """Exponentials of the logits less their row maximum: 12 rounds for up to 10 classes.
+
+    At a scale that the exponential does not take, 2 more, and the result has f = 16.
+    """
     top = yield from max_gen(rt, logits)
-    shifted = sub(logits, top.map(lambda t: t.unsqueeze(-1)))
+    shifted = yield from to_exp_scale_gen(rt, sub(logits, top.map(lambda t: t.unsqueeze(-1))))
     powers = yield from exp_gen(rt, shifted)
     return Powers(shifted, powers, powers.sum(-1, keepdim=True))
 
@@ -41,7 +45,7 @@ def gradient_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[Share]:
     """softmax - y, the gradient of the summed cross-entropy with respect to the logits: 10 rounds for 10 classes."""
     classes = at.powers.shape[-1]
     probabilities = yield from divide_gen(rt, at.powers, at.total, _LEAST, float(classes))
-    return sub(probabilities, targets)
+    return sub((yield from rescale_gen(rt, probabilities, targets.f)), targets)
 
 
 def total_loss_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[Share]:
@@ -71,6 +75,16 @@ def hits_gen(rt: Runtime, logits: Share, targets: Share) -> Steps[Share]:
     """
     chosen = yield from argmax_one_hot_gen(rt, logits)
     return (yield from product_with_gen(rt, targets, chosen, _dot))
+
+
+def mean_square_gen(rt: Runtime, difference: Share) -> Steps[float]:
+    """Open the mean over the rows of half the squared difference to the targets, summed over the outputs: 3 rounds.
+
+    The difference itself is the gradient of the summed loss.
+    """
+    total = yield from product_with_gen(rt, difference, difference, _dot, scale=0.5)
+    opened = yield from open_ring_gen(rt, total)
+    return float(opened.item()) / 2.0**difference.f / difference.shape[0]
 
 
 def correct_gen(rt: Runtime, logits: Share, targets: Share) -> Steps[int]:

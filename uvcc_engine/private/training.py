@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.arithmetic import public
+from uvcc_engine.mpc.arithmetic import public, sub
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.private import layers as nn
@@ -19,7 +19,7 @@ from uvcc_engine.private.data import batch_rows
 from uvcc_engine.private.inputs import PartyInputs
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import ModelSpec, initial_weights
-from uvcc_engine.private.optim import Sgd
+from uvcc_engine.private.optim import Adam, Optimizer, Sgd
 from uvcc_engine.private.state import component_digest
 
 
@@ -44,7 +44,7 @@ class Trainer:
         starts = initial_weights(model, job.seed, job.frac_bits)
         weights = [public(rt, torch.from_numpy(w), f=job.frac_bits) for w in starts]
         self._layers = nn.build(model, weights)
-        self._sgd = Sgd(job, self._layers, [public(rt, torch.zeros_like(w.lo), f=job.frac_bits) for w in weights])
+        self._optimizer = _optimizer(rt, job, self._layers)
 
     @property
     def weights(self) -> list[Share]:
@@ -54,17 +54,22 @@ class Trainer:
     @property
     def velocity(self) -> list[Share]:
         """The momentum terms, one per weighted layer."""
-        return self._sgd.velocity
+        return self._optimizer.moments["velocity"]
+
+    def _kept(self) -> list[tuple[str, list[Share]]]:
+        return [("weight", self.weights), *self._optimizer.moments.items()]
 
     def step(self, step: int) -> StepResult:
         """Train on the batch of step ``step`` (from 0). 36 rounds for a two-layer network of 10 classes."""
         rows = torch.from_numpy(batch_rows(self._job.seed, step, self._job.batch, self._tensors["train_x"].shape[0]))
-        self._sgd.step = step
+        self._optimizer.step = step
         return self._rt.run(self._step_gen(rows, reveal=self._job.reveals_loss(step)))
 
     def _step_gen(self, rows: Tensor, *, reveal: bool) -> Steps[StepResult]:
         x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
         logits = yield from nn.forward_gen(self._rt, self._layers, x)
+        if self._job.objective == "mse":
+            return (yield from self._squares_gen(logits, y, reveal=reveal))
         powers = yield from losses.powers_gen(self._rt, logits)
         if not reveal:
             yield from self._learn_gen(powers, y)
@@ -72,10 +77,22 @@ class Trainer:
         _, loss = yield from par(self._learn_gen(powers, y), losses.mean_loss_gen(self._rt, powers, y))
         return StepResult(loss)
 
+    def _squares_gen(self, outputs: Share, y: Share, *, reveal: bool) -> Steps[StepResult]:
+        difference = sub(outputs, y)
+        down = self._backward_gen(difference)
+        if not reveal:
+            yield from down
+            return StepResult(None)
+        _, loss = yield from par(down, losses.mean_square_gen(self._rt, difference))
+        return StepResult(loss)
+
     def _learn_gen(self, powers: losses.Powers, targets: Share) -> Steps[None]:
         grad = yield from losses.gradient_gen(self._rt, powers, targets)
+        yield from self._backward_gen(grad)
+
+    def _backward_gen(self, grad: Share) -> Steps[None]:
         yield from nn.backward_gen(
-            self._rt, self._layers, grad, lambda layer, g: self._sgd.update_gen(self._rt, layer, g)
+            self._rt, self._layers, grad, lambda layer, g: self._optimizer.update_gen(self._rt, layer, g)
         )
 
     def count_correct(self) -> int:
@@ -95,7 +112,7 @@ class Trainer:
     def state(self) -> dict[str, Tensor]:
         """Everything a checkpoint holds of this party: both components of weights and momentum, by name."""
         found: dict[str, Tensor] = {}
-        for kind, shares in (("weight", self.weights), ("velocity", self.velocity)):
+        for kind, shares in self._kept():
             for i, share in enumerate(shares):
                 found[f"{kind}.{i}.lo"] = share.lo.contiguous()
                 found[f"{kind}.{i}.hi"] = share.hi.contiguous()
@@ -113,17 +130,29 @@ class Trainer:
             t.dtype != torch.int64 for t in state.values()
         ):
             raise ConfigError("the checkpoint does not fit the model", "resume with the job that wrote it")
-        f = self._job.frac_bits
+        for kind, shares in self._kept():
+            for i, old in enumerate(shares):
+                shares[i] = Share(state[f"{kind}.{i}.lo"], state[f"{kind}.{i}.hi"], old.f)
+            if kind == "weight":
+                self._set_weights(shares)
+
+    def _set_weights(self, weights: list[Share]) -> None:
         weighted = [layer for layer in self._layers if layer.weight is not None]
-        for i, layer in enumerate(weighted):
-            layer.weight = Share(state[f"weight.{i}.lo"], state[f"weight.{i}.hi"], f)
-            self._sgd.velocity[i] = Share(state[f"velocity.{i}.lo"], state[f"velocity.{i}.hi"], f)
+        for layer, weight in zip(weighted, weights, strict=True):
+            layer.weight = weight
 
     def component_digest(self, component: str, blind: bytes) -> str:
         """Blinded SHA-256 (hex) of one component ("lo" or "hi") of the whole state; equal at both of its holders."""
         named = [
             (f"{kind}.{i}", getattr(share, component))
-            for kind, shares in (("weight", self.weights), ("velocity", self.velocity))
+            for kind, shares in self._kept()
             for i, share in enumerate(shares)
         ]
         return component_digest(named, blind)
+
+
+def _optimizer(rt: Runtime, job: PrivateJob, layers: list[nn.Layer]) -> Optimizer:
+    if job.optimizer == "adam":
+        return Adam(rt, job, layers)
+    weights = [layer.weight for layer in layers if layer.weight is not None]
+    return Sgd(job, layers, [public(rt, torch.zeros(w.shape), f=job.frac_bits) for w in weights])
