@@ -64,7 +64,7 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
     identity = Identity.load(Path(spec.identity_dir))
     policy = Policy.load(Path(spec.policy))
     party = check_policy(policy, read_signatures(Path(spec.signatures)), identity, own_code_hash(site))
-    coord = _coordinate(spec, policy, party)
+    coord = _coordinate(spec, policy, identity, party)
     job = PrivateJob.from_json(policy.job)
     model = find_model(job.model)
     if spec.job and PrivateJob.from_json(spec.job) != job:
@@ -107,17 +107,14 @@ def claim_session(identity_dir: Path, policy: Policy, run: str) -> None:
         os.fsync(registry.fileno())
 
 
-def _coordinate(spec: WorkerSpec, policy: Policy, party: int) -> Coord:
+def _coordinate(spec: WorkerSpec, policy: Policy, identity: Identity, party: int) -> Coord:
     coord, topology = Coord.parse(spec.coord), policy.topology
     if coord.party != party:
         raise ConfigError(f"{spec.coord} was started with the identity of P{party}", "launch it on that party's pod")
     if coord not in set(topology.coords()):
         raise ConfigError(f"{spec.coord} is not in the topology of the policy", "launch the policy's coordinates only")
-    if topology.workers_per_party > 1:
-        raise ConfigError(
-            f"{topology.workers_per_party} workers per party: this worker trains a whole model by itself",
-            "use replicas, stages and tensor of 1",
-        )
+    if policy.public(party, coord.replica) != identity.public:
+        raise ConfigError(f"{spec.coord} was started on another pod of P{party}", "launch it on its replica's pod")
     return coord
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.private.training import Trainer
+from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.private.parallel_training import Learner
 from uvcc_engine.private.votes import PARTIES, Table
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.policy import Policy
@@ -13,16 +14,22 @@ from uvcc_engine.transcript.policy import Policy
 _LABEL = "state"
 
 
-def own_digests(trainer: Trainer, identity: Identity, policy: Policy, party: int) -> dict[int, str]:
+def state_blinds(identity: Identity, policy: Policy, coord: Coord) -> bytes:
+    """The secrets that this worker's pod shares with the party before and the party after it, 32 bytes each."""
+    peers = policy.peers(coord.party, coord.replica)
+    both = [(coord.party + step) % PARTIES for step in (PARTIES - 1, 1)]
+    return b"".join(identity.pair_secret(peers[p], policy.sid_job, _LABEL) for p in both)
+
+
+def own_digests(trainer: Learner, blinds: bytes, party: int) -> dict[int, str]:
     """Digests of the two components that ``party`` holds, by component number.
 
-    Each is blinded with the secret of the component's two holders, so the third party, whom the digest reaches, cannot
-    test guesses of the component with it.
+    Each is blinded with the secret of the component's two holders (:func:`state_blinds`), so the third party, whom the
+    digest reaches, cannot test guesses of the component with it.
     """
-    before, after = (party + PARTIES - 1) % PARTIES, (party + 1) % PARTIES
     return {
-        party: trainer.component_digest("lo", identity.pair_secret(policy.public(before), policy.sid_job, _LABEL)),
-        after: trainer.component_digest("hi", identity.pair_secret(policy.public(after), policy.sid_job, _LABEL)),
+        party: trainer.component_digest("lo", blinds[:32]),
+        (party + 1) % PARTIES: trainer.component_digest("hi", blinds[32:]),
     }
 
 

@@ -67,6 +67,11 @@ class Learner(Protocol):
         """Blinded digest of one component of this worker's state."""
 
 
+def stream_of(direction: str, microbatch: int) -> int:
+    """The stream of one pass: 1 + 2 m forwards, 2 + 2 m backwards; 0 is everything else."""
+    return 1 + 2 * microbatch + (direction == BACKWARD)
+
+
 class Lanes:
     """A runtime for every stream of an epoch: the main one, and one per microbatch and direction."""
 
@@ -76,8 +81,8 @@ class Lanes:
         self._others: dict[int, Runtime] = {}
 
     def of(self, direction: str, microbatch: int) -> Runtime:
-        """The runtime of one pass; its stream number is 1 + 2 m forwards, 2 + 2 m backwards."""
-        stream = 1 + 2 * microbatch + (direction == BACKWARD)
+        """The runtime of one pass."""
+        stream = stream_of(direction, microbatch)
         if stream not in self._others:
             self._others[stream] = self._make(stream)
         lane = self._others[stream]
@@ -212,9 +217,7 @@ class ParallelTrainer:
 
     def _descend_gen(self, on: Pass, at: losses.Powers, targets: Share, reveal: bool) -> Steps[Share]:
         if reveal:
-            grad, loss = yield from par(
-                self._from_loss_gen(on, at, targets), losses.total_loss_gen(on.rt, at, targets)
-            )
+            grad, loss = yield from par(self._from_loss_gen(on, at, targets), losses.total_loss_gen(on.rt, at, targets))
             self._losses.append(loss)
             return grad
         return (yield from self._from_loss_gen(on, at, targets))

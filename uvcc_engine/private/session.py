@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from safetensors.torch import load_file, save
+from torch import Tensor
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
@@ -20,10 +21,13 @@ from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
 from uvcc_engine.private.admission import Admission
 from uvcc_engine.private.attempts import begin_attempt
-from uvcc_engine.private.outcome import agree_on_state, own_digests
+from uvcc_engine.private.outcome import agree_on_state, own_digests, state_blinds
+from uvcc_engine.private.parallel_training import Learner, ParallelTrainer, stream_of
+from uvcc_engine.private.ranks import Ranks
 from uvcc_engine.private.release import box_name, seal_weights
 from uvcc_engine.private.training import Trainer
 from uvcc_engine.private.votes import HALT, HOLD, Table, Vote
+from uvcc_engine.transcript import kinds
 from uvcc_engine.transcript.agreement import ForkError
 from uvcc_engine.transcript.evidence import WorkerEvidence
 from uvcc_engine.transcript.roots import sid_of
@@ -76,21 +80,40 @@ class Session:
         plane: Plane,
         recorder: LateRecorder,
         table: Table,
+        ranks: Ranks,
         terminated: Callable[[], bool],
     ) -> None:
         """``terminated`` says whether SIGTERM came, which counts as a halt request."""
         self._spec, self._admitted, self._writer = spec, admitted, writer
-        self._recorder, self._table, self._terminated = recorder, table, terminated
+        self._recorder, self._table, self._ranks, self._terminated = recorder, table, ranks, terminated
         self._root = Path(spec.dir) / files.CHECKPOINTS
-        self._rt = Runtime(
-            admitted.party, plane, pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord), spec.attempt
-        )
-        self._trainer = Trainer(self._rt, admitted.job, admitted.model, admitted.inputs)
+        keys, sid = pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord)
+
+        def runtime(stream: int = 0) -> Runtime:
+            return Runtime(admitted.party, plane, keys, sid, spec.attempt, stream=stream)
+
+        self._rt = runtime()
+        self._trainer = self._learner(runtime)
         self._evidence: WorkerEvidence | None = None
         self._loss: float | None = None
         self._agreed = True  # whether the last finished epoch was agreed with both peers
         self.step = 0
         self.running = False  # whether the parties have met
+
+    def _learner(self, runtime: Callable[[int], Runtime]) -> Learner:
+        a, groups = self._admitted, self._ranks.groups
+        if groups.alone and a.policy.topology.microbatches == 1:
+            return Trainer(self._rt, a.job, a.model, a.inputs)
+
+        def tell(name: str, fields: dict[str, Any]) -> None:
+            self._writer.event(name, **fields)
+
+        return ParallelTrainer(self._rt, runtime, a.job, a.model, a.inputs, groups, tell, self._note_passage)
+
+    def _note_passage(self, direction: str, microbatch: int, sent: int, passed: Tensor) -> None:
+        """What moves between stages leaves its digest in the transcript, in the stream of its pass."""
+        tag = (self._rt.epoch, stream_of(direction, microbatch), sent, kinds.PIPELINE)
+        self._proof.recorder.record_local(tag, passed.cpu().numpy().data.cast("B"))
 
     @property
     def _proof(self) -> WorkerEvidence:
@@ -128,7 +151,7 @@ class Session:
     def _agree_where_to_start(self) -> int:
         steps = self._verified_steps() if self._spec.resume else []
         policy = self._admitted.policy.hash.hex()
-        start = self._table.agree_step(steps, attempt=self._spec.attempt, policy=policy)
+        start = self._table.agree_step(steps, among_ranks=self._ranks.common, attempt=self._spec.attempt, policy=policy)
         self._writer.resume_at(start if self._spec.resume else None)
         return start
 
@@ -266,23 +289,32 @@ class Session:
         manifest = self._save(scheduled=True)
         written = manifest.rank(self._spec.rank).files[ck.rank_file(self._spec.rank)]
         self._proof.checkpoint(self.step, written["sha256"])
-        ck.prune(self._root, CHECKPOINTS_KEPT)
+        if self._ranks.leads_pod:
+            ck.prune(self._root, CHECKPOINTS_KEPT)
         return manifest
 
     def _save(self, *, scheduled: bool) -> ck.Manifest:
         root = self._proof.last_root
-        manifest = ck.save(
-            self._root,
-            run=self._spec.run,
-            step=self.step,
+        state = ck.RankState(
             rank=self._spec.rank,
             coord=self._spec.coord,
-            topology=self._spec.topology,
-            contents={ck.rank_file(self._spec.rank): save(self._trainer.state())},
             epoch_root=root.root.hex() if root is not None else "",
             cursors={"epoch": self.step, "attempt": self._spec.attempt},
             extra={"loss": self._loss, "scheduled": scheduled},
         )
+        content = {ck.rank_file(self._spec.rank): save(self._trainer.state())}
+        token, sha = self._ranks.token(), ""
+        ck.write_rank(self._root, self.step, token, state, content)
+        self._ranks.all_here()
+        if self._ranks.leads_pod:
+            topology = self._spec.topology
+            found = ck.commit(
+                self._root, run=self._spec.run, step=self.step, token=token, ranks=self._ranks.pod, topology=topology
+            )
+            sha = found.sha256
+        sha = self._ranks.from_lead(sha)
+        manifest = ck.read_manifest(ck.step_dir(self._root, self.step))
+        assert manifest.sha256 == sha
         self._writer.event("checkpoint_written", step=self.step, sha256=manifest.sha256)
         return manifest
 
@@ -299,10 +331,10 @@ class Session:
         if "loss" in job.reveal and self._loss is not None:
             values["loss"] = self._loss
         a = self._admitted
-        digests = own_digests(self._trainer, a.identity, a.policy, a.party)
         self._settle_votes(epoch, mine)  # a halt that comes now is outrun by the end of the run
-        digests_of_all = agree_on_state(self._table, digests)
-        result = self._proof.result(values, digests_of_all)
+        blinds = self._ranks.of_first_replica(state_blinds(a.identity, a.policy, a.coord))
+        digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))
+        result = self._proof.result(values, self._ranks.whole_state(digests_of_all))
         self._agreed = False
         root = self._proof.last_root
         assert root is not None
@@ -327,7 +359,7 @@ class Session:
         files.write_atomic(Path(self._spec.dir) / box_name(a.coord), box)
 
     def _publish(self, result: dict[str, Any], values: dict[str, float]) -> Outcome:
-        if "weights" in self._admitted.job.reveal:
+        if "weights" in self._admitted.job.reveal and self._admitted.coord.replica == 0:
             self._release_weights()
         extra = {k: v for k, v in result.items() if k not in ("result_hash", "values", "signature", "coord")}
         self._writer.result(result["result_hash"], values, result["signature"], **extra)

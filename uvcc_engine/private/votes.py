@@ -56,7 +56,8 @@ class Table:
     """The control conversation of one party with the other two.
 
     ``wait_s`` bounds every wait for a message; the plane itself reports a dead peer earlier. ``check`` is called once a
-    second while it waits, and may raise to give up.
+    second while it waits, and may raise to give up. ``among_ranks`` takes what the three workers here decided and
+    returns what the whole fleet decides; set it where a party has several ranks.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Table:
         self._run = run
         self._wait_s = wait_s
         self._check = check
+        self.among_ranks: Callable[[Vote], Vote] = lambda vote: vote
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Table:
     def close_step(self, step: int, mine: Vote) -> tuple[Vote, dict[int, bytes]]:
         """Read both votes of this step; returns the largest and the notes that came with them."""
         heard = self.hear("vote", step=step)
-        decision = _largest([mine, *(_vote_of(m, p) for p, m in heard.items())])
+        decision = self.among_ranks(_largest([mine, *(_vote_of(m, p) for p, m in heard.items())]))
         return decision, {p: _note_of(m, p) for p, m in heard.items()}
 
     def exchange(self, topic: str, notes: Mapping[int, bytes], **expected: Any) -> dict[int, bytes]:
@@ -177,17 +179,20 @@ class Table:
             mine = poll()
             self.say("hold", step=step, turn=turn, **_vote_json(mine))
             heard = self.hear("hold", step=step, turn=turn)
-            decision = _largest([mine, *(_vote_of(m, p) for p, m in heard.items())])
+            decision = self.among_ranks(_largest([mine, *(_vote_of(m, p) for p, m in heard.items())]))
             if decision.vote != HOLD:
                 return decision
             stay(decision)
             pause.wait(HOLD_ROUND_S)
             turn += 1
 
-    def agree_step(self, steps: list[int], **expected: Any) -> int:
+    def agree_step(
+        self, steps: list[int], *, among_ranks: Callable[[set[int]], set[int]] = lambda steps: steps, **expected: Any
+    ) -> int:
         """The newest checkpoint step that all three parties hold verified; 0 = from the start.
 
-        ``expected`` (attempt, policy hash) must be the same at all three, else ProtocolError.
+        ``expected`` (attempt, policy hash) must be the same at all three, else ProtocolError. ``among_ranks`` takes the
+        steps that the three workers here have in common and returns those of the whole fleet.
         """
         self.say("resume", steps=steps, **expected)
         common = set(steps)
@@ -196,7 +201,7 @@ class Table:
             if not isinstance(theirs, list) or not all(isinstance(s, int) for s in theirs):
                 raise ProtocolError(f"P{peer} sent a malformed list of checkpoints", party=peer)
             common &= set(theirs)
-        return max(common, default=0)
+        return max(among_ranks(common), default=0)
 
 
 def _encode(message: Mapping[str, Any]) -> bytes:

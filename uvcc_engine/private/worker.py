@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ from uvcc_engine import __version__
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
+from uvcc_engine.parallel.groups import PartyGroups, Place
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.private.admission import Admission, admit
+from uvcc_engine.private.ranks import Ranks
 from uvcc_engine.private.session import LateRecorder, Outcome, Session
 from uvcc_engine.private.votes import HALT, Table, Vote
 from uvcc_engine.transcript.roots import sid_of
@@ -71,29 +74,40 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
         on_event=lambda name, fields: _pass_on(writer, name, fields),
     )
 
+    session: Session | None = None
+    groups: PartyGroups | None = None
+
     def check() -> None:
-        if not session.running and (terminated or Vote.of(writer.poll_halt()).vote == HALT):
+        if not (session and session.running) and (terminated or Vote.of(writer.poll_halt()).vote == HALT):
             raise _StoppedAtStart("halted before the first step", "start it again")
 
     table = Table(plane, spec.run, check=check)
-    session = Session(spec, admitted, writer, plane, recorder, table, lambda: bool(terminated))
     try:
-        with Ticker(writer, lambda: _waiting_on(plane)):
+        with Ticker(writer, lambda: _waiting_on(plane, groups)):
+            place = Place.of(admitted.coord, admitted.policy.topology, os.environ)
+            groups = PartyGroups.open(place, on_event=lambda name, fields: writer.event(name, **fields), check=check)
+            ranks = Ranks(groups)
+            table.among_ranks = ranks.greatest
+            session = Session(spec, admitted, writer, plane, recorder, table, ranks, lambda: bool(terminated))
             outcome = session.run()
         plane.close()
+        groups.close()
         return outcome
     except UvccError as error:
         reason = table.reason_of(error) if isinstance(error, PeerLostError) else error
         table.tell_stopped(reason)
         if isinstance(error, _StoppedAtStart):
             return Outcome("halted", 0)
-        return Outcome("failed", session.step, error=reason)
+        return Outcome("failed", session.step if session else 0, error=reason)
     except BaseException as error:
         table.tell_stopped(error)
         raise
     finally:
-        session.close()
+        if session is not None:
+            session.close()
         plane.close(graceful=False)
+        if groups is not None:
+            groups.close(graceful=False)
 
 
 def _report(writer: RunWriter, step: int, error: UvccError) -> None:
@@ -127,9 +141,11 @@ def _pass_on(writer: RunWriter, name: str, fields: dict[str, Any]) -> None:
         writer.event(name, "info" if name == "link_up" else "warn", **fields)
 
 
-def _waiting_on(plane: LivePlane) -> str | None:
+def _waiting_on(plane: LivePlane, groups: PartyGroups | None) -> str | None:
     wait = plane.waiting_on
-    return None if wait is None else f"p{wait['peer']} for {wait['since_s']:.1f} s"
+    if wait is not None:
+        return f"p{wait['peer']} for {wait['since_s']:.1f} s"
+    return groups.waiting_on if groups is not None else None
 
 
 def _facts(spec: WorkerSpec, admitted: Admission) -> dict[str, Any]:
