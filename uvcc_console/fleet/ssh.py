@@ -129,6 +129,7 @@ class PodLink:
         self._connecting = asyncio.Lock()
         self._sessions = asyncio.Semaphore(SESSIONS)
         self._sftp: asyncssh.SFTPClient | None = None
+        self._opening_sftp = asyncio.Lock()
         self._random = random.Random(name)
 
     @property
@@ -274,9 +275,11 @@ class PodLink:
         try:
             async with asyncio.timeout(timeout):
                 connection = await self._use()
-                if self._sftp is None:
-                    self._sftp = await connection.start_sftp_client()
-                yield self._sftp
+                async with self._opening_sftp:  # one session, however many files are asked for at once
+                    if self._sftp is None:
+                        self._sftp = await connection.start_sftp_client()
+                    sftp = self._sftp
+                yield sftp
         except (OSError, asyncssh.Error, TimeoutError) as e:
             if not isinstance(e, asyncssh.SFTPError) or isinstance(e, asyncssh.SFTPConnectionLost):
                 self._sftp = None

@@ -329,3 +329,19 @@ async def test_a_key_that_is_installed_late_is_waited_for(ssh_fake, link_to, cli
     await host.start()
     await waiting
     assert await link.sh("echo in") == "in"
+
+
+async def test_many_files_at_once_share_one_session(ssh_fake, link_to, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the SFTP server of this process serves its working folder
+    link = link_to((await ssh_fake(answer)).address)
+    opened = []
+    start = asyncssh.SSHClientConnection.start_sftp_client
+
+    async def counted(connection: asyncssh.SSHClientConnection) -> asyncssh.SFTPClient:
+        opened.append(connection)
+        return await start(connection)
+
+    monkeypatch.setattr(asyncssh.SSHClientConnection, "start_sftp_client", counted)
+    await asyncio.gather(*(link.put(str(n).encode(), f"blob{n}") for n in range(SESSIONS)))
+    assert sorted(p.read_bytes() for p in tmp_path.glob("blob*")) == sorted(str(n).encode() for n in range(SESSIONS))
+    assert len(opened) == 1
