@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -15,7 +15,8 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.plane import durable
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
-from uvcc_engine.plane.direct import DirectLink
+from uvcc_engine.plane.auto import AutoLink, RelayPath
+from uvcc_engine.plane.direct import DirectLink, parse_address
 from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.faults import FaultPlan, FaultyLink
 from uvcc_engine.plane.links import Link
@@ -25,7 +26,7 @@ from uvcc_engine.plane.session import SigningIdentity
 from uvcc_engine.plane.stream_link import StreamLink, stream_address
 from uvcc_engine.transcript.identity import PublicIdentity
 
-_KINDS = ("relay", "stream", "direct")
+KINDS: Final = ("auto", "direct", "stream", "relay")
 
 
 def open_plane(
@@ -42,20 +43,19 @@ def open_plane(
 ) -> LivePlane:
     """Connect ``party`` with ``peers`` in the subsession ``sid_sub``. Returns at once; receivers wait.
 
-    ``link``: ``{kind: relay|stream|direct, relay_url, token_file, ca_file, group, listen, peers, peer_timeout_s,
+    ``link``: ``{kind: auto|direct|stream|relay, relay_url, token_file, ca_file, group, listen, peers, peer_timeout_s,
     first_contact_s}``.
     Raises ConfigError on an unusable link, UnreachableError if it cannot listen.
     """
-    waits = Waits()
-    if "peer_timeout_s" in link:
-        waits = replace(waits, peer_s=float(link["peer_timeout_s"]))
+    names = {"peer_timeout_s": "peer_s", "close_s": "close_s", "order_s": "order_s", "report_s": "report_s"}
+    waits = replace(Waits(), **{field: float(link[name]) for name, field in names.items() if name in link})
     if "first_contact_s" in link:
         waits = replace(waits, first_s=float(link["first_contact_s"]))
-    carrier = _open_link(party, sid_sub, link)
+    others = {p: public for p, public in peers.items() if p != party}
+    carrier = _open_link(party, sid_sub, link, tuple(others))
     if "faults" in link:
         carrier = FaultyLink(carrier, FaultPlan.from_json(link["faults"]), party)
     now = time.monotonic()
-    others = {p: public for p, public in peers.items() if p != party}
     path = state_dir / f"plane_{coord}.state"
     effect, states = _restore(path, sid_sub, others, bool(link.get("durable")))
     endpoints = {
@@ -76,20 +76,58 @@ def _restore(
     return found if found is not None else (None, {p: durable.PeerState() for p in peers})
 
 
-def _open_link(party: int, sid_sub: bytes, link: Mapping[str, Any]) -> Link:
-    kind = link.get("kind")
+def _open_link(party: int, sid_sub: bytes, link: Mapping[str, Any], peers: Sequence[int]) -> Link:
+    kind, box = link.get("kind"), fr.sid64(sid_sub)
     if kind == "direct":
-        addresses = {int(p): str(a) for p, a in dict(link.get("peers") or {}).items()}
-        return DirectLink(party, str(link.get("listen") or ""), addresses)
-    if kind in ("relay", "stream"):
-        url, token_file, box = str(link["relay_url"]), Path(link["token_file"]), fr.sid64(sid_sub)
-        ca_file = Path(link["ca_file"]) if link.get("ca_file") else None
-        if kind == "relay":
-            return RelayLink(url=url, token_file=token_file, ca_file=ca_file, box=box)
-        tls = ssl.create_default_context(cafile=ca_file) if url.startswith("https") else None
-        address = str(link.get("stream") or "") or stream_address(url, health(url, ca_file)["stream"])
-        return StreamLink(address=address, token_file=token_file, tls=tls, box=box)
-    raise ConfigError(f"link kind {kind!r} is not known", f"use one of {', '.join(_KINDS)}")
+        return _direct(party, link)
+    if kind == "relay":
+        return _relay(link, box)
+    if kind == "stream":
+        return _stream(link, box)
+    if kind == "auto":
+        return _auto(party, link, box, peers)
+    raise ConfigError(f"link kind {kind!r} is not known", f"use one of {', '.join(KINDS)}")
+
+
+def _direct(party: int, link: Mapping[str, Any]) -> DirectLink:
+    addresses = {int(p): str(a) for p, a in dict(link.get("peers") or {}).items()}
+    for address in addresses.values():
+        parse_address(address)
+    return DirectLink(party, str(link.get("listen") or ""), addresses)
+
+
+def _relay(link: Mapping[str, Any], box: int) -> RelayLink:
+    url, token_file = str(link["relay_url"]), Path(link["token_file"])
+    return RelayLink(url=url, token_file=token_file, ca_file=_ca_file(link), box=box)
+
+
+def _stream(link: Mapping[str, Any], box: int, announced: str | None = None) -> StreamLink:
+    url, ca_file = str(link["relay_url"]), _ca_file(link)
+    tls = ssl.create_default_context(cafile=ca_file) if url.startswith("https") else None
+    if announced is None:
+        announced = str(link.get("stream") or "") or health(url, ca_file)["stream"]
+    return StreamLink(address=stream_address(url, announced), token_file=Path(link["token_file"]), tls=tls, box=box)
+
+
+def _auto(party: int, link: Mapping[str, Any], box: int, peers: Sequence[int]) -> Link:
+    """Direct where possible, else the relay's stream front if it has one, else its HTTP front."""
+    direct = _direct(party, link) if link.get("listen") or link.get("peers") else None
+    if not link.get("relay_url"):
+        if direct is None:
+            raise ConfigError("link auto has neither addresses nor a relay", "give listen and peers, or relay_url")
+        return direct
+    relays: list[RelayPath] = [_relay(link, box)]
+    try:
+        announced = str(link.get("stream") or "") or health(str(link["relay_url"]), _ca_file(link), 3.0)["stream"]
+    except UnreachableError:
+        announced = ""  # not up yet; the HTTP front will do when it is
+    if announced:
+        relays.insert(0, _stream(link, box, announced))
+    return AutoLink(direct or DirectLink(party, "", {}), relays, peers)
+
+
+def _ca_file(link: Mapping[str, Any]) -> Path | None:
+    return Path(link["ca_file"]) if link.get("ca_file") else None
 
 
 def health(url: str, ca_file: Path | None, timeout: float = 10.0) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from uvcc_engine.plane.inbox import buffer
 from uvcc_engine.plane.links import Arrival, Notice
 from uvcc_engine.plane.sockets import OutQueue
 
+_SSH_PORT: Final = 22
 _READ: Final = 1 << 17
 _SOCKET_BUFFER: Final = 4 << 20
 _BACKLOG_BYTES: Final = 8 << 20  # frames taken but not written yet, per peer
@@ -36,6 +37,8 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"not an address: {text!r}", "write it like 10.0.0.2:7000")
+    if int(port) == _SSH_PORT:
+        raise ConfigError(f"{text} is the SSH port", "give the plane a port of its own")
     return host.strip("[]"), int(port)
 
 
@@ -168,19 +171,21 @@ class DirectLink:
         host, port = self._listener.getsockname()[:2]
         return f"{host}:{port}"
 
-    def ready(self, dst: int) -> bool:
-        connection = self._route(dst)
-        return connection is not None and connection.out.bytes < _BACKLOG_BYTES
+    def connected(self, dst: int) -> bool:
+        """True while a proven connection to ``dst`` stands."""
+        return dst in self._active
 
-    def _route(self, dst: int) -> _Connection | None:
+    def ready(self, dst: int) -> bool:
         found = self._active.get(dst)
         if found is None:
-            found = next((c for c in reversed(self._strangers) if c.peer == dst), None)
-        return None if found is None or found.connecting else found
+            return any(c.peer == dst and not c.connecting for c in self._strangers)
+        return found.out.bytes < _BACKLOG_BYTES
 
     def send(self, dst: int, out: Outgoing) -> None:
-        connection = self._route(dst)
-        if connection is not None:
+        found = self._active.get(dst)
+        # until one has proven itself, the handshake goes to everybody who says to be this peer
+        routes = [found] if found else [c for c in self._strangers if c.peer == dst and not c.connecting]
+        for connection in routes:
             connection.out.add(out.buffers)
             self._dirty.add(connection)
 
@@ -366,6 +371,12 @@ class DirectLink:
 
     def pending(self) -> bool:
         return bool(self._dirty)
+
+    def sever(self) -> None:
+        """Fault injection: the network between the parties is gone, and stays gone."""
+        self.close()
+        self._poll = select.epoll()
+        self._dial.clear()
 
     def close(self) -> None:
         for connection in (*self._active.values(), *self._strangers):

@@ -48,8 +48,14 @@ class PeerState:
         kept = self.kept.get(tag.stream)
         if kept is None:
             kept = self.kept[tag.stream] = Kept(index)
-        if index == kept.first + len(kept.messages):
-            kept.messages.append((tag, payload))
+        if not kept.messages:
+            kept.first = index
+        kept.messages.append((tag, payload))
+
+    def lowest(self, stream: int) -> int:
+        """The lowest index that can still be sent again."""
+        kept = self.kept.get(stream)
+        return kept.first if kept is not None and kept.messages else self.numbered.get(stream, 0)
 
     @property
     def kept_bytes(self) -> int:

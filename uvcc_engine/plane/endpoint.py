@@ -368,8 +368,8 @@ class Endpoint:
         """The peer's process is new to us: its channels begin at 0, and so do ours; messages count on."""
         streams = peer_has.keys() | self.state.numbered.keys()
         for stream in streams:
-            kept, channel = self.state.kept.get(stream), self.sending.get(stream)
-            lowest = kept.first if kept else channel.lowest if channel else 0
+            channel = self.sending.get(stream)
+            lowest = self.state.lowest(stream) if self.durable else channel.lowest if channel else 0
             if peer_has.get(stream, 0) < lowest:
                 raise self._forgetful(f"stream {stream}: it has {peer_has.get(stream, 0)} of {lowest}")
         if not self.durable:

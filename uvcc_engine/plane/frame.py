@@ -36,6 +36,7 @@ PACK_FRAME: Final = 1 << 17  # a packed frame is closed at this size
 CONTROL_STREAM: Final = 0xFFFF_FFFE
 ACK_STREAM: Final = 0xFFFF_FFFF
 MAX_MESSAGE: Final = 1 << 34
+MAX_KIND: Final = 0xFF
 TAG_BYTES: Final = 16  # of the AEAD
 HEADER_BYTES: Final = 48
 PART_BYTES: Final = 40
@@ -111,7 +112,7 @@ class Labeler:
     def __call__(self, tag: Tag, chunk: int = 0, chunks: int = 1) -> int:
         digest = self._base.copy()
         stream = tag.epoch << 32 | tag.stream
-        digest.update(_LABEL.pack(stream, self._src, self._dst, DATA, tag.kind & 0xFF, tag.op, chunk, chunks))
+        digest.update(_LABEL.pack(stream, self._src, self._dst, DATA, tag.kind, tag.op, chunk, chunks))
         return int.from_bytes(digest.digest()[:4], "little") or 1
 
 
@@ -177,7 +178,7 @@ def read_part(head: Buffer, at: int, stream: int, src: int, labeler: Labeler) ->
     else:
         due = CHUNK if chunk + 1 < chunks else total - (chunks - 1) * CHUNK
         good = chunk < chunks == chunk_count(total) and length == due and total <= MAX_MESSAGE
-    if flags or not good:
+    if flags or kind > MAX_KIND or not good:
         raise ProtocolError(f"malformed part of {tag}", party=src)
     if label != labeler(tag, chunk, chunks):
         raise ProtocolError(f"msg_id32 {label:#010x} does not belong to {tag}", party=src)

@@ -20,7 +20,6 @@ from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.links import Link
 
 _LONGEST_WAIT: Final = 1.0
-_MAX_KIND: Final = 0xFF
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -78,7 +77,7 @@ class LivePlane:
 
     def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
         """See ``Plane.send``."""
-        if not 0 <= tag.stream < fr.CONTROL_STREAM or not 0 <= tag.kind <= _MAX_KIND:
+        if not (0 <= tag.stream < fr.CONTROL_STREAM and 0 <= tag.kind <= fr.MAX_KIND):
             raise ConfigError(f"{tag} is not a message tag", "streams are below 2^32-2, kinds below 256")
         if self._recorder is not None:
             self._recorder.record(0, dst, tag, payload)

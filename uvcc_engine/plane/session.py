@@ -226,8 +226,10 @@ class Handshake:
         Raises UnprovenError if it is not the pinned peer's proof for the pending handshake.
         """
         pending = self._pending
+        if self.established is not None and header.session == self.established.id:
+            return None, []  # repeated because it was not sure to have arrived
         if pending is None or header.session != pending.session.id:
-            return None, []  # of an earlier handshake: nothing depends on it
+            raise fr.UnprovenError("AUTH of a handshake that is not this one, or by another identity", party=self._peer)
         try:
             plain = AESGCM(pending.auth_key).decrypt(bytes(12), body, header.aad)
         except InvalidTag:

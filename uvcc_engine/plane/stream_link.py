@@ -87,6 +87,8 @@ class _Replies:
 class StreamLink(RelayBase):
     """Implements ``links.Link`` over a relay's stream front."""
 
+    kind = "stream"
+
     def __init__(
         self, *, address: str, token_file: Path, tls: ssl.SSLContext | None, box: int, policy: Policy = RELAY_POLICY
     ) -> None:

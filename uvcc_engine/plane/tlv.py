@@ -34,9 +34,13 @@ class Vector(NamedTuple):
 
 
 def encode_batch(vectors: Iterable[Vector]) -> bytes:
-    """Frame vectors. Raises ProtocolError if one is not of this format."""
+    """Frame vectors; neighbours differ in type, id or edge. Raises ProtocolError if one is not of this format."""
     out: list[bytes] = []
+    before: tuple[int, int, int] | None = None
     for v in vectors:
+        if (v.type, v.id, v.edge) == before:
+            raise ProtocolError(f"two LIFT vectors of id {v.id} and edge {v.edge} in a row")
+        before = (v.type, v.id, v.edge)
         if v.type not in (M_U64VEC, COMP_U64VEC) or v.edge not in (0, 1, 2) or len(v.words) % 8:
             raise ProtocolError(f"not a LIFT vector: type {v.type}, edge {v.edge}, {len(v.words)} bytes")
         for at in range(0, max(1, len(v.words)), 8 * MAX_WORDS):
@@ -67,6 +71,8 @@ def decode_batch(data: Buffer, *, party: int = -1) -> list[Vector]:
         words = bytes(data[start:at])
         if continues and (found[-1].type, found[-1].id, found[-1].edge) == (kind, ident, edge):
             found[-1] = found[-1]._replace(words=found[-1].words + words)
+        elif found and (found[-1].type, found[-1].id, found[-1].edge) == (kind, ident, edge):
+            raise ProtocolError(f"two LIFT vectors of id {ident} and edge {edge} in a row", party=party)
         else:
             found.append(Vector(kind, ident, edge, words))
         continues = q == MAX_WORDS

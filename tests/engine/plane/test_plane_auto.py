@@ -1,0 +1,92 @@
+"""The automatic link: direct where it works, the relay where it does not, and over from one to the other in a run."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plane_kit import Log, direct_links, free_port, make_plane, relay_links, relay_thread, run_parties
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.plane.api import Tag
+from uvcc_engine.plane.auto import AutoLink
+from uvcc_engine.plane.live import LivePlane
+
+
+def auto_links(folder: Path, url: str) -> list[dict[str, Any]]:
+    pairs = zip(relay_links(folder, url, "auto"), direct_links(), strict=True)
+    return [relay | {"listen": direct["listen"], "peers": direct["peers"]} for relay, direct in pairs]
+
+
+def paths(plane: LivePlane) -> dict[int, str]:
+    link = plane._link
+    assert isinstance(link, AutoLink)
+    return {p: link.path_to(p) for p in range(3) if p != plane.party}
+
+
+def ping_until(plane: LivePlane, op: int, due: dict[int, str]) -> int:
+    """Rounds with both peers until this party's paths are ``due``; all parties stop at the same round."""
+    others = [p for p in range(3) if p != plane.party]
+    while True:
+        done = b"y" if paths(plane) == due else b"n"
+        for p in others:
+            plane.send(p, Tag(0, 0, op, 1), done)
+        said = [bytes(plane.recv(p, Tag(0, 0, op, 1))) for p in others]
+        op += 1
+        if done == b"y" and said == [b"y", b"y"]:
+            return op
+
+
+@pytest.mark.parametrize("front", ["stream", "relay"])
+def test_direct_is_found_lost_and_replaced(tmp_path: Path, front: str) -> None:
+    more = {"stream_listen": "127.0.0.1:0"} if front == "stream" else {}
+    logs = [Log() for _ in range(3)]
+    cut = threading.Barrier(3)
+    with relay_thread(tmp_path, **more) as url:
+        links = auto_links(tmp_path, url)
+
+        def body(party: int) -> None:
+            plane = make_plane(party, links[party], logs[party])
+            others = [p for p in range(3) if p != party]
+            op = ping_until(plane, 0, dict.fromkeys(others, "direct"))
+            cut.wait(20)
+            with plane._lock:
+                link = plane._link
+                assert isinstance(link, AutoLink)
+                link._direct.sever()
+            cut.wait(20)
+            op = ping_until(plane, op, dict.fromkeys(others, front))
+            plane.close()
+
+        run_parties(*(lambda p=p: body(p) for p in range(3)))
+    for party, log in enumerate(logs):
+        for peer in {0, 1, 2} - {party}:
+            told = [(e["kind"], e["why"]) for e in log.named("link_choice") if e["peer"] == peer]
+            assert told[0][0] == front
+            assert ("direct", "sealed frames passed both ways") in told
+            assert told[-1] == (front, "the direct connection broke")
+
+
+def test_a_party_without_reachable_ports_goes_by_the_relay_alone(tmp_path: Path) -> None:
+    with relay_thread(tmp_path) as url:
+        links = relay_links(tmp_path, url, "auto")
+        nowhere = {str(p): f"127.0.0.1:{free_port()}" for p in range(3)}
+
+        def body(party: int) -> None:
+            plane = make_plane(party, links[party] | {"peers": nowhere}, Log())
+            others = [p for p in range(3) if p != party]
+            ping_until(plane, 0, dict.fromkeys(others, "relay"))
+            plane.close()
+
+        run_parties(*(lambda p=p: body(p) for p in range(3)))
+
+
+def test_the_ssh_port_is_never_probed() -> None:
+    with pytest.raises(ConfigError, match="SSH"):
+        make_plane(1, {"kind": "auto", "peers": {"0": "10.0.0.1:22"}}, Log())
+    with pytest.raises(ConfigError, match="neither"):
+        make_plane(1, {"kind": "auto"}, Log())
+    with pytest.raises(ConfigError, match="kind"):
+        make_plane(1, {"kind": "pigeon"}, Log())

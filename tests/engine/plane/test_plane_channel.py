@@ -1,0 +1,220 @@
+"""Channel and endpoint: timing, credit, acknowledgements, rekeying, restarts. The clock is the test's."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from plane_kit import IDENTITIES, PUBLIC, SID
+
+from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.plane import acks
+from uvcc_engine.plane import frame as fr
+from uvcc_engine.plane.api import Tag
+from uvcc_engine.plane.channel import Acknowledgement, RecvChannel, SendChannel, Timing
+from uvcc_engine.plane.durable import PeerState
+from uvcc_engine.plane.endpoint import Endpoint, Policy
+
+TIMING = Timing(rto_s=1.0, rto_cap_s=4.0, window=1000)
+
+
+def sending(count: int, credit: int = 100) -> SendChannel:
+    channel = SendChannel(0, TIMING)
+    for _ in range(count):
+        channel.add(channel.new_frame(0.0), (b"x",), credit)
+    return channel
+
+
+def ack(expected: int, *ranges: tuple[int, int], limit: int = 0) -> Acknowledgement:
+    return Acknowledgement(0, expected, limit, ranges)
+
+
+def test_retransmission_backs_off_up_to_the_cap() -> None:
+    channel = sending(1)
+    times, now = [], 0.0
+    while now < 20:
+        times += [now for _ in channel.transmit(now)]
+        now += 0.5
+    assert times == [0.0, 1.0, 3.0, 7.0, 11.0, 15.0, 19.0]
+    channel.acknowledge(ack(1), now, 1)
+    assert list(channel.transmit(100.0)) == []
+    assert channel.idle
+
+
+def test_credit_stops_the_sender_and_a_grant_lets_it_go_on() -> None:
+    channel = sending(12)
+    assert [f.seq for f in channel.transmit(0.0)] == list(range(10))
+    assert channel.blocked
+    channel.acknowledge(ack(10), 0.1, 1)
+    assert list(channel.transmit(0.1)) == []  # acknowledged, but its reader has taken nothing
+    channel.acknowledge(ack(10, limit=1100), 0.2, 1)
+    assert [f.seq for f in channel.transmit(0.2)] == [10]
+    channel.acknowledge(ack(10, limit=500), 0.3, 1)
+    assert channel.limit == 1100  # an older grant takes nothing back
+
+
+def test_selective_acknowledgement_resends_the_gap_early_and_only_it() -> None:
+    channel = sending(6)
+    assert len(list(channel.transmit(0.0))) == 6
+    channel.acknowledge(ack(1, (2, 6)), 0.1, 1)
+    assert [f.seq for f in channel.transmit(0.1)] == [1]
+    assert list(channel.transmit(0.2)) == []
+
+
+@pytest.mark.parametrize("wrong", [ack(4), ack(0, (2, 9))])
+def test_an_acknowledgement_of_what_was_never_sent_names_the_peer(wrong: Acknowledgement) -> None:
+    channel = sending(3)
+    list(channel.transmit(0.0))
+    with pytest.raises(ProtocolError) as error:
+        channel.acknowledge(wrong, 0.0, 2)
+    assert error.value.party == 2
+
+
+def test_a_receiver_delivers_in_order_and_tells_gaps() -> None:
+    channel: RecvChannel[int] = RecvChannel(0, TIMING)
+    order = [2, 0, 4, 1, 5]
+    delivered = [channel.accept(seq, b"%d" % seq, seq, 10, 1) for seq in order if channel.is_new(seq, b"%d" % seq, 1)]
+    assert delivered == [[], [0], [], [1, 2], []]
+    assert channel.acknowledgement() == Acknowledgement(0, 3, 1000, ((4, 6),))
+    assert not channel.is_new(1, b"1", 1)
+    assert not channel.is_new(5, b"5", 1)
+    for seq in (1, 5):
+        with pytest.raises(ProtocolError) as error:
+            channel.is_new(seq, b"another", 1)
+        assert error.value.party == 1
+
+
+def test_a_sender_beyond_its_credit_is_named() -> None:
+    channel: RecvChannel[int] = RecvChannel(0, TIMING)
+    channel.accept(0, b"", 0, 900, 1)
+    with pytest.raises(ProtocolError, match="credit"):
+        channel.accept(1, b"", 1, 200, 1)
+
+
+def test_taking_messages_grants_credit() -> None:
+    channel: RecvChannel[int] = RecvChannel(0, TIMING)
+    channel.accept(0, b"", 0, 900, 1)
+    assert not channel.grants
+    channel.take(900)
+    assert channel.grants
+    assert channel.acknowledgement().limit == 1900
+
+
+def test_acknowledgements_on_the_wire_are_strict() -> None:
+    entries = [acks.Entry(ack(3, (5, 7), (9, 10), limit=77), 4, 2)]
+    assert acks.decode(acks.encode(acks.BYE, entries), 1) == (acks.BYE, entries)
+    for ranges in (((3, 4),), ((5, 5),), ((5, 7), (6, 8))):
+        with pytest.raises(ProtocolError) as error:
+            acks.decode(acks.encode(0, [acks.Entry(ack(3, *ranges), 0, 0)]), 1)
+        assert error.value.party == 1
+    with pytest.raises(ProtocolError):
+        acks.decode(acks.encode(0, entries)[:-1], 1)
+
+
+class Pair:
+    """Two endpoints on a perfect wire; ``states`` makes them durable."""
+
+    def __init__(self, policy: Policy | None = None, states: tuple[PeerState, PeerState] | None = None) -> None:
+        self.policy = policy or Policy()
+        self.now = 0.0
+        self.ends = [self.end(p, states[p] if states else None) for p in (0, 1)]
+        self.seen: list[tuple[fr.Header, bytes]] = []
+        for _ in range(3):
+            self.move()
+            self.now += 1.0
+
+    def end(self, party: int, state: PeerState | None) -> Endpoint:
+        other = 1 - party
+        entropy = random.Random(party + 7 * int(self.now)).randbytes
+        return Endpoint(party, other, SID, IDENTITIES[party], PUBLIC[other], self.now, self.policy, entropy, state)
+
+    def move(self) -> None:
+        for src, dst in ((0, 1), (1, 0)):
+            for out in self.ends[src].transmit(self.now):
+                raw = b"".join(out.buffers)
+                self.seen.append((fr.read_header(raw[:48]), raw[48:]))
+                self.ends[dst].receive(*self.seen[-1], self.now)
+
+
+def test_the_same_tag_twice_names_the_peer() -> None:
+    pair = Pair()
+    for _ in range(2):
+        pair.ends[0].queue(Tag(0, 0, 0, 1), b"x", pair.now)
+    with pytest.raises(ProtocolError, match="twice") as error:
+        pair.move()
+    assert error.value.party == 0
+
+
+def test_keys_move_on_and_old_frames_stay_shut() -> None:
+    pair = Pair(Policy(rekey_frames=4))
+    for op in range(40):
+        pair.ends[0].queue(Tag(0, 0, op, 1), b"share", pair.now)
+        pair.move()
+        pair.now += 0.1
+        pair.move()
+        assert pair.ends[1].take(Tag(0, 0, op, 1)) == b"share"
+    data = [(h, body) for h, body in pair.seen if h.cls == fr.DATA]
+    assert data[-1][0].generation >= 8
+    session = pair.ends[1].session
+    assert session is not None
+    session.open(data[-1][0], fr.nonce(0, data[-1][0].seq), data[-1][1])
+    with pytest.raises(fr.UnprovenError):  # that key is gone, even for who holds all of today's state
+        session.open(data[0][0], fr.nonce(0, data[0][0].seq), data[0][1])
+
+
+def test_repeats_under_a_seal_change_nothing_but_another_content_is_named() -> None:
+    pair = Pair()
+    pair.ends[0].queue(Tag(0, 0, 0, 1), b"first", pair.now)
+    pair.move()
+    header, body = next((h, b) for h, b in pair.seen if h.cls == fr.DATA)
+    heard = pair.ends[1].last_heard
+    pair.ends[1].receive(header, body, pair.now + 50)
+    assert pair.ends[1].last_heard == heard  # a replay is no sign of life
+    assert pair.ends[1].take(Tag(0, 0, 0, 1)) == b"first"
+    session = pair.ends[0].session
+    assert session is not None
+    other = session.seal(0, fr.nonce(0, 0), b"\0" * (len(body) - 16), header.aad)
+    forged = fr.read_header(fr.finish(header.aad, other))
+    with pytest.raises(ProtocolError) as error:
+        pair.ends[1].receive(forged, other, pair.now)
+    assert error.value.party == 0
+
+
+def test_a_peer_that_lost_its_state_is_named() -> None:
+    pair = Pair()
+    pair.ends[0].queue(Tag(0, 0, 0, 1), b"x", pair.now)
+    pair.move()
+    pair.now += 1
+    pair.move()
+    pair.ends[1] = pair.end(1, None)
+    with pytest.raises(ProtocolError, match="came back without"):
+        for _ in range(6):
+            pair.now += 1
+            pair.move()
+
+
+def test_a_peer_that_never_received_anything_may_restart() -> None:
+    pair = Pair()
+    pair.ends[1] = pair.end(1, None)
+    pair.ends[0].queue(Tag(0, 0, 0, 1), b"x", pair.now)
+    for _ in range(6):
+        pair.now += 1
+        pair.move()
+    assert pair.ends[1].take(Tag(0, 0, 0, 1)) == b"x"
+
+
+def test_a_sender_that_goes_back_sends_nothing_twice() -> None:
+    pair = Pair(states=(PeerState(), PeerState()))
+    for op in range(3):
+        pair.ends[0].queue(Tag(0, 0, op, 1), b"%d" % op, pair.now)
+    pair.move()
+    pair.ends[0] = pair.end(0, PeerState())  # as if nothing had been committed: it starts again from the beginning
+    for op in range(5):
+        pair.ends[0].queue(Tag(0, 0, op, 1), b"%d" % op, pair.now)
+        for _ in range(3):
+            pair.now += 1
+            pair.move()
+    assert [bytes(pair.ends[1].take(Tag(0, 0, op, 1)) or b"") for op in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+    pair.ends[1].commit()
+    pair.move()
+    assert not pair.ends[0].state.kept[0].messages
