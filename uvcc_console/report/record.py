@@ -74,13 +74,14 @@ class RunRecord:
         return sorted(self.snapshot.pods.values(), key=lambda p: (p.party, p.replica, p.pod))
 
     def pins(self) -> dict[str, str]:
-        """Identities as the pods showed them over SSH: P0.. -> OpenSSH public key line.
+        """Identities as the parties' first pods showed them over SSH: P0.. -> OpenSSH public key line.
 
-        A party whose pods showed different identities is left out: the verifier then says that it is not named.
+        The policy, which they sign, names the identities of the other replicas' pods. A party whose first pod showed
+        different identities is left out: the verifier then says that it is not named.
         """
         shown: dict[str, set[str]] = {}
         for pod in self.pods:
-            if pod.identity:
+            if pod.identity and pod.replica == 0:
                 shown.setdefault(f"P{pod.party}", set()).add(" ".join(pod.identity.split()[:2]))
         return {who: next(iter(lines)) for who, lines in shown.items() if len(lines) == 1}
 

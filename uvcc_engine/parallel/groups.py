@@ -256,7 +256,9 @@ class PartyGroups:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         try:
             if place.rank == 0:
-                listener = socket.create_server((place.address, place.port), backlog=1024)
+                # a pod's address may be that of a gateway before it, which cannot be listened on
+                listen = place.address if place.address.startswith("127.") else ""
+                listener = socket.create_server((listen, place.port), backlog=1024)
                 self._store = TCPStore(
                     place.address, place.port, None, True, timeout, False, master_listen_fd=listener.detach()
                 )

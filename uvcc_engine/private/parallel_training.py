@@ -117,6 +117,10 @@ class ParallelTrainer:
         size = groups.place.topology
         if size.microbatches > job.batch:
             raise ConfigError(f"{size.microbatches} microbatches of a batch of {job.batch} rows", "use fewer")
+        if (job.optimizer, job.objective) != ("sgd", "cross-entropy"):
+            raise ConfigError(
+                f"{job.objective} with {job.optimizer} over several workers", "use cross-entropy with sgd there"
+            )
         self._job, self._model, self._groups, self._on_event = job, model, groups, on_event
         self._whole_job = replace(job, batch=job.batch * size.replicas)
         self._lanes = Lanes(runtime, main)

@@ -36,18 +36,12 @@ class Agreement:
     folder: Path
 
 
-def identities(ctx: Rollout) -> list[PublicIdentity]:
-    """The three parties' public identities, born on their pods. All replicas of a party must show the same one."""
-    found: list[PublicIdentity] = []
-    for party in range(PARTIES):
-        shown = {json.dumps(m.identity, sort_keys=True) for m in ctx.members.values() if m.request.party == party}
-        if len(shown) != 1:
-            raise ConfigError(
-                f"the {len(shown)} pods of P{party} have different identities",
-                "a party has one identity on all its pods",
-            )
-        found.append(PublicIdentity.from_json(ctx.members[pod_name(party, 0)].identity))
-    return found
+def identity_of(ctx: Rollout, party: int, replica: int) -> PublicIdentity:
+    """The identity born on a pod. That of a party's first pod is the party's own: it signs the policy."""
+    member = ctx.members[pod_name(party, replica)]
+    if not member.identity:
+        raise ConfigError(f"pod {member.name} shows no identity", "bootstrap it first")
+    return PublicIdentity.from_json(member.identity)
 
 
 async def share_inputs(ctx: Rollout) -> dict[str, Any]:
@@ -64,7 +58,9 @@ async def share_inputs(ctx: Rollout) -> dict[str, Any]:
     assert isinstance(job, PrivateJob)
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / "job.json").write_text(json.dumps(dict(ctx.plan.phases["full"].job)))
-    (folder / "parties.json").write_text(json.dumps([p.to_json() for p in identities(ctx)]))
+    replicas = range(ctx.plan.phases["full"].topology.replicas)
+    pods = [identity_of(ctx, p, r).to_json() for r in replicas for p in range(PARTIES)]
+    (folder / "parties.json").write_text(json.dumps(pods))
     command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--job", str(folder / "job.json")]
     command += ["--parties", str(folder / "parties.json"), "--owner", str(folder / "identity"), "--out", str(out)]
     command += ["--seed", str(ctx.plan.seed)] if ctx.plan.seed is not None else []
@@ -107,10 +103,11 @@ def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
     profile = ctx.plan.profile
     job = dict(phase.job)
     parties = []
-    for party, public in enumerate(identities(ctx)):
+    for party in range(PARTIES):
         pod = ctx.members[pod_name(party, 0)].pod
         assert pod is not None
-        parties.append(PolicyParty(party, public, pod.provider, pod.region or "unknown"))
+        public, *others = (identity_of(ctx, party, r) for r in range(phase.topology.replicas))
+        parties.append(PolicyParty(party, public, pod.provider, pod.region or "unknown", tuple(others)))
     model = hashlib.sha256(b"UVCC_MODEL_V1" + canonical({"model": job["model"], "seed": job["seed"]})).hexdigest()
     return Policy.build(
         job=job,
@@ -155,11 +152,12 @@ def remote_dir(phase: Phase) -> str:
 
 
 async def _hand_over(ctx: Rollout, phase: Phase, member: Member, agreement: Agreement) -> None:
-    """Policy, signatures, this party's sealed inputs and this party's relay token; nobody else's."""
+    """Policy, signatures, this pod's sealed inputs and its relay token; nobody else's."""
     there = remote_dir(phase)
     await member.ssh.sh(f"umask 077; mkdir -p {there}")
     for name in (POLICY_FILE, SIGNATURES_FILE):
         await member.ssh.put(agreement.folder / name, f"{there}/{name}")
-    party = member.request.party
-    await member.ssh.put(ctx.run_dir / "owner" / "sealed" / f"sealed-p{party}.bin", f"{there}/{INPUTS_FILE}")
-    await member.ssh.put(relay_tokens(ctx, phase)[party].encode(), f"{there}/{TOKEN_FILE}")
+    party, replica = member.request.party, member.request.replica
+    sealed = f"sealed-p{party}r{replica}.bin" if replica else f"sealed-p{party}.bin"
+    await member.ssh.put(ctx.run_dir / "owner" / "sealed" / sealed, f"{there}/{INPUTS_FILE}")
+    await member.ssh.put(relay_tokens(ctx, phase, replica)[party].encode(), f"{there}/{TOKEN_FILE}")

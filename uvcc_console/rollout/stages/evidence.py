@@ -40,7 +40,8 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
 
 def _assemble_and_verify(ctx: Rollout, phase: Phase) -> Certificate:
     path = assemble_folder(ctx.artifacts / phase.name)
-    pins = {f"P{m.request.party}": str(m.identity["ed25519"]) for m in ctx.of_phase(phase) if m.identity}
+    first = [m for m in ctx.of_phase(phase) if m.request.replica == 0 and m.identity]
+    pins = {f"P{m.request.party}": str(m.identity["ed25519"]) for m in first}
     return verify(path, allowed_signers=pins or None)
 
 

@@ -61,8 +61,9 @@ async def links_for(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
         ctx.say(_chosen(wanted))
     if wanted == "direct":
         return await _direct(ctx, phase)
-    link = await relay_link(ctx, phase, stream=wanted == "stream")
-    return {str(c): link for c in phase.coords()}
+    replicas = range(phase.topology.replicas)
+    made = await all_of(relay_link(ctx, phase, replica=r, stream=wanted == "stream") for r in replicas)
+    return {str(c): made[c.replica] for c in phase.coords()}
 
 
 def _chosen(kind: str) -> ev.Event:
@@ -143,9 +144,9 @@ async def _meet(group: list[Member]) -> None:
 # -- relay -----------------------------------------------------------------------------------------------------------
 
 
-def relay_tokens(ctx: Rollout, phase: Phase) -> list[str]:
-    """One relay credential per party and phase, kept in the run's private folder."""
-    path = ctx.run_dir / "relay" / f"{phase.name}.json"
+def relay_tokens(ctx: Rollout, phase: Phase, replica: int = 0) -> list[str]:
+    """One relay credential per party, replica and phase, kept in the run's private folder."""
+    path = ctx.run_dir / "relay" / f"{phase.name}{_of(replica)}.json"
     if not path.exists():
         _private(path, json.dumps([secrets.token_urlsafe(32) for _ in range(PARTIES)]))
     return list(json.loads(path.read_text()))
@@ -158,13 +159,18 @@ def _private(path: Any, text: str) -> None:
         f.write(text)
 
 
-async def relay_link(ctx: Rollout, phase: Phase, *, stream: bool = False) -> dict[str, Any]:
-    """Start the relay of a phase on the first pod, unless it runs, and say how workers reach it.
+def _of(replica: int) -> str:
+    return f"-r{replica}" if replica else ""
 
-    Between machines it speaks TLS under a certificate made for this run, which every pod is given.
+
+async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bool = False) -> dict[str, Any]:
+    """Start the relay of a phase's replica on its first pod, unless it runs, and say how workers reach it.
+
+    Every replica has its own relay and its own group, so none waits for another's messages. Between machines it speaks
+    TLS under a certificate made for this run, which the replica's pods are given.
     """
-    tokens, group, run = relay_tokens(ctx, phase), phase.engine_run, phase.engine_run
-    host = ctx.members[pod_name(0, 0)]
+    tokens, group, run = relay_tokens(ctx, phase, replica), f"{phase.engine_run}{_of(replica)}", phase.engine_run
+    host = ctx.members[pod_name(0, replica)]
     bind = _listening(host)
     config: dict[str, Any] = {
         "db": "relay.sqlite",
@@ -192,8 +198,9 @@ async def relay_link(ctx: Rollout, phase: Phase, *, stream: bool = False) -> dic
 
 
 async def _certified(ctx: Rollout, phase: Phase, host: Member) -> dict[str, str]:
-    """Put the run's certificate where the relay and its clients read it."""
-    cert, key = _certificate(ctx, _host(host))
+    """Put the relay's certificate where it and its clients read it."""
+    replica = host.request.replica
+    cert, key = _certificate(ctx, _host(host), replica)
     folder = f".uvcc/relay/{phase.engine_run}"
     await host.ssh.sh(f"umask 077; mkdir -p {folder}")
     await host.ssh.put(cert, f"{folder}/cert.pem")
@@ -204,19 +211,19 @@ async def _certified(ctx: Rollout, phase: Phase, host: Member) -> dict[str, str]
         await member.ssh.sh(f"umask 077; mkdir -p {there}")
         await member.ssh.put(cert, f"{there}/{CA_FILE}")
 
-    await each(ctx.of_phase(phase), give)
+    await each((m for m in ctx.of_phase(phase) if m.request.replica == replica), give)
     return {"tls_cert": "cert.pem", "tls_key": "key.pem"}
 
 
-def _certificate(ctx: Rollout, host: str) -> tuple[bytes, bytes]:
-    """A self-signed certificate for ``host`` and its key (PEM), made once per run."""
+def _certificate(ctx: Rollout, host: str, replica: int) -> tuple[bytes, bytes]:
+    """A self-signed certificate for ``host`` and its key (PEM), made once per run and replica."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
     folder = ctx.run_dir / "relay"
-    cert_path, key_path = folder / "cert.pem", folder / "key.pem"
+    cert_path, key_path = folder / f"cert{_of(replica)}.pem", folder / f"key{_of(replica)}.pem"
     if cert_path.exists() and key_path.exists():
         return cert_path.read_bytes(), key_path.read_bytes()
     key = ec.generate_private_key(ec.SECP256R1())

@@ -16,6 +16,7 @@ from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.plan import SMOKE, Phase
 from uvcc_console.rollout.profile_schema import CommandJob
 from uvcc_console.rollout.stages import agree, links
+from uvcc_console.rollout.stages.worlds import meeting_places
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import PeerLostError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
@@ -56,6 +57,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     private = phase.kind == "private"
     agreement = await agree.agree(ctx, phase) if private else None
     found = await links.links_for(ctx, phase) if private else {}
+    worlds = await meeting_places(ctx, phase) if private else {}
     attempt = s.attempt + 1 if known else 0
     sid = agreement.policy.sid_job.hex() if agreement else ""
     started = ev.PhaseStarted(
@@ -66,7 +68,10 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
 
     async def start(member: Member) -> dict[str, int]:
         mine = [str(c) for c in phase.coords(member.name)]
-        specs = [_spec(ctx, phase, c, found.get(c, {}), resume=attempt > 0).to_json() for c in mine]
+        env = _environment(ctx, phase)
+        specs = [
+            _spec(ctx, phase, c, found.get(c, {}), env | worlds.get(c, {}), resume=attempt > 0).to_json() for c in mine
+        ]
         ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=START_S)
         return {str(w["coord"]): int(w["pid"]) for w in ack["workers"]}
 
@@ -87,7 +92,9 @@ async def _watch(ctx: Rollout, phase: Phase) -> None:
     await each(ctx.of_phase(phase), lambda m: m.channel.watch(phase.engine_run))
 
 
-def _spec(ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], *, resume: bool) -> WorkerSpec:
+def _spec(
+    ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], env: dict[str, str], *, resume: bool
+) -> WorkerSpec:
     there, job = f"runs/{phase.engine_run}", ctx.plan.profile.job
     t = phase.topology
     topology = {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches}
@@ -103,7 +110,7 @@ def _spec(ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], *, resum
         inputs=f"{there}/{agree.INPUTS_FILE}" if private else "",
         link=link,
         resume=resume,
-        env=_environment(ctx, phase),
+        env=env,
         argv=list(job.argv) if isinstance(job, CommandJob) else [],
     )
 

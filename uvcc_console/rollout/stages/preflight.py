@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvcc_console.core import events as ev
-from uvcc_console.rollout.context import Member, Rollout, each
+from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages import lm
 from uvcc_console.rollout.stages.links import python_of, relay_link
 from uvcc_engine.contract import wire
@@ -110,13 +110,14 @@ def judge(probes: dict[str, dict[str, Any]], skew_s: float, disk_mib: int) -> li
 
 
 async def _relay_round_trips(ctx: Rollout) -> dict[str, float]:
-    """Start the relay of the first phase and time a request to it from every pod, in milliseconds."""
-    phase = ctx.plan.phases.get("smoke") or ctx.plan.phases["full"]
-    link = await relay_link(ctx, phase, stream=ctx.plan.profile.link == "stream")
-    url, ca = f"{link['relay_url']}/healthz", f".uvcc/{link['ca_file']}" if link["ca_file"] else ""
+    """Start the relays of the first phase and time a request to its replica's from every pod, in milliseconds."""
+    phase, stream = ctx.plan.phases.get("smoke") or ctx.plan.phases["full"], ctx.plan.profile.link == "stream"
+    links = await all_of(relay_link(ctx, phase, replica=r, stream=stream) for r in range(phase.topology.replicas))
 
     async def ping(member: Member) -> float:
+        link = links[member.request.replica]
+        url, ca = f"{link['relay_url']}/healthz", f".uvcc/{link['ca_file']}" if link["ca_file"] else ""
         command = f"{python_of(member)} -S - {shlex.quote(url)} {shlex.quote(ca)}"
         return float(json.loads(await member.ssh.sh(command, stdin=_PING.encode()))["rtt_ms"])
 
-    return await each(ctx.members.values(), ping)
+    return await each(ctx.of_phase(phase), ping)

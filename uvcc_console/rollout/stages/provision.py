@@ -83,7 +83,9 @@ async def bring_up(ctx: Rollout) -> str:
 async def _one_agent(ctx: Rollout, member: Member) -> None:
     assert ctx.wheel is not None
     seed = ctx.plan.seed
-    secret = derive(seed, "identity", str(member.request.party)).hex() if seed is not None else ""
+    party, replica = member.request.party, member.request.replica
+    who = f"{party}/{replica}" if replica else str(party)
+    secret = derive(seed, "identity", who).hex() if seed is not None else ""
 
     def progress(step: str, detail: str) -> None:
         ctx.bus.record([ctx.pod_event(member, "ready", f"{step} {detail}".rstrip())])
