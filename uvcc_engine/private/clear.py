@@ -6,6 +6,7 @@ float64, the gradients are autograd's and not ours.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,24 @@ from torch import Tensor
 from torch.nn import functional as fn
 
 from uvcc_engine.private.data import Dataset, Floats, batch_rows
+from uvcc_engine.private.deep import EPSILON, KEEP
 from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import Conv2d, Dense, Image, ModelSpec, Pool, find_model, initial_weights
+from uvcc_engine.private.models import (
+    Attention,
+    BatchNorm,
+    Conv2d,
+    Dense,
+    Embedding,
+    Gelu,
+    Image,
+    LayerNorm,
+    LayerSpec,
+    ModelSpec,
+    Pool,
+    Residual,
+    find_model,
+    initial_weights,
+)
 from uvcc_engine.private.optim import adam_rate, gradient_gain, smallest
 
 
@@ -28,10 +45,13 @@ class ClearResult:
     accuracy: float
 
 
-def forward(model: ModelSpec, weights: list[Tensor], x: Tensor) -> Tensor:
-    """Logits (rows, classes) of rows (rows, features)."""
-    left = iter(weights)
-    for layer in model.layers:
+def forward(model: ModelSpec, weights: list[Tensor], x: Tensor, *, training: bool = False) -> Tensor:
+    """Logits (rows * positions, classes) of rows (rows, features). ``training`` is for batch normalisation."""
+    return _through(model.layers, iter(weights), x, training)
+
+
+def _through(layers: Sequence[LayerSpec], left: Iterator[Tensor], x: Tensor, training: bool) -> Tensor:
+    for layer in layers:
         if isinstance(layer, Dense):
             w = next(left)
             x = x @ w[:-1] + w[-1]
@@ -42,9 +62,34 @@ def forward(model: ModelSpec, weights: list[Tensor], x: Tensor) -> Tensor:
         elif isinstance(layer, Pool):
             pool = fn.avg_pool2d if layer.kind == "avg" else fn.max_pool2d
             x = pool(_image(x, layer.image), layer.size).flatten(1)
+        elif isinstance(layer, Residual):
+            x = x + _through(layer.layers, left, x, training)
+        elif isinstance(layer, LayerNorm):
+            w = next(left)
+            x = fn.layer_norm(x, (layer.width,), w[0], w[1], EPSILON)
+        elif isinstance(layer, BatchNorm):
+            x = _batch_norm(layer, next(left), x, training)
+        elif isinstance(layer, Embedding):
+            w = next(left)
+            letters = x.reshape(-1, layer.positions, layer.vocabulary)
+            x = (letters @ w[: layer.vocabulary] + w[layer.vocabulary :]).flatten(0, 1)
+        elif isinstance(layer, Attention):
+            parts = x.reshape(-1, layer.positions, 3, layer.heads, layer.width // layer.heads).permute(2, 0, 3, 1, 4)
+            mixed = fn.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+            x = mixed.transpose(1, 2).reshape(-1, layer.width)
         else:
-            x = torch.relu(x)
+            x = fn.gelu(x) if isinstance(layer, Gelu) else torch.relu(x)
     return x
+
+
+def _batch_norm(layer: BatchNorm, w: Tensor, x: Tensor, training: bool) -> Tensor:
+    image = _image(x, layer.image)
+    if training:
+        over = (0, 2, 3)
+        found = torch.stack([image.mean(over), image.var(over, unbiased=False)]).detach()
+        w.data[1:3] = KEEP * w.data[1:3] + (1.0 - KEEP) * found  # not a gradient's business
+    mean, variance = (None, None) if training else (w[1], w[2])
+    return fn.batch_norm(image, mean, variance, w[0], w[3], training, 0.0, EPSILON).flatten(1)
 
 
 def _image(x: Tensor, image: Image) -> Tensor:
@@ -59,16 +104,16 @@ def train_clear(job: PrivateJob, data: Dataset) -> ClearResult:
     losses: list[float] = []
     for step in range(job.steps):
         rows = batch_rows(job.seed, step, job.batch, len(data.train_x))
-        logits = forward(model, weights, torch.from_numpy(data.train_x[rows]))
-        loss = objective(job, logits, torch.from_numpy(data.train_y[rows]))
+        logits = forward(model, weights, torch.from_numpy(data.train_x[rows]), training=True)
+        loss = objective(job, logits, torch.from_numpy(data.train_y[rows].reshape(-1)))
         losses.append(loss.item())
         grads = torch.autograd.grad(loss, weights)
         with torch.no_grad():
             for w, v, s, g in zip(weights, velocity, second, grads, strict=True):
-                _update(job, step, w, v, s, g)
+                _update(job, step, w, v, s, g, model.positions)
     found = [w.detach().numpy() for w in weights]
     correct = count_correct(model, found, data)
-    return ClearResult(tuple(found), tuple(losses), correct, correct / len(data.test_y))
+    return ClearResult(tuple(found), tuple(losses), correct, correct / data.test_y.size)
 
 
 def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -78,13 +123,13 @@ def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:
     return fn.cross_entropy(outputs, labels)
 
 
-def _update(job: PrivateJob, step: int, w: Tensor, v: Tensor, second: Tensor, g: Tensor) -> None:
+def _update(job: PrivateJob, step: int, w: Tensor, v: Tensor, second: Tensor, g: Tensor, positions: int) -> None:
     """One update of a weight and its moments in place; g is the gradient of the mean loss."""
     if job.optimizer == "sgd":
         v.mul_(job.momentum).add_(g)
         w.sub_(job.lr_at(step) * v)
         return
-    g = g * job.batch * gradient_gain(job.batch, 1)
+    g = g * job.batch * positions * gradient_gain(job.batch, positions)
     v.mul_(job.momentum).add_(g, alpha=1.0 - job.momentum)
     second.mul_(job.beta2).add_(g.square(), alpha=1.0 - job.beta2)
     w.sub_(adam_rate(job, step) * v / torch.sqrt(second + smallest(job.frac_bits)))
@@ -93,4 +138,4 @@ def _update(job: PrivateJob, step: int, w: Tensor, v: Tensor, second: Tensor, g:
 def count_correct(model: ModelSpec, weights: list[Floats], data: Dataset) -> int:
     """Test rows whose largest logit is at the label."""
     logits = forward(model, [torch.from_numpy(w) for w in weights], torch.from_numpy(data.test_x))
-    return int((logits.argmax(1) == torch.from_numpy(data.test_y)).sum())
+    return int((logits.argmax(1) == torch.from_numpy(data.test_y.reshape(-1))).sum())

@@ -24,6 +24,7 @@ from uvcc_engine.private.inputs import SharedInputs, share_dataset
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import find_model
 from uvcc_engine.private.release import box_name, open_weights
+from uvcc_engine.private.text import load_text
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
 
 
@@ -33,7 +34,9 @@ def dataset_for(job: PrivateJob, path: Path | None = None, labels: Path | None =
     Raises ConfigError if the rows do not fit the model.
     """
     model = find_model(job.model)
-    if path is None:
+    if path is None and model.positions > 1:
+        data = load_text(job.seed, job.test_rows, model.positions)
+    elif path is None:
         data = load_digits(job.seed, job.test_rows)
     else:
         x, y = read_rows(path, labels)

@@ -28,7 +28,8 @@ DIGITS_TEST: Final = 360
 class Dataset:
     """Rows of features and class labels, already split.
 
-    ``train_x`` (n, d) and ``test_x`` (m, d) hold features as the network sees them; the labels are class indices.
+    ``train_x`` (n, d) and ``test_x`` (m, d) hold features as the network sees them; the labels are class indices,
+    one per row or one per position of every row.
     """
 
     train_x: Floats
@@ -39,10 +40,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            if x.ndim != 2 or y.ndim != 1 or len(x) != len(y):
+            if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y):
                 raise ConfigError(
                     f"{part} rows do not fit: features {x.shape}, labels {y.shape}",
-                    "features are (rows, columns), labels (rows,)",
+                    "features are (rows, columns), labels (rows,) or (rows, positions)",
                 )
             if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
                 raise ConfigError(f"{part} labels are not all in 0..{self.classes - 1}", "check the label column")
@@ -97,5 +98,5 @@ def split(x: Floats, y: Ints, seed: int, test_rows: int, classes: int) -> Datase
 
 
 def one_hot(labels: Ints, classes: int) -> Floats:
-    """Labels (n,) to rows (n, classes) of 0.0 and 1.0."""
-    return np.eye(classes, dtype=np.float64)[labels]
+    """Labels (n,) or (n, positions) to rows (n, positions * classes) of 0.0 and 1.0."""
+    return np.eye(classes, dtype=np.float64)[labels].reshape(len(labels), -1)

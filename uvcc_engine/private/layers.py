@@ -13,13 +13,26 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.arithmetic import matmul_gen, mul_gen, mul_public_gen, product_with_gen, public
+from uvcc_engine.mpc.arithmetic import add, matmul_gen, mul_gen, mul_public_gen, product_with_gen, public
 from uvcc_engine.mpc.maximum import argmax_one_hot_gen
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.selection import relu_gen
 from uvcc_engine.mpc.share import Share, cat
 from uvcc_engine.private import maps
-from uvcc_engine.private.models import Conv2d, Dense, LayerSpec, ModelSpec, Pool
+from uvcc_engine.private.deep import AttentionLayer, BatchNormLayer, EmbeddingLayer, GeluLayer, LayerNormLayer
+from uvcc_engine.private.models import (
+    Attention,
+    BatchNorm,
+    Conv2d,
+    Dense,
+    Embedding,
+    Gelu,
+    LayerNorm,
+    LayerSpec,
+    ModelSpec,
+    Pool,
+    Residual,
+)
 
 
 class Layer(Protocol):
@@ -169,6 +182,28 @@ class ReluLayer:
         yield  # a generator like its siblings
 
 
+class ResidualLayer:
+    """x + layers(x). Its weights are its layers'."""
+
+    weight: Share | None = None
+
+    def __init__(self, layers: list[Layer]) -> None:
+        self.layers = layers
+
+    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        return add(x, (yield from forward_gen(rt, self.layers, x)))
+
+    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+        below = grad
+        for layer in reversed(self.layers):
+            below = yield from layer.input_gradient_gen(rt, below)
+        return add(grad, below)
+
+    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+        raise ConfigError("a residual block has no weight of its own", "ask its layers")
+        yield  # a generator like its siblings
+
+
 Update = Callable[[Layer, Share], Steps[None]]
 """Compute a layer's weight gradient from the gradient of its outputs, and apply it."""
 
@@ -183,7 +218,40 @@ def build(model: ModelSpec, weights: Sequence[Share]) -> list[Layer]:
     return [_layer(spec, left) for spec in model.layers]
 
 
+def flat(layers: Sequence[Layer]) -> Iterator[Layer]:
+    """All layers, those inside of residual blocks in their place."""
+    for layer in layers:
+        if isinstance(layer, ResidualLayer):
+            yield from flat(layer.layers)
+        else:
+            yield layer
+
+
+def weighted(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers that hold a weight, in order."""
+    return [layer for layer in flat(layers) if layer.weight is not None]
+
+
+def set_training(layers: Sequence[Layer], on: bool) -> None:
+    """Let batch normalisation use the batch's statistics (``on``) or the running ones."""
+    for layer in flat(layers):
+        if isinstance(layer, BatchNormLayer):
+            layer.training = on
+
+
 def _layer(spec: LayerSpec, weights: Iterator[Share]) -> Layer:
+    if isinstance(spec, Residual):
+        return ResidualLayer([_layer(inner, weights) for inner in spec.layers])
+    if isinstance(spec, LayerNorm):
+        return LayerNormLayer(next(weights))
+    if isinstance(spec, BatchNorm):
+        return BatchNormLayer(spec, next(weights))
+    if isinstance(spec, Embedding):
+        return EmbeddingLayer(spec, next(weights))
+    if isinstance(spec, Attention):
+        return AttentionLayer(spec)
+    if isinstance(spec, Gelu):
+        return GeluLayer()
     if isinstance(spec, Dense):
         return DenseLayer(next(weights))
     if isinstance(spec, Conv2d):
@@ -205,20 +273,29 @@ def backward_gen(rt: Runtime, layers: Sequence[Layer], grad: Share, update: Upda
 
     The lowest weighted layer needs no input gradient. Input gradients use the weights from before their update.
     """
-    lowest = next((i for i, layer in enumerate(layers) if layer.weight is not None), len(layers))
-    yield from _backward_from_gen(rt, layers, len(layers) - 1, lowest, grad, update)
+    lowest = next((i for i, layer in enumerate(layers) if weighted([layer])), len(layers))
+    yield from _backward_from_gen(rt, layers, len(layers) - 1, lowest, grad, update, None)
+
+
+Then = Callable[[Share], Steps[None]]
+"""What goes on below, from the gradient that arrives there."""
 
 
 def _backward_from_gen(
-    rt: Runtime, layers: Sequence[Layer], at: int, lowest: int, grad: Share, update: Update
+    rt: Runtime, layers: Sequence[Layer], at: int, lowest: int, grad: Share, update: Update, then: Then | None
 ) -> Steps[None]:
     if at < lowest:
+        if then is not None:
+            yield from then(grad)
         return
     layer = layers[at]
-    if at == lowest:
+    if isinstance(layer, ResidualLayer):
+        yield from _through_residual_gen(rt, layers, at, lowest, grad, update, then)
+        return
+    if at == lowest and then is None:
         yield from update(layer, grad)
         return
-    down = _descend_gen(rt, layers, at, lowest, grad, update)
+    down = _descend_gen(rt, layers, at, lowest, grad, update, then)
     if layer.weight is None:
         yield from down
     else:
@@ -226,8 +303,24 @@ def _backward_from_gen(
         yield from par(down, update(layer, grad))
 
 
+def _through_residual_gen(
+    rt: Runtime, layers: Sequence[Layer], at: int, lowest: int, grad: Share, update: Update, then: Then | None
+) -> Steps[None]:
+    block = layers[at]
+    assert isinstance(block, ResidualLayer)
+
+    def below_gen(inner: Share) -> Steps[None]:
+        yield from _backward_from_gen(rt, layers, at - 1, lowest, add(grad, inner), update, then)
+
+    last = at == lowest and then is None
+    inside = next((i for i, layer in enumerate(block.layers) if weighted([layer])), 0) if last else 0
+    yield from _backward_from_gen(
+        rt, block.layers, len(block.layers) - 1, inside, grad, update, None if last else below_gen
+    )
+
+
 def _descend_gen(
-    rt: Runtime, layers: Sequence[Layer], at: int, lowest: int, grad: Share, update: Update
+    rt: Runtime, layers: Sequence[Layer], at: int, lowest: int, grad: Share, update: Update, then: Then | None
 ) -> Steps[None]:
     below = yield from layers[at].input_gradient_gen(rt, grad)
-    yield from _backward_from_gen(rt, layers, at - 1, lowest, below, update)
+    yield from _backward_from_gen(rt, layers, at - 1, lowest, below, update, then)

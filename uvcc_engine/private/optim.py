@@ -12,7 +12,7 @@ from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.private.functions import rsqrt_gen, square_gen
 from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.layers import Layer
+from uvcc_engine.private.layers import Layer, weighted
 
 _EXTRA_BITS: Final = 8
 _MOST_BITS: Final = 24
@@ -39,7 +39,7 @@ class Sgd:
         """``velocity``: u of every weighted layer, in order; ``positions``: rows of the network per row of the data."""
         self._job = job
         self._positions = positions
-        self._weighted = [layer for layer in layers if layer.weight is not None]
+        self._weighted = weighted(layers)
         self.moments = {"velocity": velocity}
         self.step = 0
 
@@ -89,7 +89,7 @@ class Adam:
     def __init__(self, rt: Runtime, job: PrivateJob, layers: list[Layer], positions: int = 1) -> None:
         """Both moments start at zero. ``positions``: rows of the network per row of the data."""
         self._job = job
-        self._weighted = [layer for layer in layers if layer.weight is not None]
+        self._weighted = weighted(layers)
         self._gain = gradient_gain(job.batch, positions)
         weights = [layer.weight for layer in self._weighted if layer.weight is not None]
         self.moments = {

@@ -44,12 +44,13 @@ class Trainer:
         starts = initial_weights(model, job.seed, job.frac_bits)
         weights = [public(rt, torch.from_numpy(w), f=job.frac_bits) for w in starts]
         self._layers = nn.build(model, weights)
-        self._optimizer = _optimizer(rt, job, self._layers)
+        self._model = model
+        self._optimizer = _optimizer(rt, job, self._layers, model.positions)
 
     @property
     def weights(self) -> list[Share]:
         """The weights, one per weighted layer."""
-        return [layer.weight for layer in self._layers if layer.weight is not None]
+        return [layer.weight for layer in nn.weighted(self._layers) if layer.weight is not None]
 
     @property
     def velocity(self) -> list[Share]:
@@ -67,6 +68,8 @@ class Trainer:
 
     def _step_gen(self, rows: Tensor, *, reveal: bool) -> Steps[StepResult]:
         x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
+        y = y.reshape(-1, self._model.classes)
+        nn.set_training(self._layers, True)
         logits = yield from nn.forward_gen(self._rt, self._layers, x)
         if self._job.objective == "mse":
             return (yield from self._squares_gen(logits, y, reveal=reveal))
@@ -100,12 +103,15 @@ class Trainer:
         return self._rt.run(self._count_gen())
 
     def _count_gen(self) -> Steps[int]:
+        nn.set_training(self._layers, False)
         logits = yield from nn.forward_gen(self._rt, self._layers, self._tensors["test_x"])
-        return (yield from losses.correct_gen(self._rt, logits, self._tensors["test_y"]))
+        targets = self._tensors["test_y"].reshape(-1, self._model.classes)
+        return (yield from losses.correct_gen(self._rt, logits, targets))
 
     @property
     def test_rows(self) -> int:
-        return int(self._tensors["test_x"].shape[0])
+        """Labels that are counted: one per test row, or per position of every test row."""
+        return int(self._tensors["test_x"].shape[0]) * self._model.positions
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -137,8 +143,7 @@ class Trainer:
                 self._set_weights(shares)
 
     def _set_weights(self, weights: list[Share]) -> None:
-        weighted = [layer for layer in self._layers if layer.weight is not None]
-        for layer, weight in zip(weighted, weights, strict=True):
+        for layer, weight in zip(nn.weighted(self._layers), weights, strict=True):
             layer.weight = weight
 
     def component_digest(self, component: str, blind: bytes) -> str:
@@ -151,8 +156,8 @@ class Trainer:
         return component_digest(named, blind)
 
 
-def _optimizer(rt: Runtime, job: PrivateJob, layers: list[nn.Layer]) -> Optimizer:
+def _optimizer(rt: Runtime, job: PrivateJob, layers: list[nn.Layer], positions: int) -> Optimizer:
     if job.optimizer == "adam":
-        return Adam(rt, job, layers)
-    weights = [layer.weight for layer in layers if layer.weight is not None]
-    return Sgd(job, layers, [public(rt, torch.zeros(w.shape), f=job.frac_bits) for w in weights])
+        return Adam(rt, job, layers, positions)
+    weights = [layer.weight for layer in nn.weighted(layers) if layer.weight is not None]
+    return Sgd(job, layers, [public(rt, torch.zeros(w.shape), f=job.frac_bits) for w in weights], positions)

@@ -130,7 +130,7 @@ def test_every_model_fits_together(name: str) -> None:
     weights = initial_weights(model, 1, 16)
     assert [w.shape for w in weights] == [layer.weight_shape for layer in model.weights]
     logits = forward(model, [torch.from_numpy(w) for w in weights], torch.zeros(2, model.features, dtype=torch.float64))
-    assert logits.shape == (2, model.classes)
+    assert logits.shape == (2 * model.positions, model.classes)
     bounds = [float(np.abs(w).max()) for w in weights]
     assert all(0.0 < b < 1.3 for b in bounds)
     assert all((w[-1] == 0).all() for w in weights)
