@@ -21,12 +21,13 @@ from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.faults import FaultPlan, FaultyLink
 from uvcc_engine.plane.links import Link
 from uvcc_engine.plane.live import LivePlane, Waits
+from uvcc_engine.plane.nats_link import NatsLink
 from uvcc_engine.plane.relay_client import RelayLink
 from uvcc_engine.plane.session import SigningIdentity
 from uvcc_engine.plane.stream_link import StreamLink, stream_address
 from uvcc_engine.transcript.identity import PublicIdentity
 
-KINDS: Final = ("auto", "direct", "stream", "relay")
+KINDS: Final = ("auto", "direct", "stream", "relay", "nats")
 
 
 def open_plane(
@@ -84,6 +85,10 @@ def _open_link(party: int, sid_sub: bytes, link: Mapping[str, Any], peers: Seque
         return _relay(link, box)
     if kind == "stream":
         return _stream(link, box)
+    if kind == "nats":
+        token_file = Path(link["token_file"]) if link.get("token_file") else None
+        url, group = str(link["nats_url"]), str(link["group"])
+        return NatsLink(url=url, party=party, group=group, box=box, token_file=token_file, ca_file=_ca_file(link))
     if kind == "auto":
         return _auto(party, link, box, peers)
     raise ConfigError(f"link kind {kind!r} is not known", f"use one of {', '.join(KINDS)}")

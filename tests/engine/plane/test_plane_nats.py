@@ -1,0 +1,115 @@
+"""The NATS link against a real nats-server with JetStream; skipped only where there is no such binary."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plane_kit import GROUP, Log, free_port, make_plane, run_parties
+
+from uvcc_engine.plane.api import Tag
+
+BINARY = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
+pytestmark = pytest.mark.skipif(BINARY is None, reason="no nats-server on this machine")
+pytest.importorskip("nats")
+
+
+class Broker:
+    """A nats-server that can be killed and started again on the same port and store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.config = folder / "nats.conf"
+        settings = {"listen": f"127.0.0.1:{self.port}", "authorization": {"token": "a-secret-token"}}
+        store = {"jetstream": {"store_dir": str(folder / "store")}, "ports_file_dir": str(folder)}
+        self.config.write_text(json.dumps(settings | store))
+        self.start()
+
+    def start(self) -> None:
+        assert BINARY is not None
+        self.process = subprocess.Popen([BINARY, "-c", str(self.config)], stderr=subprocess.PIPE)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if b"Server is ready" in line:
+                break
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    running = Broker(tmp_path)
+    yield running
+    running.kill()
+
+
+def nats_links(folder: Path, broker: Broker) -> list[dict[str, Any]]:
+    (folder / "token").write_text("a-secret-token")
+    os.chmod(folder / "token", 0o600)
+    url = f"nats://127.0.0.1:{broker.port}"
+    return [{"kind": "nats", "nats_url": url, "token_file": str(folder / "token"), "group": GROUP}] * 3
+
+
+def test_messages_larger_than_the_brokers_limit_arrive_once_and_in_order(tmp_path: Path, broker: Broker) -> None:
+    links, logs = nats_links(tmp_path, broker), [Log() for _ in range(3)]
+    large = os.urandom((2 << 20) + 5)
+
+    def body(party: int) -> None:
+        plane = make_plane(party, links[party], logs[party])
+        others = [p for p in range(3) if p != party]
+        for op in range(20):
+            data = large if op == 10 else b"%d.%d" % (party, op)
+            for p in others:
+                plane.send(p, Tag(0, 0, op, 1), data)
+            for p in others:
+                assert plane.recv(p, Tag(0, 0, op, 1)) == (large if op == 10 else b"%d.%d" % (p, op))
+        plane.close()
+
+    run_parties(*(lambda p=p: body(p) for p in range(3)))
+    assert not [e for log in logs for e in log.named("protocol_error")]
+
+
+def test_a_broker_that_is_killed_and_comes_back_loses_nothing(tmp_path: Path, broker: Broker) -> None:
+    links, logs = nats_links(tmp_path, broker), [Log(), Log()]
+    halfway, back = threading.Event(), threading.Event()
+
+    def sender() -> None:
+        plane = make_plane(0, links[0], logs[0])
+        for op in range(40):
+            plane.send(1, Tag(0, 0, op, 1), b"%d" % op)
+            plane.flush()
+            if op == 20:
+                assert plane.recv(1, Tag(0, 0, 0, 1)) == b"ten"
+                halfway.set()
+                assert back.wait(20)
+        assert plane.recv(1, Tag(0, 0, 1, 1)) == b"all"
+        plane.close()
+
+    def reader() -> None:
+        plane = make_plane(1, links[1], logs[1])
+        for op in range(40):
+            assert plane.recv(0, Tag(0, 0, op, 1)) == b"%d" % op
+            if op == 10:
+                plane.send(0, Tag(0, 0, 0, 1), b"ten")
+        plane.send(0, Tag(0, 0, 1, 1), b"all")
+        plane.close()
+
+    def killer() -> None:
+        assert halfway.wait(20)
+        broker.kill()
+        broker.start()
+        back.set()
+
+    run_parties(sender, reader, killer)
+    assert logs[0].named("relay_down") or logs[1].named("relay_down")
