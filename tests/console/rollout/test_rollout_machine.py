@@ -10,7 +10,8 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
-from uvcc_console.rollout.bus import MAX_QUEUE, Bus
+from uvcc_console.rollout import bus as bus_module
+from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted, all_of
 from uvcc_console.rollout.machine import Stages
 from uvcc_engine.contract.errors import ConfigError, UvccError
@@ -179,12 +180,13 @@ async def test_the_bus_sees_what_another_process_writes(bus: Bus, tmp_path: Path
     assert next(e for e in heard if isinstance(e, ev.Intent)).action == "teardown"
 
 
-async def test_telemetry_is_batched_and_what_is_too_much_is_counted(bus: Bus) -> None:
-    beats = [ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record={"step": n}) for n in range(MAX_QUEUE + 7)]
+async def test_telemetry_is_batched_and_what_is_too_much_is_counted(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_module, "MAX_QUEUE", 50)
+    beats = [ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record={"step": n}) for n in range(57)]
     bus.record(beats)
     assert bus.snapshot.workers == {}
     bus.commit()
-    assert bus.snapshot.workers["p0r0s0t0"].step == MAX_QUEUE - 1
+    assert bus.snapshot.workers["p0r0s0t0"].step == 49
     assert "7 telemetry records were dropped" in bus.snapshot.alerts[-1].text
 
 
