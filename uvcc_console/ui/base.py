@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
 from textual import events
@@ -28,7 +29,7 @@ class ConsoleApp(App[Result]):
     """Base of the console's apps. ``key_time`` tells when a key was pressed; tests have their own."""
 
     TITLE = "UVCC"
-    CSS_PATH: ClassVar[str] = "screens/run.tcss"
+    CSS_PATH: ClassVar[Path] = Path(__file__).parent / "screens" / "run.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
 

@@ -29,7 +29,7 @@ from uvcc_engine.contract.errors import ConfigError, UvccError
 if TYPE_CHECKING:
     from uvcc_console.ui.app import UvccApp
 
-PASTE_WAIT_S = 0.025
+PASTE_WAIT_S = 0.060  # a guarded key acts when no other key follows it for so long
 
 
 def tell(app: UvccApp, note: Note) -> None:
@@ -56,6 +56,7 @@ class Commands:
         self.switch = HaltSwitch()
         self.repeat_wait = REPEAT_S
         self.paste_wait = PASTE_WAIT_S
+        self.left = False
         self._commit: Timer | None = None
         self._filter_before = ""
 
@@ -63,6 +64,8 @@ class Commands:
 
     def run(self, action: Action, text: str = "", *, by_key: bool = True) -> None:
         """Do it, or say why not. A guarded key waits a moment to see whether it was the start of a paste."""
+        if self.left:
+            return
         why = action.reason(self.app.context())
         if why:
             self.app.say(f"{action.name}: {why}", "warning")
@@ -76,7 +79,9 @@ class Commands:
         seen, fast = cadence.count, cadence.pasted
 
         def settle() -> None:
-            if fast or (cadence.count != seen and cadence.burst):
+            if self.left:
+                return
+            if fast or cadence.count != seen:
                 self.app.say(f"{action.name}: ignored, it came inside pasted text", "warning")
             else:
                 handler(argument)
@@ -259,8 +264,9 @@ class Commands:
 
     def do_detach(self, _: str) -> None:
         """Leave; the run does not notice."""
-        left = not self.app.snap.ended and not isinstance(self.app.source, ReplaySource)
-        note = f"detached; the run goes on. Come back with: uvcc attach {self.app.snap.run}" if left else None
+        self.left = True
+        goes_on = not self.app.snap.ended and not isinstance(self.app.source, ReplaySource)
+        note = f"detached; the run goes on. Come back with: uvcc attach {self.app.snap.run}" if goes_on else None
         self.app.exit(0, message=note)
 
     def do_help(self, _: str) -> None:

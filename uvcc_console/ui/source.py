@@ -17,11 +17,12 @@ from typing import Protocol
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.core.snapshot import LogEntry, Snapshot
-from uvcc_console.core.state import reduce
+from uvcc_console.core.state import LOG_KEEP, reduce
 from uvcc_console.ui.tape import Tape
 
 Clock = Callable[[], float]
 JOURNAL = "journal.sqlite"
+BATCH = 64
 
 
 class Source(Protocol):
@@ -42,6 +43,8 @@ class Source(Protocol):
 
 def _entries(before: Snapshot, after: Snapshot, event: ev.Event) -> list[LogEntry]:
     """The log lines one event added, all of them even where the snapshot keeps only the newest."""
+    if isinstance(event, ev.LogLines) and len(event.lines) <= LOG_KEEP:
+        return list(after.log[len(after.log) - len(event.lines) :])
     if isinstance(event, ev.LogLines):
         source = f"{event.pod}/{event.src}"
         return [LogEntry(event.ts, "debug", source, line) for line in event.lines]
@@ -62,19 +65,20 @@ class JournalSource:
         self.snapshot = Snapshot()
 
     def poll(self) -> list[LogEntry] | None:
-        """Fold what is new, at least one batch and then until the budget is used."""
+        """Fold what is new until the budget is used; ``behind`` tells whether something is left."""
         deadline = time.perf_counter() + self._budget
         lines: list[LogEntry] = []
-        self.behind = False
-        while batch := list(self._journal.since(self._seq, 250)):
-            for seq, event in batch:
+        self.behind, found = False, True
+        while found and not self.behind:
+            found = False
+            for seq, event in self._journal.since(self._seq, BATCH):
+                found, self._seq = True, seq
                 before = self.snapshot
                 self.snapshot = reduce(before, event, seq)
                 lines.extend(_entries(before, self.snapshot, event))
-            self._seq = batch[-1][0]
-            if time.perf_counter() > deadline:
-                self.behind = True
-                break
+                if time.perf_counter() > deadline:
+                    self.behind = True
+                    break
         return lines
 
     def now(self) -> float:

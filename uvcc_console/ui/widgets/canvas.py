@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from uvcc_console.ui.format import number
@@ -64,14 +64,21 @@ class Scale:
     y1: float
     log: bool
 
-    def row(self, y: float, dots: int) -> int:
-        """Dot row of a value, 0 at the top, clamped to the canvas."""
-        if not math.isfinite(y):
-            return 0 if y > 0 else dots - 1
-        value = _log(y, self.y0) if self.log else y
-        span = self.y1 - self.y0
-        part = (value - self.y0) / span if span > 0 else 0.5
-        return min(dots - 1, max(0, round((1.0 - part) * (dots - 1))))
+    def rows(self, dots: int) -> Callable[[float], int]:
+        """Maps a value to its dot row, 0 at the top, clamped to the canvas."""
+        bottom, y0 = dots - 1, self.y0
+        slope = bottom / (self.y1 - y0) if self.y1 > y0 else 0.0
+        log = self.log
+
+        def row(y: float) -> int:
+            if log:
+                y = math.log10(y) if y > 0 else y0
+            at = bottom - (y - y0) * slope
+            if not 0.0 < at < bottom:  # outside, or infinite
+                return bottom if at > 0.0 else 0
+            return int(at + 0.5)
+
+        return row
 
     def column(self, x: float, dots: int) -> int:
         """Dot column of an x."""
@@ -157,25 +164,24 @@ class Canvas:
     def curve(self, curve: Curve, scale: Scale) -> None:
         """Draw a line: min..max of each dot column, joined to its neighbour."""
         wide, high = self.width * 2, self.height * 4
-        xs, ys = curve.xs, curve.ys
+        xs, ys, to_row = curve.xs, curve.ys, scale.rows(high)
+        role, left, wide_span = curve.role, scale.x0, scale.x1 - scale.x0
+        per_column = (wide - 1) / wide_span
         a, b = _window(xs, scale.x0, scale.x1)
         last: tuple[int, int] | None = None  # (column, row) where the line left the previous filled column
-        step = (scale.x1 - scale.x0) / max(1, wide - 1)
         i = a
         while i < b:
-            column = scale.column(xs[i], wide)
-            j = bisect_left(xs, scale.x0 + (column + 0.5) * step, i + 1, b)
+            column = round((xs[i] - left) * per_column)
+            j = bisect_left(xs, left + (column + 0.5) / per_column, i + 1, b)
             part = ys[i:j]
             low, top = min(part), max(part)
-            if math.isnan(low) or math.isnan(top):
+            if low != low or top != top:  # not a number: the line is broken here
                 last, i = None, j
                 continue
-            upper, lower = scale.row(top, high), scale.row(low, high)
-            first = scale.row(part[0], high)
             if last is not None:
-                self._join(last, (column, first), curve.role)
-            self.span(column, upper, lower, curve.role)
-            last = (column, scale.row(part[-1], high))
+                self._join(last, (column, to_row(part[0])), role)
+            self.span(column, to_row(top), to_row(low), role)
+            last = (column, to_row(part[-1]))
             i = j
 
     def _join(self, a: tuple[int, int], b: tuple[int, int], role: str) -> None:
@@ -192,7 +198,7 @@ class Canvas:
 
     def fill(self, band: Band, scale: Scale) -> None:
         """A sparse raster between the two edges of a band."""
-        wide, high = self.width * 2, self.height * 4
+        wide, to_row = self.width * 2, scale.rows(self.height * 4)
         n = len(band.xs)
         if not n:
             return
@@ -201,7 +207,7 @@ class Canvas:
             i = min(n - 1, bisect_left(band.xs, x))
             if x < band.xs[0] or x > band.xs[-1]:
                 continue
-            top, bottom = scale.row(band.high[i], high), scale.row(band.low[i], high)
+            top, bottom = to_row(band.high[i]), to_row(band.low[i])
             for row in range(top + ((column >> 1) + top) % 2, bottom + 1, 2):
                 self.span(column, row, row, band.role)
 
@@ -238,9 +244,9 @@ def _y_labels(scale: Scale, height: int) -> dict[int, str]:
             if all(t < 1e4 for t, _ in ticks) and places <= 4:
                 ticks = [(t, f"{t:.{min(places, _places(ticks))}f}") for t, _ in ticks]
     labels: dict[int, str] = {}
-    linear = Scale(scale.x0, scale.x1, scale.y0, scale.y1, False)
+    to_row = Scale(scale.x0, scale.x1, scale.y0, scale.y1, False).rows(height * 4)
     for value, text in ticks:
-        labels[linear.row(value, height * 4) >> 2] = text
+        labels[to_row(value) >> 2] = text
     return labels
 
 

@@ -46,6 +46,7 @@ class Panel(ScrollView, can_focus=True):
         self.view = View()
         self.lines: list[Line] = []
         self._inputs: tuple[object, ...] = ()
+        self._drawn_for = Size(0, 0)
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         """The panel's lines for a content area of this size."""
@@ -86,7 +87,8 @@ class Panel(ScrollView, can_focus=True):
 
     def redraw(self) -> None:
         """Draw anew and repaint the lines that differ."""
-        width, height = self.content_region.size
+        self._drawn_for = self.content_region.size
+        width, height = self._drawn_for
         if width <= 0:
             return
         self._head()
@@ -116,6 +118,9 @@ class Panel(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         base = self.rich_style
         width = self.content_region.width
+        if self._drawn_for != self.content_region.size:  # a border or padding came or went without a resize
+            self._drawn_for = self.content_region.size
+            self.call_later(self.redraw)
         at = y + self.scroll_offset.y
         if at >= len(self.lines):
             return Strip.blank(width, base)

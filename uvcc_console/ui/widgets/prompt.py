@@ -55,7 +55,7 @@ class Prompt(Horizontal):
         line = self.query_one(Input)
         line.value = text
         line.cursor_position = len(text)
-        line.focus()
+        self.screen.set_focus(line)  # at once: what is typed next belongs to the line
 
     def hint(self, text: str) -> None:
         """A word of help or what is wrong with the text."""
@@ -80,5 +80,5 @@ class Prompt(Horizontal):
     def _finish(self, text: str, accepted: bool) -> None:
         self.display = False
         if self._back is not None and self._back.is_attached:
-            self._back.focus()
+            self.screen.set_focus(self._back)
         self.post_message(self.Done(self.kind, text, accepted))

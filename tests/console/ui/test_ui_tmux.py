@@ -1,0 +1,133 @@
+"""The console in a real tmux: keys as terminals send them, pastes, a storm of resizes, and leaving."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ui_journals import RUN, Story
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import iter_events
+from uvcc_console.fleet.procs import identify
+
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+_numbers = itertools.count()
+LIMIT_S = 20.0
+
+
+class Tmux:
+    """One tmux server of our own with one window."""
+
+    def __init__(self, folder: Path, columns: int, rows: int) -> None:
+        self.folder = folder
+        self._base = ["tmux", "-L", f"uvcc-test-{folder.parent.parent.name}-{next(_numbers)}", "-f", "/dev/null"]
+        code = f"from pathlib import Path; from uvcc_console.ui.app import run_app; run_app(Path({str(folder)!r}))"
+        self("new-session", "-d", "-x", str(columns), "-y", str(rows), sys.executable, "-c", code)
+        self("set-option", "remain-on-exit", "on")
+        self.until(lambda: "F9" in self.screen and "agree" in self.screen)
+
+    def __call__(self, *args: str) -> str:
+        env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "TMUX")}
+        done = subprocess.run([*self._base, *args], capture_output=True, text=True, check=False, env=env)
+        return done.stdout
+
+    @property
+    def screen(self) -> str:
+        return self("capture-pane", "-p")
+
+    def keys(self, *keys: str) -> None:
+        self("send-keys", *keys)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < end, f"waited in vain; the screen:\n{self('capture-pane', '-p', '-S', '-')}"
+
+    def asked(self, kind: type[ev.Event]) -> list[str]:
+        """Modes of the halts asked for by an operator, or actions of the intents."""
+        found = [e for _, e in iter_events(self.folder / "journal.sqlite") if isinstance(e, kind)]
+        own = [e for e in found if not getattr(e, "drill", False)]
+        return [e.mode if isinstance(e, ev.HaltRequested) else getattr(e, "action", "") for e in own]
+
+    def close(self) -> None:
+        self("kill-server")
+
+
+@pytest.fixture
+def story_at(tmp_path: Path) -> Iterator[Callable[[Story, int, int], Tmux]]:
+    """Writes a story whose last event is now, and opens it in tmux."""
+    opened: list[Tmux] = []
+
+    def make(story: Story, columns: int, rows: int) -> Tmux:
+        late = time.time() - story.now
+        for event in story.events:
+            object.__setattr__(event, "ts", event.ts + late)
+        folder = story.write(tmp_path / "runs" / RUN)
+        me = identify(os.getpid())
+        assert me is not None
+        for name in ("conductor", "haltd"):  # this process passes for both, so that none is started
+            (folder / f"{name}.json").write_text(json.dumps({"pid": me.pid, "starttime": me.starttime}))
+        opened.append(Tmux(folder, columns, rows))
+        return opened[-1]
+
+    yield make
+    for tmux in opened:
+        tmux.close()
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(160, 50), (80, 24)])
+def test_f9_then_escape_in_a_real_terminal(story_at: Callable[..., Tmux], columns: int, rows: int) -> None:
+    tmux = story_at(Story().full(12), columns, rows)
+    tmux.keys("F9")
+    tmux.until(lambda: tmux.asked(ev.HaltRequested) == ["hold"])
+    tmux.until(lambda: "releases" in tmux.screen)
+    tmux.keys("Escape")
+    tmux.until(lambda: tmux.asked(ev.HaltRequested) == ["hold", "release"])
+
+
+def test_f9_while_a_command_is_typed(story_at: Callable[..., Tmux]) -> None:
+    tmux = story_at(Story().full(12), 80, 24)
+    tmux.keys(":")
+    tmux.until(lambda: "fleet charts" in tmux.screen or " :" in tmux.screen)
+    tmux.keys("l", "e", "d")
+    tmux.until(lambda: ":led" in tmux.screen)
+    tmux.keys("F9")
+    tmux.until(lambda: tmux.asked(ev.HaltRequested) == ["hold"])
+
+
+@pytest.mark.parametrize("bracketed", [True, False])
+def test_pasted_text_never_acts(story_at: Callable[..., Tmux], bracketed: bool) -> None:
+    tmux = story_at(Story().halted(), 160, 50)
+    tmux("set-buffer", "rqtRxs!")
+    tmux("paste-buffer", *(["-p"] if bracketed else []))
+    tmux.keys("2")  # a page turn proves that everything before it has been handled
+    tmux.until(lambda: "learning rate" in tmux.screen)
+    assert tmux.asked(ev.Intent) == []
+    assert "F9" in tmux.screen
+
+
+def test_a_storm_of_resizes(story_at: Callable[..., Tmux]) -> None:
+    tmux = story_at(Story().full(12), 160, 50)
+    for columns, rows in itertools.islice(itertools.cycle([(40, 10), (200, 60), (80, 24), (12, 4), (110, 36)]), 40):
+        tmux("resize-window", "-x", str(columns), "-y", str(rows))
+    tmux("resize-window", "-x", "80", "-y", "24")
+    tmux.until(lambda: "agree @ step 12" in tmux.screen and "F9" in tmux.screen)
+    lines = tmux.screen.splitlines()
+    assert lines[0].startswith(" FULL")
+    assert len(lines) == 24
+
+
+def test_q_leaves_the_terminal_clean(story_at: Callable[..., Tmux]) -> None:
+    tmux = story_at(Story().full(12), 80, 24)
+    tmux.keys("q")
+    tmux.until(lambda: "the run goes on" in tmux.screen)
+    assert f"uvcc attach {RUN}" in tmux.screen.replace("\n", "")
