@@ -32,7 +32,7 @@ VERBS: Final[dict[str, str]] = {
     "bundle": "one explained log file of a run",
     "figures": "plots of a run",
     "handoff": "the hand-over checklist of a run, filled from facts",
-    "pods": "pods that exist; --sweep deletes those no run owns",
+    "pods": "pods that exist; --sweep deletes what dead runs left",
     "doctor": "is this machine and terminal fit for it?",
     "paths": "where files lie",
     "profiles": "known profiles; show NAME prints one",

@@ -1,4 +1,4 @@
-"""``uvcc pods``: pods of ours that exist at the providers; ``--sweep`` deletes those that no live run owns."""
+"""``uvcc pods``: pods that exist at the providers; ``--sweep`` deletes those left behind by this data folder's runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PREFIX = "uvcc-"
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("pods", "Pods of ours that exist, and whose they are.")
-    parser.add_argument("--sweep", action="store_true", help="delete those that no live run owns, with proof")
+    parser.add_argument("--sweep", action="store_true", help="delete those whose run here is over or dead, with proof")
     parser.add_argument("--provider", action="append", default=[], metavar="NAME", help="ask this provider (local)")
     parser.add_json()
     args = parser.parse_args(argv)
-    rows, trouble = asyncio.run(_survey(args.provider or _known_providers(), args.sweep))
+    rows, trouble = asyncio.run(_survey(_known_fleets(args.provider), args.sweep))
     if args.json:
         common.emit(rows)
     else:
         for r in rows:
-            fate = "swept" if r["swept"] else "live run" if r["owned"] else "ORPHAN"
+            fate = "swept" if r["swept"] else r["fate"]
             print(f"{r['name']:<44} {r['provider']:<10} {r['price_hr']:>7.2f} $/h  {r['address']:<28} {fate}")
         if not rows:
             common.say("no pods")
@@ -35,40 +35,56 @@ def run(argv: list[str]) -> int:
     return FAILED if trouble else OK
 
 
-def _known_providers() -> list[str]:
-    """``local`` and every provider that a run of this machine has used."""
-    found = {"local"}
+def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
+    """Every way to ask for pods that a run of this machine has used: its whole ``fleet`` mapping and its folder.
+
+    ``local`` is always asked. One run stands for all that ask the same account, the same hosts with the same key.
+    """
+    found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {("local",): ({"provider": "local"}, paths.data_dir())}
     for run_dir in common.run_dirs():
-        fleet = common.load_snapshot(run_dir).profile.get("fleet", {})
-        found.add(str(fleet.get("provider", "local")))
-    return sorted(found)
+        fleet = dict(common.load_snapshot(run_dir).profile.get("fleet", {}))
+        name = str(fleet.get("provider", "local"))
+        if name != "local":
+            found[name, *(str(fleet.get(k, "")) for k in ("base_url", "hosts", "ssh_key"))] = (fleet, run_dir)
+    known = {key[0] for key in found}
+    for name in only:
+        if name not in known:
+            found[(name,)] = ({"provider": name}, paths.data_dir())
+    return [found[key] for key in sorted(found) if not only or key[0] in only]
 
 
-def _owner(name: str) -> Path | None:
-    """The live run that a pod belongs to, told by its name ``uvcc-RUN-p0r0``."""
-    from uvcc_console.rollout.spawn import CONDUCTOR, running
+def fate_of(name: str) -> str:
+    """``live``, ``ORPHAN`` or ``foreign``, told by the pod's name ``uvcc-RUN-p0r0``.
+
+    A run's folder exists before its first pod, so a pod of a run unknown here belongs to another data folder or
+    machine: it may be alive there and is none of ours to delete.
+    """
+    from uvcc_console.rollout.spawn import conducted
 
     run_dir = paths.run_dir(name.removeprefix(PREFIX).rpartition("-")[0])
-    return run_dir if running(run_dir, CONDUCTOR) else None
+    if not (run_dir / common.JOURNAL).exists():
+        return "foreign"
+    return "live" if conducted(run_dir) else "ORPHAN"
 
 
-async def _survey(providers: list[str], sweep: bool) -> tuple[list[dict[str, Any]], list[str]]:
+async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool) -> tuple[list[dict[str, Any]], list[str]]:
     from uvcc_console.fleet.provider import provider_for
 
-    rows: list[dict[str, Any]] = []
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
     trouble: list[str] = []
-    for name in providers:
+    for fleet, folder in fleets:
         try:
-            provider = provider_for({"provider": name}, paths.data_dir())
+            provider = provider_for(fleet, folder)
             try:
                 for pod in await provider.list(PREFIX):
-                    owned, swept = _owner(pod.name) is not None, False
-                    if sweep and not owned:
+                    fate, swept = fate_of(pod.name), False
+                    if sweep and fate == "ORPHAN":
                         await provider.delete(pod)
                         swept = True
-                    rows.append({**asdict(pod), "address": pod.address, "owned": owned, "swept": swept})
+                    row = {**asdict(pod), "address": pod.address, "fate": fate, "swept": swept}
+                    rows.setdefault((pod.provider, pod.provider_id or pod.name), row)
             finally:
                 await provider.close()
         except UvccError as e:
-            trouble.append(f"{name}: {e}")
-    return rows, trouble
+            trouble.append(f"{fleet['provider']}: {e}")
+    return list(rows.values()), trouble

@@ -1,0 +1,73 @@
+"""``uvcc pods --sweep`` deletes what dead runs of this data folder left, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.cli.main import main
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.fleet import provider as providers
+from uvcc_console.fleet.provider import Pod
+from uvcc_console.rollout.spawn import CONDUCTOR, write_record
+from uvcc_engine.contract.errors import UnreachableError
+
+
+class Shop:
+    """A provider with pods; ``stubborn`` ones refuse to go."""
+
+    def __init__(self, *names: str) -> None:
+        self.pods = {n: Pod(n, 0, 0, "local", n) for n in names}
+        self.stubborn: set[str] = set()
+
+    async def list(self, prefix: str) -> list[Pod]:
+        return [p for n, p in self.pods.items() if n.startswith(prefix)]
+
+    async def delete(self, pod: Pod) -> None:
+        if pod.name in self.stubborn:
+            raise UnreachableError(f"pod {pod.name} is not gone")
+        del self.pods[pod.name]
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
+    found = Shop("uvcc-dead-1-p0r0", "uvcc-live-1-p0r0", "uvcc-elsewhere-1-p0r0", "somebody-else")
+    monkeypatch.setattr(providers, "provider_for", lambda *a, **k: found)
+    for run in ("dead-1", "live-1"):
+        folder = Path(os.environ["UVCC_HOME"]) / "runs" / run
+        folder.mkdir(parents=True)
+        journal = Journal(folder / "journal.sqlite", source="test")
+        journal.append(
+            ev.RunCreated(run=run, profile_name="d", job_kind="", replicas=1, pipeline_stages=1, tensor=1, stages=[])
+        )
+        journal.close()
+    write_record(Path(os.environ["UVCC_HOME"]) / "runs" / "live-1", CONDUCTOR)  # this very process
+    dead = Path(os.environ["UVCC_HOME"]) / "runs" / "dead-1"
+    (dead / f"{CONDUCTOR}.json").write_text(json.dumps({"pid": os.getpid(), "starttime": 1}))  # a reused pid
+    return found
+
+
+def test_each_pod_is_told_apart(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pods", "--json"]) == 0
+    rows = {r["name"]: r["fate"] for r in json.loads(capsys.readouterr().out)}
+    assert rows == {"uvcc-dead-1-p0r0": "ORPHAN", "uvcc-live-1-p0r0": "live", "uvcc-elsewhere-1-p0r0": "foreign"}
+    assert len(shop.pods) == 4
+
+
+def test_a_sweep_touches_neither_live_nor_foreign_pods(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pods", "--sweep", "--json"]) == 0
+    assert [r["name"] for r in json.loads(capsys.readouterr().out) if r["swept"]] == ["uvcc-dead-1-p0r0"]
+    assert set(shop.pods) == {"uvcc-live-1-p0r0", "uvcc-elsewhere-1-p0r0", "somebody-else"}
+
+
+def test_a_pod_that_will_not_go_is_no_success(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    shop.stubborn.add("uvcc-dead-1-p0r0")
+    assert main(["pods", "--sweep"]) == 1
+    assert "uvcc-dead-1-p0r0 is not gone" in capsys.readouterr().err
