@@ -63,7 +63,7 @@ class Intake:
             found = [e for line in lines for e in self._engine(line)]
         elif src in ("training.csv", "val.csv"):
             found = self._rows(src, lines)
-        elif src == "result.json":
+        elif src.startswith("result") and src.endswith(".json"):
             found = self._result(src, lines)
         elif src.startswith("exit") and src.endswith(".json"):
             found = self._exit(src, lines)

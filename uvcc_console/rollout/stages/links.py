@@ -14,6 +14,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.plan import Phase, pod_name
+from uvcc_console.rollout.stages.ports import LINKS, free_ports, host_of, listening, python_of
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.parallel.topology import PARTIES, Coord
@@ -23,12 +24,6 @@ CA_FILE = "relay.ca.pem"
 DIAL_S = 5.0
 CERT_DAYS = 30
 
-# prints as many free ports as asked for; they are closed again, so somebody else may take one before the worker does
-_PORTS = """
-import socket, sys
-held = [socket.create_server((sys.argv[1], 0)) for _ in range(int(sys.argv[2]))]
-print(*(s.getsockname()[1] for s in held))
-"""
 # accepts one connection per expected caller, then ends
 _LISTEN = """
 import socket, sys
@@ -44,11 +39,6 @@ for at in sys.argv[2:]:
     host, _, port = at.rpartition(":")
     socket.create_connection((host, int(port)), float(sys.argv[1])).close()
 """
-
-
-def python_of(member: Member) -> str:
-    """The pod's Python, quoted for its shell."""
-    return shlex.quote(member.boot.python if member.boot else "python3")
 
 
 async def links_for(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
@@ -71,33 +61,18 @@ def _chosen(kind: str) -> ev.Event:
     return ev.Alert(level="info", name="link", text=text)
 
 
-def _listening(member: Member) -> str:
-    """The address a worker listens on: of this machine only, if the pod is on it."""
-    assert member.pod is not None
-    return "127.0.0.1" if member.pod.host == "127.0.0.1" else "0.0.0.0"
-
-
-def _host(member: Member) -> str:
-    if member.pod is None or not member.pod.host:
-        raise UnreachableError(f"pod {member.name} has no address yet", "provision it first")
-    return member.pod.host
-
-
 # -- direct ----------------------------------------------------------------------------------------------------------
 
 
 async def _direct(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
-    async def ports(member: Member) -> list[int]:
-        command = f"{python_of(member)} -S - {_listening(member)} {len(phase.coords(member.name))}"
-        return [int(p) for p in (await member.ssh.sh(command, stdin=_PORTS.encode())).split()]
-
-    free = await each(ctx.of_phase(phase), ports)
+    counts = {name: len(phase.coords(name)) for name in phase.pods()}
+    free = await free_ports(counts, ctx.members, LINKS)
     at = {c: free[name].pop() for name in phase.pods() for c in phase.coords(name)}
-    address = {c: f"{_host(ctx.members[phase.pod_of(c)])}:{port}" for c, port in at.items()}
+    address = {c: f"{host_of(ctx.members[phase.pod_of(c)])}:{port}" for c, port in at.items()}
     found = {}
     for c, port in at.items():
         peers = {str(p): address[Coord(c.replica, p, c.stage, c.tensor)] for p in range(PARTIES) if p != c.party}
-        listen = f"{_listening(ctx.members[phase.pod_of(c)])}:{port}"
+        listen = f"{listening(ctx.members[phase.pod_of(c)])}:{port}"
         found[str(c)] = {"kind": "direct", "listen": listen, "peers": peers}
     return found
 
@@ -123,10 +98,10 @@ async def _meet(group: list[Member]) -> None:
         at: dict[str, str] = {}
         for m in group:
             code = shlex.quote(_LISTEN)
-            process = await m.ssh.open(f"exec {python_of(m)} -S -c {code} {_listening(m)} {others} {2 * DIAL_S:g}")
+            process = await m.ssh.open(f"exec {python_of(m)} -S -c {code} {listening(m)} {others} {2 * DIAL_S:g}")
             listeners.append(process)
             async with asyncio.timeout(DIAL_S):
-                at[m.name] = f"{_host(m)}:{int(await process.stdout.readline())}"
+                at[m.name] = f"{host_of(m)}:{int(await process.stdout.readline())}"
 
         async def dial(m: Member) -> None:
             targets = " ".join(shlex.quote(a) for name, a in at.items() if name != m.name)
@@ -171,7 +146,7 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
     """
     tokens, group, run = relay_tokens(ctx, phase, replica), f"{phase.engine_run}{_of(replica)}", phase.engine_run
     host = ctx.members[pod_name(0, replica)]
-    bind = _listening(host)
+    bind = listening(host)
     config: dict[str, Any] = {
         "db": "relay.sqlite",
         "listen": f"{bind}:0",
@@ -186,7 +161,7 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
     url = str(ack["url"])
     if remote:
         scheme, _, rest = url.partition("://")
-        url = f"{scheme}://{_host(host)}:{rest.rpartition(':')[2]}"
+        url = f"{scheme}://{host_of(host)}:{rest.rpartition(':')[2]}"
     there = f"runs/{run}"
     return {
         "kind": "stream" if stream else "relay",
@@ -200,7 +175,7 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
 async def _certified(ctx: Rollout, phase: Phase, host: Member) -> dict[str, str]:
     """Put the relay's certificate where it and its clients read it."""
     replica = host.request.replica
-    cert, key = _certificate(ctx, _host(host), replica)
+    cert, key = _certificate(ctx, host_of(host), replica)
     folder = f".uvcc/relay/{phase.engine_run}"
     await host.ssh.sh(f"umask 077; mkdir -p {folder}")
     await host.ssh.put(cert, f"{folder}/cert.pem")

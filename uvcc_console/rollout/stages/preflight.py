@@ -11,7 +11,8 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages import lm
-from uvcc_console.rollout.stages.links import python_of, relay_link
+from uvcc_console.rollout.stages.links import relay_link
+from uvcc_console.rollout.stages.ports import python_of
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 
 from uvcc_console.core import events as ev
-from uvcc_console.rollout.context import Member, Rollout, each
+from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.plan import Phase, pod_name
-from uvcc_engine.contract.errors import UnreachableError
+from uvcc_console.rollout.stages.ports import MASTERS, free_ports, host_of
 from uvcc_engine.parallel.topology import PARTIES
-
-# prints a port that is free now; rank 0 takes it within seconds
-_PORT = """
-import socket, sys
-with socket.create_server((sys.argv[1], 0)) as s:
-    print(s.getsockname()[1])
-"""
 
 
 async def meeting_places(ctx: Rollout, phase: Phase) -> dict[str, dict[str, str]]:
@@ -27,11 +19,11 @@ async def meeting_places(ctx: Rollout, phase: Phase) -> dict[str, dict[str, str]
     size = phase.topology
     if size.workers_per_party == 1:
         return {}
-    masters = await each([ctx.members[pod_name(p, 0)] for p in range(PARTIES)], _free_port)
+    masters = await free_ports({pod_name(p, 0): 1 for p in range(PARTIES)}, ctx.members, MASTERS)
     at: dict[int, tuple[str, int]] = {}
     for party in range(PARTIES):
         name = pod_name(party, 0)
-        at[party] = (_address(ctx.members[name]), masters[name])
+        at[party] = (host_of(ctx.members[name]), masters[name][0])
         fields = {"party": party, "addr": at[party][0], "port": at[party][1]}
         ctx.say(ev.EngineEvent(pod=name, level="info", event="dp_master_port_selected", fields=fields, at=time.time()))
     pods: dict[str, int] = {}
@@ -48,16 +40,3 @@ async def meeting_places(ctx: Rollout, phase: Phase) -> dict[str, dict[str, str]
             "MASTER_PORT": str(port),
         }
     return found
-
-
-def _address(member: Member) -> str:
-    if member.pod is None or not member.pod.host:
-        raise UnreachableError(f"pod {member.name} has no address yet", "provision it first")
-    return member.pod.host
-
-
-async def _free_port(member: Member) -> int:
-    python = shlex.quote(member.boot.python if member.boot else "python3")
-    address = _address(member)
-    bind = address if address.startswith("127.") else "0.0.0.0"
-    return int(await member.ssh.sh(f"{python} -S - {bind}", stdin=_PORT.encode()))
