@@ -1,8 +1,11 @@
-"""Pairwise pseudo-random streams: AES-128 in counter mode (NIST SP 800-38A), one key per component.
+"""Pairwise pseudo-random streams, one key per component: AES-128 in counter mode (NIST SP 800-38A) or ChaCha20 (RFC
+8439).
 
 Component ``c`` of every sharing is known to two parties, and so is the key of its stream; masks that both can compute
 are never sent. The 16-byte counter block is ``epoch (4) | stream (2) | op (4) | block (6)``, big-endian, so a mask is
 bound to the place in the program that uses it. The key itself is bound to ``sid_sub`` and the attempt number.
+ChaCha20 takes the same fields (its 64-byte block number in the last six bytes) and is what a GPU computes by itself;
+the parties of a session must choose alike.
 """
 
 from __future__ import annotations
@@ -19,8 +22,6 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.mpc.kernels.plain import wire_dtype
 
-_BLOCK = 16
-_MAX_BLOCKS = 1 << 40
 _STEP = 1 << 18
 _ZEROS = memoryview(bytes(_STEP))
 
@@ -43,17 +44,21 @@ class PairKeys:
                 raise ConfigError(f"PRG key {label!r} has {len(key)} bytes", "derive 32-byte keys from the identities")
 
 
-def derive_key(secret: bytes, sid_sub: bytes, attempt: int, label: str) -> bytes:
-    """AES-128 key for one stream: HKDF-SHA256 with salt ``sid_sub`` and the attempt number in the info (RFC 5869)."""
+def derive_key(secret: bytes, sid_sub: bytes, attempt: int, label: str, length: int = 16) -> bytes:
+    """Key of one stream: HKDF-SHA256 with salt ``sid_sub`` and the attempt number in the info (RFC 5869)."""
     info = b"UVCC_PRG_V1" + struct.pack("<I", attempt) + label.encode()
-    return HKDF(algorithm=SHA256(), length=16, salt=sid_sub, info=info).derive(secret)
+    return HKDF(algorithm=SHA256(), length=length, salt=sid_sub, info=info).derive(secret)
 
 
 class Stream:
-    """One keyed stream that refuses to give the same bytes twice."""
+    """One keyed stream that refuses to give the same bytes twice: AES-128 in counter mode."""
+
+    key_bytes = 16
+    block_bytes = 16
+    _max_blocks = 1 << 40
 
     def __init__(self, key: bytes, name: str) -> None:
-        self._aes = algorithms.AES(key)
+        self._key = key
         self._name = name
         self._at = (-1, -1, -1, 0)
 
@@ -69,14 +74,45 @@ class Stream:
                 "start the next attempt; never run an epoch twice with one set of keys and changed inputs",
             )
         nbytes = out.numel() * out.element_size()
-        blocks = -(-nbytes // _BLOCK)
-        if block + blocks > _MAX_BLOCKS:
-            raise ProtocolError(f"operation {op} asks for more than {_MAX_BLOCKS} blocks of stream {self._name}")
-        if nbytes:
-            counter = struct.pack(">IHI", epoch, stream, op) + block.to_bytes(6, "big")
-            cipher = Cipher(self._aes, modes.CTR(counter)).encryptor()
-            _fill(cipher, out.numpy().data.cast("B"))
+        blocks = -(-nbytes // self.block_bytes)
+        if block + blocks > self._max_blocks:
+            raise ProtocolError(f"operation {op} asks for more than {self._max_blocks} blocks of stream {self._name}")
         self._at = (epoch, stream, op, block + blocks)
+        if nbytes:
+            self._generate(struct.pack(">IHI", epoch, stream, op), block, out)
+
+    def _generate(self, place: bytes, block: int, out: Tensor) -> None:
+        host = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
+        _fill(self._cipher(place, block), host.numpy().data.cast("B"))
+        if host is not out:
+            out.copy_(host)
+
+    def _cipher(self, place: bytes, block: int) -> CipherContext:
+        return Cipher(algorithms.AES(self._key), modes.CTR(place + block.to_bytes(6, "big"))).encryptor()
+
+
+class ChaChaStream(Stream):
+    """The same with ChaCha20, which a GPU draws where the numbers are needed."""
+
+    key_bytes = 32
+    block_bytes = 64
+    _max_blocks = 1 << 32  # the block counter's 32 bits; the two bytes above it stay zero
+
+    def _generate(self, place: bytes, block: int, out: Tensor) -> None:
+        if out.device.type == "cuda":
+            from uvcc_engine.mpc.kernels.triton_ops import chacha20
+
+            chacha20(self._key, bytes(2) + place, block, out)
+        else:
+            super()._generate(place, block, out)
+
+    def _cipher(self, place: bytes, block: int) -> CipherContext:
+        return Cipher(
+            algorithms.ChaCha20(self._key, struct.pack("<I", block) + bytes(2) + place), mode=None
+        ).encryptor()
+
+
+STREAMS = {"aes": Stream, "chacha20": ChaChaStream}
 
 
 def _fill(cipher: CipherContext, view: memoryview) -> None:
@@ -103,12 +139,9 @@ class Draws:
     def _draw(self, component: int, out: Tensor) -> Tensor:
         nbytes = out.numel() * out.element_size()
         block = self._block.get(component, 0)
-        self._block[component] = block + -(-nbytes // _BLOCK)
-        if out.device.type != "cpu":
-            host = torch.empty(out.shape, dtype=out.dtype)
-            self._streams[component].draw(*self._place, block, host)
-            return out.copy_(host)
-        self._streams[component].draw(*self._place, block, out)
+        stream = self._streams[component]
+        self._block[component] = block + -(-nbytes // stream.block_bytes)
+        stream.draw(*self._place, block, out)
         return out
 
     def ring(self, component: int, *shape: int, out: Tensor | None = None) -> Tensor:

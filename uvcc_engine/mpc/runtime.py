@@ -10,7 +10,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.mpc.kernels.base import kernels_for
-from uvcc_engine.mpc.prg import OWN, Draws, PairKeys, Stream, derive_key
+from uvcc_engine.mpc.prg import OWN, STREAMS, Draws, PairKeys, derive_key
 from uvcc_engine.mpc.rounds import Fork, Inbox, Outbox, Round, Steps, message_kind, par
 from uvcc_engine.plane.api import Plane, Tag
 
@@ -46,6 +46,7 @@ class Runtime:
         *,
         stream: int = 0,
         device: str | torch.device = "cpu",
+        prg: str = "aes",
     ) -> None:
         if party not in (0, 1, 2):
             raise ConfigError(f"party {party}", "there are three parties: 0, 1 and 2")
@@ -58,12 +59,14 @@ class Runtime:
         self.stream = stream
         self.device = torch.device(device)
         self.kernels = kernels_for(self.device)
+        if prg not in STREAMS:
+            raise ConfigError(f"random generator {prg!r}", f"one of: {', '.join(STREAMS)}")
+        kind = STREAMS[prg]
+        secrets = {party: keys.prev, self.next: keys.next, OWN: keys.own}
+        labels = {party: f"component{party}", self.next: f"component{self.next}", OWN: f"own{party}"}
         self._streams = {
-            party: Stream(derive_key(keys.prev, sid_sub, attempt, f"component{party}"), f"component {party}"),
-            self.next: Stream(
-                derive_key(keys.next, sid_sub, attempt, f"component{self.next}"), f"component {self.next}"
-            ),
-            OWN: Stream(derive_key(keys.own, sid_sub, attempt, f"own{party}"), "own"),
+            c: kind(derive_key(secret, sid_sub, attempt, labels[c], kind.key_bytes), labels[c])
+            for c, secret in secrets.items()
         }
         self._epoch = -1
         self._op = 0

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
 from uvcc_engine.mpc import arithmetic, maximum, nonlinear, opening, selection
 from uvcc_engine.mpc.local import LocalPlanes, rehearsal_keys
-from uvcc_engine.mpc.prg import OWN, PairKeys, Stream, derive_key
+from uvcc_engine.mpc.prg import OWN, ChaChaStream, PairKeys, Stream, derive_key
 from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
 from uvcc_engine.mpc.share import Share, share_of, split
 from uvcc_engine.plane.api import Tag
@@ -29,8 +30,6 @@ def test_stream_is_aes_counter_mode() -> None:
     # NIST SP 800-38A, F.5.1, with its initial counter block f0f1...ff
     stream = Stream(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c"), "test")
     first, second, third = 0xF0F1F2F3, 0xF4F5, 0xF6F7F8F9
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
     expected = Cipher(
         algorithms.AES(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")),
         modes.CTR(bytes.fromhex("f0f1f2f3f4f5f6f7f8f9000000000000")),
@@ -232,3 +231,24 @@ def test_a_training_step_of_a_small_network_takes_few_rounds(run: Callable[..., 
     assert (out.values[0] - want_a).abs().max() < 1e-4
     assert (out.values[1] - want_b).abs().max() < 1e-4
     assert out.rounds <= 28
+
+
+def test_chacha20_is_the_rfc_s_and_refuses_repeats() -> None:
+    key = bytes(range(32))
+    stream = ChaChaStream(key, "test")
+    nonce = bytes(2) + (5).to_bytes(4, "big") + (6).to_bytes(2, "big") + (7).to_bytes(4, "big")
+    library = Cipher(algorithms.ChaCha20(key, (3).to_bytes(4, "little") + nonce), mode=None).encryptor()
+    assert drawn(stream, 5, 6, 7, 3, nbytes=200) == library.update(bytes(200))
+    with pytest.raises(ProtocolError, match="mask reuse refused"):
+        drawn(stream, 5, 6, 7, 6)  # 200 bytes are four blocks: 3, 4, 5, 6
+    drawn(stream, 5, 6, 7, 7)
+
+
+def test_parties_may_agree_on_chacha20() -> None:
+    three, keys = LocalPlanes(), rehearsal_keys(0)
+    three.runtimes = [Runtime(p, three.planes[p], keys[p], bytes(32), prg="chacha20") for p in range(3)]
+    parts = split(torch.tensor([-1.5, 2.0]), 16, random.Random(1).randbytes)
+    found = three.run_three(lambda rt: opening.open_(rt, selection.relu(rt, share_of(parts, rt.party))[0]))
+    assert found[0].tolist() == [0.0, 2.0]
+    with pytest.raises(ConfigError, match="'rc4'"):
+        Runtime(0, three.planes[0], keys[0], bytes(32), prg="rc4")

@@ -96,4 +96,10 @@ def kernels_for(device: torch.device) -> Kernels:
         from uvcc_engine.mpc.kernels.cpu import CpuKernels
 
         return CpuKernels()
+    if device.type == "cuda":
+        try:
+            from uvcc_engine.mpc.kernels.cuda import CudaKernels
+        except ImportError as why:
+            raise ConfigError(f"device {device} needs Triton: {why}", "install triton, or run the job on cpu") from why
+        return CudaKernels()
     raise ConfigError(f"no secret-sharing kernels for device {device}", "run the job on cpu")

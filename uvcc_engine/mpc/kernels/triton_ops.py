@@ -1,0 +1,288 @@
+"""Triton kernels: fused ring arithmetic, a plain 64-bit matrix product, byte digits, and the ChaCha20 key stream.
+
+Each gives the bits of its CPU counterpart; Triton's interpreter runs them all without a GPU.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import struct
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ELEMENTS = 1024
+_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
+
+
+def _grid(n: int, block: int = _ELEMENTS) -> tuple[int]:
+    return (triton.cdiv(n, block),)
+
+
+@triton.jit
+def _cross(a, b, c, d, out, n, TERMS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    total = tl.load(a + at, mask=inside, other=0) * tl.load(b + at, mask=inside, other=0)
+    if TERMS == 2:
+        total += tl.load(c + at, mask=inside, other=0) * tl.load(d + at, mask=inside, other=0)
+    tl.store(out + at, total, mask=inside)
+
+
+def cross(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
+    """``sum_i xs[i] ys[i]`` for one or two terms of equal, contiguous shape."""
+    out = torch.empty_like(xs[0])
+    n = out.numel()
+    _cross[_grid(n)](xs[0], ys[0], xs[-1], ys[-1], out, n, TERMS=len(xs), BLOCK=_ELEMENTS)
+    return out
+
+
+@triton.jit
+def _blind(z, plus, minus, out, scale, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    value = tl.load(z + at, mask=inside, other=0) * tl.load(scale)
+    value += tl.load(plus + at, mask=inside, other=0) - tl.load(minus + at, mask=inside, other=0)
+    tl.store(out + at, value, mask=inside)
+
+
+def blind(z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
+    """``z factor + plus - minus``."""
+    out = torch.empty_like(z)
+    scale = torch.tensor([factor], dtype=torch.int64, device=z.device)
+    _blind[_grid(z.numel())](z, plus, minus, out, scale, z.numel(), BLOCK=_ELEMENTS)
+    return out
+
+
+@triton.jit
+def _truncate_deal(z, left, right, k, m, low, masked, dealt, n, S: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    total = -(tl.load(left + at, mask=inside, other=0) + tl.load(right + at, mask=inside, other=0))
+    ones: tl.constexpr = (1 << S) - 1
+    r = (total << S) | (tl.load(low + at, mask=inside, other=0).to(tl.int64) & ones)
+    tl.store(masked + at, tl.load(z + at, mask=inside, other=0) + r, mask=inside)
+    overflow = ((total >> (64 - S)) & ones) - tl.load(k + at, mask=inside, other=0).to(tl.int64)
+    top = ((r >> 63) & 1) - tl.load(m + at, mask=inside, other=0).to(tl.int64)
+    kind = dealt.dtype.element_ty
+    tl.store(dealt + at, overflow.to(kind), mask=inside)
+    tl.store(dealt + n + at, top.to(kind), mask=inside)
+
+
+def truncate_deal(
+    z: Tensor, left: Tensor, right: Tensor, k: Tensor, m: Tensor, low: Tensor, s: int
+) -> tuple[Tensor, Tensor]:
+    """See ``Kernels.truncate_deal``."""
+    masked = torch.empty_like(z)
+    dealt = torch.empty((2, *z.shape), dtype=k.dtype, device=z.device)
+    n = z.numel()
+    _truncate_deal[_grid(n)](z, left, right, k, m, low, masked, dealt, n, S=s, BLOCK=_ELEMENTS)
+    return masked, dealt
+
+
+@triton.jit
+def _truncate_open(z, a, b, k, m, c, part, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    value = tl.load(z + at, mask=inside, other=0) + tl.load(a + at, mask=inside, other=0)
+    value += tl.load(b + at, mask=inside, other=0) + (1 << 62)
+    tl.store(c + at, value, mask=inside)
+    clear = ((value >> 63) & 1) - 1  # all ones where the top bit is clear
+    found = tl.load(k + at, mask=inside, other=0).to(tl.int64)
+    found += tl.load(m + at, mask=inside, other=0).to(tl.int64) & clear
+    tl.store(part + at, found.to(part.dtype.element_ty), mask=inside)
+
+
+def truncate_open(z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``Kernels.truncate_open``."""
+    c, part = torch.empty_like(z), torch.empty_like(k)
+    n = z.numel()
+    _truncate_open[_grid(n)](z, a, b, k, m, c, part, n, BLOCK=_ELEMENTS)
+    return c, part
+
+
+@triton.jit
+def _truncate_close(c, part, theirs, out, n, S: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    ones: tl.constexpr = (1 << (64 - S)) - 1
+    offset: tl.constexpr = 1 << (62 - S)
+    top = tl.load(part + at, mask=inside, other=0).to(tl.int64) + tl.load(theirs + at, mask=inside, other=0).to(
+        tl.int64
+    )
+    value = ((tl.load(c + at, mask=inside, other=0) >> S) & ones) - offset + (top << (64 - S))
+    tl.store(out + at, value, mask=inside)
+
+
+def truncate_close(c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor | None) -> Tensor:
+    """See ``Kernels.truncate_close``."""
+    to = torch.empty_like(c) if out is None else out
+    n = c.numel()
+    _truncate_close[_grid(n)](c, part, theirs, to, n, S=s, BLOCK=_ELEMENTS)
+    return to
+
+
+@triton.jit
+def _gemm64(a, b, out, m, n, k, STEPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    rows = tl.program_id(0) * M + tl.arange(0, M)
+    columns = tl.program_id(1) * N + tl.arange(0, N)
+    total = tl.zeros((M, N), dtype=tl.int64)
+    for step in range(STEPS):
+        inner = step * K + tl.arange(0, K)
+        left = tl.load(a + rows[:, None] * k + inner[None, :], mask=(rows[:, None] < m) & (inner[None, :] < k), other=0)
+        right = tl.load(
+            b + inner[:, None] * n + columns[None, :], mask=(inner[:, None] < k) & (columns[None, :] < n), other=0
+        )
+        total += tl.sum(left[:, :, None] * right[None, :, :], axis=1)
+    tl.store(out + rows[:, None] * n + columns[None, :], total, mask=(rows[:, None] < m) & (columns[None, :] < n))
+
+
+def gemm64(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` modulo 2^64 for ``[m, k]`` and ``[k, n]`` on the integer units: any size, no tensor cores."""
+    a, b = a.contiguous(), b.contiguous()
+    (m, k), n = a.shape, b.shape[1]
+    out = torch.empty(m, n, dtype=torch.int64, device=a.device)
+    _gemm64[(triton.cdiv(m, 32), triton.cdiv(n, 32))](a, b, out, m, n, k, STEPS=triton.cdiv(k, 8), M=32, N=32, K=8)
+    return out
+
+
+@triton.jit
+def _split(x, out, rows, columns, row_step, digit_step, REVERSED: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < rows * columns
+    bias: tl.constexpr = -0x7F7F7F7F7F7F7F80  # 0x8080808080808080
+    value = (tl.load(x + at, mask=inside, other=0) + bias) ^ bias
+    place = (at // columns) * row_step + at % columns
+    for d in tl.static_range(8):
+        to = 7 - d if REVERSED else d
+        tl.store(out + place + to * digit_step, (value >> (8 * d)).to(tl.int8), mask=inside)
+
+
+def split_left(xs: list[Tensor]) -> Tensor:
+    """Matrices ``[m, k]`` side by side to digits ``[m, 8, sum k]``; see ``limbs``."""
+    inner = sum(x.shape[1] for x in xs)
+    out = torch.empty(xs[0].shape[0], 8, inner, dtype=torch.int8, device=xs[0].device)
+    at = 0
+    for x in xs:
+        m, k = x.shape
+        _split[_grid(m * k)](x.contiguous(), out[:, :, at:], m, k, 8 * inner, inner, REVERSED=False, BLOCK=_ELEMENTS)
+        at += k
+    return out
+
+
+def split_right(ys: list[Tensor]) -> Tensor:
+    """Matrices ``[k, n]`` one above the other to digits ``[8, sum k, n]``, highest first."""
+    inner, n = sum(y.shape[0] for y in ys), ys[0].shape[1]
+    out = torch.empty(8, inner, n, dtype=torch.int8, device=ys[0].device)
+    at = 0
+    for y in ys:
+        k = y.shape[0]
+        _split[_grid(k * n)](y.contiguous(), out[:, at:], k, n, n, inner * n, REVERSED=True, BLOCK=_ELEMENTS)
+        at += k
+    return out
+
+
+@triton.jit
+def _combine(a, b, c, d, e, f, g, h, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    total = tl.load(a + at, mask=inside, other=0).to(tl.int64)
+    total += tl.load(b + at, mask=inside, other=0).to(tl.int64) << 8
+    total += tl.load(c + at, mask=inside, other=0).to(tl.int64) << 16
+    total += tl.load(d + at, mask=inside, other=0).to(tl.int64) << 24
+    total += tl.load(e + at, mask=inside, other=0).to(tl.int64) << 32
+    total += tl.load(f + at, mask=inside, other=0).to(tl.int64) << 40
+    total += tl.load(g + at, mask=inside, other=0).to(tl.int64) << 48
+    total += tl.load(h + at, mask=inside, other=0).to(tl.int64) << 56
+    tl.store(out + at, total, mask=inside)
+
+
+def combine(parts: list[Tensor]) -> Tensor:
+    """``sum_s parts[s] 2^(8 s)`` of eight int32 matrices."""
+    out = torch.empty(parts[0].shape, dtype=torch.int64, device=parts[0].device)
+    _combine[_grid(out.numel())](*parts, out, out.numel(), BLOCK=_ELEMENTS)
+    return out
+
+
+@triton.jit
+def _rotate(x, LEFT: tl.constexpr):
+    return (x << LEFT) | (x >> (32 - LEFT))
+
+
+@triton.jit
+def _quarter(a, b, c, d):
+    a += b
+    d = _rotate(d ^ a, 16)
+    c += d
+    b = _rotate(b ^ c, 12)
+    a += b
+    d = _rotate(d ^ a, 8)
+    c += d
+    b = _rotate(b ^ c, 7)
+    return a, b, c, d
+
+
+@triton.jit
+def _chacha20(state, out, first, blocks, BLOCK: tl.constexpr):
+    block = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = block < blocks
+    none = tl.zeros((BLOCK,), dtype=tl.uint32)
+    i0, i1, i2, i3 = (
+        none + tl.load(state),
+        none + tl.load(state + 1),
+        none + tl.load(state + 2),
+        none + tl.load(state + 3),
+    )
+    i4, i5, i6, i7 = (
+        none + tl.load(state + 4),
+        none + tl.load(state + 5),
+        none + tl.load(state + 6),
+        none + tl.load(state + 7),
+    )
+    i8, i9 = none + tl.load(state + 8), none + tl.load(state + 9)
+    i10, i11 = none + tl.load(state + 10), none + tl.load(state + 11)
+    i12 = tl.load(first) + block.to(tl.uint32)
+    i13, i14, i15 = none + tl.load(state + 13), none + tl.load(state + 14), none + tl.load(state + 15)
+    x0, x1, x2, x3, x4, x5, x6, x7 = i0, i1, i2, i3, i4, i5, i6, i7
+    x8, x9, x10, x11, x12, x13, x14, x15 = i8, i9, i10, i11, i12, i13, i14, i15
+    for _ in range(10):
+        x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
+        x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
+        x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
+        x3, x7, x11, x15 = _quarter(x3, x7, x11, x15)
+        x0, x5, x10, x15 = _quarter(x0, x5, x10, x15)
+        x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
+        x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
+        x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
+    to = out + block * 16
+    tl.store(to, x0 + i0, mask=inside)
+    tl.store(to + 1, x1 + i1, mask=inside)
+    tl.store(to + 2, x2 + i2, mask=inside)
+    tl.store(to + 3, x3 + i3, mask=inside)
+    tl.store(to + 4, x4 + i4, mask=inside)
+    tl.store(to + 5, x5 + i5, mask=inside)
+    tl.store(to + 6, x6 + i6, mask=inside)
+    tl.store(to + 7, x7 + i7, mask=inside)
+    tl.store(to + 8, x8 + i8, mask=inside)
+    tl.store(to + 9, x9 + i9, mask=inside)
+    tl.store(to + 10, x10 + i10, mask=inside)
+    tl.store(to + 11, x11 + i11, mask=inside)
+    tl.store(to + 12, x12 + i12, mask=inside)
+    tl.store(to + 13, x13 + i13, mask=inside)
+    tl.store(to + 14, x14 + i14, mask=inside)
+    tl.store(to + 15, x15 + i15, mask=inside)
+
+
+def chacha20(key: bytes, nonce: bytes, block: int, out: Tensor) -> None:
+    """RFC 8439 key stream from ``block`` on into ``out``: 32-byte key, 12-byte nonce, any contiguous tensor."""
+    words = struct.unpack("<8I", key), struct.unpack("<3I", nonce)
+    state = torch.tensor([*_CONSTANTS, *words[0], 0, *words[1]], dtype=torch.int64).to(torch.uint32).to(out.device)
+    first = torch.tensor([block], dtype=torch.int64).to(torch.uint32).to(out.device)
+    nbytes = out.numel() * out.element_size()
+    blocks = triton.cdiv(nbytes, 64)
+    stream = torch.empty(blocks * 16, dtype=torch.uint32, device=out.device)
+    _chacha20[_grid(blocks, 128)](state, stream, first, blocks, BLOCK=128)
+    out.view(torch.uint8).view(-1).copy_(stream.view(torch.uint8)[:nbytes])
