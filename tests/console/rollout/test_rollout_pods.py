@@ -35,6 +35,7 @@ class FakeProvider:
         self.stubborn: set[str] = set()
         self.deletes: list[str] = []
         self.price = 0.0
+        self.silent = False
 
     async def quote(self, requests: Sequence[PodRequest]) -> Quote:
         return Quote(tuple(QuoteLine(r, "fake", "here", self.price) for r in requests), at=0.0)
@@ -54,6 +55,8 @@ class FakeProvider:
         self.pods.pop(pod.name, None)
 
     async def list(self, prefix: str) -> list[Pod]:
+        if self.silent:
+            raise UnreachableError("the provider does not answer")
         return [p for name, p in self.pods.items() if name.startswith(prefix)]
 
     async def close(self) -> None:
@@ -63,6 +66,7 @@ class FakeProvider:
 @pytest.fixture
 def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout]:
     monkeypatch.setattr(provision, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(provision.spawn, "start", lambda *args: None)
     _, profile = load("demo")
     plan = make_plan("demo-1", "demo", profile)
     journal = Journal(tmp_path / "journal.sqlite", source="test")
@@ -183,3 +187,29 @@ async def test_two_parties_that_disagree_are_named_at_once(ctx: Rollout) -> None
     forks = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite") if isinstance(e, ev.ForkDetected)]
     assert [(f.epoch, f.parties) for f in forks] == [(3, [1, 2])]
     assert ctx.bus.snapshot.agreed_epoch == -1
+
+
+async def test_a_provider_that_does_not_answer_has_not_said_that_nothing_is_there(ctx: Rollout) -> None:
+    fake = provider_of(ctx)
+    fake.pods["uvcc-demo-1-p0r0"] = Pod("uvcc-demo-1-p0r0", 0, 0, "fake", "id")
+    ctx.members["p0r0"].pod = fake.pods["uvcc-demo-1-p0r0"]
+    fake.silent = True
+    assert sorted(await provision.teardown(ctx)) == ["uvcc-demo-1-p1r0", "uvcc-demo-1-p2r0"]  # p0r0's end was proven
+    states = {p.pod: p.state for p in ctx.bus.snapshot.pods.values()}
+    assert states == {"p0r0": "gone", "p1r0": "lost", "p2r0": "lost"}
+
+
+async def test_the_sidecar_runs_before_there_is_anything_to_pay_for(
+    ctx: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = provider_of(ctx)
+    started: list[tuple[str, int]] = []
+    monkeypatch.setattr(provision.spawn, "start", lambda folder, name, *args: started.append((name, len(fake.pods))))
+    fake.gate.clear()
+    work = asyncio.create_task(provision.provision(ctx))
+    await fake.asked.wait()
+    assert started == [(provision.spawn.HALTD, 0)]
+    work.cancel()
+    fake.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await work

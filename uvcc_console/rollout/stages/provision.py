@@ -38,12 +38,13 @@ async def quote(ctx: Rollout) -> str:
 async def provision(ctx: Rollout) -> str:
     """Create every pod and log in. Idempotent: a pod that exists under its name is adopted.
 
-    The intent is in the journal before the provider hears of it, so that a crash in between leaks nothing.
+    The intent is in the journal before the provider hears of it, so that a crash in between leaks nothing; and the
+    halt sidecar, which ends a run that lost its conductor, runs before there is anything to pay for.
     """
     ctx.say(*(ctx.pod_event(m, "creating") for m in ctx.members.values() if m.pod is None))
-    await each(ctx.members.values(), lambda m: _one_pod(ctx, m))
     if not spawn.running(ctx.run_dir, spawn.HALTD):
         spawn.start(ctx.run_dir, spawn.HALTD)
+    await each(ctx.members.values(), lambda m: _one_pod(ctx, m))
     return f"{len(ctx.members)} pods"
 
 
@@ -90,8 +91,15 @@ async def _one_agent(ctx: Rollout, member: Member) -> None:
     def progress(step: str, detail: str) -> None:
         ctx.bus.record([ctx.pod_event(member, "ready", f"{step} {detail}".rstrip())])
 
-    packages = ctx.plan.profile.fleet.packages
-    member.boot = await bootstrap(member.ssh, ctx.wheel, progress, identity_seed=secret, packages=packages)
+    profile = ctx.plan.profile
+    member.boot = await bootstrap(
+        member.ssh,
+        ctx.wheel,
+        progress,
+        identity_seed=secret,
+        packages=profile.fleet.packages,
+        preload="none" if profile.job.kind == "command" else "",
+    )
     await attach(ctx, member)
 
 
@@ -131,19 +139,23 @@ async def teardown(ctx: Rollout) -> list[str]:
     ctx.say(*(ctx.pod_event(m, "deleting") for m in known.values() if m.pod is not None))
     for member in ctx.members.values():
         await detach(member)
-    found = {p.name: p for p in await _listed(ctx)}
+    found = {p.name: p for p in await _listed(ctx) or []}
     for m in ctx.members.values():
         if m.pod is not None:
             found.setdefault(m.pod.name, m.pod)
     left = [name for name, gone in zip(found, await _delete_all(ctx, list(found.values())), strict=True) if not gone]
-    left += [p.name for p in await _listed(ctx) if p.name not in left]
+    after = await _listed(ctx)
+    # a provider that does not answer proves nothing about pods that were never asked to be deleted
+    there = [p.name for p in after] if after is not None else [name for name in known if name not in found]
+    left += [name for name in there if name not in left]
     gone = [ctx.pod_event(m, "gone") for m in known.values() if m.request.name not in left]
     lost = [ctx.pod_event(m, "lost", "not proven gone") for m in known.values() if m.request.name in left]
     ctx.say(*gone, *lost)
     return left
 
 
-async def _listed(ctx: Rollout) -> list[Pod]:
+async def _listed(ctx: Rollout) -> list[Pod] | None:
+    """The run's pods at the provider; None when it does not answer, which is not the same as none."""
     for attempt in range(DELETE_TRIES):
         try:
             return await ctx.provider.list(ctx.plan.prefix)
@@ -151,7 +163,7 @@ async def _listed(ctx: Rollout) -> list[Pod]:
             text = f"the provider does not list its pods: {e}"
             ctx.say(ev.Alert(level="error", name="list", text=text, remedy="uvcc pods --sweep looks again"))
             await asyncio.sleep(BACKOFF_S * 2**attempt)
-    return []
+    return None
 
 
 async def _delete_all(ctx: Rollout, pods: list[Pod]) -> list[bool]:
