@@ -10,7 +10,7 @@ from uvcc_console.cli import common, headless
 from uvcc_console.cli.main import FAILED, OK, USAGE
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.rollout import spawn
+from uvcc_console.rollout import certificate, spawn
 
 POLL_S = 0.05
 
@@ -41,8 +41,10 @@ def run(argv: list[str]) -> int:
     if action != "resume" and not live:
         common.say(f"uvcc: nobody conducts {run_dir.name}; take it up first: uvcc resume {run_dir.name}")
         return USAGE
+    held = certificate.in_force(run_dir)
+    cited = {"certificate": held.sha256, "nonce": held.nonce} if held is not None else {}
     with headless.interruptible() as received:
-        child = headless.ask(run_dir, action)
+        child = headless.ask(run_dir, action, **cited)
         if args.wait:
             watched = headless.follow(run_dir, child, received, progress=not args.json, known=stage)
             return headless.report(watched, run_dir, as_json=args.json)
@@ -60,7 +62,7 @@ def run(argv: list[str]) -> int:
 def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: float) -> bool:
     """Wait for the first heartbeat after the resumed phase began, or for a later stage to begin."""
     journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
-    end, started = time.monotonic() + limit, False
+    end, started, entered = time.monotonic() + limit, False, False
     try:
         while time.monotonic() < end:
             dead = not spawn.conducted(run_dir) and (child is None or child.poll() is not None)
@@ -74,7 +76,8 @@ def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: f
                 elif isinstance(event, ev.StageChanged) and event.name != "teardown":
                     if event.status == "ok":
                         return True
-                    if event.status == "failed" and started:
+                    entered |= event.status == "running"
+                    if event.status == "failed" and (started or entered):
                         return False
                 elif isinstance(event, ev.RunEnded):
                     return event.status == "ok"

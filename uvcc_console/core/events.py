@@ -113,13 +113,17 @@ class LinkChanged(Event):
 @_event("phase")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseStarted(Event):
-    """The smoke or full job begins under ``engine_run`` (the run id on the pods); ``attempt`` counts resumes."""
+    """The smoke or full job begins under ``engine_run`` (the run id on the pods); ``attempt`` counts resumes.
+
+    ``certificate``: SHA-256 of the halt certificate that the pods' checkpoints were held against.
+    """
 
     phase: str
     engine_run: str
     steps: int
     sid_job: str
     attempt: int = 0
+    certificate: str = ""
 
 
 @_event("heartbeat")
@@ -237,7 +241,10 @@ class HaltAck(Event):
 @_event("halt_done")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaltDone(Event):
-    """The ladder ended: how many pods verified at which step in how many seconds."""
+    """The ladder ended: how many pods verified at which step in how many seconds.
+
+    ``certificate``: SHA-256 of the signed halt certificate; empty where not every pod was verified, or for a drill.
+    """
 
     nonce: str
     mode: str
@@ -246,6 +253,7 @@ class HaltDone(Event):
     step: int
     seconds: float
     drill: bool = False
+    certificate: str = ""
 
 
 @_event("cost")

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from uvcc_console.core import events as ev
 from uvcc_console.rollout import halt
+from uvcc_console.rollout.halt import PodEvidence
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 
@@ -32,6 +33,7 @@ class Halter:
     """At most one ladder at a time; a further request under a new nonce takes over and never weakens the old one.
 
     ``append`` writes events durably; ``terminate(pod)`` ends a pod at its provider and returns when it is proven gone.
+    ``certify(done, engine_run, evidence)`` writes the certificate of a verified halt and returns its hash.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Halter:
         auto: Collection[str] = (halt.HOLD, halt.HALT, halt.TERM),
         times: halt.Times | None = None,
         terminate: Callable[[str], Any] | None = None,
+        certify: Callable[[ev.HaltDone, str, Mapping[str, PodEvidence]], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ladder: halt.Ladder | None = None
@@ -49,8 +52,10 @@ class Halter:
         self._append = append
         self.auto = auto
         self.checkpoints = True
+        self.votes = False
         self._times = times
         self._terminate = terminate
+        self._certify = certify
         self._clock = clock
         self._run = ""
         self._nonces: set[str] = set()
@@ -76,7 +81,13 @@ class Halter:
         drill = asked.drill and not committed
         self._run = run
         ladder = halt.Ladder(
-            asked.nonce, pods, drill=drill, auto=self.auto, times=self._times, checkpoints=self.checkpoints
+            asked.nonce,
+            pods,
+            drill=drill,
+            auto=self.auto,
+            times=self._times,
+            checkpoints=self.checkpoints,
+            votes=self.votes,
         )
         self.ladder = ladder
         for pod in pods:
@@ -130,11 +141,25 @@ class Halter:
         for action in actions:
             if isinstance(action, halt.Send):
                 self._send(action)
-        records = [a.event for a in actions if isinstance(a, halt.Record)]
+        records = [self._certified(a.event) for a in actions if isinstance(a, halt.Record)]
         for done in [r for r in records if isinstance(r, ev.HaltDone)]:
-            records += [replace(done, nonce=nonce) for nonce in sorted(self._nonces)]  # who asked first wants to know
+            records += [
+                replace(done, nonce=nonce, certificate="") for nonce in sorted(self._nonces)
+            ]  # who asked first wants to know
         if records:
             self._append(records)
+
+    def _certified(self, event: ev.Event) -> ev.Event:
+        """A verdict that every pod of a real halt is verified names its certificate."""
+        if not isinstance(event, ev.HaltDone) or self._certify is None or self.ladder is None:
+            return event
+        if event.drill or event.mode != halt.HALT or not 0 < event.total == event.verified:
+            return event
+        try:
+            return replace(event, certificate=self._certify(event, self._run, self.ladder.evidence()))
+        except UvccError as e:
+            log.error("no certificate of halt %s: %s", event.nonce, e)  # the verdict itself must not wait for it
+            return event
 
     def _send(self, send: halt.Send) -> None:
         assert self.ladder is not None

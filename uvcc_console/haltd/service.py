@@ -25,7 +25,7 @@ from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.haltd.view import View
-from uvcc_console.rollout import halt, spawn
+from uvcc_console.rollout import certificate, halt, spawn
 from uvcc_console.rollout.profile_schema import seconds
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError, UvccError
@@ -117,7 +117,9 @@ class Service:
         self._journal = Journal(run_dir / spawn.JOURNAL, source="haltd")
         self._view = View(self._journal)
         self._channels = Channels(run_dir, "halt" if only else "haltd")
-        self._halter = Halter(self._channels.clients, self._append, times=times, terminate=self._terminate)
+        self._halter = Halter(
+            self._channels.clients, self._append, times=times, terminate=self._terminate, certify=self._certify
+        )
         self._channels.on_link = self._halter.link
         self._channels.on_message = self._halter.message
 
@@ -157,6 +159,7 @@ class Service:
         lease = 0.0 if self._only else float(seconds(profile.get("lease", 60.0)))
         self._halter.auto = tuple(profile.get("auto", (halt.HOLD, halt.HALT, halt.TERM)))
         self._halter.checkpoints = self.snapshot.job_kind != "command"
+        self._halter.votes = self.snapshot.job_kind == "private"
         self._channels.sync(self.snapshot, lease)
 
     def _resume(self) -> None:
@@ -213,6 +216,9 @@ class Service:
             ladder = self._halter.ladder
             return ladder is not None and ladder.nonce == self._only and ladder.done
         return self._ended or (bool(s.pods) and all(p.state == "gone" for p in s.pods.values()))
+
+    def _certify(self, done: ev.HaltDone, engine_run: str, pods: Mapping[str, halt.PodEvidence]) -> str:
+        return certificate.issue(self._run_dir, done, engine_run, pods, at=time.time()).sha256 if engine_run else ""
 
     async def _terminate(self, name: str) -> None:
         """Delete a pod at its provider; returns when it is proven gone."""

@@ -67,6 +67,19 @@ class Record:
 Action = Send | Record
 
 
+@dataclass(frozen=True, slots=True)
+class PodEvidence:
+    """One pod's end: its last ``stage``, and per worker coordinate the step and the checkpoint's SHA-256.
+
+    ``gone``: its processes are absent. A worker that owed no checkpoint is not in ``checkpoints``.
+    """
+
+    stage: str
+    gone: bool
+    steps: dict[str, int]
+    checkpoints: dict[str, str]
+
+
 @dataclass(slots=True)
 class _Pod:
     workers: int
@@ -76,6 +89,7 @@ class _Pod:
     acked: str = ""  # the rung whose command the agent acknowledged
     recorded: str = ""
     unknown: bool = False
+    vouched: int = -1  # the step at which its peers' words say it voted to stop
     released_by: set[str] = field(default_factory=set)
     unproven: dict[str, str] = field(default_factory=dict)  # workers gone without proof, and what is missing
     stage: str = ""
@@ -120,9 +134,11 @@ class _Pod:
 class Ladder:
     """One halt, by its nonce. ``pods`` maps each pod to its number of workers; ``auto`` lists the armed rungs.
 
-    ``checkpoints``: whether a stopped worker must have left one. ``done`` turns true with the first HaltDone of the
-    final rung. Later evidence from unknown pods is still taken. TERM and KILL go only to pods whose agent has
-    acknowledged the halt and had its time for it: a pod that was out of reach is asked to halt first when it is back.
+    ``checkpoints``: whether a stopped worker must have left one. ``votes``: whether the workers agree by a vote at
+    which step to stop, so that one which stopped speaks for its peers (told, never counted as verified). ``done`` turns
+    true with the first HaltDone of the final rung. Later evidence from unknown pods is still taken. TERM and KILL go
+    only to pods whose agent has acknowledged the halt and had its time for it: a pod that was out of reach is asked to
+    halt first when it is back.
     """
 
     def __init__(
@@ -135,8 +151,10 @@ class Ladder:
         times: Times | None = None,
         by: str = "haltd",
         checkpoints: bool = True,
+        votes: bool = False,
     ) -> None:
         self._checkpoints = checkpoints
+        self._votes = votes
         self._typed = False
         self.nonce = nonce
         self.drill = drill
@@ -149,6 +167,13 @@ class Ladder:
         self._began = 0.0
         self._entered = 0.0
         self._verified_before = -1
+
+    def evidence(self) -> dict[str, PodEvidence]:
+        """What every pod has shown so far, for the certificate."""
+        return {
+            name: PodEvidence(p.stage, p.stage == "gone", dict(p.steps), {c: h for c, h in p.checkpoints.items() if h})
+            for name, p in self._pods.items()
+        }
 
     # what happens
 
@@ -229,7 +254,23 @@ class Ladder:
         if said and said != p.recorded:
             p.recorded = said
             out.append(Record(self._ack(pod, said, detail, path)))
-        return out + self._advance(now)
+        return out + self._vouch() + self._advance(now)
+
+    def _vouch(self) -> list[Action]:
+        """What the stopped workers' words mean for a pod out of reach: they stopped by its vote too."""
+        if not self._votes or self.rung in (HOLD, RELEASE):
+            return []
+        stopped = {n: p for n, p in self._pods.items() if p.stage == "halted" or (p.verified and p.checkpoint)}
+        steps = {p.step for p in stopped.values()}
+        out: list[Action] = []
+        for name, p in self._pods.items():
+            if name in stopped or not p.unknown or len(steps) != 1 or p.vouched in steps:
+                continue
+            p.vouched = min(steps)
+            text = f"out of reach; by its vote {', '.join(sorted(stopped))} stopped at step {p.vouched}"
+            ack = ev.HaltAck(pod=name, nonce=self.nonce, stage="unknown", step=p.vouched, detail=text, path="peer")
+            out += [Record(ev.LinkChanged(pod=name, path="peer", up=True, detail=text)), Record(ack)]
+        return out
 
     def link(self, pod: str, up: bool, now: float) -> list[Action]:
         """The path to a pod went down or came back."""
@@ -389,7 +430,7 @@ class Ladder:
             return []
         p.unknown = True
         p.recorded = "unknown"
-        return [Record(self._ack(pod, "unknown", why))]
+        return [Record(self._ack(pod, "unknown", why)), *self._vouch()]
 
     def _alert(self, level: str, name: str, text: str, remedy: str = "") -> Record:
         return Record(ev.Alert(level=level, name=name, text=text, remedy=remedy, subject="halt"))

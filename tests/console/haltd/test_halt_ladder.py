@@ -245,6 +245,39 @@ def test_a_dead_link_is_unknown_at_once_and_tried_when_it_is_back() -> None:
     assert stages(lost) == {"p0r0": "unknown"}
 
 
+def test_those_who_stopped_speak_for_a_peer_out_of_reach_but_do_not_verify_it() -> None:
+    ladder = Ladder("n", PODS, votes=True)
+    ladder.start(HALT, 0.0)
+    ladder.link("p1r0", False, 0.0)
+    for pod in ("p0r0", "p2r0"):
+        ladder.acked(pod, HALT, 0.1)
+    told = ladder.report("p0r0", "halted", 0.2, coord="p0r0s0t0", step=7, checkpoint="a")
+    told += ladder.report("p2r0", "halted", 0.2, coord="p2r0s0t0", step=7, checkpoint="b")
+    (link,) = events(told, ev.LinkChanged)
+    assert (link.pod, link.path, link.up) == ("p1r0", "peer", True)
+    (ack,) = [e for e in events(told, ev.HaltAck) if e.pod == "p1r0"]
+    assert (ack.stage, ack.path, ack.step) == ("unknown", "peer", 7)
+    ladder.report("p0r0", "gone", 0.3, coord="p0r0s0t0", step=7, checkpoint="a")
+    ladder.report("p2r0", "gone", 0.3, coord="p2r0s0t0", step=7, checkpoint="b")
+    assert not ladder.done
+    up = ladder.link("p1r0", True, 1.0)
+    assert sends(up) == [("p1r0", HALT)]
+    last = ladder.report("p1r0", "gone", 1.2, coord="p1r0s0t0", step=7, checkpoint="c")
+    (done,) = events(last, ev.HaltDone)
+    assert (done.verified, done.total, done.step) == (3, 3, 7)
+
+
+def test_nobody_speaks_for_others_without_a_vote_or_at_different_steps() -> None:
+    for votes, steps in ((False, (7, 7)), (True, (7, 8))):
+        ladder = Ladder("n", PODS, votes=votes)
+        ladder.start(HALT, 0.0)
+        told = ladder.report("p0r0", "halted", 0.2, coord="p0r0s0t0", step=steps[0])
+        told += ladder.report("p2r0", "halted", 0.2, coord="p2r0s0t0", step=steps[1])
+        told += ladder.link("p1r0", False, 0.3)
+        assert events(told, ev.LinkChanged) == []
+        assert [e.path for e in events(told, ev.HaltAck) if e.pod == "p1r0"] == ["ssh"]
+
+
 def test_nothing_to_halt_is_done_at_once() -> None:
     assert events(Ladder("n", {}).start(HALT, 0.0), ev.HaltDone)[0].total == 0
 

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from demorun import Demo, Uvcc
 
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import iter_events
+
 # few enough rows that no loop is worth compiling: nine fresh pods would compile it nine times
 SMALL = ("--set", "job.test_rows=200")
 
@@ -76,6 +79,17 @@ def test_a_halt_stops_every_worker_at_one_step_with_a_verified_checkpoint(
     assert {a["stage"] for a in acks} == {"gone"}
     assert all(len(a["checkpoint"]) == 64 for a in acks)
     assert seen["halted"]["status"] == "halted"
+
+
+def test_the_resume_after_the_halt_cites_the_certificate_that_the_halt_left(
+    uvcc: Uvcc, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+) -> None:
+    cited = json.loads(two_demos[2]["halt"].stdout)["certificate"]
+    assert len(cited) == 64
+    events = [e for _, e in iter_events(uvcc.home / "runs" / two_demos[1]["run"] / "journal.sqlite")]
+    asked = [e.args.get("certificate", "") for e in events if isinstance(e, ev.Intent) and e.action == "resume"]
+    assert asked == [cited, ""]  # the second resume follows a death, not a halt
+    assert [e.certificate for e in events if isinstance(e, ev.PhaseStarted) and e.phase == "full"] == ["", cited, ""]
 
 
 def test_a_killed_worker_is_a_named_failure_that_can_be_resumed(

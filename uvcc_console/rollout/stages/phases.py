@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot, WorkerView
-from uvcc_console.rollout import pump
+from uvcc_console.rollout import certificate, pump
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.plan import SMOKE, Phase
 from uvcc_console.rollout.profile_schema import CommandJob
 from uvcc_console.rollout.stages import agree, links
 from uvcc_console.rollout.stages.worlds import meeting_places
 from uvcc_engine.contract import wire
-from uvcc_engine.contract.errors import PeerLostError, UvccError
+from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE
@@ -54,6 +54,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     if known and _running(s, phase):
         await _watch(ctx, phase)
         return {}
+    cited = await _cited(ctx, phase) if known else ""
     private = phase.kind == "private"
     agreement = await agree.agree(ctx, phase) if private else None
     found = await links.links_for(ctx, phase) if private else {}
@@ -61,7 +62,12 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     attempt = s.attempt + 1 if known else 0
     sid = agreement.policy.sid_job.hex() if agreement else ""
     started = ev.PhaseStarted(
-        phase=phase.name, engine_run=phase.engine_run, steps=phase.steps, sid_job=sid, attempt=attempt
+        phase=phase.name,
+        engine_run=phase.engine_run,
+        steps=phase.steps,
+        sid_job=sid,
+        attempt=attempt,
+        certificate=cited,
     )
     ctx.say(started)
     await _watch(ctx, phase)
@@ -77,6 +83,28 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
 
     acks = await each(ctx.of_phase(phase), start)
     return {coord: pid for by_coord in acks.values() for coord, pid in by_coord.items()}
+
+
+async def _cited(ctx: Rollout, phase: Phase) -> str:
+    """Hold the pods' checkpoints against the certificate of the halt that this resumes; its hash, "" if there is none.
+
+    Raises VerificationError naming the first pod that does not hold what it held at the halt.
+    """
+    certified = await asyncio.to_thread(certificate.in_force, ctx.run_dir)
+    if certified is None or certified.engine_run != phase.engine_run:
+        return ""
+
+    async def check(member: Member) -> str:
+        if member.name not in certified.pods:
+            return ""
+        listed = await member.ssh.sh(certificate.listing(phase.engine_run))
+        return certificate.mismatch(member.name, certified.pods[member.name], listed)
+
+    for name, wrong in (await each(ctx.of_phase(phase), check)).items():
+        if wrong:
+            cure = f"put {name}'s checkpoints back as they were at the halt, then uvcc resume; or uvcc teardown"
+            raise VerificationError(certificate.CHECK, f"{certified.sha256[:12]} does not hold: {wrong}", cure)
+    return certified.sha256
 
 
 async def _shown(ctx: Rollout, pids: dict[str, int]) -> None:
