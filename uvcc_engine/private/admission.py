@@ -16,9 +16,11 @@ from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.parallel.topology import Coord
-from uvcc_engine.private.inputs import PartyInputs, open_inputs
+from uvcc_engine.private.fit import check_tensors, fit_model, shapes_of
+from uvcc_engine.private.inputs import PartyInputs
 from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import ModelSpec, find_model
+from uvcc_engine.private.models import ModelSpec
+from uvcc_engine.private.owners import open_set
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.policy import Policy, check_policy, read_signatures
 
@@ -26,7 +28,8 @@ SITE: Final = Path(__file__).parents[2]
 CODE_HASH: Final = "CODE_HASH"
 REGISTRY: Final = "sessions.jsonl"
 OWNER: Final = "owner"
-"""To whom a policy reveals the weights; also where it says "all", they are sealed to the owner."""
+"""To whom a policy reveals what is SEALED; also where it says "all", that is sealed to the owner."""
+SEALED: Final = ("weights", "predictions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,14 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
     party = check_policy(policy, read_signatures(Path(spec.signatures)), identity, own_code_hash(site))
     coord = _coordinate(spec, policy, identity, party)
     job = PrivateJob.from_json(policy.job)
-    model = find_model(job.model)
+    model = fit_model(job, workers=policy.topology.workers_per_party)
     if spec.job and PrivateJob.from_json(spec.job) != job:
         raise ConfigError("the worker's job is not the job of the signed policy", "launch it with the policy's job")
     for value in job.reveal:
-        owner_only = value == "weights" and policy.reveals(value, OWNER)
+        owner_only = value in SEALED and policy.reveals(value, OWNER)
         if not owner_only and not policy.reveals(value):
             raise ConfigError(f"the job reveals {value!r}, the policy does not", "list it in the policy, or not at all")
-    inputs = open_inputs(
+    inputs = open_set(
         _read_box(spec.inputs), party=party, identity=identity, owner=policy.owner, commitments=policy.commitments
     )
     _check_shapes(inputs, job, model)
@@ -130,10 +133,4 @@ def _check_shapes(inputs: PartyInputs, job: PrivateJob, model: ModelSpec) -> Non
         raise ConfigError(
             f"inputs have {inputs.frac_bits} fractional bits, the job {job.frac_bits}", "share them for this job"
         )
-    for part in ("train", "test"):
-        for name, width in ((f"{part}_x", model.features), (f"{part}_y", model.classes)):
-            if name not in inputs.tensors:
-                raise ConfigError(f"the inputs lack {name}", "share them again")
-            shape = inputs.tensors[name][0].shape
-            if len(shape) != 2 or shape[1] != width or shape[0] != inputs.rows(f"{part}_x") or not shape[0]:
-                raise ConfigError(f"{name} has shape {shape}, {job.model} takes (rows, {width})", "share other data")
+    check_tensors(shapes_of(inputs.tensors), job, model)

@@ -10,7 +10,7 @@ import argparse
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ import numpy as np
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.private.components import Ring
 from uvcc_engine.private.data import Dataset, load_digits, split
-from uvcc_engine.private.datafiles import read_rows
-from uvcc_engine.private.inputs import SharedInputs, share_dataset
+from uvcc_engine.private.datafiles import read_arrays, read_queries, read_rows
+from uvcc_engine.private.fit import PREDICTION, QUERY, check_tensors, fit_model, shapes_of
+from uvcc_engine.private.inputs import SharedInputs, dataset_tensors, encode_fixed, share_tensors
 from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import find_model
+from uvcc_engine.private.owners import combine
 from uvcc_engine.private.release import box_name, open_weights
 from uvcc_engine.private.text import load_text
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
@@ -33,7 +35,7 @@ def dataset_for(job: PrivateJob, path: Path | None = None, labels: Path | None =
 
     Raises ConfigError if the rows do not fit the model.
     """
-    model = find_model(job.model)
+    model = fit_model(job)
     if path is None and model.positions > 1:
         data = load_text(job.seed, job.test_rows, model.positions)
     elif path is None:
@@ -92,17 +94,74 @@ def write_shared(shared: SharedInputs, out: Path) -> list[str]:
 def share(args: argparse.Namespace) -> dict[str, Any]:
     """Split, seal and write; returns what the policy binds, the files and the row counts."""
     job = PrivateJob.from_json(files.read_json(args.job))
-    data = dataset_for(job, args.data, args.labels)
+    tensors = input_tensors(job, args)
     owner = load_owner(args.owner, args.seed)
     parties, *replicas = load_parties(args.parties)
-    shared = share_dataset(data, job.frac_bits, parties, owner, args.seed, replicas=replicas)
+    shared = share_tensors(tensors, job.frac_bits, parties, owner, args.seed, replicas=replicas)
     names = write_shared(shared, args.out)
-    rows = {"train": len(data.train_y), "test": len(data.test_y)}
-    return shared.public() | {"files": names, "rows": rows}
+    return shared.public() | {"files": names, "rows": _rows(tensors)}
+
+
+def _rows(tensors: Mapping[str, Ring]) -> dict[str, int]:
+    return {name.removesuffix("_x"): len(tensors[name]) for name in tensors if name.endswith("_x")}
+
+
+def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
+    """What this owner contributes, by name, in fixed point: rows to train on, or queries, or a model's weights.
+
+    Raises ConfigError naming a tensor that does not fit the job or the fixed-point range.
+    """
+    model = fit_model(job)
+    if job.task == "train":
+        tensors = dataset_tensors(dataset_for(job, args.data, args.labels), job.frac_bits)
+        check_tensors(shapes_of(tensors), job, model)
+        return tensors
+    found: dict[str, Ring] = {}
+    if args.data is not None:
+        found[QUERY] = encode_fixed("queries", read_queries(args.data), job.frac_bits)
+    if args.weights is not None:
+        for name, weight in read_arrays(args.weights).items():
+            found[name] = encode_fixed(name, weight, job.frac_bits)
+    if not found:
+        raise ConfigError("nothing to share for this job", "name the queries with --data, the model with --weights")
+    if args.data is not None and args.weights is not None:
+        check_tensors(shapes_of(found), job, model)
+    return found
+
+
+def check(args: argparse.Namespace) -> dict[str, Any]:
+    """Whether a job and this owner's data fit, without keys and parties; what ``--check`` prints."""
+    job = PrivateJob.from_json(files.read_json(args.check))
+    model = fit_model(job, workers=args.workers)
+    rows = {} if job.task == "infer" and not (args.data or args.weights) else _rows(input_tensors(job, args))
+    return {"ok": True, "model": model.name, "weights": [list(w.weight_shape) for w in model.weights], "rows": rows}
+
+
+def combine_owners(args: argparse.Namespace) -> dict[str, Any]:
+    """Lay several owners' sealed files side by side; the first owner is the one that results go to."""
+    shared = combine([_read_shared(folder) for folder in args.combine])
+    return shared.public() | {"files": write_shared(shared, args.out)}
+
+
+def _read_shared(folder: Path) -> SharedInputs:
+    found: Any = files.read_json(folder / "commitments.json")
+    replica, boxes = 0, []
+    try:
+        while (folder / sealed_name(0, replica)).exists():
+            first, second, third = ((folder / sealed_name(p, replica)).read_bytes() for p in range(3))
+            boxes.append((first, second, third))
+            replica += 1
+        c0, c1, c2 = (str(c) for c in found["commitments"])
+        return SharedInputs(boxes[0], (c0, c1, c2), str(found["owner"]), tuple(boxes[1:]))
+    except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise UnreadableError(f"{folder} holds no owner's sealed files: {error}", "share into it first") from error
 
 
 def open_results(args: argparse.Namespace) -> dict[str, Any]:
-    """Open the three parties' sealed weights anywhere below a folder; write them to ``weights.npz`` (0600)."""
+    """Open the three parties' sealed results anywhere below a folder; write them (0600).
+
+    ``weights.npz`` by name, or ``predictions.npz`` with one label per query.
+    """
     owner, parties = Identity.load(args.owner), load_parties(args.parties)[0]
     boxes: list[bytes] = []
     for party in range(len(parties)):
@@ -114,10 +173,12 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
         boxes.append(found[0].read_bytes())
     weights = open_weights(boxes, owner=owner, parties=parties)
     args.out.mkdir(parents=True, exist_ok=True)
+    answers = weights.get(PREDICTION)
+    name = "weights.npz" if answers is None else "predictions.npz"
     content = io.BytesIO()
-    np.savez(content, **weights)  # type: ignore[arg-type]
-    files.write_atomic(args.out / "weights.npz", content.getvalue(), mode=0o600)
-    return {"files": ["weights.npz"], "shapes": {name: list(w.shape) for name, w in weights.items()}}
+    np.savez(content, **(weights if answers is None else {"labels": answers.argmax(1)}))
+    files.write_atomic(args.out / name, content.getvalue(), mode=0o600)
+    return {"files": [name], "shapes": {name: list(w.shape) for name, w in weights.items()}}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,18 +187,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="uvcc-engine share",
         description="The data owner's tool: split inputs and seal them to the parties, or open the results.",
     )
-    parser.add_argument("--parties", type=Path, required=True, help="JSON list of public identities, three per replica")
-    parser.add_argument("--owner", type=Path, required=True, help="folder of the owner's key pair (made if missing)")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the sealed files and commitments.json")
+    parser.add_argument("--parties", type=Path, help="JSON list of public identities, three per replica")
+    parser.add_argument("--owner", type=Path, help="folder of the owner's key pair (made if missing)")
+    parser.add_argument("--out", type=Path, help="folder for the sealed files and commitments.json")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--job", type=Path, help="share the inputs of this job (JSON, as in the profile's `job`)")
-    what.add_argument("--open", type=Path, help="open the sealed weights under this folder into OUT/weights.npz")
+    what.add_argument("--open", type=Path, help="open the sealed results under this folder into OUT")
+    what.add_argument("--check", type=Path, metavar="JOB", help="only say whether this job and the data fit")
+    what.add_argument("--combine", type=Path, nargs="+", metavar="OUT", help="put several owners' shares together")
+    parser.add_argument("--weights", type=Path, help="the model's weights (.npz), where the job's task is infer")
+    parser.add_argument("--workers", type=int, default=1, help="with --check: workers per party")
     parser.add_argument("--data", type=Path, help=".npz, .npy, .csv, .pt or IDX file; the packaged digits without it")
     parser.add_argument("--labels", type=Path, help="labels file, where --data holds one array only")
     parser.add_argument("--seed", type=int, help="make keys and shares deterministic (demonstrations, reruns)")
     args = parser.parse_args(argv)
+    needs = [] if args.check else ["out"] if args.combine else ["parties", "owner", "out"]
+    for name in needs:
+        if getattr(args, name) is None:
+            parser.error(f"--{name} is needed here")
+    act = check if args.check else combine_owners if args.combine else open_results if args.open else share
     try:
-        print(json.dumps(open_results(args) if args.open is not None else share(args)))
+        print(json.dumps(act(args)))
     except UvccError as error:
         print(f"uvcc-engine share: {error}", file=sys.stderr)
         return error.exit_code

@@ -37,6 +37,24 @@ def read_rows(path: Path, labels: Path | None = None) -> tuple[Floats, Ints]:
     return _fit(path, x, y)
 
 
+def read_queries(path: Path) -> Floats:
+    """Rows without labels (n, d): an array from ``.npy`` or IDX, or the features of what ``read_rows`` takes."""
+    if _kind(path) in ("npy", "idx"):
+        return _fit(path, x := _read_array(path), np.zeros(len(x)))[0]
+    return read_rows(path)[0]
+
+
+def read_arrays(path: Path) -> dict[str, Floats]:
+    """All arrays of an ``.npz`` file by name, as float64. Raises UnreadableError."""
+
+    def read() -> dict[str, Floats]:
+        with np.load(path, allow_pickle=False) as found:
+            return {name: found[name].astype(np.float64) for name in found.files}
+
+    arrays: dict[str, Floats] = _readable(path, read)
+    return arrays
+
+
 def _fit(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[Floats, Ints]:
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not len(x):
         raise ConfigError(f"{path.name}: features {x.shape} and labels {y.shape} do not fit", "one label per row")

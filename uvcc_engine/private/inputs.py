@@ -67,6 +67,16 @@ def encode_fixed(name: str, values: Floats, frac_bits: int) -> Ring:
     return np.rint(values * 2.0**frac_bits).astype(np.int64)
 
 
+def dataset_tensors(data: Dataset, frac_bits: int) -> dict[str, Ring]:
+    """The named tensors of a data set in fixed point. Raises ConfigError naming one that is beyond the range."""
+    return {
+        "test_x": encode_fixed("test features", data.test_x, frac_bits),
+        "test_y": encode_fixed("test labels", one_hot(data.test_y, data.classes), frac_bits),
+        "train_x": encode_fixed("train features", data.train_x, frac_bits),
+        "train_y": encode_fixed("train labels", one_hot(data.train_y, data.classes), frac_bits),
+    }
+
+
 def share_dataset(
     data: Dataset,
     frac_bits: int,
@@ -82,15 +92,23 @@ def share_dataset(
     ``seed`` every random value follows from the owner's secret, the seed, the data and the recipients: the same call
     gives the same files, any other call unrelated ones. Fresh randomness otherwise.
     """
+    tensors = dataset_tensors(data, frac_bits)
+    return share_tensors(tensors, frac_bits, parties, owner, seed, replicas=replicas)
+
+
+def share_tensors(
+    tensors: Mapping[str, Ring],
+    frac_bits: int,
+    parties: tuple[PublicIdentity, ...],
+    owner: Identity,
+    seed: int | None = None,
+    *,
+    replicas: Sequence[tuple[PublicIdentity, ...]] = (),
+) -> SharedInputs:
+    """:func:`share_dataset` for any named tensors of ring elements."""
     pods = [parties, *replicas]
     if any(len(p) != PARTIES for p in pods) or len({i.x25519 for p in pods for i in p}) != PARTIES * len(pods):
         raise ConfigError("three different party identities are needed", "list the public identities of p0, p1, p2")
-    tensors = {
-        "test_x": encode_fixed("test features", data.test_x, frac_bits),
-        "test_y": encode_fixed("test labels", one_hot(data.test_y, data.classes), frac_bits),
-        "train_x": encode_fixed("train features", data.train_x, frac_bits),
-        "train_y": encode_fixed("train labels", one_hot(data.train_y, data.classes), frac_bits),
-    }
     entropy = os.urandom(32) if seed is None else _entropy(tensors, frac_bits, parties, owner, seed)
     split = {name: _split(values, derive(entropy, f"split|{name}")) for name, values in tensors.items()}
     blinds = [derive(entropy, f"blind|{c}") for c in range(PARTIES)]

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
 
-REVEALABLE: Final = ("loss", "accuracy", "weights")
+REVEALABLE: Final = ("loss", "accuracy", "weights", "predictions")
 SCHEDULES: Final = ("linear", "constant")
 OPTIMIZERS: Final = ("sgd", "adam")
 OBJECTIVES: Final = ("cross-entropy", "mse")
+TASKS: Final = ("train", "infer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class PrivateJob:
     ``reveal`` lists what is opened: ``loss`` (the batch mean, every ``loss_every`` steps), ``accuracy`` (the count of
     correct test rows, once at the end) and ``weights`` (final weights, sealed to the data owner). The batch order, the
     initial weights and the schedule are public functions of ``seed``. ``objective`` is the loss that is trained on;
-    ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
+    In task ``infer`` a trained model answers queries, ``batch`` rows a step, and the only thing to reveal are the
+    ``predictions``, sealed to the owner. ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
     """
 
     model: str = "mlp-digits"
@@ -42,6 +44,7 @@ class PrivateJob:
     optimizer: str = "sgd"
     beta2: float = 0.99
     objective: str = "cross-entropy"
+    task: str = "train"
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -59,12 +62,21 @@ class PrivateJob:
             raise ConfigError(f"job.seed is {self.seed}", "give a seed of 0 to 2^63 - 1")
         if not 0.5 <= self.beta2 <= 0.999:
             raise ConfigError(f"job.beta2 is {self.beta2}", "give Adam's second decay rate in [0.5, 0.999]")
-        for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("objective", OBJECTIVES)):
+        for name, known in (
+            ("schedule", SCHEDULES),
+            ("optimizer", OPTIMIZERS),
+            ("objective", OBJECTIVES),
+            ("task", TASKS),
+        ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"job.{name} is {getattr(self, name)!r}", f"one of {', '.join(known)}")
         for item in self.reveal:
             if item not in REVEALABLE:
                 raise ConfigError(f"job.reveal: unknown item {item!r}", _nearest(item, REVEALABLE))
+            if (item == "predictions") != (self.task == "infer"):
+                raise ConfigError(
+                    f"job.reveal: {item!r} in task {self.task!r}", "task 'infer' reveals 'predictions' and nothing else"
+                )
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PrivateJob:

@@ -19,8 +19,9 @@ from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
-from uvcc_engine.private.admission import Admission
+from uvcc_engine.private.admission import SEALED, Admission
 from uvcc_engine.private.attempts import begin_attempt
+from uvcc_engine.private.inference import Predictor
 from uvcc_engine.private.outcome import agree_on_state, own_digests, state_blinds
 from uvcc_engine.private.parallel_training import Learner, ParallelTrainer, stream_of
 from uvcc_engine.private.ranks import Ranks
@@ -102,6 +103,8 @@ class Session:
 
     def _learner(self, runtime: Callable[[int], Runtime]) -> Learner:
         a, groups = self._admitted, self._ranks.groups
+        if a.job.task == "infer":
+            return Predictor(self._rt, a.job, a.model, a.inputs)
         if groups.alone and a.policy.topology.microbatches == 1:
             return Trainer(self._rt, a.job, a.model, a.inputs)
 
@@ -359,7 +362,7 @@ class Session:
         files.write_atomic(Path(self._spec.dir) / box_name(a.coord), box)
 
     def _publish(self, result: dict[str, Any], values: dict[str, float]) -> Outcome:
-        if "weights" in self._admitted.job.reveal and self._admitted.coord.replica == 0:
+        if set(SEALED) & set(self._admitted.job.reveal) and self._admitted.coord.replica == 0:
             self._release_weights()
         extra = {k: v for k, v in result.items() if k not in ("result_hash", "values", "signature", "coord")}
         self._writer.result(result["result_hash"], values, result["signature"], **extra)

@@ -19,6 +19,7 @@ import uvcc_engine
 from uvcc_engine.contract.control import HaltRequest, write_halt
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.private.admission import SEALED
 from uvcc_engine.private.data import load_digits
 from uvcc_engine.private.inputs import PartyInputs, SharedInputs, open_inputs, share_dataset
 from uvcc_engine.private.job import PrivateJob
@@ -90,10 +91,18 @@ class Zygote:
 class Fleet:
     """One job of three parties; ``launch`` starts their workers, ``wait`` returns their exit codes."""
 
-    def __init__(self, folder: Path, zygote: Zygote, job: PrivateJob, links: list[dict[str, Any]], **limits: Any):
+    def __init__(
+        self,
+        folder: Path,
+        zygote: Zygote,
+        job: PrivateJob,
+        links: list[dict[str, Any]],
+        made: SharedInputs | None = None,
+        **limits: Any,
+    ):
         self.folder, self.job, self.links, self._zygote = folder, job, links, zygote
         self.run = "test.full"
-        made = shared_digits(job)
+        made = made or shared_digits(job)
         self.policy = Policy.build(
             job=job.to_json(),
             model_hash=CODE,
@@ -102,7 +111,7 @@ class Fleet:
             parties=[PolicyParty(i, p.public, "local", "here") for i, p in enumerate(PARTIES)],
             owner=made.owner,
             commitments=made.commitments,
-            reveal=[(v, "owner") if v == "weights" else v for v in job.reveal],
+            reveal=[(v, "owner") if v in SEALED else v for v in job.reveal],
             limits=limits,
             nonce=hashlib.sha256(b"nonce").hexdigest(),
         )

@@ -1,0 +1,216 @@
+"""A private model answers private queries; several owners contribute; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
+
+from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
+from uvcc_engine.mpc.local import LocalPlanes
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.private import client
+from uvcc_engine.private.clear import forward, train_clear
+from uvcc_engine.private.data import Dataset, Floats, load_digits
+from uvcc_engine.private.fit import QUERY, check_tensors, fit_model, shapes_of
+from uvcc_engine.private.inference import Predictor
+from uvcc_engine.private.inputs import SharedInputs, encode_fixed, share_dataset, share_tensors
+from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.private.models import find_model
+from uvcc_engine.private.owners import combine, open_set
+from uvcc_engine.private.release import box_name, open_weights
+from uvcc_engine.private.training import Trainer
+from uvcc_engine.transcript.identity import Identity
+
+torch.set_num_threads(1)
+MODEL_OWNER = Identity(b"m" * 32, b"v" * 32)
+PUBLIC = tuple(p.public for p in PARTIES)
+QUERIES = 20
+JOB = PrivateJob(model="mlp-digits", task="infer", steps=3, batch=8, reveal=("predictions",))
+
+
+@pytest.fixture(scope="module")
+def weights() -> tuple[Floats, ...]:
+    return train_clear(PrivateJob(steps=40), load_digits(7)).weights
+
+
+def two_owners(weights: tuple[Floats, ...]) -> SharedInputs:
+    queries = {QUERY: encode_fixed("queries", load_digits(7).test_x[:QUERIES], 16)}
+    model = {f"weight.{i}": encode_fixed(f"weight.{i}", w, 16) for i, w in enumerate(weights)}
+    asked = share_tensors(queries, 16, PUBLIC, OWNER, seed=1)
+    return combine([asked, share_tensors(model, 16, PUBLIC, MODEL_OWNER, seed=1)])
+
+
+def exact(weights: tuple[Floats, ...]) -> list[int]:
+    x = torch.from_numpy(load_digits(7).test_x[:QUERIES])
+    return forward(find_model("mlp-digits"), [torch.from_numpy(w) for w in weights], x).argmax(1).tolist()
+
+
+def opened(made: SharedInputs, party: int) -> Any:
+    return open_set(made.boxes[party], party=party, identity=PARTIES[party], **made.public())
+
+
+def test_secret_weights_answer_secret_queries_and_resume_between_batches(weights: tuple[Floats, ...]) -> None:
+    made = two_owners(weights)
+
+    def body(rt: Runtime) -> Predictor:
+        predictor = Predictor(rt, JOB, find_model(JOB.model), opened(made, rt.party))
+        for step in range(JOB.steps):
+            rt.begin_epoch(step)
+            assert predictor.step(step).loss is None
+            again = Predictor(rt, JOB, find_model(JOB.model), opened(made, rt.party))
+            again.load_state(predictor.state())
+            predictor = again
+        return predictor
+
+    parts = LocalPlanes(3).run_three(body)
+    rings = [p.weight_halves()[0]["prediction"] for p in parts]
+    answers = (rings[0] + rings[1] + rings[2]) / 2.0**16
+    assert np.array_equal(answers.sum(1), np.ones(QUERIES))
+    assert answers.argmax(1).tolist() == exact(weights)
+    assert parts[0].component_digest("hi", b"b") == parts[1].component_digest("lo", b"b")
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield made
+    made.close()
+
+
+def test_real_workers_answer_and_only_the_querying_owner_reads(
+    tmp_path: Path, zygote: Zygote, weights: tuple[Floats, ...]
+) -> None:
+    fleet = Fleet(tmp_path, zygote, JOB, direct_links(), two_owners(weights))
+    fleet.launch()
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    boxes = [(fleet.dir(p) / box_name(f"p{p}r0s0t0")).read_bytes() for p in range(3)]
+    answers = open_weights(boxes, owner=OWNER, parties=PUBLIC)
+    assert answers["prediction"].argmax(1).tolist() == exact(weights)
+    with pytest.raises(UvccError):
+        open_weights(boxes, owner=MODEL_OWNER, parties=PUBLIC)
+
+
+def halves(data: Dataset) -> list[Dataset]:
+    """The data as two owners would hold it."""
+    return [
+        Dataset(data.train_x[k::2], data.train_y[k::2], data.test_x[k::2], data.test_y[k::2], data.classes)
+        for k in range(2)
+    ]
+
+
+def test_rows_of_two_owners_train_one_model() -> None:
+    job = PrivateJob(steps=3, batch=16, test_rows=100)
+    parts = halves(load_digits(7, 100))
+    made = combine([share_dataset(d, 16, PUBLIC, o, seed=1) for d, o in zip(parts, (OWNER, MODEL_OWNER), strict=True)])
+    stacked = [np.concatenate([getattr(d, n) for d in parts]) for n in ("train_x", "train_y", "test_x", "test_y")]
+    together = Dataset(stacked[0], stacked[1], stacked[2], stacked[3], 10)
+
+    def body(rt: Runtime) -> list[float | None]:
+        trainer = Trainer(rt, job, find_model(job.model), opened(made, rt.party))
+        found = []
+        for step in range(job.steps):
+            rt.begin_epoch(step)
+            found.append(trainer.step(step).loss)
+        return found
+
+    losses = LocalPlanes(2).run_three(body)[0]
+    assert np.allclose(losses, train_clear(job, together).losses, atol=1e-2)  # type: ignore[arg-type]
+
+
+def test_a_set_binds_every_owner(weights: tuple[Floats, ...]) -> None:
+    made = two_owners(weights)
+    other = combine(
+        [
+            share_tensors({QUERY: encode_fixed("queries", np.zeros((4, 64)), 16)}, 16, PUBLIC, OWNER, seed=1),
+            share_tensors({"weight.0": encode_fixed("w", weights[0], 16)}, 16, PUBLIC, MODEL_OWNER, seed=1),
+        ]
+    )
+    with pytest.raises(VerificationError, match="set of owners"):
+        open_set(other.boxes[0], party=0, identity=PARTIES[0], **made.public())
+    with pytest.raises(UvccError, match="cannot be read"):
+        open_set(made.boxes[0][:-5], party=0, identity=PARTIES[0], **made.public())
+    with pytest.raises(ConfigError, match="owners"):
+        combine([made, made])
+    narrow = share_tensors({QUERY: encode_fixed("q", np.zeros((4, 8)), 16)}, 16, PUBLIC, MODEL_OWNER, seed=1)
+    wide = share_tensors({QUERY: encode_fixed("q", np.zeros((4, 64)), 16)}, 16, PUBLIC, OWNER, seed=1)
+    with pytest.raises(ConfigError, match=r"query_x of owner 1 .* has shape"):
+        opened(combine([wide, narrow]), 0)
+    coarse = share_tensors({"weight.0": encode_fixed("w", weights[0], 12)}, 12, PUBLIC, MODEL_OWNER, seed=1)
+    with pytest.raises(ConfigError, match="12 fractional bits"):
+        opened(combine([wide, coarse]), 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "shapes", "words"),
+    [
+        ({}, {QUERY: (20, 63)}, r"query_x has shape \(20, 63\).*share other data"),
+        ({}, {"weight.1": (33, 9)}, r"weight\.1 has shape \(33, 9\).*takes \(33, 10\)"),
+        ({"steps": 2}, {}, "give steps: 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_tensor(change: Any, shapes: Any, words: str) -> None:
+    good = {QUERY: (20, 64), "weight.0": (65, 32), "weight.1": (33, 10)}
+    check_tensors(good, JOB, fit_model(JOB))
+    with pytest.raises(ConfigError, match=words):
+        check_tensors(good | shapes, replace(JOB, **change), fit_model(JOB))
+
+
+def test_a_job_that_its_model_or_fleet_cannot_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gpt-tiny needs 14"):
+        fit_model(PrivateJob(model="gpt-tiny", frac_bits=12))
+    with pytest.raises(ConfigError, match="optimizer 'adam' on 4 workers"):
+        fit_model(PrivateJob(optimizer="adam"), workers=4)
+    with pytest.raises(ConfigError, match="reveals 'predictions'"):
+        PrivateJob(task="infer")
+
+
+def run_client(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, dict[str, Any], str]:
+    code = client.main([str(a) for a in argv])
+    out, err = capsys.readouterr()
+    return code, json.loads(out) if out else {}, err
+
+
+def test_check_says_before_any_pod_whether_a_job_can_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({"model": "mlp-digits", "steps": 3}))
+    code, found, _ = run_client(capsys, "--check", job)
+    assert (code, found["rows"]) == (0, {"test": 360, "train": 1437})
+    job.write_text(json.dumps({"model": "mlp-digit", "steps": 3}))
+    code, _, err = run_client(capsys, "--check", job)
+    assert code == 2
+    assert "did you mean 'mlp-digits'" in err
+    job.write_text(json.dumps({"model": "mlp-digits", "steps": 3, "test_rows": 2}))
+    wild = tmp_path / "wild.npz"
+    x = np.zeros((9, 64))
+    x[0, 0] = 5000.0
+    np.savez(wild, x=x, y=np.zeros(9, dtype=np.int64))
+    code, _, err = run_client(capsys, "--check", job, "--data", wild)
+    assert code == 2
+    assert "features reaches 5000" in err
+    assert "scale the features" in err
+
+
+def test_two_owners_share_and_combine_by_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], weights: tuple[Floats, ...]
+) -> None:
+    (tmp_path / "parties.json").write_text(json.dumps([p.to_json() for p in PUBLIC]))
+    (tmp_path / "job.json").write_text(json.dumps(JOB.to_json()))
+    np.save(tmp_path / "q.npy", load_digits(7).test_x[:QUERIES])
+    np.savez(tmp_path / "w.npz", **{f"weight.{i}": w for i, w in enumerate(weights)})  # type: ignore[arg-type]
+    common = ["--job", tmp_path / "job.json", "--parties", tmp_path / "parties.json"]
+    for name, what in (("asks", ["--data", tmp_path / "q.npy"]), ("owns", ["--weights", tmp_path / "w.npz"])):
+        where = ["--owner", tmp_path / f"{name}-key", "--out", tmp_path / name]
+        assert run_client(capsys, *common, *where, *what)[0] == 0
+    code, found, _ = run_client(capsys, "--combine", tmp_path / "asks", tmp_path / "owns", "--out", tmp_path / "both")
+    assert code == 0
+    box = (tmp_path / "both" / client.sealed_name(0)).read_bytes()
+    inputs = open_set(box, party=0, identity=PARTIES[0], owner=found["owner"], commitments=found["commitments"])
+    check_tensors(shapes_of(inputs.tensors), JOB, find_model(JOB.model))
