@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -196,3 +199,22 @@ def test_a_device_whose_products_saturate_is_not_used(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch, "_int_mm", saturating)
     assert not limbs.wraps_and_is_exact.__wrapped__(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_products_spread_over_threads(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    monkeypatch.setattr(cpu, "THREADS_FROM", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    kernels = CpuKernels()
+    used: list[str] = []
+    plain = PlainKernels.right_factor
+
+    def watched(self: PlainKernels, ys: list[Tensor], rows: int) -> Any:
+        inner = plain(self, ys, rows)
+        return lambda xs: used.append(threading.current_thread().name) or inner(xs)
+
+    monkeypatch.setattr(PlainKernels, "right_factor", watched)
+    xs, ys = [scrambled(rows, 20) ^ i for i in range(2)], [scrambled(20, 9) ^ i for i in range(2)]
+    assert torch.equal(kernels.right_factor(ys, rows)(xs), xs[0] @ ys[0] + xs[1] @ ys[1])
+    assert len(used) == min(3, rows)
+    assert all(name.startswith("gemm") for name in used) == (rows > 1)

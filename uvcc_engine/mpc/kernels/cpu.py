@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 COMPILE_FROM = 1 << 14  # elements; below, loading the compiled code would cost more than it saves
 _WORDS = COMPILE_FROM // 64
+THREADS_FROM = 1 << 20  # multiplications from which more than one thread helps
 LIMBS_FROM = 1 << 26  # multiplications from which eight-bit digits pay, on processors that have a unit for them
 
 
@@ -54,7 +56,9 @@ class CpuKernels(PlainKernels):
         inner = sum(one.shape[-2] for one in ys if one.dim() == 2)
         big = y.dim() == 2 and rows * inner * y.shape[1] >= LIMBS_FROM and rows >= 32 and y.shape[1] % 16 == 0
         if not big or inner > limbs.MAX_INNER or not limbs.has_fast_bytes(y.device) or self._jit is None:
-            return super().right_factor(ys, rows)
+            whole = super().right_factor(ys, rows)
+            work = rows * inner * y.shape[-1]
+            return self._threaded(whole) if y.dim() == 2 and work >= THREADS_FROM else whole
         right = torch.empty(limbs.DIGITS, inner, y.shape[1], dtype=torch.int8)
         at = 0
         for one in ys:
@@ -71,6 +75,22 @@ class CpuKernels(PlainKernels):
             out = torch.empty(parts[0].shape, dtype=torch.int64)
             self._jit.combine(*[_flat(part) for part in parts], _flat(out))
             return out
+
+        return apply
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(thread_name_prefix="gemm")
+
+    def _threaded(self, whole: RightFactor) -> RightFactor:
+        """Rows over as many threads as torch may use: its own integer product keeps to one core."""
+
+        def apply(xs: Sequence[Tensor]) -> Tensor:
+            count = min(torch.get_num_threads(), xs[0].shape[0])
+            if count < 2:
+                return whole(xs)
+            parts = zip(*[torch.tensor_split(x, count) for x in xs], strict=True)
+            return torch.cat(list(self._pool.map(whole, parts)))
 
         return apply
 
