@@ -20,6 +20,7 @@ class SshFake:
     connections: list[asyncssh.SSHServerConnection] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     port: int = 0
+    sftp: bool | Callable[[asyncssh.SSHServerChannel], asyncssh.SFTPServer] = True
     _server: asyncssh.SSHAcceptor | None = None
 
     @property
@@ -44,7 +45,7 @@ class SshFake:
             server_host_keys=[self.host_key],
             authorized_client_keys=asyncssh.import_authorized_keys(self.client_key.export_public_key().decode()),
             process_factory=serve,
-            sftp_factory=True,
+            sftp_factory=self.sftp,
             encoding=None,
             reuse_address=True,
         )
