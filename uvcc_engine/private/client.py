@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--check", type=Path, metavar="JOB", help="only say whether this job and the data fit")
     what.add_argument("--combine", type=Path, nargs="+", metavar="OUT", help="put several owners' shares together")
     parser.add_argument("--weights", type=Path, help="the model's weights (.npz), where the job's task is infer")
-    parser.add_argument("--workers", type=int, default=1, help="with --check: workers per party")
+    parser.add_argument("--workers", type=int, default=1, help="with --check: workers per party, times microbatches")
     parser.add_argument("--data", type=Path, help=".npz, .npy, .csv, .pt or IDX file; the packaged digits without it")
     parser.add_argument("--labels", type=Path, help="labels file, where --data holds one array only")
     parser.add_argument("--seed", type=int, help="make keys and shares deterministic (demonstrations, reruns)")

@@ -13,7 +13,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.private.components import Ring
 from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import ModelSpec, find_model
+from uvcc_engine.private.models import Dense, ModelSpec, Relu, find_model
 
 QUERY: Final = "query_x"
 PREDICTION: Final = "prediction"
@@ -22,7 +22,7 @@ PREDICTION: Final = "prediction"
 def fit_model(job: PrivateJob, *, workers: int = 1) -> ModelSpec:
     """The model of a job. Raises ConfigError if there is none of that name, or if job and model do not fit.
 
-    ``workers``: per party; more than one trains by SGD on the cross-entropy only.
+    ``workers``: per party, times the microbatches; more than one trains dense networks by SGD on the cross-entropy.
     """
     model = find_model(job.model)
     if job.frac_bits < model.frac_bits:
@@ -39,7 +39,12 @@ def fit_model(job: PrivateJob, *, workers: int = 1) -> ModelSpec:
         if value != plain
     ]
     if workers > 1 and special:
-        raise ConfigError(f"job.{special[0]} on {workers} workers per party", "use one worker per party for it")
+        raise ConfigError(f"job.{special[0]} on {workers} workers or microbatches per party", "use one of each for it")
+    if workers > 1 and not all(isinstance(layer, Dense | Relu) for layer in model.layers):
+        raise ConfigError(
+            f"{model.name} has layers that cannot be split over workers",
+            "use replicas, stages, tensor and microbatches of 1",
+        )
     return model
 
 

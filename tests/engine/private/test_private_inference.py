@@ -168,6 +168,9 @@ def test_a_job_that_its_model_or_fleet_cannot_run_is_refused() -> None:
         fit_model(PrivateJob(model="gpt-tiny", frac_bits=12))
     with pytest.raises(ConfigError, match="optimizer 'adam' on 4 workers"):
         fit_model(PrivateJob(optimizer="adam"), workers=4)
+    with pytest.raises(ConfigError, match="lenet has layers that cannot be split"):
+        fit_model(PrivateJob(model="lenet"), workers=2)
+    assert fit_model(PrivateJob(model="secureml-a"), workers=8).classes == 10
     with pytest.raises(ConfigError, match="reveals 'predictions'"):
         PrivateJob(task="infer")
 
