@@ -12,6 +12,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.provider import Pod, jump_to, provider_for
 from uvcc_console.fleet.ssh import PodLink, Timeouts
+from uvcc_console.haltd import gpus
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.haltd.view import View
@@ -35,6 +37,7 @@ POLL_S = 0.01
 WARM_S = 5.0
 REAP_EVERY_S = 5.0
 REAP_HALT_S = 120.0
+LOOK_S = 5.0
 _ATTACHABLE = ("agent", "lost")
 _TIMEOUTS = Timeouts(connect=5.0, login=5.0, operation=10.0, keepalive_s=2.0, keepalive_count=2, backoff_last=2.0)
 
@@ -113,6 +116,7 @@ class Service:
         self._ended = False
         self._reaper = Reaper()
         self._reaping: asyncio.Task[None] | None = None
+        self._looking: set[asyncio.Future[None]] = set()
         self._successor: subprocess.Popen[bytes] | None = None
         self._journal = Journal(run_dir / spawn.JOURNAL, source="haltd")
         self._view = View(self._journal)
@@ -125,6 +129,23 @@ class Service:
 
     def _append(self, events: list[ev.Event]) -> None:
         self._journal.append(*events)
+        for event in events:
+            if isinstance(event, ev.HaltAck) and event.stage == "gone" and event.pod in self._channels.clients:
+                task = asyncio.ensure_future(self._gpus(event))
+                self._looking.add(task)
+                task.add_done_callback(self._looking.discard)
+
+    async def _gpus(self, gone: ev.HaltAck) -> None:
+        """The processes of a pod are gone: say whether its GPUs are empty as well. A pod without one says nothing."""
+        client = self._channels.clients[gone.pod]
+        ours = [w.pid for w in self.snapshot.workers.values() if w.pod == gone.pod and w.pid]
+        empty, said = await gpus.look(client.link, ours)
+        if said == gpus.NO_GPU:
+            return
+        self._journal.append(replace(gone, detail=f"{gone.detail}; {said}".lstrip("; "), ts=0.0))
+        if not empty:
+            remedy = "log in and end what holds it, or replace the pod"
+            self._journal.append(ev.Alert(level="error", name="gpu", text=said, remedy=remedy, subject=gone.pod))
 
     @property
     def snapshot(self) -> Snapshot:
@@ -151,6 +172,10 @@ class Service:
         finally:
             if self._reaping is not None:
                 self._reaping.cancel()
+            if self._looking:
+                await asyncio.wait(self._looking, timeout=LOOK_S)
+            for task in self._looking:
+                task.cancel()
             await self._channels.close()
             self._journal.close()
 

@@ -1,0 +1,55 @@
+"""A halted pod's GPUs: asked on a real pod with an nvidia-smi that says what the test wants."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.fleet import keys
+from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.provider import PodRequest
+from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.haltd import gpus
+
+
+@pytest.mark.parametrize(
+    ("listed", "empty", "said"),
+    [
+        ("none", True, gpus.NO_GPU),
+        ("", True, gpus.EMPTY),
+        ("4711, 512\n", False, "GPU still used by 4711 (512 MiB)"),
+        ("99, 10\n4711, 512\n", False, "GPU still used by 4711 (512 MiB)"),
+        ("99, 10\n", True, "GPU free of ours; others there: 99"),
+        ("4711, [N/A]\n", False, "GPU still used by 4711 ([N/A] MiB)"),
+    ],
+)
+def test_only_what_is_ours_counts_as_left(listed: str, empty: bool, said: str) -> None:
+    assert gpus.judge(listed, [4711, 4712]) == (empty, said)
+
+
+@pytest.fixture
+async def link(tmp_path: Path) -> AsyncIterator[PodLink]:
+    provider = LocalProvider(tmp_path, ttl_s=60.0)
+    pod = await provider.wait_ready(await provider.create(PodRequest(f"gpu-test-{os.getpid()}", 0, 0)))
+    made = PodLink("p0r0", pod.address, keys.operator_key(tmp_path))
+    yield made
+    await made.close()
+    await provider.delete(pod)
+
+
+async def test_a_pod_is_asked_over_its_link(link: PodLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_ASK", 'PATH="$HOME/bin:$PATH"; ' + gpus._ASK)
+    script = b'#!/bin/sh\ncase "$1" in --query-compute-apps=*) cat "$HOME/apps" ;; *) exit 9 ;; esac\n'
+    await link.sh("mkdir -p bin")
+    await link.put(script, "bin/nvidia-smi", mode=0o755)
+    await link.put(b"4711, 512\n", "apps")
+    assert await gpus.look(link, [4711]) == (False, "GPU still used by 4711 (512 MiB)")
+    await link.put(b"", "apps")
+    assert await gpus.look(link, [4711]) == (True, gpus.EMPTY)
+    await link.put(b"#!/bin/sh\necho 'no devices were found' >&2; exit 6\n", "bin/nvidia-smi", mode=0o755)
+    empty, said = await gpus.look(link, [4711])
+    assert not empty
+    assert "no devices were found" in said
