@@ -1,0 +1,78 @@
+"""``uvcc rollout`` with a shipped profile against the market on a real port: only the address and the GPU differ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from primefake import KEY
+from primehost import PrimeHost
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import iter_events
+
+PROFILE = Path(__file__).parents[3] / "profiles" / "prime-smoke-r2.yaml"
+PATIENCE_S = 400.0
+
+
+@pytest.fixture
+def temp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder with a short path: sockets of pods lie below it."""
+    folder = Path(tempfile.mkdtemp(prefix="up", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+async def test_a_rollout_on_rented_pods_is_verified_and_leaves_nothing_billing(tmp_path: Path, temp: Path) -> None:
+    market = tmp_path / "market"
+    market.mkdir()
+    async with PrimeHost(market) as host:
+        foreign = host.fake.foreign("somebody-elses")
+        changed = {
+            "fleet.base_url": host.url,
+            "fleet.gpu": "CPU_NODE",
+            "topology.replicas": 1,
+            "smoke.replicas": 1,
+            "job.test_rows": 200,
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "uvcc_console.cli.main",
+            "rollout",
+            str(PROFILE),
+            "--headless",
+            "--json",
+            "--yes",
+        ]
+        command += [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("UVCC_", "PRIME_"))}
+        env |= {"UVCC_HOME": str(tmp_path / "home"), "UVCC_PRIME_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+        process = await asyncio.create_subprocess_exec(
+            *command, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            out, err = await process.communicate()
+        assert process.returncode == 0, err.decode()
+        summary = json.loads(out)
+        assert (summary["verified"], summary["leaks"]) == (True, [])
+        assert host.fake.billing == ["somebody-elses"]
+        assert not [path for method, path, _ in host.fake.requests if method == "DELETE" and foreign in path]
+        assert len(host.fake.asked("POST", "/pods/")) == 3
+    run_dir = tmp_path / "home" / "runs" / summary["run"]
+    events = [e for _, e in iter_events(run_dir / "journal.sqlite")]
+    ready = [e for e in events if isinstance(e, ev.PodChanged) and e.state == "ready"]
+    assert len({e.provider for e in ready}) == 3  # one domain each
+    spent = [e for e in events if isinstance(e, ev.CostTick)][-1]
+    assert 0 < spent.spent < 5.0
+    texts = [p.read_bytes() for p in run_dir.rglob("*") if p.is_file()]
+    assert not any(KEY.encode() in text for text in texts)
