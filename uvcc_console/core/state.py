@@ -214,7 +214,8 @@ def _fork(s: Snapshot, e: ev.ForkDetected) -> Snapshot:
 
 def _halt_requested(s: Snapshot, e: ev.HaltRequested) -> Snapshot:
     if e.nonce == s.halt.nonce:
-        halt = replace(s.halt, mode=e.mode, by=e.by, done=False)
+        by = s.halt.by if e.by == "haltd" else e.by  # the sidecar commits what somebody else asked for
+        halt = replace(s.halt, mode=e.mode, by=by, done=False)
     else:
         halt = HaltView(e.nonce, e.mode, e.by, e.drill, e.ts, total=len(s.pods), last_drill_s=s.halt.last_drill_s)
     what = "drill" if e.drill else e.mode.upper()

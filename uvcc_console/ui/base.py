@@ -60,7 +60,7 @@ class ConsoleApp(App[Result]):
         """Resolve the roles again after a change of theme, and draw."""
         self.palette = Palette(self.theme_variables, colour=not self.no_color, ascii_only=not self.glyphs.braille)
         self.redraw()
-        self.screen.refresh(layout=True)
+        self.screen.query("*").refresh()
 
     def redraw(self) -> None:
         """Give the screen a new view."""

@@ -149,6 +149,8 @@ ROLES: dict[str, tuple[str, str, str]] = {
     "key": ("primary", "", "bold"),
     "hit": ("uvcc-on-amber", "uvcc-amber", ""),
 }
+# roles with a background of their own, which a selection must not hide
+BLOCKS = frozenset({"alarm", "amber", "blue", "green", "grey"})
 _NO_COLOUR = {"alarm": "reverse bold", "amber": "reverse", "blue": "reverse", "green": "reverse", "hit": "reverse"}
 _NO_COLOUR |= {"bad": "bold underline", "warn": "bold", "key": "bold", "title": "bold", "sel": "reverse"}
 _NO_COLOUR |= {"grey": "reverse"}

@@ -300,3 +300,13 @@ def test_every_action_has_a_handler_a_description_and_a_free_key() -> None:
 def test_the_key_table_for_the_readme_names_every_action() -> None:
     table = markdown_table()
     assert all(f"`{a.label}`" in table for a in ACTIONS.values())
+
+
+async def test_a_change_of_theme_repaints_everything(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        before = d.app.export_screenshot()
+        await d.press("colon", *typed("theme"), "enter")
+        assert d.app.theme == "uvcc-light"
+        after = d.app.export_screenshot()
+        assert "#d5d9e3" in before, "the dark theme's text"
+        assert "#d5d9e3" not in after

@@ -117,7 +117,7 @@ def banner_lines(view: View, width: int) -> list[Line]:
         block("alarm", f"{g.fail} FAILED {where}{what}", keys)
     elif s.status == "halted":
         if not s.halt.nonce or waits:
-            block("amber", f"{g.wait} HALTED {what}", keys)
+            block("amber", f"{g.wait} HALTED {what.removeprefix('halted ')}", keys)
     elif waits and stage:
         block("amber", f"{g.wait} {stage.name} waits for you: {what}", keys)
     if s.leaks:

@@ -86,10 +86,6 @@ class Scale:
         return round((x - self.x0) / span * (dots - 1)) if span > 0 else 0
 
 
-def _log(y: float, floor: float) -> float:
-    return math.log10(y) if y > 0 else floor
-
-
 def nice_ticks(low: float, high: float, wanted: int) -> list[float]:
     """Round numbers (1, 2, 2.5, 5 times a power of ten) that divide a range into about ``wanted`` parts."""
     span = high - low
@@ -138,6 +134,13 @@ def scale_of(curves: Sequence[Curve], bands: Sequence[Band], frame: Frame) -> Sc
         if not frame.log and (frame.zero or min(lows) >= 0 > y0):
             y0 = min(0.0, y0) if min(lows) < 0 else 0.0
     return Scale(x0, x1 if x1 > x0 else x0 + 1, y0, y1, frame.log)
+
+
+def _between(xs: Numbers, ys: Numbers, i: int, x: float) -> float:
+    """The value at ``x`` on the straight line from point ``i - 1`` to point ``i``."""
+    if i == 0 or xs[i] == xs[i - 1]:
+        return ys[i]
+    return ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1])
 
 
 class Canvas:
@@ -204,10 +207,12 @@ class Canvas:
             return
         for column in range(0, wide, 2):
             x = scale.x0 + (scale.x1 - scale.x0) * column / max(1, wide - 1)
-            i = min(n - 1, bisect_left(band.xs, x))
             if x < band.xs[0] or x > band.xs[-1]:
                 continue
-            top, bottom = to_row(band.high[i]), to_row(band.low[i])
+            i = min(n - 1, bisect_left(band.xs, x))
+            top, bottom = to_row(_between(band.xs, band.high, i, x)), to_row(_between(band.xs, band.low, i, x))
+            if bottom <= top:
+                continue
             for row in range(top + ((column >> 1) + top) % 2, bottom + 1, 2):
                 self.span(column, row, row, band.role)
 

@@ -20,7 +20,7 @@ from uvcc_console.ui.widgets.worker_detail import detail_lines
 
 COLUMNS = (
     Column("cursor", "", 2),
-    Column("pod", "pod", 11, stretch=True),
+    Column("pod", "pod", 10, stretch=True),
     Column("coord", "worker", 8, importance=6),
     Column("party", "party", 5, importance=8),
     Column("phase", "phase", 8, importance=3),

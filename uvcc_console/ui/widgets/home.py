@@ -50,10 +50,13 @@ class RunsPanel(ListPanel):
             stage = s.stage.name if s.stage and not s.ended else ""
             step = f"{max(0, s.step)}/{s.steps_planned}" if s.steps_planned and s.workers else ""
             line: list[Span] = [(fit(word, 15), role.split()[0] if role in ("ok bold",) else role), (" ", "")]
-            line += [(fit(clean(s.run), 26), "title" if summary.live else "text"), (f" {fit(stage, 13)}", "muted")]
+            line += [
+                (fit(clean(summary.run_dir.name), 26), "title" if summary.live else "text"),
+                (f" {fit(stage, 13)}", "muted"),
+            ]
             line += [(f" {step:>9}", "text"), (f"  {money(s.spent):>8}", "text" if s.spent else "faint")]
             line += [(f"  {when(s.created, view.utc)}", "muted")]
-            out.append((s.run, line))
+            out.append((summary.run_dir.name, line))
         return out
 
     def heading(self, view: View) -> tuple[str, str]:
@@ -101,7 +104,7 @@ class AboutPanel(Panel):
     def heading(self, view: View) -> tuple[str, str]:
         if isinstance(self.subject, Draft):
             return f"Profile {self.subject.profile}", "Enter starts"
-        return (f"Run {clean(self.subject.snap.run)}", "Enter opens") if self.subject else ("About", "")
+        return (f"Run {clean(self.subject.run_dir.name)}", "Enter opens") if self.subject else ("About", "")
 
 
 def run_lines(summary: RunSummary, view: View, width: int) -> list[Line]:

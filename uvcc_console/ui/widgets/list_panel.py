@@ -9,7 +9,7 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
-from uvcc_console.ui.paint import Line, cut, width_of
+from uvcc_console.ui.paint import BLOCKS, Line, cut, width_of
 from uvcc_console.ui.view import View
 from uvcc_console.ui.widgets.panel import Panel
 
@@ -66,7 +66,7 @@ class ListPanel(Panel):
             if name == self.current:
                 under = "sel" if self.has_focus else ""
                 sign = view.glyphs.cursor if self.has_focus else view.glyphs.dot
-                shown = cut([(text, f"{role} {under}".strip()) for text, role in line], width - 2)
+                shown = cut([(t, role if role in BLOCKS else f"{role} {under}".strip()) for t, role in line], width - 2)
                 pad = (" " * max(0, width - 2 - width_of(shown)), under)
                 lines.append([(f"{sign} ", f"accent {under}".strip()), *shown, pad])
             else:
