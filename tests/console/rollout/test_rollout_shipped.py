@@ -1,0 +1,44 @@
+"""Every profile beside the sources opens with what it does and costs, can be planned, and suits the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.rollout.plan import make_plan
+from uvcc_console.rollout.profile import load
+from uvcc_console.rollout.profile_schema import PrivateJob
+from uvcc_engine.private.fit import fit_model
+from uvcc_engine.private.job import PrivateJob as EngineJob
+from uvcc_engine.private.stage import place_layers, stage_bounds
+
+FOLDER = Path(__file__).parents[3] / "profiles"
+PROFILES = sorted(p for p in FOLDER.glob("*.yaml") if not p.name.startswith("inventory-hosts"))
+
+
+def test_the_promised_profiles_are_here() -> None:
+    wanted = {"prime-smoke-r2", "prime-full-r8", "prime-phase6-r8s4t2m32", "m7c-1gpu", "m7c-2xa100"}
+    assert wanted | {"inventory-example"} <= {p.stem for p in PROFILES}
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda p: p.stem)
+def test_a_profile_says_what_it_does_and_can_be_planned(path: Path) -> None:
+    head = path.read_text().splitlines()[:4]
+    assert [line.startswith("# ") for line in head] == [True, True, True, False]
+    name, profile = load(str(path), [])
+    plan = make_plan(f"{name}-1", name, profile)
+    limits = profile.limits
+    if profile.fleet.provider == "prime":
+        assert 0 < limits.total <= limits.hourly * limits.ttl / 3600.0  # the total is the cap that is named above
+        assert f"{limits.total:g} US dollars in all at most" in head[2]
+    job = profile.job
+    if isinstance(job, PrivateJob):
+        for phase in plan.phases.values():
+            t = phase.topology
+            engine_job = EngineJob.from_json(phase.job)
+            model = fit_model(engine_job, workers=t.replicas * t.stages * t.tensor * t.microbatches)
+            if t.stages * t.tensor > 1:
+                place_layers(model, t.tensor)
+                assert len(stage_bounds(model, t.stages)) == t.stages
+            assert job.batch % (t.replicas * t.microbatches) == 0
