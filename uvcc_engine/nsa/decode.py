@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from uvcc_engine.nsa import blocks
-from uvcc_engine.nsa.attention import NSAttention, compressed_attention, importance
+from uvcc_engine.nsa.attention import NSAttention
+from uvcc_engine.nsa.masked import compressed, importance
 from uvcc_engine.nsa.model import Block, LanguageModel
 from uvcc_engine.nsa.rope import rope_tables, rotate
 
@@ -70,24 +71,25 @@ def step(model: LanguageModel, state: DecodeState, tokens: Tensor) -> Tensor:
 
 def _attend(layer: NSAttention, x: Tensor, cache: LayerCache, state: DecodeState) -> Tensor:
     cfg, nsa, t = layer.cfg, layer.cfg.nsa, state.position
-    q, k, v, gates = layer.project(x)
+    p = layer.project(x)
+    gates = p.gates
     here = torch.tensor([t], device=x.device)
-    table = rope_tables(here, cfg.d_k, base=cfg.rope_base, scale=cfg.rope_scale, dtype=q.dtype)[:, None]
-    q = rotate(q, table)
-    cache.sel_k = torch.cat((cache.sel_k, rotate(k[:, :, 1], table)), 1)
-    cache.sel_v = torch.cat((cache.sel_v, v[:, :, 1]), 1)
-    cache.win_k = torch.cat((cache.win_k, rotate(k[:, :, 2], table)), 1)[:, -nsa.w :]
-    cache.win_v = torch.cat((cache.win_v, v[:, :, 2]), 1)[:, -nsa.w :]
-    _grow_compressed(layer, cache, k[:, :, 0], v[:, :, 0], t)
+    table = rope_tables(here, cfg.d_k, base=cfg.rope_base, scale=cfg.rope_scale, dtype=p.token.dtype)[:, None]
+    q, k_sel, k_win = layer.heads(rotate(p.token, table))
+    cache.sel_k = torch.cat((cache.sel_k, k_sel), 1)
+    cache.sel_v = torch.cat((cache.sel_v, p.v_sel), 1)
+    cache.win_k = torch.cat((cache.win_k, k_win), 1)[:, -nsa.w :]
+    cache.win_v = torch.cat((cache.win_v, p.v_win), 1)[:, -nsa.w :]
+    _grow_compressed(layer, cache, p.k_cmp, p.v_cmp, t)
     start_of_doc = torch.zeros(x.shape[0], 1, dtype=torch.int64, device=x.device)
     n_blocks = nsa.n_blocks(t + 1)
     y = gates[..., 2:3] * _one_query(q, cache.win_k, cache.win_v, None)
     mask = None
     if cache.cmp_k.shape[1]:
-        o, p = compressed_attention(nsa, q, cache.cmp_k, cache.cmp_v, here, start_of_doc)
+        o, weights = compressed(q, cache.cmp_k, cache.cmp_v, torch.zeros(1, 1, 1, device=x.device, dtype=q.dtype))
         y = y + gates[..., 0:1] * o
         if n_blocks > nsa.n_sel:
-            chosen = blocks.select_blocks(nsa, importance(nsa, p, n_blocks), here, start_of_doc)
+            chosen = blocks.select_blocks(nsa, importance(nsa, weights, n_blocks), here, start_of_doc)
             mask = blocks.token_mask(nsa, chosen, here, start_of_doc, t + 1)
             mask = mask.repeat_interleave(cfg.n_heads // cfg.n_kv_groups, dim=1)
     state.reads += cache.cmp_k.shape[1] + min(n_blocks, nsa.n_sel) * nsa.l_sel + cache.win_k.shape[1]

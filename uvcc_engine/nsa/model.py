@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from uvcc_engine.nsa import blocks
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
+from uvcc_engine.nsa.layout import Layout, layout_of
+from uvcc_engine.nsa.masked import sdpa
 from uvcc_engine.nsa.rope import first_positions, rotate
 
 
@@ -25,7 +26,7 @@ class DenseAttention(nn.Module):
         self.kv = nn.Linear(cfg.dim, cfg.n_kv_groups * (cfg.d_k + cfg.d_v), bias=False)
         self.out = nn.Linear(cfg.n_heads * cfg.d_v, cfg.dim, bias=False)
 
-    def forward(self, x: Tensor, doc_start: Tensor | None = None) -> tuple[Tensor, None]:
+    def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         """x [B, S, dim] -> (y [B, S, dim], None)."""
         b, s, _ = x.shape
         c = self.cfg
@@ -34,18 +35,7 @@ class DenseAttention(nn.Module):
         k, v = self.kv(x).split((c.n_kv_groups * c.d_k, c.n_kv_groups * c.d_v), dim=-1)
         q, k = rotate(q, table), rotate(k.view(b, s, -1, c.d_k), table)
         v = v.view(b, s, -1, c.d_v)
-        mask = None
-        if doc_start is not None:
-            mask = blocks.causal_mask(torch.arange(s, device=x.device), doc_start, s)[:, None]
-        o = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=True,
-        )
-        return self.out(o.transpose(1, 2).flatten(-2)), None
+        return self.out(sdpa(q, k, v, layout.causal).flatten(-2)), None
 
 
 class Block(nn.Module):
@@ -59,8 +49,8 @@ class Block(nn.Module):
         self.up = nn.Linear(cfg.dim, 4 * cfg.dim, bias=False)
         self.down = nn.Linear(4 * cfg.dim, cfg.dim, bias=False)
 
-    def forward(self, x: Tensor, doc_start: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        y, gates = self.attention(self.norm_a(x), doc_start)
+    def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
+        y, gates = self.attention(self.norm_a(x), layout)
         x = x + y
         return x + self.down(F.gelu(self.up(self.norm_m(x)))), gates
 
@@ -100,12 +90,13 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor, doc_start: Tensor | None = None, *, gates: list[Tensor] | None = None) -> Tensor:
         """tokens [B, S] int64 -> logits [B, S, vocab]. ``gates`` collects each layer's [B, S, H, 3], detached."""
+        layout = layout_of(self.cfg.nsa, tokens.shape[1], tokens.device, doc_start)
         x = self.embed(tokens)
         for block in self.blocks:
             if self.recompute and self.training:
-                x, g = checkpoint(block, x, doc_start, use_reentrant=False)
+                x, g = checkpoint(block, x, layout, use_reentrant=False)
             else:
-                x, g = block(x, doc_start)
+                x, g = block(x, layout)
             if gates is not None and g is not None:
                 gates.append(g.detach())
         return F.linear(self.norm(x), self.embed.weight)

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.config import ModelConfig
+from uvcc_engine.nsa.layout import forget
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
-from uvcc_engine.nsa.rope import forget_tables
 from uvcc_engine.train.config import LMConfig
 
 MIB: Final = 1 << 20
@@ -69,7 +69,7 @@ class _Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute: bool) -> int:
     """Bytes at the worst moment of one micro-batch: weights, gradients, activations, logits."""
-    forget_tables()
+    forget()
     try:
         with FakeTensorMode(), _Peak() as peak:
             model = LanguageModel(cfg)
@@ -82,7 +82,7 @@ def _peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute
             loss.backward()  # type: ignore[no-untyped-call]
             return int(peak.peak)
     finally:
-        forget_tables()  # they hold fake tensors now
+        forget()  # they hold fake tensors now
 
 
 def estimate(cfg: LMConfig, ranks: int) -> int:

@@ -23,6 +23,7 @@ from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
+from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
 from uvcc_engine.train.data import Cursor, Packer, make_tokenizer
 from uvcc_engine.train.distributed import Group, start_group, stop_group, vram_mib
@@ -48,6 +49,8 @@ def train(
     """
     check_world(cfg, int(os.environ.get("WORLD_SIZE", "1")))
     group = start_group(cfg.runtime.device, cfg.ddp.timeout_min)
+    if group.device.type == "cpu":
+        keep_memory()
     root = directory / "checkpoints"
     bad: list[str] = []
     found = ck.latest_verified(root, run=run, on_bad=lambda path, error: bad.append(f"{path.name}: {error}"))

@@ -10,6 +10,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa import blocks
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
+from uvcc_engine.nsa.layout import forget
 from uvcc_engine.nsa.oracle import nsa_oracle
 from uvcc_engine.nsa.rope import rope_tables, rotate
 
@@ -29,8 +30,10 @@ def _docs(*lengths: int) -> Tensor:
 
 def _oracle(layer: NSAttention, x: Tensor, starts: Tensor | None) -> Tensor:
     cfg = layer.cfg
-    q, k, v, gates = layer.project(x)
-    names = ("cmp", "sel", "win")
+    p = layer.project(x)
+    q, k_sel, k_win = p.token.split((cfg.n_heads, cfg.n_kv_groups, cfg.n_kv_groups), dim=2)
+    k = {"cmp": p.k_cmp, "sel": k_sel, "win": k_win}
+    v = {"cmp": p.v_cmp, "sel": p.v_sel, "win": p.v_win}
 
     def rope(vec: Tensor, pos: int) -> Tensor:
         table = rope_tables(torch.tensor(pos), cfg.d_k, base=cfg.rope_base, scale=cfg.rope_scale, dtype=vec.dtype)
@@ -41,9 +44,9 @@ def _oracle(layer: NSAttention, x: Tensor, starts: Tensor | None) -> Tensor:
         result = nsa_oracle(
             cfg.nsa,
             q[b],
-            {n: k[b, :, i] for i, n in enumerate(names)},
-            {n: v[b, :, i] for i, n in enumerate(names)},
-            gates[b],
+            {name: t[b] for name, t in k.items()},
+            {name: t[b] for name, t in v.items()},
+            p.gates[b],
             layer.phi_k.block,
             layer.phi_v.block,
             rope,
@@ -95,6 +98,7 @@ def test_a_planted_leak_is_noticed() -> None:
     layer = _layer(SMALL).float()
     x = torch.randn(1, 96, 24)
     honest = blocks.cmp_visible
+    forget()
     blocks.cmp_visible = lambda cfg, q_pos, doc_start, n: torch.ones_like(honest(cfg, q_pos, doc_start, n))  # type: ignore[assignment]
     try:
         with torch.no_grad():
@@ -104,6 +108,7 @@ def test_a_planted_leak_is_noticed() -> None:
             assert not torch.equal(layer(edited)[0][:, :80], base[:, :80])
     finally:
         blocks.cmp_visible = honest
+        forget()
 
 
 def test_overlap_weights_are_the_spatial_ones() -> None:

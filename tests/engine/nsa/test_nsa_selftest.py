@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from uvcc_engine.nsa import blocks, decode, selftest
+from uvcc_engine.nsa.layout import forget
 
 
 def test_all_quick_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,8 +21,12 @@ def test_a_window_that_shows_the_next_token_fails(monkeypatch: pytest.MonkeyPatc
         return honest(cfg, q_pos + 1, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(blocks, "window_mask", leaky)
-    with pytest.raises(AssertionError, match="changed an earlier output"):
-        selftest.causality(torch.device("cpu"), 0)
+    forget()
+    try:
+        with pytest.raises(AssertionError, match="changed an earlier output"):
+            selftest.causality(torch.device("cpu"), 0)
+    finally:
+        forget()
 
 
 def test_a_decode_that_forgets_the_block_position_fails(monkeypatch: pytest.MonkeyPatch) -> None:
