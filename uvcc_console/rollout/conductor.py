@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -42,6 +43,7 @@ from uvcc_engine.parallel.topology import Coord
 
 COST_EVERY_S = 5.0
 LAST_WORDS_S = 20.0
+SIDECAR_S = 5.0
 LOCK_S = 1.0
 
 
@@ -175,6 +177,9 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     finally:
         costs.cancel()
         status, detail = await _end(ctx, status, detail)
+        if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError, UvccError):
             await following

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
@@ -75,6 +76,7 @@ class Rollout:
     members: dict[str, Member]
     wheel: Wheel | None = None
     tolerant: bool = False
+    sidecar: subprocess.Popen[bytes] | None = None
     cursors: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
     @property

@@ -43,7 +43,7 @@ async def provision(ctx: Rollout) -> str:
     """
     ctx.say(*(ctx.pod_event(m, "creating") for m in ctx.members.values() if m.pod is None))
     if not spawn.running(ctx.run_dir, spawn.HALTD):
-        spawn.start(ctx.run_dir, spawn.HALTD)
+        ctx.sidecar = spawn.start(ctx.run_dir, spawn.HALTD)
     await each(ctx.members.values(), lambda m: _one_pod(ctx, m))
     return f"{len(ctx.members)} pods"
 
