@@ -93,9 +93,9 @@ def help_seconds() -> float:
     return time.perf_counter() - began
 
 
-def bench(runs: int, extra: Sequence[str] = ()) -> list[Row]:
+def bench(runs: int = 3) -> list[Row]:
     """All rows."""
-    demos = [run_demo(extra) for _ in range(runs)]
+    demos = [run_demo() for _ in range(runs)]
     helps = [help_seconds() for _ in range(max(5, runs))]
     return [
         row("first_step", "seconds", "s", [d.first_step_s for d in demos], 20.0),

@@ -17,12 +17,9 @@ def run(argv: Sequence[str]) -> int:
     from uvcc_engine.contract import benchrows as rows
 
     if args.what == "demo":
-        from uvcc_console.bench import demo
-
-        found = demo.bench(args.runs)
+        from uvcc_console.bench.demo import bench
     else:
-        from uvcc_console.bench import console
-
-        found = console.bench(args.runs)
+        from uvcc_console.bench.console import bench
+    found = bench(args.runs)
     sys.stdout.write((rows.to_json(found) if args.json else rows.to_text(found)) + "\n")
     return 0
