@@ -32,6 +32,7 @@ TIMEOUT_S: Final = 300.0
 TIMEOUT_VARIABLE: Final = "UVCC_GROUP_TIMEOUT_S"
 _POLL_S: Final = (0.001, 0.05)
 _PARTING_S: Final = 10.0
+_LISTEN_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +257,7 @@ class PartyGroups:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         try:
             if place.rank == 0:
-                # a pod's address may be that of a gateway before it, which cannot be listened on
-                listen = place.address if place.address.startswith("127.") else ""
-                listener = socket.create_server((listen, place.port), backlog=1024)
+                listener = self._listener()
                 self._store = TCPStore(
                     place.address, place.port, None, True, timeout, False, master_listen_fd=listener.detach()
                 )
@@ -274,6 +273,19 @@ class PartyGroups:
         self.gather(b"")  # all are there: what follows is not timed with the others' start
         self.tp, self.pp = self._group("tp"), self._group("pp")
         self.pp_back = Group.open(place, "pp", self._backend, self._timeout_s, lambda name, fields: None)
+
+    def _listener(self) -> socket.socket:
+        """The store's own port; somebody who holds it for a moment is waited for."""
+        # a pod's address may be that of a gateway before it, which cannot be listened on
+        address = self.place.address if self.place.address.startswith("127.") else ""
+        deadline, pause = time.monotonic() + _LISTEN_S, threading.Event()
+        while True:
+            try:
+                return socket.create_server((address, self.place.port), backlog=1024)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+            pause.wait(0.1)
 
     def _await_server(self) -> None:
         """torch's store client backs off for seconds when the server is not there yet; this looks more often."""

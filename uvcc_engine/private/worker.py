@@ -27,6 +27,8 @@ from uvcc_engine.transcript.roots import sid_of
 
 PEER_TIMEOUT_S: Final = 10.0
 """Without any sign of life of a peer for this long the run ends; the plane says something every two seconds."""
+FLEET_TIMEOUT_S: Final = 120.0
+"""The same where a party has several workers: one that stands still for a minute must not end all of them."""
 FIRST_CONTACT_S: Final = 600.0
 """How long the first worker waits for the last one to start."""
 
@@ -62,13 +64,14 @@ def main(spec: WorkerSpec) -> int:
 def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, terminated: list[int]) -> Outcome:
     """Open the plane, run the session, and tell the peers if it fails."""
     recorder = LateRecorder()
+    patience = PEER_TIMEOUT_S if admitted.policy.topology.workers_per_party == 1 else FLEET_TIMEOUT_S
     plane = open_plane(
         party=admitted.party,
         coord=spec.coord,
         sid_sub=sid_of(admitted.policy.sid_job, admitted.coord),
         identity=admitted.identity,
         peers=admitted.policy.peers(admitted.party, admitted.coord.replica),
-        link={"peer_timeout_s": PEER_TIMEOUT_S, "first_contact_s": FIRST_CONTACT_S, **spec.link},
+        link={"peer_timeout_s": patience, "first_contact_s": FIRST_CONTACT_S, **spec.link},
         recorder=recorder,
         state_dir=Path(spec.dir) / "plane",
         on_event=lambda name, fields: _pass_on(writer, name, fields),

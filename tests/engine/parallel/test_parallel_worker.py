@@ -1,0 +1,116 @@
+"""Fleets of real workers: one result everywhere, one step to halt at, the same end after a kill, a stop or a resume."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity, until
+from uvcc_engine.contract.control import HALT, HOLD, RELEASE
+from uvcc_engine.parallel.topology import Coord, Topology
+from uvcc_engine.private.job import PrivateJob
+
+SIZE = Topology(2, 2, 1, 2)
+JOB = PrivateJob(steps=6, batch=8, checkpoint_every=2, test_rows=40)
+FIRST, LAST = Coord(0, 0, 0, 0), Coord(1, 2, 1, 0)
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    made = Forker(tmp_path_factory.mktemp("forker"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def whole(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """A run that nothing disturbed: what the others must equal."""
+    fleet = Fleet(tmp_path_factory.mktemp("whole") / "fleet", forker, JOB, SIZE)
+    fleet.launch()
+    assert set(fleet.wait().values()) == {0}, fleet.logs()
+    return fleet
+
+
+def same_end(fleet: Fleet, whole: Fleet) -> None:
+    assert fleet.hashes() == whole.hashes()
+    for c in whole.coords:
+        roots = [{e["epoch"]: e["root"] for e in f.events(c, "epoch_root")} for f in (fleet, whole)]
+        assert roots[0] == roots[1], c
+
+
+def test_all_workers_sign_one_result_and_the_evidence_verifies(whole: Fleet, tmp_path: Path) -> None:
+    assert len(whole.hashes()) == 1
+    certificate = whole.verified(tmp_path / "bundle")
+    assert certificate.epochs == JOB.steps + 1
+    assert list(certificate.result_hashes) == list(whole.hashes())
+    for c in whole.coords:
+        names = [name for name in ("dp_ready", "dp_ok") if len(whole.events(c, name)) == 1]
+        assert names == ["dp_ready", "dp_ok"]
+        assert {e["group"] for e in whole.events(c, "group_ready")} == {"dp", "pp"}
+        assert sum(e["count"] for e in whole.events(c, "fwd_open_ok")) == SIZE.microbatches * JOB.steps
+        assert [e["phase"] for e in whole.events(c, "pipeline_tick")].count("B") == SIZE.microbatches
+
+
+def test_a_hold_and_a_halt_on_one_pod_stop_everybody_at_one_step(forker: Forker, whole: Fleet, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
+    fleet.launch()
+    fleet.halt(HOLD, LAST)
+    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 30, "the hold")
+    assert len({fleet.events(c, "held")[0]["step"] for c in fleet.coords}) == 1
+    fleet.halt(RELEASE, LAST)
+    until(lambda: fleet.steps(FIRST) >= 2, 30, "going on")
+    fleet.halt(HALT, FIRST, "n2")
+    assert set(fleet.wait().values()) == {0}, fleet.logs()
+    ends = [fleet.exit(c) for c in fleet.coords]
+    assert {e["status"] for e in ends} == {"halted"}
+    assert len({e["step"] for e in ends}) == 1
+    fleet.launch(resume=True)
+    assert set(fleet.wait().values()) == {0}, fleet.logs()
+    same_end(fleet, whole)
+
+
+def test_a_killed_worker_ends_all_and_a_resume_comes_to_the_same_end(
+    forker: Forker, whole: Fleet, tmp_path: Path
+) -> None:
+    fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
+    fleet.launch()
+    victim = Coord(1, 1, 0, 0)
+    until(lambda: fleet.events(victim, "checkpoint_written"), 30, "the first checkpoint")
+    os.kill(fleet.pids[victim], signal.SIGKILL)
+    codes = fleet.wait()
+    assert codes.pop(victim) == -signal.SIGKILL
+    assert set(codes.values()) == {4}, fleet.logs()  # each lost a peer or a sister rank, and says so
+    fleet.launch(resume=True)
+    assert set(fleet.wait().values()) == {0}, fleet.logs()
+    same_end(fleet, whole)
+
+
+def test_a_stopped_worker_delays_all_and_changes_nothing(forker: Forker, whole: Fleet, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
+    fleet.launch()
+    victim = Coord(0, 2, 1, 0)
+    fleet.halt(HOLD, LAST)
+    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 30, "the hold")  # nobody is done before
+    os.kill(fleet.pids[victim], signal.SIGSTOP)
+    fleet.halt(RELEASE, LAST)
+    named = until(lambda: fleet.waiting_on(FIRST), 30, "being told whom it waits for")
+    assert named.startswith(("p2 for", "dp #", "pp #"))
+    os.kill(fleet.pids[victim], signal.SIGCONT)
+    assert set(fleet.wait().values()) == {0}, fleet.logs()
+    same_end(fleet, whole)
+
+
+def test_a_pod_with_anothers_keys_is_refused(forker: Forker, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
+    home = fleet.home(1, 1)
+    for name in ("ed25519", "x25519", "public.json"):
+        (home / "identity" / name).unlink()
+    pod_identity(1, 0)._store(home / "identity")
+    fleet.launch()
+    until(lambda: (fleet.dir(Coord(1, 1, 0, 0)) / "exit.json").exists(), 30, "the refusal")
+    assert "another pod of P1" in fleet.exit(Coord(1, 1, 0, 0))["error"]
+    fleet.end()

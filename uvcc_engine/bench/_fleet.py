@@ -1,0 +1,227 @@
+"""A whole fleet of real workers on this machine, for benchmarks and rehearsals.
+
+Every pod has its own keys, every party's ranks one world; workers are forked from one process that imported torch
+once and talk over direct links. The keys are public: never use this for data that matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvcc_engine
+from uvcc_engine.contract.control import HaltRequest, write_halt
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.parallel.topology import Coord, Topology
+from uvcc_engine.private.client import dataset_for
+from uvcc_engine.private.inputs import share_dataset
+from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.transcript.bundle import assemble_folder
+from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.policy import Policy, PolicyParty, sign_policy, write_signatures
+from uvcc_engine.transcript.verifier import Certificate, verify
+
+CODE = hashlib.sha256(b"the wheel of the fleet").hexdigest()
+OWNER = Identity(b"O" * 32, b"W" * 32)
+RUN = "fleet.full"
+
+
+def pod_identity(party: int, replica: int) -> Identity:
+    seed = hashlib.sha256(f"pod {party} {replica}".encode()).digest()
+    return Identity(seed, hashlib.sha256(seed).digest())
+
+
+def until(found: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Poll until ``found`` gives something true."""
+    pause, end = select.poll(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := found():
+            return value
+        pause.poll(10)
+    raise UvccError(f"{what} did not happen within {seconds} s")
+
+
+def ports(count: int) -> list[int]:
+    """Free ports, all different, below the range that outgoing connections take theirs from."""
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        for port in random.SystemRandom().sample(range(20_000, 32_000), 12_000):
+            if len(found) == count:
+                break
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+                found.append(port)
+    return found
+
+
+class Forker:
+    """The process that workers are forked from, as on a pod."""
+
+    def __init__(self, folder: Path) -> None:
+        site = folder / "site"
+        site.mkdir(parents=True)
+        (site / "CODE_HASH").write_text(CODE)
+        (site / "uvcc_engine").symlink_to(Path(uvcc_engine.__file__).parent)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "uvcc_engine.bench._fleet_forker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,  # so that the code is that of the site, not of the folder this was called from
+            env={**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"},
+        )
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(20)
+
+
+class Fleet:
+    """One job on 3 x R pods; ``launch`` starts all workers, ``wait`` returns their exit codes by coordinate."""
+
+    def __init__(self, folder: Path, forker: Forker, job: PrivateJob, size: Topology) -> None:
+        self.folder, self.job, self.size, self._forker = folder, job, size, forker
+        self.coords = list(size.coords())
+        pods = [[pod_identity(p, r) for p in range(3)] for r in range(size.replicas)]
+        public = [tuple(i.public for i in row) for row in pods]
+        made = share_dataset(dataset_for(job), job.frac_bits, public[0], OWNER, seed=1, replicas=public[1:])
+        parties = [
+            PolicyParty(p, pods[0][p].public, "local", "here", tuple(row[p].public for row in pods[1:]))
+            for p in range(3)
+        ]
+        self.policy = Policy.build(
+            job=job.to_json(),
+            model_hash=CODE,
+            code_hash=CODE,
+            topology=size,
+            parties=parties,
+            owner=made.owner,
+            commitments=made.commitments,
+            reveal=[(v, "owner") if v == "weights" else v for v in job.reveal],
+            limits={},
+            nonce=hashlib.sha256(b"fleet nonce").hexdigest(),
+        )
+        signatures = {p: sign_policy(pods[0][p], self.policy, CODE) for p in range(3)}
+        for r, boxes in enumerate((made.boxes, *made.replicas)):
+            for p in range(3):
+                home = self.home(p, r)
+                home.mkdir(parents=True)
+                pods[r][p]._store(home / "identity")
+                (home / "inputs").write_bytes(boxes[p])
+                (home / "policy.json").write_bytes(self.policy.canonical)
+                write_signatures(home / "policy_signatures.json", signatures)
+        self.pids: dict[Coord, int] = {}
+
+    def home(self, party: int, replica: int = 0) -> Path:
+        return self.folder / f"p{party}r{replica}"
+
+    def dir(self, c: Coord) -> Path:
+        return self.home(c.party, c.replica) / "run"
+
+    def lead(self, c: Coord) -> bool:
+        return c.stage == 0 and c.tensor == 0
+
+    def launch(self, **changes: Any) -> None:
+        """Start every worker; ``changes`` to their specs."""
+        found = ports(len(self.coords) + 3)
+        masters, listen = found[:3], dict(zip(self.coords, found[3:], strict=True))
+        for c in self.coords:
+            home, t = self.home(c.party, c.replica), self.size
+            self.dir(c).mkdir(exist_ok=True)
+            for stale in self.dir(c).glob("exit*.json"):
+                stale.unlink()
+            (self.dir(c) / ".HALT").unlink(missing_ok=True)
+            others = [p for p in range(3) if p != c.party]
+            peers = {str(p): f"127.0.0.1:{listen[Coord(c.replica, p, c.stage, c.tensor)]}" for p in others}
+            world = {"RANK": str(t.local_rank(c)), "WORLD_SIZE": str(t.workers_per_party)}
+            values: dict[str, Any] = {
+                "run": RUN,
+                "kind": "private",
+                "coord": str(c),
+                "topology": {k: getattr(t, k) for k in ("replicas", "stages", "tensor", "microbatches")},
+                "job": self.job.to_json(),
+                "dir": str(self.dir(c)),
+                "identity_dir": str(home / "identity"),
+                "policy": str(home / "policy.json"),
+                "signatures": str(home / "policy_signatures.json"),
+                "inputs": str(home / "inputs"),
+                "link": {"kind": "direct", "listen": f"127.0.0.1:{listen[c]}", "peers": peers},
+                "lead": self.lead(c),
+                "env": {**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(masters[c.party])},
+            }
+            spec = WorkerSpec.from_json(values | changes)
+            request = {"spec": spec.to_json(), "log": str(home / f"worker_{c}.log")}
+            self.pids[c] = int(self._forker.ask(request)["pid"])
+
+    def wait(self, seconds: float = 120.0) -> dict[Coord, int]:
+        """Exit codes by worker; what still runs after ``seconds`` is killed."""
+        found = self._forker.ask({"wait": list(self.pids.values()), "seconds": seconds})
+        return {c: int(found[str(pid)]) for c, pid in self.pids.items()}
+
+    def end(self) -> None:
+        """Kill what still runs of the last launch."""
+        self.wait(0.0)
+
+    def halt(self, mode: str, c: Coord, nonce: str = "n1") -> None:
+        """Ask for a halt on one pod only: the others must follow by themselves."""
+        write_halt(self.dir(c), HaltRequest(mode, nonce, RUN))
+
+    def exit(self, c: Coord) -> dict[str, Any]:
+        name = "exit.json" if self.lead(c) else f"exit_rank{self.size.local_rank(c)}.json"
+        return json.loads((self.dir(c) / name).read_text())  # type: ignore[no-any-return]
+
+    def result(self, c: Coord) -> dict[str, Any]:
+        name = "result.json" if self.lead(c) else f"result_rank{self.size.local_rank(c)}.json"
+        return json.loads((self.dir(c) / name).read_text())  # type: ignore[no-any-return]
+
+    def events(self, c: Coord, name: str) -> list[dict[str, Any]]:
+        try:
+            lines = (self.dir(c) / "events.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [e["fields"] for e in map(json.loads, lines) if e["event"] == name and e["coord"] == str(c)]
+
+    def steps(self, c: Coord) -> int:
+        """Epochs whose root this worker has signed."""
+        return len(self.events(c, "epoch_root"))
+
+    def waiting_on(self, c: Coord) -> str:
+        """Whom the worker's last heartbeat says that it waits for."""
+        lines = (self.dir(c) / f"heartbeat_rank{self.size.local_rank(c)}.jsonl").read_text().splitlines()
+        return str(json.loads(lines[-1]).get("waiting_on", ""))
+
+    def hashes(self) -> set[str]:
+        return {self.result(c)["result_hash"] for c in self.coords}
+
+    def verified(self, out: Path) -> Certificate:
+        """Assemble the evidence of all pods and verify it, transcripts included."""
+        out.mkdir()
+        for c in self.coords:
+            shutil.copytree(self.dir(c) / f"transcript_{c}", out / str(c.replica) / f"transcript_{c}")
+        for name in ("policy.json", "policy_signatures.json"):
+            shutil.copy(self.home(0) / name, out / name)
+        return verify(assemble_folder(out))
+
+    def logs(self) -> str:
+        return "".join(f"{p.name}: {p.read_text()}" for p in sorted(self.folder.glob("p*/worker_*.log")))
