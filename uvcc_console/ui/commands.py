@@ -29,7 +29,7 @@ from uvcc_engine.contract.errors import ConfigError, UvccError
 if TYPE_CHECKING:
     from uvcc_console.ui.app import UvccApp
 
-PASTE_WAIT_S = 0.060  # a guarded key acts when no other key follows it for so long
+PASTE_WAIT_S = 0.15  # a guarded key acts when no other key follows it for so long, on a busy machine too
 
 
 def tell(app: UvccApp, note: Note) -> None:

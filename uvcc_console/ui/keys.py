@@ -31,7 +31,7 @@ class Action:
 
     ``keys`` are textual key names, ``label`` is what the operator reads, ``command`` is its word on the ``:`` line and
     ``cli`` its twin without a screen. ``reason`` says why it is impossible now ("" when it is possible). A ``guarded``
-    action is not run when its key came inside pasted text. ``home`` actions belong to the start screen.
+    action is not run when its key came inside pasted text.
     """
 
     id: str
@@ -46,7 +46,6 @@ class Action:
     guarded: bool = False
     priority: bool = False
     footer: bool = False
-    home: bool = False
 
 
 def _always(c: Context) -> str:

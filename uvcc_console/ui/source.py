@@ -89,18 +89,22 @@ class JournalSource:
 
 
 class ReplaySource:
-    """Plays a recorded journal at ``speed`` times real time; ``seek`` jumps to a moment, paused or not."""
+    """Plays a recorded journal at ``speed`` times real time; ``seek`` jumps to a moment, paused or not.
+
+    Events are folded when they are first reached, ``budget_s`` a poll at most, with a snapshot kept every ``KEYFRAME``
+    events: opening a day-long recording costs no more than reading it, and going back is cheap.
+    """
 
     KEYFRAME = 500
 
-    def __init__(self, path: Path, *, clock: Clock = time.time, speed: float = 1.0) -> None:
+    def __init__(self, path: Path, *, clock: Clock = time.time, speed: float = 1.0, budget_s: float = 0.03) -> None:
         self._events = list(iter_events(path))
         self._times = [event.ts for _, event in self._events]
         for i in range(1, len(self._times)):  # several writers may be a few ms apart; replay needs one order
             self._times[i] = max(self._times[i], self._times[i - 1])
         self._clock = clock
-        self._frames: list[Snapshot] = []
-        self._fold_frames()
+        self._budget = budget_s
+        self._frames: list[Snapshot] = [Snapshot()]
         self.start = self._times[0] if self._times else 0.0
         self.end = self._times[-1] if self._times else 0.0
         self._marks = self._find_marks()
@@ -113,13 +117,6 @@ class ReplaySource:
         self.behind = False
         self.snapshot = Snapshot()
 
-    def _fold_frames(self) -> None:
-        snapshot = Snapshot()
-        for i, (seq, event) in enumerate(self._events):
-            if i % self.KEYFRAME == 0:
-                self._frames.append(snapshot)
-            snapshot = reduce(snapshot, event, seq)
-
     def _advance(self) -> None:
         now = self._clock()
         if self.playing:
@@ -127,14 +124,13 @@ class ReplaySource:
         self._anchor = now
 
     def seek(self, ts: float) -> None:
-        """Go to a moment of the recording."""
+        """Go to a moment of the recording; what lies between is folded by the next polls."""
         self._advance()
         self._position = min(max(ts, self.start), self.end)
-        index = bisect_right(self._times, self._position)
-        if index < self._index:
-            frame = index // self.KEYFRAME
-            self._index = min(frame * self.KEYFRAME, len(self._events))
-            self.snapshot = self._frames[frame] if frame < len(self._frames) else Snapshot()
+        frame = min(bisect_right(self._times, self._position) // self.KEYFRAME, len(self._frames) - 1)
+        known = frame * self.KEYFRAME
+        if self._times and (self._position < self._times[max(0, self._index - 1)] or known > self._index):
+            self._index, self.snapshot = known, self._frames[frame]
             self._jumped = True
 
     def toggle(self) -> None:
@@ -154,13 +150,20 @@ class ReplaySource:
         jumped, self._jumped = self._jumped, False
         lines: list[LogEntry] = []
         upto = bisect_right(self._times, self._position)
+        deadline = time.perf_counter() + self._budget
+        self.behind = False
         while self._index < upto:
             seq, event = self._events[self._index]
             before = self.snapshot
             self.snapshot = reduce(before, event, seq)
             lines.extend(_entries(before, self.snapshot, event))
             self._index += 1
-        if self._position >= self.end:
+            if self._index == len(self._frames) * self.KEYFRAME:
+                self._frames.append(self.snapshot)
+            if time.perf_counter() > deadline:
+                self.behind = self._index < upto
+                break
+        if self._position >= self.end and not self.behind:
             self.playing = False
         return None if jumped else lines
 
@@ -223,5 +226,5 @@ def open_source(
     """What to read and where to write for one run; a replay writes nothing. Raises UnreadableError."""
     path = run_dir / JOURNAL
     if replay:
-        return ReplaySource(path, clock=clock), None
+        return ReplaySource(path, clock=clock, budget_s=budget_s), None
     return JournalSource(path, clock=clock, budget_s=budget_s), JournalWriter(path, "tui", clock=clock)

@@ -257,7 +257,7 @@ async def test_replay_pauses_jumps_and_changes_speed(folder: Path) -> None:
     story = Story().halted()
     clock = [0.0]
     story.write(folder)
-    app = open_app(folder, replay=True, clock=lambda: clock[0], utc=True, tick_s=3600)
+    app = open_app(folder, replay=True, clock=lambda: clock[0], utc=True, tick_s=3600, budget_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
         assert app.snap.status == "planned" or app.snap.seq <= 20
         clock[0] = 3.0

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,6 @@ from uvcc_console.core.journal import iter_events
 from uvcc_console.fleet.procs import identify
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-_numbers = itertools.count()
 LIMIT_S = 20.0
 
 
@@ -29,7 +29,8 @@ class Tmux:
 
     def __init__(self, folder: Path, columns: int, rows: int) -> None:
         self.folder = folder
-        self._base = ["tmux", "-L", f"uvcc-test-{folder.parent.parent.name}-{next(_numbers)}", "-f", "/dev/null"]
+        self._sockets = tempfile.mkdtemp(prefix="ut-")  # a short path: sockets take no long ones
+        self._base = ["tmux", "-S", f"{self._sockets}/s", "-f", "/dev/null"]
         code = f"from pathlib import Path; from uvcc_console.ui.app import run_app; run_app(Path({str(folder)!r}))"
         self("new-session", "-d", "-x", str(columns), "-y", str(rows), sys.executable, "-c", code)
         self("set-option", "remain-on-exit", "on")
@@ -60,6 +61,7 @@ class Tmux:
 
     def close(self) -> None:
         self("kill-server")
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
 
 @pytest.fixture

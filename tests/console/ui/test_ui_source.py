@@ -1,0 +1,105 @@
+"""What the screen reads: a growing journal in small portions, and a recording that can be walked in any direction."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from ui_journals import Story
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.core.state import fold
+from uvcc_console.ui.source import JournalSource, JournalWriter, ReplaySource
+from uvcc_engine.contract.errors import UnreadableError
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> tuple[Story, Path]:
+    story = Story(replicas=2).halted()
+    return story, story.write(tmp_path / "run") / "journal.sqlite"
+
+
+def test_catching_up_takes_small_portions_and_loses_no_line(recorded: tuple[Story, Path]) -> None:
+    story, path = recorded
+    source = JournalSource(path, budget_s=0.0)
+    lines, polls = [], 0
+    while polls == 0 or source.behind:
+        lines += source.poll() or []
+        polls += 1
+    assert polls > 100
+    whole = fold(story.events)
+    assert source.snapshot.step == whole.step
+    assert [e.text for e in lines] == [e.text for e in whole.log]
+
+
+def test_a_large_batch_of_lines_arrives_whole_though_the_snapshot_keeps_fewer(tmp_path: Path) -> None:
+    path = Story().full(2).write(tmp_path / "run") / "journal.sqlite"
+    source = JournalSource(path, budget_s=60)
+    source.poll()
+    journal = Journal(path)
+    journal.append(ev.LogLines(pod="p0r0", src="worker.log", lines=[f"line {i}" for i in range(5000)]))
+    journal.append(ev.LogLines(pod="p1r0", src="worker.log", lines=["one", "two"]))
+    journal.close()
+    texts = [e.text for e in source.poll() or []]
+    assert len(texts) == 5002
+    assert texts[4999:] == ["line 4999", "one", "two"]
+
+
+def test_no_journal_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableError):
+        JournalSource(tmp_path / "journal.sqlite")
+
+
+async def test_the_writer_keeps_the_order_of_what_was_asked(tmp_path: Path) -> None:
+    path = Story().full(2).write(tmp_path / "run") / "journal.sqlite"
+    writer = JournalWriter(path, "tui")
+    first = await writer.append(ev.Intent(action="resume", by="a"))
+    second = await writer.append(ev.Intent(action="teardown", by="a"))
+    writer.close()
+    assert second == first + 1
+
+
+def test_walking_a_recording_in_any_order_shows_what_playing_it_shows(recorded: tuple[Story, Path]) -> None:
+    story, path = recorded
+    source = ReplaySource(path, clock=lambda: 0.0, budget_s=60)
+    rnd = random.Random(5)
+    for _ in range(25):
+        ts = rnd.uniform(source.start, source.end)
+        source.seek(ts)
+        source.poll()
+        wanted = fold([e for e in story.events if e.ts <= source.now()])
+        assert (source.snapshot.step, source.snapshot.status) == (wanted.step, wanted.status)
+        assert source.snapshot.log == wanted.log
+        assert source.snapshot.agreed_epoch == wanted.agreed_epoch
+
+
+def test_a_long_way_forward_is_folded_in_portions(recorded: tuple[Story, Path]) -> None:
+    story, path = recorded
+    source = ReplaySource(path, clock=lambda: 0.0, budget_s=0.0)
+    source.seek(source.end)
+    polls = 0
+    while polls == 0 or source.behind:
+        source.poll()
+        polls += 1
+    assert polls > 100
+    assert source.snapshot.status == fold(story.events).status == "halted"
+    assert not source.playing
+
+
+def test_playing_takes_the_speed_and_stops_at_the_end(recorded: tuple[Story, Path]) -> None:
+    _, path = recorded
+    clock = [0.0]
+    source = ReplaySource(path, clock=lambda: clock[0], budget_s=60)
+    source.faster(4.0)
+    clock[0] = 1.0
+    source.poll()
+    assert source.now() == pytest.approx(source.start + 4.0)
+    clock[0] = 1e6
+    source.poll()
+    assert source.now() == source.end
+    assert not source.playing
+    source.toggle()
+    assert source.playing
+    assert source.now() == source.start
