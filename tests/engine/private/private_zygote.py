@@ -1,6 +1,7 @@
 """Imports the worker once and forks one process per request, as a pod's agent does; JSON lines on stdin and stdout.
 
-``{"spec": WorkerSpec, "log": file}`` (and ``"lie": name in private_liars``) -> ``{"pid": n}``; ``{"wait": pid}`` -> ``{"rc": n}`` (negative: by that signal).
+``{"spec": WorkerSpec, "log": file}`` -> ``{"pid": n}``; with ``"lie": name`` the worker first calls that function of
+``private_liars``. ``{"wait": pid}`` -> ``{"rc": n}`` (negative: by that signal).
 """
 
 from __future__ import annotations
