@@ -46,6 +46,8 @@ class Terminal:
         subprocess.run([*self._tmux, "send-keys", *keys], check=True)
 
     def resize(self, width: int, height: int) -> None:
+        """tmux holds back a resize that follows another within a quarter of a second, so that time passes first."""
+        select.select([], [], [], 0.6)
         subprocess.run([*self._tmux, "resize-window", "-x", str(width), "-y", str(height)], check=True)
 
     def wait_for(self, pattern: str, seconds: float) -> str:
@@ -110,12 +112,12 @@ def test_watch_halt_resume_and_end_verified(home: Path) -> None:
         assert halt.verified == halt.total == 3
         assert all(stage == "gone" and checkpoint for stage, _, checkpoint, _ in halt.acks.values())
         terminal.resize(80, 24)
-        small = terminal.wait_until(lambda s: "HALT 3/3" in s and "F9" in s, 10, "the small layout")
+        small = terminal.wait_until(lambda s: "HALT 3/3" in s and "next verify-full" in s, 10, "the small layout")
         assert max(len(line) for line in small.splitlines()) <= 80
         terminal.resize(160, 50)
+        terminal.wait_until(lambda s: "Rollout" in s and "HALT 3/3" in s, 10, "the large layout again")
         terminal.keys("r")
-        done = terminal.wait_for(r"✓ VERIFIED .*accuracy", 75)
-        assert "the same from 3 workers" in done
+        terminal.wait_until(lambda s: "✓ VERIFIED" in s and "the same from 3 workers" in s, 75, "the result")
         terminal.wait_for(r"all gone", 20)
         s = _snapshot(home)
         assert (s.status, s.leaks, s.attempt) == ("ok", (), 1)

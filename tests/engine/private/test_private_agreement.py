@@ -14,12 +14,14 @@ from private_kit import PARTIES, Fleet, opened_digits
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.mpc.local import LocalPlane, Wire
+from uvcc_engine.parallel.groups import PartyGroups, Place
 from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.private.admission import Admission
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import find_model
 from uvcc_engine.private.outcome import agree_on_state
+from uvcc_engine.private.ranks import Ranks
 from uvcc_engine.private.session import LateRecorder, Outcome, Session
 from uvcc_engine.private.training import Trainer
 from uvcc_engine.private.votes import Table
@@ -62,7 +64,10 @@ def run_sessions(folder: Path, alter: Alter) -> list[Outcome | UvccError]:
         admitted = Admission(fleet.policy, PARTIES[party], JOB, find_model(JOB.model), inputs[party], coord)
         table = Table(plane, fleet.run, wait_s=10.0)
         with RunWriter.open(fleet.dir(party), fleet.run, 0, str(coord)) as writer:
-            session = Session(fleet.spec(party), admitted, writer, plane, recorder, table, lambda: False)
+            groups = PartyGroups.open(Place(coord, admitted.policy.topology), on_event=lambda name, fields: None)
+            ranks = Ranks(groups)
+            table.among_ranks = ranks.greatest
+            session = Session(fleet.spec(party), admitted, writer, plane, recorder, table, ranks, lambda: False)
             try:
                 return session.run()
             except PeerLostError as error:
