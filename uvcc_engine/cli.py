@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "share": ("uvcc_engine.private.client", "split inputs and seal each share to its party"),
     "verify": ("uvcc_engine.transcript.cli", "check a proof bundle"),
     "selftest": ("uvcc_engine.agent.selftest", "check that this installation can do its work"),
+    "longctx": ("uvcc_engine.nsa.longctx", "one attention layer over 65,536 tokens: time, blocks read, memory"),
     "bench": ("uvcc_engine.bench", "measure: bench NAME [--json]"),
 }
 """Name -> (module with ``main(argv) -> int``, or ``module:function``; what it does)."""
