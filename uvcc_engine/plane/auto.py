@@ -130,6 +130,9 @@ class AutoLink:
     def lost(self, dst: int) -> float:
         return 0.0  # a refused connection says little where there is another way
 
+    def unconfirmed(self) -> bool:
+        return self._direct.pending() or self._relay.unconfirmed()
+
     def pending(self) -> bool:
         return self._direct.pending() or self._relay.pending()
 

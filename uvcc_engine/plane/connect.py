@@ -15,14 +15,14 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.plane import durable
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
-from uvcc_engine.plane.auto import AutoLink, RelayPath
+from uvcc_engine.plane.auto import AUTO_POLICY, AutoLink, RelayPath
 from uvcc_engine.plane.direct import DirectLink, parse_address
-from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.endpoint import Endpoint, Policy
 from uvcc_engine.plane.faults import FaultPlan, FaultyLink
 from uvcc_engine.plane.links import Link
 from uvcc_engine.plane.live import LivePlane, Waits
 from uvcc_engine.plane.nats_link import NatsLink
-from uvcc_engine.plane.relay_client import RelayLink
+from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayLink
 from uvcc_engine.plane.session import SigningIdentity
 from uvcc_engine.plane.stream_link import StreamLink, stream_address
 from uvcc_engine.transcript.identity import PublicIdentity
@@ -53,7 +53,7 @@ def open_plane(
     if "first_contact_s" in link:
         waits = replace(waits, first_s=float(link["first_contact_s"]))
     others = {p: public for p, public in peers.items() if p != party}
-    carrier = _open_link(party, sid_sub, link, tuple(others))
+    carrier = open_link(party, sid_sub, link, tuple(others))
     if "faults" in link:
         carrier = FaultyLink(carrier, FaultPlan.from_json(link["faults"]), party)
     now = time.monotonic()
@@ -77,7 +77,8 @@ def _restore(
     return found if found is not None else (None, {p: durable.PeerState() for p in peers})
 
 
-def _open_link(party: int, sid_sub: bytes, link: Mapping[str, Any], peers: Sequence[int]) -> Link:
+def open_link(party: int, sid_sub: bytes, link: Mapping[str, Any], peers: Sequence[int]) -> Link:
+    """The bare link of a party. Raises ConfigError, UnreachableError."""
     kind, box = link.get("kind"), fr.sid64(sid_sub)
     if kind == "direct":
         return _direct(party, link)
@@ -98,12 +99,13 @@ def _direct(party: int, link: Mapping[str, Any]) -> DirectLink:
     addresses = {int(p): str(a) for p, a in dict(link.get("peers") or {}).items()}
     for address in addresses.values():
         parse_address(address)
-    return DirectLink(party, str(link.get("listen") or ""), addresses)
+    return DirectLink(party, str(link.get("listen") or ""), addresses, policy=_policy(link, Policy()))
 
 
 def _relay(link: Mapping[str, Any], box: int) -> RelayLink:
     url, token_file = str(link["relay_url"]), Path(link["token_file"])
-    return RelayLink(url=url, token_file=token_file, ca_file=_ca_file(link), box=box)
+    policy = _policy(link, RELAY_POLICY)
+    return RelayLink(url=url, token_file=token_file, ca_file=_ca_file(link), box=box, policy=policy)
 
 
 def _stream(link: Mapping[str, Any], box: int, announced: str | None = None) -> StreamLink:
@@ -111,7 +113,8 @@ def _stream(link: Mapping[str, Any], box: int, announced: str | None = None) -> 
     tls = ssl.create_default_context(cafile=ca_file) if url.startswith("https") else None
     if announced is None:
         announced = str(link.get("stream") or "") or health(url, ca_file)["stream"]
-    return StreamLink(address=stream_address(url, announced), token_file=Path(link["token_file"]), tls=tls, box=box)
+    address, token_file = stream_address(url, announced), Path(link["token_file"])
+    return StreamLink(address=address, token_file=token_file, tls=tls, box=box, policy=_policy(link, RELAY_POLICY))
 
 
 def _auto(party: int, link: Mapping[str, Any], box: int, peers: Sequence[int]) -> Link:
@@ -128,7 +131,14 @@ def _auto(party: int, link: Mapping[str, Any], box: int, peers: Sequence[int]) -
         announced = ""  # not up yet; the HTTP front will do when it is
     if announced:
         relays.insert(0, _stream(link, box, announced))
-    return AutoLink(direct or DirectLink(party, "", {}), relays, peers)
+    return AutoLink(direct or DirectLink(party, "", {}), relays, peers, policy=_policy(link, AUTO_POLICY))
+
+
+def _policy(link: Mapping[str, Any], base: Policy) -> Policy:
+    """``rto_s``: seconds before an unacknowledged frame is sent again for the first time."""
+    if "rto_s" not in link:
+        return base
+    return replace(base, timing=replace(base.timing, rto_s=float(link["rto_s"])))
 
 
 def _ca_file(link: Mapping[str, Any]) -> Path | None:

@@ -369,6 +369,9 @@ class DirectLink:
         since = self._refused.get(dst)
         return 0.0 if since is None else self._clock() - since
 
+    def unconfirmed(self) -> bool:
+        return bool(self._dirty)
+
     def pending(self) -> bool:
         return bool(self._dirty)
 

@@ -434,7 +434,8 @@ class Endpoint:
                 "bytes": c.sent_bytes,
             }
         totals = {name: getattr(self.counters, name) for name in Counters.__slots__}
-        return {"silent_s": round(now - self.last_heard, 3), "channels": channels} | totals
+        messages = sum(n for stream, n in self.inbox.counts.items() if stream != fr.CONTROL_STREAM)
+        return {"silent_s": round(now - self.last_heard, 3), "messages": messages, "channels": channels} | totals
 
     @property
     def blocked(self) -> bool:

@@ -143,6 +143,9 @@ class FaultyLink:
     def lost(self, dst: int) -> float:
         return self._inner.lost(dst)
 
+    def unconfirmed(self) -> bool:
+        return self._inner.unconfirmed()
+
     def pending(self) -> bool:
         return self._inner.pending()
 

@@ -62,5 +62,8 @@ class Link(Protocol):
     def pending(self) -> bool:
         """True while taken frames have not left yet."""
 
+    def unconfirmed(self) -> bool:
+        """True while a store may not hold everything that was taken; for links without a store, as :meth:`pending`."""
+
     def close(self) -> None:
         """Release sockets."""

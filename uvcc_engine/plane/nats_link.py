@@ -132,6 +132,9 @@ class NatsLink:
     def lost(self, dst: int) -> float:
         return 0.0
 
+    def unconfirmed(self) -> bool:
+        return self.pending()
+
     def pending(self) -> bool:
         return bool(self._items) or self._unsent > 0
 

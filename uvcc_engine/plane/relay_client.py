@@ -291,6 +291,9 @@ class RelayLink(RelayBase):
         self._bytes = sum(len(i.payload) for i in self._items)
         return self._arrivals(reply.messages)
 
+    def unconfirmed(self) -> bool:
+        return bool(self._items)
+
     def pending(self) -> bool:
         return bool(self._items)
 

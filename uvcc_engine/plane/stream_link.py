@@ -213,6 +213,9 @@ class StreamLink(RelayBase):
             self._sock = None
         self._down(error)
 
+    def unconfirmed(self) -> bool:
+        return bool(self._items or self._unconfirmed)
+
     def pending(self) -> bool:
         return bool(self._items or self._out)
 

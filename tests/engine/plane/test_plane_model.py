@@ -119,6 +119,6 @@ BUGS: list[Patch] = [
 @pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    quick = settings(max_examples=300, stateful_step_count=40, phases=[Phase.generate], **QUICK)
+    quick = settings(max_examples=3000, stateful_step_count=40, phases=[Phase.generate], **QUICK)
     with pytest.raises((AssertionError, ProtocolError)):  # the property fails, or an honest party is accused
         run_state_machine_as_test(Lossy, settings=quick)

@@ -1,0 +1,284 @@
+"""``bench plane``: what the message plane carries, held against a plain asyncio TCP echo in the same run.
+
+Relay rows store every message on its own, durably (SQLite WAL, synchronous=FULL), and deliver it to another process;
+direct rows are sealed and exactly once, party to party. ``--faults`` runs the soak instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.bench.report import Row, render, row
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.relay import wire
+
+_PARTY: Final = [sys.executable, "-m", "uvcc_engine.bench._plane_party"]
+_MIB: Final = 1 << 20
+_GROUP: Final = "bench"
+_IDLE: Final = 192
+_LIMIT_S: Final = 180
+
+
+class RelayProcess:
+    """A relay in a folder of its own. ``links`` are the settings of the three parties."""
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        self.folder = folder
+        tokens = {p: os.urandom(16).hex() for p in range(PARTIES)}
+        credentials = [{"party": p, "group": _GROUP, "token": t} for p, t in tokens.items()]
+        settings = {"db": "relay.db", "ready_file": "ready.json", "stream_listen": "127.0.0.1:0"}
+        self._config = folder / "relay.json"
+        for path, text in [
+            (self._config, json.dumps(settings | {"credentials": credentials} | more)),
+            *((folder / f"token{p}", t) for p, t in tokens.items()),
+        ]:
+            path.touch(mode=0o600)
+            path.write_text(text)
+        self.tokens = tokens
+        self.start()
+
+    def start(self) -> None:
+        ready = self.folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        self.process = subprocess.Popen([sys.executable, "-m", "uvcc_engine.relay", "--config", str(self._config)])
+        while not ready.exists():
+            if self.process.poll() is not None:
+                raise UvccError("the relay of the benchmark did not start")
+            time.sleep(0.02)
+        found = json.loads(ready.read_text())
+        self.url, self.stream = str(found["url"]), str(found["stream"])
+
+    def links(self, kind: str) -> list[dict[str, Any]]:
+        common = {"kind": kind, "relay_url": self.url, "stream": self.stream, "group": _GROUP}
+        return [common | {"token_file": str(self.folder / f"token{p}")} for p in range(PARTIES)]
+
+    def cpu_s(self) -> float:
+        """Processor seconds so far (Linux)."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+
+
+@contextmanager
+def relay(**more: Any) -> Iterator[RelayProcess]:
+    with tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder:
+        running = RelayProcess(Path(folder), **more)
+        try:
+            yield running
+        finally:
+            running.stop()
+
+
+def pair(roles: tuple[str, str], config: dict[str, Any]) -> dict[str, float]:
+    """Run two roles as processes; returns what both found."""
+    with tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        processes = [subprocess.Popen([*_PARTY, role, str(path)], stdout=subprocess.PIPE) for role in roles]
+        texts = [p.communicate(timeout=_LIMIT_S)[0] for p in processes]
+    if any(p.returncode for p in processes):
+        raise UvccError(f"a process of the benchmark ({' and '.join(roles)}) failed")
+    return dict(kv for text in texts for kv in json.loads(text).items())
+
+
+def direct_links() -> list[dict[str, Any]]:
+    import socket
+
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    peers = {str(p): f"127.0.0.1:{s.getsockname()[1]}" for p, s in enumerate(sockets)}
+    for s in sockets:
+        s.close()
+    return [{"kind": "direct", "listen": peers[str(p)], "peers": peers} for p in range(2)]
+
+
+# -- references --------------------------------------------------------------------------------------------------------
+
+
+async def _echo_rate(port: int, size: int, count: int, window: int) -> float:
+    """Messages per second through the echo with ``window`` of them under way."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body, free = os.urandom(size), asyncio.Semaphore(window)
+
+    async def send() -> None:
+        for _ in range(count):
+            await free.acquire()
+            writer.write(body)
+            await writer.drain()
+
+    begun = time.perf_counter()
+    sending = asyncio.create_task(send())
+    for _ in range(count):
+        await reader.readexactly(size)
+        free.release()
+    await sending
+    taken = time.perf_counter() - begun
+    writer.close()
+    return count / taken
+
+
+async def _echo_trip(port: int, count: int) -> float:
+    """Median round trip of 1 KiB in seconds."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body, times = os.urandom(1024), []
+    for _ in range(count):
+        begun = time.perf_counter()
+        writer.write(body)
+        await reader.readexactly(1024)
+        times.append(time.perf_counter() - begun)
+    writer.close()
+    return statistics.median(times)
+
+
+@contextmanager
+def echo() -> Iterator[int]:
+    """A running echo process; yields its port."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as f:
+        f.write(b"{}")
+        f.flush()
+        process = subprocess.Popen([*_PARTY, "echo", f.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.communicate("", timeout=10)
+
+
+def disk_rate(size: int = _MIB, count: int = 64) -> float:
+    """Bytes per second of sequential writes, each made durable in groups of 4 MiB: what a store can do at best."""
+    body = os.urandom(size)
+    with tempfile.NamedTemporaryFile(prefix="uvcc-bench-") as f:
+        begun = time.perf_counter()
+        for n in range(count):
+            f.write(body)
+            if (n + 1) * size % (4 << 20) == 0:
+                f.flush()
+                os.fdatasync(f.fileno())
+        return size * count / (time.perf_counter() - begun)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _through(config: dict[str, Any]) -> float:
+    """Messages per second from the first enqueue to the last delivery."""
+    found = pair(("produce", "consume"), config)
+    return float(config["count"] / (found["ended"] - found["begun"]))
+
+
+def relay_rows(runs: int, small: int, large: int) -> Iterator[Row]:
+    with echo() as port:
+        per_s = asyncio.run(_echo_rate(port, 1024, 20_000, 256))
+        mb_s = asyncio.run(_echo_rate(port, _MIB, 200, 8)) * _MIB / 1e6
+    for name, kind, count in (("relay_http_1k", "relay", small // 4), ("relay_stream_1k", "stream", small)):
+        with relay() as running:
+            config = {"links": running.links(kind), "size": 1024, "count": count}
+            found = [_through(config) for _ in range(runs)]
+        yield row(name, "rate", "msg/s", found, per_s)
+    disk = [disk_rate() / 1e6 for _ in range(runs)]
+    with relay() as running:
+        config = {"links": running.links("stream"), "size": _MIB, "count": large}
+        found = [_through(config) * _MIB / 1e6 for _ in range(runs)]
+    yield row("relay_stream_1m", "rate", "MB/s", found, mb_s)
+    yield row("disk_fsync_1m", "rate", "MB/s", disk)
+
+
+def direct_rows(runs: int, trips: int, large: int) -> Iterator[Row]:
+    with echo() as port:
+        trip = asyncio.run(_echo_trip(port, trips))
+        mb_s = asyncio.run(_echo_rate(port, _MIB, 200, 8)) * _MIB / 1e6
+    found = [pair(("push", "pull"), {"links": direct_links(), "size": _MIB, "count": large}) for _ in range(runs)]
+    yield row("direct_1m", "rate", "MB/s", [f["rate"] / 1e6 for f in found], mb_s)
+    found = [pair(("ping", "pong"), {"links": direct_links(), "count": trips}) for _ in range(runs)]
+    yield row("direct_rtt_1k", "p50", "us", [f["p50"] * 1e6 for f in found], trip * 1e6)
+    yield row("direct_rtt_1k", "p99", "us", [f["p99"] * 1e6 for f in found], trip * 1e6)
+
+
+async def _idle(running: RelayProcess, seconds: float) -> tuple[float, list[float]]:
+    """(share of one core that the relay takes for idle pollers, seconds per enqueue beside them)."""
+    host, port = running.url.removeprefix("http://").split(":")
+
+    def request(party: int, box: int, wait_ms: int, item: bytes) -> bytes:
+        items = [wire.Item(2, wire.STORE, 0, item, bytes(1024))] if item else []
+        body = b"".join(wire.request_pieces(box, 1, wait_ms, 1 << 20 if wait_ms else 0, [], items))
+        head = f"POST {wire.PATH} HTTP/1.1\r\nhost: relay\r\nauthorization: Bearer {running.tokens[party]}\r\n"
+        return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+    pollers = []
+    for box in range(_IDLE):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request(1, box, 60_000, b""))
+        pollers.append((reader, writer))
+    await asyncio.sleep(1.0)
+    before, begun = running.cpu_s(), time.perf_counter()
+    await asyncio.sleep(seconds)
+    share = (running.cpu_s() - before) / (time.perf_counter() - begun)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    times = []
+    for n in range(200):
+        begun = time.perf_counter()
+        writer.write(request(0, n % _IDLE, 0, os.urandom(16)))
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        times.append(time.perf_counter() - begun)
+        await asyncio.sleep(0.005)
+    for _, w in pollers:
+        w.close()
+    writer.close()
+    return share, sorted(times)
+
+
+def idle_rows(runs: int, seconds: float) -> Iterator[Row]:
+    shares, tails = [], []
+    for _ in range(runs):
+        with relay() as running:
+            share, times = asyncio.run(_idle(running, seconds))
+        shares.append(share)
+        tails.append(times[int(len(times) * 0.99)])
+    yield row("relay_idle_192", "share", "core", shares)
+    yield row("relay_idle_192", "p99", "seconds", tails)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark; returns the exit code."""
+    made = argparse.ArgumentParser(prog="uvcc-engine bench plane", description=__doc__)
+    made.add_argument("--json", action="store_true", help="one array of rows")
+    made.add_argument("--runs", type=int, default=3)
+    made.add_argument("--quick", action="store_true", help="fewer messages: to see that it works")
+    made.add_argument("--only", choices=("relay", "direct", "idle"), help="these rows alone")
+    made.add_argument("--faults", action="store_true", help="the soak: every fault on, relay killed again and again")
+    made.add_argument("--workers", type=int, default=24, help="soak: workers in all")
+    made.add_argument("--messages", type=int, default=200_000, help="soak: messages in all")
+    made.add_argument("--kills", type=int, default=10, help="soak: how often the relay is killed -9")
+    made.add_argument("--seed", type=int, default=1, help="soak: seed of the faults")
+    args = made.parse_args(argv)
+    if args.faults:
+        from uvcc_engine.bench._plane_soak import soak
+
+        rows = soak(args.workers, args.messages, args.kills, args.seed)
+    else:
+        scale = 10 if args.quick else 1
+        parts: dict[str, Callable[[], Iterator[Row]]] = {
+            "relay": lambda: relay_rows(args.runs, 40_000 // scale, 300 // scale),
+            "direct": lambda: direct_rows(args.runs, 5000 // scale, 2000 // scale),
+            "idle": lambda: idle_rows(args.runs, 10.0 / scale),
+        }
+        rows = [r for name, part in parts.items() if args.only in (None, name) for r in part()]
+    print(render(rows, as_json=args.json))
+    return 0
