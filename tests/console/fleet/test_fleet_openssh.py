@@ -29,6 +29,10 @@ def why_not() -> str:
             pwd.getpwnam("sshd")
         except KeyError:
             return "sshd run by root needs a user named sshd"
+        try:  # its privilege separation directory; the service's start script makes it where there is a service
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        except OSError:
+            return "sshd run by root needs /run/sshd"
     return ""
 
 
