@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from typing import Any
 
@@ -29,6 +30,10 @@ def random(*shape: int) -> Tensor:
 LEVELS = [level(m, generate=g, carry_on=c) for m in (2, 3, 4, 5, 7) for g, c in ((1, 1), (1, 0), (0, 1))]
 
 
+needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is an extra: kernels")
+
+
+@needs_numba
 def test_the_compiled_kernels_are_in_use() -> None:
     assert CPU._jit is not None
 
@@ -177,6 +182,7 @@ def test_digits_reach_from_end_to_end() -> None:
     assert torch.equal((d << (8 * torch.arange(8))).sum(-1), x)
 
 
+@needs_numba
 @pytest.mark.skipif(
     not limbs.has_fast_bytes(torch.device("cpu")), reason="this processor has no unit for 8-bit products"
 )

@@ -108,7 +108,14 @@ def withholds(rng: random.Random, found: list[wire.Message], past: list[wire.Mes
     return [m for m in found if rng.random() > 0.2]
 
 
-@pytest.mark.parametrize("misdeed", [alters, replays, reorders, withholds], ids=lambda m: m.__name__)
+BY_HAND = pytest.mark.slow  # every loss costs a retransmission time-out, so these two take a minute
+
+
+@pytest.mark.parametrize(
+    "misdeed",
+    [pytest.param(alters, marks=BY_HAND), replays, reorders, pytest.param(withholds, marks=BY_HAND)],
+    ids=lambda m: m.__name__,
+)
 def test_what_a_relay_does_to_frames_is_harmless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hasty: None, misdeed: Misdeed
 ) -> None:
