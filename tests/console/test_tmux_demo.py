@@ -109,6 +109,7 @@ def test_watch_halt_resume_and_end_verified(home: Path) -> None:
         halt = _snapshot(home).halt
         assert halt.verified == halt.total == 3
         assert all(stage == "gone" and checkpoint for stage, _, checkpoint, _ in halt.acks.values())
+        terminal.wait_for(r"full waiting: halted", 15)  # before that a resume is refused, and the screen says why
         terminal.keys("r")
         terminal.wait_until(lambda s: "✓ VERIFIED" in s and "the same from 3 workers" in s, 75, "the result")
         terminal.wait_for(r"all gone", 20)
