@@ -95,6 +95,7 @@ def _alive(home: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow  # by hand, alone: pytest -n 0 -m slow tests/console/test_tmux_demo.py
 def test_watch_halt_resume_and_end_verified(home: Path) -> None:
     terminal = Terminal(home, f"{UVCC} demo --seed 11 --steps 40", 160, 50)
     try:
