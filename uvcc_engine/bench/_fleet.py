@@ -44,6 +44,14 @@ def pod_identity(party: int, replica: int) -> Identity:
     return Identity(seed, hashlib.sha256(seed).digest())
 
 
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that is being written; a last one that is not whole yet is left out."""
+    try:
+        return path.read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return []
+
+
 def until(found: Callable[[], Any], seconds: float, what: str) -> Any:
     """Poll until ``found`` gives something true."""
     pause, end = select.poll(), time.monotonic() + seconds
@@ -196,10 +204,7 @@ class Fleet:
         return json.loads((self.dir(c) / name).read_text())  # type: ignore[no-any-return]
 
     def events(self, c: Coord, name: str) -> list[dict[str, Any]]:
-        try:
-            lines = (self.dir(c) / "events.jsonl").read_text().splitlines()
-        except FileNotFoundError:
-            return []
+        lines = whole_lines(self.dir(c) / "events.jsonl")
         return [e["fields"] for e in map(json.loads, lines) if e["event"] == name and e["coord"] == str(c)]
 
     def steps(self, c: Coord) -> int:
@@ -208,8 +213,8 @@ class Fleet:
 
     def waiting_on(self, c: Coord) -> str:
         """Whom the worker's last heartbeat says that it waits for."""
-        lines = (self.dir(c) / f"heartbeat_rank{self.size.local_rank(c)}.jsonl").read_text().splitlines()
-        return str(json.loads(lines[-1]).get("waiting_on", ""))
+        lines = whole_lines(self.dir(c) / f"heartbeat_rank{self.size.local_rank(c)}.jsonl")
+        return str(json.loads(lines[-1]).get("waiting_on", "")) if lines else ""
 
     def hashes(self) -> set[str]:
         return {self.result(c)["result_hash"] for c in self.coords}

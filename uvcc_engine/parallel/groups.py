@@ -33,6 +33,9 @@ TIMEOUT_VARIABLE: Final = "UVCC_GROUP_TIMEOUT_S"
 _POLL_S: Final = (0.001, 0.05)
 _PARTING_S: Final = 10.0
 _LISTEN_S: Final = 3.0
+# torch renamed the two; the older names still work but warn, and pods may carry an older torch of their image
+_reduce_scatter: Final = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather: Final = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ class Group:
     def sum_(self, x: Tensor) -> Tensor:
         """``x`` becomes the sum over all members, modulo 2^64 for int64."""
         if self.size > 1:
-            self._wait("all_reduce", dist.all_reduce(x, group=self._group, async_op=True))
+            self._wait("all_reduce", lambda: dist.all_reduce(x, group=self._group, async_op=True))
         return x
 
     def sum_slices(self, x: Tensor) -> Callable[[], Tensor]:
@@ -165,10 +168,10 @@ class Group:
         if self.size == 1:
             return lambda: x
         out = torch.empty(x.numel() // self.size, dtype=x.dtype, device=x.device)
-        work = dist.reduce_scatter_tensor(out, x, group=self._group, async_op=True)
+        work = self._started("reduce_scatter", lambda: _reduce_scatter(out, x, group=self._group, async_op=True))
 
         def finish() -> Tensor:
-            self._wait("reduce_scatter", work)
+            self._wait("reduce_scatter", lambda: work)
             return out
 
         return finish
@@ -179,32 +182,41 @@ class Group:
             return [x]
         flat = x.reshape(-1)
         out = torch.empty(self.size * flat.numel(), dtype=x.dtype, device=x.device)
-        self._wait("all_gather", dist.all_gather_into_tensor(out, flat, group=self._group, async_op=True))
+        self._wait("all_gather", lambda: _all_gather(out, flat, group=self._group, async_op=True))
         return list(out.reshape(self.size, *x.shape))
 
     def broadcast_(self, x: Tensor, source: int) -> Tensor:
         """``x`` becomes that of member ``source``."""
         if self.size > 1:
-            self._wait("broadcast", dist.broadcast(x, self._members[source], group=self._group, async_op=True))
+            self._wait("broadcast", lambda: dist.broadcast(x, self._members[source], group=self._group, async_op=True))
         return x
 
     # -- between two members -----------------------------------------------------------------------------------------
 
     def send(self, x: Tensor, to: int, tag: int) -> Callable[[], None]:
         """Start to send; the call that is returned waits until ``x`` may be changed."""
-        work = dist.isend(x, self._members[to], group=self._group, tag=tag)
-        return lambda: self._wait(f"send {tag} to {to}", work)
+        what = f"send {tag} to {to}"
+        work = self._started(what, lambda: dist.isend(x, self._members[to], group=self._group, tag=tag))
+        return lambda: self._wait(what, lambda: work)
 
     def receive(self, x: Tensor, source: int, tag: int) -> Tensor:
         """Fill ``x`` with what member ``source`` sent under ``tag``."""
-        self._wait(f"receive {tag} from {source}", dist.irecv(x, self._members[source], group=self._group, tag=tag))
+        rank, what = self._members[source], f"receive {tag} from {source}"
+        self._wait(what, lambda: dist.irecv(x, rank, group=self._group, tag=tag))
         return x
 
-    def _wait(self, what: str, work: Any) -> None:
+    def _started(self, what: str, start: Callable[[], Any]) -> Any:
+        """Gloo connects at first use and may find the member gone already when an operation starts."""
+        try:
+            return start()
+        except RuntimeError as error:
+            raise _lost(self._party, f"{self.name} {what} did not start", error) from error
+
+    def _wait(self, what: str, start: Callable[[], Any]) -> None:
         self.operations += 1
         self.waiting = (f"{self.name} #{self.operations} {what}", time.monotonic())
         try:
-            work.wait(self._timeout)
+            start().wait(self._timeout)
         except RuntimeError as error:
             raise _lost(self._party, f"{self.waiting[0]} did not finish", error) from error
         finally:

@@ -59,10 +59,10 @@ def test_a_hold_and_a_halt_on_one_pod_stop_everybody_at_one_step(forker: Forker,
     fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
     fleet.launch()
     fleet.halt(HOLD, LAST)
-    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 30, "the hold")
+    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 120, "the hold")
     assert len({fleet.events(c, "held")[0]["step"] for c in fleet.coords}) == 1
     fleet.halt(RELEASE, LAST)
-    until(lambda: fleet.steps(FIRST) >= 2, 30, "going on")
+    until(lambda: fleet.steps(FIRST) >= 2, 120, "going on")
     fleet.halt(HALT, FIRST, "n2")
     assert set(fleet.wait().values()) == {0}, fleet.logs()
     ends = [fleet.exit(c) for c in fleet.coords]
@@ -79,7 +79,7 @@ def test_a_killed_worker_ends_all_and_a_resume_comes_to_the_same_end(
     fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
     fleet.launch()
     victim = Coord(1, 1, 0, 0)
-    until(lambda: fleet.events(victim, "checkpoint_written"), 30, "the first checkpoint")
+    until(lambda: fleet.events(victim, "checkpoint_written"), 120, "the first checkpoint")
     os.kill(fleet.pids[victim], signal.SIGKILL)
     codes = fleet.wait()
     assert codes.pop(victim) == -signal.SIGKILL
@@ -94,10 +94,10 @@ def test_a_stopped_worker_delays_all_and_changes_nothing(forker: Forker, whole: 
     fleet.launch()
     victim = Coord(0, 2, 1, 0)
     fleet.halt(HOLD, LAST)
-    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 30, "the hold")  # nobody is done before
+    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 120, "the hold")  # nobody is done before
     os.kill(fleet.pids[victim], signal.SIGSTOP)
     fleet.halt(RELEASE, LAST)
-    named = until(lambda: fleet.waiting_on(FIRST), 30, "being told whom it waits for")
+    named = until(lambda: fleet.waiting_on(FIRST), 120, "being told whom it waits for")
     assert named.startswith(("p2 for", "dp #", "pp #"))
     os.kill(fleet.pids[victim], signal.SIGCONT)
     assert set(fleet.wait().values()) == {0}, fleet.logs()
@@ -111,6 +111,6 @@ def test_a_pod_with_anothers_keys_is_refused(forker: Forker, tmp_path: Path) -> 
         (home / "identity" / name).unlink()
     pod_identity(1, 0)._store(home / "identity")
     fleet.launch()
-    until(lambda: (fleet.dir(Coord(1, 1, 0, 0)) / "exit.json").exists(), 30, "the refusal")
+    until(lambda: (fleet.dir(Coord(1, 1, 0, 0)) / "exit.json").exists(), 120, "the refusal")
     assert "another pod of P1" in fleet.exit(Coord(1, 1, 0, 0))["error"]
     fleet.end()

@@ -173,7 +173,7 @@ class Fleet:
 
     def events(self, party: int, name: str) -> list[dict[str, Any]]:
         try:
-            lines = (self.dir(party) / "events.jsonl").read_text().splitlines()
+            lines = (self.dir(party) / "events.jsonl").read_text().split("\n")[:-1]  # the last may not be whole yet
         except FileNotFoundError:
             return []
         return [e["fields"] for e in map(json.loads, lines) if e["event"] == name]
