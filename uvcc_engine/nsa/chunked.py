@@ -134,9 +134,8 @@ class _Selected(torch.autograd.Function):
 def _block_tiles(inverse: Inverse, n_sel: int, layout: Layout) -> Any:
     """Yields ((row, group), queries [T], which of them are real [T], the block's slice of keys), T always TILE."""
     size = layout.cfg.l_sel
-    offsets = inverse.offset.tolist()
     slots = torch.arange(TILE, device=inverse.entry.device)
-    for row, by_group in enumerate(offsets):
+    for row, by_group in enumerate(inverse.bounds()):
         for group, offset in enumerate(by_group):
             entry = inverse.entry[row, group]
             for j in range(layout.n_blocks):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from uvcc_engine.nsa import blocks
 from uvcc_engine.nsa.config import NSAConfig
@@ -71,6 +72,14 @@ class Inverse:
 
     entry: Tensor
     offset: Tensor
+
+    def bounds(self) -> list[list[list[int]]]:
+        """``offset`` as numbers; tensors without data, those of a memory estimate, name no query at all."""
+        if isinstance(self.offset, FakeTensor):
+            b, g, n = self.offset.shape
+            return [[[0] * n for _ in range(g)] for _ in range(b)]
+        found: list[list[list[int]]] = self.offset.tolist()
+        return found
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.layout import Layout, layout_of
@@ -100,6 +101,13 @@ class LanguageModel(nn.Module):
             if gates is not None and g is not None:
                 gates.append(g.detach())
         return F.linear(self.norm(x), self.embed.weight)
+
+
+def route_of(cfg: ModelConfig, s: int, device: torch.device) -> dict[str, str]:
+    """The path of each branch for rows of ``s`` tokens, as the heartbeat tells it; dense attention has one branch."""
+    if cfg.attention == "dense":
+        return {"dense": "sdpa"}
+    return dispatch.route(layout_of(cfg.nsa, s, device, None), cfg.n_heads, cfg.n_kv_groups).to_json()
 
 
 def parameter_count(cfg: ModelConfig) -> int:

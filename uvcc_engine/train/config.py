@@ -103,6 +103,11 @@ class LMConfig:
         for name in ("steps", "seq_len", "batch_size", "accumulate"):
             if getattr(self.train, name) < 1:
                 raise ConfigError(f"train.{name}={getattr(self.train, name)}", "it must be at least 1")
+        if self.model.attention == "nsa" and self.train.seq_len < self.model.nsa.l:
+            raise ConfigError(
+                f"train.seq_len={self.train.seq_len} is shorter than one compression block (nsa.l={self.model.nsa.l})",
+                f"train.seq_len of at least {self.model.nsa.l}, or smaller blocks",
+            )
 
 
 VOCAB: Final = {"byte": 256, "gpt2": 50257}

@@ -18,7 +18,7 @@ from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.nsa.blocks import doc_starts
-from uvcc_engine.nsa.model import LanguageModel, gate_metrics
+from uvcc_engine.nsa.model import LanguageModel, gate_metrics, route_of
 from uvcc_engine.train import state
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.data import Batch, Cursor, Packer, Prefetcher, Tokenizer, doc_ids
@@ -78,6 +78,7 @@ class Trainer:
         self._first = True
         self._halt_nonce = ""
         self._val: list[Tensor] = []
+        self._route = route_of(cfg.model, cfg.train.seq_len, group.device)
 
     @property
     def root(self) -> Path:
@@ -183,6 +184,7 @@ class Trainer:
         if due:
             lr = lr_at(self.cfg.train, self.steps_done - 1)
             extra = self.telemetry.log(self.steps_done, mean, lr, float(norm), data.depth)
+            extra["attention"] = self._route
         self.writer.heartbeat(
             self.steps_done, "train", "progress", last_collective=self.group.trace.last, loss=loss, **extra
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -160,7 +161,8 @@ class FineWeb:
             raise ConfigError(
                 "FineWeb-Edu needs the datasets library", "pip install 'uvcc[train]', or data.source: local"
             ) from e
-        whole = datasets.load_dataset(self.name, split="train", streaming=True)
+        with _network_errors():
+            whole = datasets.load_dataset(self.name, split="train", streaming=True)
         mine = split_dataset_by_node(whole, rank=rank, world_size=world)
         done = -(-(first - rank) // world) if first > rank else 0
         if state:
@@ -168,6 +170,17 @@ class FineWeb:
         elif done:
             mine = mine.skip(done)
         return _HubStream(mine, done, rank, world)
+
+
+@contextmanager
+def _network_errors() -> Iterator[None]:
+    """The hub's client lets its HTTP library's own errors through; to a reader they are failed reads like any other."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as e:
+        raise OSError(f"{type(e).__name__}: {e}") from e
 
 
 class _HubStream:
@@ -178,7 +191,8 @@ class _HubStream:
         self._done, self._rank, self._world = done, rank, world
 
     def __next__(self) -> tuple[int, str]:
-        row = next(self._rows)
+        with _network_errors():
+            row = next(self._rows)
         number = self._done * self._world + self._rank
         self._done += 1
         return number, str(row["text"])

@@ -102,8 +102,8 @@ def restore(
 ) -> tuple[int, Cursor]:
     """Load a verified checkpoint; returns (steps done, this rank's data cursor).
 
-    In a world of another size every rank goes on at the first document that some rank had not read: a few documents
-    are read twice, none is lost.
+    In a world of another size every rank goes on at the first document that some rank had not read, and rank 0 gets
+    the tokens that were read but not yet in a row: a few documents are read twice, none is lost.
     """
     from safetensors.torch import load_file
 
@@ -112,5 +112,6 @@ def restore(
         mine = manifest.rank(group.rank)
         torch.set_rng_state(torch.tensor(list(bytes.fromhex(mine.rng["torch"])), dtype=torch.uint8))
         return manifest.step, Cursor.from_json(mine.cursors["data"])
-    first = min(int(r.cursors["data"]["document"]) for r in manifest.ranks.values())
-    return manifest.step, Cursor(first, [])
+    cursors = [Cursor.from_json(r.cursors["data"]) for _, r in sorted(manifest.ranks.items())]
+    left = [token for c in cursors for token in c.tokens] if group.lead else []
+    return manifest.step, Cursor(min(c.document for c in cursors), left)

@@ -23,10 +23,11 @@ from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
+from uvcc_engine.train import memory
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
 from uvcc_engine.train.data import Cursor, Packer, make_tokenizer
-from uvcc_engine.train.distributed import Group, start_group, stop_group, vram_mib
+from uvcc_engine.train.distributed import Group, choose_device, start_group, stop_group, vram_mib
 from uvcc_engine.train.job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import Trainer
 from uvcc_engine.train.sources import make_source
@@ -88,7 +89,6 @@ def _train(
     asked: list[int],
     watchdog: Watchdog,
 ) -> int:
-    tokenizer = make_tokenizer(cfg.data.tokenizer)
     source = make_source(cfg.data, cfg.train.seed)
 
     def packer(val: bool, cursor: Cursor | None) -> Packer:
@@ -106,6 +106,7 @@ def _train(
 
     step = manifest.step if manifest else 0
     try:
+        tokenizer = make_tokenizer(cfg.data.tokenizer)
         trainer = Trainer(
             cfg,
             group,
@@ -127,21 +128,32 @@ def _train(
         writer.exit("failed", step=step, error=error)
         print(error, file=sys.stderr)
         return error.exit_code
-    except torch.OutOfMemoryError as error:
-        cure = "smaller train.batch_size with more train.accumulate, or runtime.gradient_checkpointing: true"
-        writer.exit("failed", step=step, error=UvccError(f"out of GPU memory: {error}", cure))
-        return 1
-    except RuntimeError as error:  # what gloo and NCCL raise when another rank is gone
+    except (RuntimeError, MemoryError) as error:
         traceback.print_exc()
-        cure = "look at the other ranks' exit.json, then resume from the last checkpoint"
-        writer.event("peer_lost", level="error", error=str(error))
-        writer.exit("failed", step=step, error=PeerLostError(f"a collective failed: {error}", cure))
-        return PeerLostError.exit_code
+        named = name_failure(error, group)
+        writer.event("peer_lost" if isinstance(named, PeerLostError) else "run_failed", level="error", error=named.what)
+        writer.exit("failed", step=step, error=named)
+        return named.exit_code
     if outcome.status == "done":
         writer.result(outcome.tensors_sha256, {"loss": outcome.loss} if math.isfinite(outcome.loss) else {})
         writer.event("run_done", step=outcome.step, tensors_sha256=outcome.tensors_sha256)
     writer.exit(outcome.status, step=outcome.step, checkpoint=outcome.checkpoint)
     return 0
+
+
+def name_failure(error: RuntimeError | MemoryError, group: Group) -> UvccError:
+    """What torch's error means for the operator: memory, a lost rank (gloo and NCCL raise RuntimeError), or the step.
+
+    Torch's CPU allocator raises a RuntimeError too; its text is all that tells it from the others.
+    """
+    text = str(error) or type(error).__name__
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text:
+        where = "GPU memory" if group.device.type == "cuda" else "memory"
+        return UvccError(f"out of {where}: {text}", memory.CURE)
+    if group.trace.inside and group.world > 1:
+        cure = "look at the other ranks' exit.json, then resume from the last checkpoint"
+        return PeerLostError(f"a collective failed in {group.trace.last}: {text}", cure)
+    return UvccError(f"the step failed: {text}", "the stack is in this rank's log; resume from the last checkpoint")
 
 
 def _common(group: Group, root: Path, found: ck.Manifest | None) -> ck.Manifest | None:
@@ -207,4 +219,6 @@ def cli(argv: list[str]) -> int:
     if args.out is None:
         raise ConfigError("--out is missing", "name the run directory")
     cfg, effects = lm_env.apply(resolve(job, vram_mib=vram_mib()), os.environ)
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # through an agent, the console's preflight has asked
+        memory.check(cfg, int(os.environ.get("WORLD_SIZE", "1")), choose_device(cfg.runtime.device, 0))
     return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects)

@@ -1,0 +1,110 @@
+"""A small language model run: its config, one rank in this process, two ranks in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.control import HaltRequest, write_halt
+from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.train import config as lm_config
+from uvcc_engine.train.data import ByteTokenizer, Cursor, Packer
+from uvcc_engine.train.distributed import Group
+from uvcc_engine.train.loop import Outcome, Trainer
+from uvcc_engine.train.sources import Synthetic
+
+SMALL = {
+    "model": {"vocab": 256, "dim": 32, "n_layers": 1, "n_heads": 2, "n_kv_groups": 1, "d_k": 16, "d_v": 16},
+    "nsa": {"l": 8, "d": 4, "l_sel": 8, "n_sel": 4, "w": 16},
+    "data": {"source": "synthetic", "tokenizer": "byte", "val_percent": 20},
+    "runtime": {"device": "cpu", "precision": "fp32"},
+    "train": {"steps": 12, "seq_len": 48, "batch_size": 4, "lr": 0.01, "warmup": 2, "log_every": 1},
+}
+
+
+def small(**train: object) -> lm_config.LMConfig:
+    return lm_config.from_mapping({**SMALL, "train": {**SMALL["train"], **train}})
+
+
+def packer_of(cfg: lm_config.LMConfig, val: bool, cursor: Cursor | None) -> Packer:
+    source = Synthetic(cfg.train.seed)
+    return Packer(
+        source, ByteTokenizer(), seq_len=cfg.train.seq_len, rank=0, world=1, val=val, val_percent=20, cursor=cursor
+    )
+
+
+def run_here(cfg: lm_config.LMConfig, directory: Path, *, halt_at: int = 0, resume: bool = False) -> Outcome:
+    manifest = ck.latest_verified(directory / "checkpoints", run="lm") if resume else None
+    if resume:
+        (directory / ".HALT").unlink()
+    with RunWriter.open(directory, "lm", resume_step=manifest.step if manifest else None) as writer:
+        steps: list[int] = []
+
+        def on_alive(stepped: bool) -> None:
+            steps.extend([1] * stepped)
+            if stepped and len(steps) == halt_at - 1:
+                write_halt(directory, HaltRequest("halt", "n1", "lm"))
+
+        trainer = Trainer(
+            cfg,
+            Group(0, 1, torch.device("cpu")),
+            writer,
+            ByteTokenizer(),
+            lambda val, cursor: packer_of(cfg, val, cursor),
+            on_alive=on_alive,
+        )
+        if manifest:
+            trainer.resume_from(manifest)
+        return trainer.run()
+
+
+def start_ranks(directory: Path, port: int, *extra: str, world: int = 2) -> list[subprocess.Popen[str]]:
+    text = directory / "text.txt"
+    if not text.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        text.write_text(
+            "\n\n".join(t for _, t in zip(range(40), (t for _, t in Synthetic(3)._documents(0)), strict=False))
+        )
+    config = directory / "small.json"  # YAML reads JSON
+    data = {"source": "local", "path": str(text), "tokenizer": "byte", "val_percent": 10}
+    config.write_text(json.dumps({**SMALL, "data": data, "train": {**SMALL["train"], "save_every": 3, "steps": 400}}))
+    code = "import sys; from uvcc_engine.train.worker import cli; sys.exit(cli(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, str(config), "--out", str(directory / "run"), "--run", "lm", *extra]
+    env = {
+        **os.environ,
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    return [
+        subprocess.Popen(command, env={**env, "RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE, text=True)
+        for r in range(world)
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def wait_for_step(directory: Path, step: int, processes: list[subprocess.Popen[str]]) -> None:
+    """Until the last rank has done ``step``; AssertionError with what the ranks said if one of them ends before."""
+    beats = directory / "run" / f"heartbeat_rank{len(processes) - 1}.jsonl"
+    while all(p.poll() is None for p in processes):
+        with suppress(subprocess.TimeoutExpired):
+            processes[0].wait(0.05)
+        if beats.exists() and any(
+            json.loads(x)["step"] >= step for x in beats.read_text().splitlines() if x.endswith("}")
+        ):
+            return
+    raise AssertionError([p.communicate()[1] for p in processes])

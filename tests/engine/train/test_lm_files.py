@@ -1,0 +1,130 @@
+"""What a run leaves beside its tables: curves, metrics.json, env.json; and how another world resumes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+import pytest
+import torch
+from lm_kit import free_port, run_here, small, start_ranks, wait_for_step
+
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.train import state
+from uvcc_engine.train.distributed import Group
+from uvcc_engine.train.loop import Trainer
+from uvcc_engine.train.tensorboard import ScalarFile
+from uvcc_engine.train.worker import train
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    """The records of a TFRecord file, every checksum checked."""
+
+    def masked(data: bytes) -> int:
+        crc = google_crc32c.value(data)
+        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+    data = path.read_bytes()
+    while data:
+        (length,) = struct.unpack_from("<Q", data)
+        assert struct.unpack_from("<I", data, 8)[0] == masked(data[:8])
+        body = data[12 : 12 + length]
+        assert struct.unpack_from("<I", data, 12 + length)[0] == masked(body)
+        yield body
+        data = data[16 + length :]
+
+
+def test_curves_are_records_that_tensorboard_reads(tmp_path: Path) -> None:
+    curves = ScalarFile(tmp_path, clock=lambda: 5.0)
+    curves.add(300, {"train/loss": 1.5})
+    curves.close()
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("events.out.tfevents.5.")
+    first, point = _records(file)
+    assert first.endswith(b"brain.Event:2")
+    # Event: wall time 5.0, step 300 as a varint, one summary value {tag, simple_value}
+    value = b"\x0a\x0atrain/loss" + b"\x15" + struct.pack("<f", 1.5)
+    summary = b"\x0a" + bytes([len(value)]) + value
+    assert point == b"\x09" + struct.pack("<d", 5.0) + b"\x10\xac\x02" + b"\x2a" + bytes([len(summary)]) + summary
+
+
+def test_a_run_leaves_curves_metrics_and_what_each_heartbeat_says(tmp_path: Path) -> None:
+    outcome = run_here(small(steps=6, eval_every=3, eval_batches=1), tmp_path)
+    tags = b"".join(_records(next((tmp_path / "tb").iterdir())))
+    for tag in (b"train/loss", b"train/toks_per_s", b"train/lr", b"val/loss", b"val/ppl"):
+        assert tags.count(tag) == (6 if tag.startswith(b"train") else 2)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["steps"] == 6
+    assert metrics["loss_last"] == pytest.approx(outcome.loss)
+    assert metrics["loss_last"] < metrics["loss_first"]
+    beat = json.loads((tmp_path / "heartbeat_rank0.jsonl").read_text().splitlines()[-2])
+    assert beat["attention"] == {"cmp": "masked", "sel": "masked", "win": "masked"}
+    assert 0 <= beat["own_share"] < 1
+
+
+def test_the_worker_names_versions_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    assert train(small(steps=2), tmp_path, "lm") == 0
+    env = json.loads((tmp_path / "env.json").read_text())
+    assert env["torch"] == torch.__version__
+    assert env["env"]["NCCL_ALGO"] == "Ring"
+    assert json.loads((tmp_path / "run.json").read_text())["parameters"] > 0
+
+
+def test_what_was_read_but_not_in_a_row_yet_survives_a_change_of_the_world(tmp_path: Path) -> None:
+    """Checkpoints of two ranks, opened by one: the documents go on at the earlier rank's, no token is dropped."""
+    from uvcc_engine.contract.writer import RunWriter
+
+    cfg = small()
+    with RunWriter.open(tmp_path / "x", "lm") as writer:
+        packer = None
+        trainer = Trainer(cfg, Group(0, 1, torch.device("cpu")), writer, _Eos(), lambda val, cursor: packer)  # type: ignore[arg-type,return-value]
+    token, root = "0" * 12, tmp_path / "checkpoints"
+    tensors = lambda path: _save(trainer, path)  # noqa: E731
+    for rank, (document, left) in enumerate([(9, [1, 2]), (6, [3])]):
+        cursor = {"document": document, "tokens": left, "source": {}}
+        rank_state = ck.RankState(rank=rank, coord=f"p0r{rank}s0t0", cursors={"data": cursor}, rng={"torch": ""})
+        ck.write_rank(root, 4, token, rank_state, {ck.rank_file(0): tensors} if rank == 0 else {})
+    ck.commit(root, run="lm", step=4, token=token, ranks=[0, 1], topology={"replicas": 2, "stages": 1, "tensor": 1})
+    manifest = ck.verify(ck.step_dir(root, 4))
+    step, cursor = state.restore(manifest, Group(0, 1, torch.device("cpu")), trainer.model, trainer.optimizer)
+    assert (step, cursor.document, cursor.tokens) == (4, 6, [1, 2, 3])
+    _, other = state.restore(manifest, Group(2, 3, torch.device("cpu")), trainer.model, trainer.optimizer)
+    assert (other.document, other.tokens) == (6, [])
+
+
+class _Eos:
+    eos = 0
+
+
+def _save(trainer: Trainer, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(state.tensors_of(trainer.model, trainer.optimizer), path)
+
+
+def test_two_ranks_with_a_static_graph_are_resumed_by_one(tmp_path: Path) -> None:
+    """The cheat sheet's fallback. Accumulation without synchronisation, a static graph, bf16 compression on gloo."""
+    settings = ("train.accumulate=2", "ddp.static_graph=true", "ddp.bucket_mb=1", "train.batch_size=4")
+    both = start_ranks(tmp_path, free_port(), *(x for s in settings for x in ("--set", s)))
+    wait_for_step(tmp_path, 4, both)
+    (tmp_path / "run" / ".HALT").touch()
+    assert [p.wait(timeout=60) for p in both] == [0, 0]
+    halted = json.loads((tmp_path / "run" / "exit.json").read_text())
+    (tmp_path / "run" / ".HALT").unlink()
+    steps = halted["step"] + 3
+    (one,) = start_ranks(tmp_path, free_port(), "--set", f"train.steps={steps}", world=1)
+    assert one.wait(timeout=60) == 0, one.communicate()[1]
+    end = json.loads((tmp_path / "run" / "exit.json").read_text())
+    assert (end["status"], end["step"]) == ("done", steps)
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert f'"checkpoint":"{halted["checkpoint"]}"' in events.replace(" ", "")
+    rows = (tmp_path / "run" / "training.csv").read_text().splitlines()
+    assert [int(r.split(",")[0]) for r in rows[1:]] == list(range(1, steps + 1))
+    losses = [float(r.split(",")[1]) for r in rows[1:]]
+    assert max(losses[-3:]) < losses[0]
+    assert os.path.exists(tmp_path / "run" / "heartbeat_rank1.jsonl")

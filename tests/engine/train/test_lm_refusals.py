@@ -1,0 +1,222 @@
+"""What a training refuses before it starts, and how it names what could not be seen before."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import torch.nn.functional as F
+from lm_kit import SMALL, small
+
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableError, UvccError
+from uvcc_engine.nsa.config import ModelConfig, NSAConfig
+from uvcc_engine.nsa.model import LanguageModel
+from uvcc_engine.train import config as lm_config
+from uvcc_engine.train import memory, worker
+from uvcc_engine.train.check import check
+from uvcc_engine.train.config import DataConfig
+from uvcc_engine.train.data import ByteTokenizer, Packer, make_tokenizer
+from uvcc_engine.train.distributed import Group
+from uvcc_engine.train.sources import make_source
+
+CPU = torch.device("cpu")
+
+
+def test_a_row_shorter_than_a_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train\.seq_len=7 is shorter than .* \(nsa\.l=8\)"):
+        small(seq_len=7)
+    dense = {**SMALL, "model": {**SMALL["model"], "attention": "dense"}, "train": {"seq_len": 7}}
+    assert lm_config.from_mapping(dense).train.seq_len == 7
+
+
+def test_a_batch_that_the_ranks_cannot_share_is_refused_before_they_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(ConfigError, match=r"train\.batch_size=4 cannot be shared by 8 ranks.*multiple of 8"):
+        worker.train(small(), tmp_path, "lm")
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"), [("parameters", 1), ("seq_len", 2048), ("precision", "bf16"), ("save_every", 9), ("steps", 13)]
+)
+def test_a_config_that_is_not_the_planned_one_is_refused(key: str, wrong: object) -> None:
+    facts = check({**SMALL, "plan": {"seq_len": 48, "precision": "fp32"}}, 1, {})
+    assert facts["parameters"] > 0
+    with pytest.raises(ConfigError, match=f"{key} is .*, the plan says {wrong}"):
+        check({**SMALL, "plan": {key: wrong}}, 1, {})
+
+
+def test_a_missing_tokenizer_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    job = {**SMALL, "model": {**SMALL["model"], "vocab": 50257}, "data": {"source": "synthetic", "tokenizer": "gpt2"}}
+    with pytest.raises(ConfigError, match=r"gpt2 tokenizer needs tiktoken.*data\.tokenizer: byte"):
+        check(job, 1, {})
+    assert worker.train(lm_config.from_mapping(job), tmp_path, "lm") == 2
+    report = json.loads((tmp_path / "exit.json").read_text())
+    assert (report["status"], report["cure"]) == ("failed", "pip install 'uvcc[train]', or data.tokenizer: byte")
+
+
+def test_a_vocabulary_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str) -> None:
+        raise ConnectionError("no route to host")
+
+    module = ModuleType("tiktoken")
+    module.get_encoding = offline  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tiktoken", module)
+    with pytest.raises(UnreachableError, match=r"cannot fetch the GPT-2 vocabulary.*TIKTOKEN_CACHE_DIR"):
+        make_tokenizer("gpt2")
+
+
+class _Hub:
+    """A hub of 40 documents in shards, as the datasets library shows it; ``fail`` is asked before each document."""
+
+    def __init__(self, fail: Callable[[], None]) -> None:
+        self.fail, self.place, self.read = fail, 0, []
+        self._step = 1
+
+    def split(self, rank: int, world: int) -> _Hub:
+        self.place, self._step = rank, world
+        return self
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        while True:
+            self.fail()
+            self.read.append(self.place)
+            self.place += self._step
+            yield {"text": f"document {self.place - self._step}. " * 4}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+    def skip(self, n: int) -> _Hub:
+        self.place += n * self._step
+        return self
+
+
+def _with_hub(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> list[_Hub]:
+    opened: list[_Hub] = []
+
+    def load(name: str, *, split: str, streaming: bool) -> _Hub:
+        assert (name, split, streaming) == ("HuggingFaceFW/fineweb-edu", "train", True)
+        opened.append(_Hub(fail))
+        return opened[-1]
+
+    module, distributed = ModuleType("datasets"), ModuleType("datasets.distributed")
+    module.load_dataset = load  # type: ignore[attr-defined]
+    distributed.split_dataset_by_node = lambda d, rank, world_size: d.split(rank, world_size)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setitem(sys.modules, "datasets.distributed", distributed)
+    return opened
+
+
+def _hub_packer(retries: int, pauses: list[float]) -> Packer:
+    source = make_source(DataConfig(source="fineweb_edu"), 0)
+    more = {"val": False, "val_percent": 0, "retries": retries, "pause": pauses.append}
+    return Packer(source, ByteTokenizer(), seq_len=63, rank=1, world=2, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("reset"), httpx.ConnectError("no route")])
+def test_a_hub_that_fails_now_and_then_costs_no_document(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    calls = iter(range(10_000))
+
+    def fail() -> None:
+        if next(calls) % 3 == 2:
+            raise error
+
+    opened, pauses = _with_hub(monkeypatch, fail), []
+    packer = _hub_packer(3, pauses)
+    text = bytes(packer.batch(20).tokens.flatten().tolist()).decode()
+    assert text.split("\0")[:-1] == [f"document {n}. " * 4 for n in range(1, 2 * text.count("\0"), 2)]
+    assert len(opened) == len(pauses) + 1 > 3
+    read = [n for hub in opened for n in hub.read]
+    assert len(read) == len(set(read))
+
+
+def test_an_unreachable_hub_is_named_after_its_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ConnectionError("name resolution failed")
+
+    _with_hub(monkeypatch, fail)
+    pauses: list[float] = []
+    with pytest.raises(UnreachableError, match=r"name resolution failed.*data\.source: local"):
+        _hub_packer(3, pauses).batch(1)
+    assert pauses == [0.5, 1.0, 2.0]
+
+
+def test_too_much_memory_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "free_mib", lambda device: 150)
+    with pytest.raises(ConfigError, match=r"needs about \d+ MiB on this machine, 150 MiB are free.*batch_size"):
+        check(SMALL, 1, {})
+    config = tmp_path / "small.json"
+    config.write_text(json.dumps(SMALL))
+    with pytest.raises(ConfigError, match="150 MiB are free"):
+        worker.cli([str(config), "--out", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_running_out_of_memory_is_named_after() -> None:
+    alone, pair = Group(0, 1, CPU), Group(0, 2, CPU)
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55)
+    named = worker.name_failure(caught.value, pair)
+    assert (type(named), named.cure) == (UvccError, memory.CURE)
+    assert named.what.startswith("out of memory: ")
+    assert worker.name_failure(torch.OutOfMemoryError("40 GiB"), alone).what == "out of memory: 40 GiB"
+    with pytest.raises(RuntimeError), pair.trace.of("backward"):
+        raise RuntimeError("Connection closed by peer")
+    lost = worker.name_failure(RuntimeError("Connection closed by peer"), pair)
+    assert isinstance(lost, PeerLostError)
+    assert "a collective failed in backward: Connection closed" in lost.what
+    assert worker.name_failure(RuntimeError("sizes differ"), alone).what == "the step failed: sizes differ"
+
+
+def test_the_estimate_is_what_the_step_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same count over real tensors; short rows and rows that take the path for long ones."""
+    shape = ModelConfig(
+        dim=64, n_layers=2, n_heads=4, d_k=16, d_v=16, nsa=NSAConfig(l=16, d=8, l_sel=32, n_sel=4, w=64)
+    )
+    for s in (256, 1088):
+        wanted = memory._peak_of(shape, 2, s, bf16=False, recompute=False)
+        torch.manual_seed(0)
+        with memory._Peak() as peak:
+            model = LanguageModel(shape)
+            tokens = torch.zeros(2, s, dtype=torch.int64)
+            loss = F.cross_entropy(model(tokens, torch.zeros_like(tokens)).flatten(0, 1), tokens.flatten())
+            loss.backward()
+        assert wanted == pytest.approx(peak.peak, rel=0.1)
+
+
+def test_the_estimate_follows_batch_ranks_and_recomputation() -> None:
+    cfg = small(batch_size=16)
+    one = memory.estimate(cfg, 1)
+    assert memory.estimate(cfg, 4) < one
+    assert memory.estimate(small(batch_size=64), 1) > 2 * one
+    deep = replace(cfg, model=replace(cfg.model, n_layers=8))
+    less = replace(deep, runtime=replace(deep.runtime, gradient_checkpointing=True))
+    assert memory.estimate(less, 1) < memory.estimate(deep, 1) / 2
+
+
+def test_a_broken_checkpoint_is_said_and_the_one_before_it_is_resumed(tmp_path: Path) -> None:
+    assert worker.train(small(steps=6, save_every=2), tmp_path, "lm") == 0
+    newest = tmp_path / "checkpoints" / "step-6" / "rank0.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"\x7f")
+    assert worker.train(small(steps=8, save_every=2), tmp_path, "lm") == 0
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    refused = next(e for e in events if e["event"] == "checkpoint_refused")
+    assert refused["level"] == "warn"
+    assert refused["fields"]["detail"].startswith("step-6: ")
+    assert next(e for e in events if e["event"] == "resumed")["fields"]["step"] == 4
+    assert json.loads((tmp_path / "exit.json").read_text())["step"] == 8
