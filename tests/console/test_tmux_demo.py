@@ -28,7 +28,8 @@ class Terminal:
     def __init__(self, home: Path, command: str, width: int, height: int) -> None:
         self.home = home
         self._tmux = ["tmux", "-S", str(home / "tmux.sock"), "-f", "/dev/null"]
-        env = {k: v for k, v in os.environ.items() if k not in ("TMUX", "NO_COLOR")}
+        # a test runner's COLUMNS and LINES would hide the window's own size from the program
+        env = {k: v for k, v in os.environ.items() if k not in ("TMUX", "NO_COLOR", "COLUMNS", "LINES")}
         env |= {
             "UVCC_HOME": str(home / "data"),
             "TMPDIR": str(home),
@@ -95,7 +96,6 @@ def _alive(home: Path) -> list[str]:
     return found
 
 
-@pytest.mark.slow  # by hand, alone: pytest -n 0 -m slow tests/console/test_tmux_demo.py
 def test_watch_halt_resume_and_end_verified(home: Path) -> None:
     terminal = Terminal(home, f"{UVCC} demo --seed 11 --steps 40", 160, 50)
     try:
