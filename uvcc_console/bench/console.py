@@ -3,7 +3,8 @@
 Rows: ``first_frame`` (command to first picture), ``idle_cpu_24`` (a quiet live run of 24 pods), ``ingest_24`` (lines
 taken per second when 200,000 are offered) with ``ingest_24_gap`` (longest pause between two ticks meanwhile),
 ``ingest_20k_cpu``, ``halt_dispatch_ui`` (F9 pressed to the request being durable in the journal, under 20,000 lines/s),
-``rss_1e6`` and ``rss_2e6`` (memory after a million lines and after another), ``chart_6x2000``.
+``rss_1e6`` and ``rss_2e6`` (memory after a million lines and after another), ``chart_6x2000``; and those of
+``halts`` (24 real pods are halted) and ``pods`` (200 pods are followed).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from uvcc_console.core.journal import Journal
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
 
-PODS = 24
+PODS = feeder.PODS
 READY = b"Ledger"
 
 
@@ -193,5 +194,7 @@ def chart(runs: int) -> Row:
 
 def bench(runs: int = 3) -> list[Row]:
     """Every row that needs nothing but this machine's processor and a terminal."""
+    from uvcc_console.bench import halts, pods
+
     rows = [chart(runs), first_frame(runs), idle_cpu(runs), ingest_cpu(runs), *ingest(runs)]
-    return [*rows, *halt_dispatch(), *memory()]
+    return [*rows, *halt_dispatch(), *memory(), *halts.bench(runs), *pods.bench(runs)]

@@ -13,6 +13,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 
 BATCH_S = 0.1
+PODS = 24
 
 
 def coords(pods: int) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from uvcc_console.core import events as ev
-from uvcc_console.rollout.context import Member, Rollout
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.intake import Intake
 from uvcc_console.rollout.plan import Phase
 
 
-async def run(ctx: Rollout, member: Member) -> None:
+async def run(bus: Bus, member: Member) -> None:
     """Translate messages until the channel is closed. Events and the cursor they lead to are queued together."""
     async for message in member.channel.messages():
         intake = member.intakes.get(str(message.get("run", "")))
@@ -19,7 +20,7 @@ async def run(ctx: Rollout, member: Member) -> None:
         moved = {key: at for key, at in intake.cursors.items() if before.get(key) != at}
         if moved:
             found.append(ev.CursorMoved(pod=member.name, cursors=moved))
-        ctx.bus.record(found)
+        bus.record(found)
 
 
 def listen_for(member: Member, phase: Phase) -> Intake:

@@ -112,7 +112,7 @@ async def attach(ctx: Rollout, member: Member) -> None:
     cursors = {key: (v[0], v[1]) for key, v in ctx.cursors.get(member.name, {}).items()}
     lease = ctx.plan.profile.halt.lease
     member.agent = AgentClient(member.ssh, holder="conductor", lease_s=lease, cursors=cursors, on_link=on_link)
-    member.pump = asyncio.create_task(pump.run(ctx, member), name=f"pump {member.name}")
+    member.pump = asyncio.create_task(pump.run(ctx.bus, member), name=f"pump {member.name}")
     hello = await member.agent.start()
     member.identity = dict(hello.get("identity") or {})
     member.probe = await member.agent.request(wire.PROBE)
