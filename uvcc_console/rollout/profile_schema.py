@@ -21,7 +21,7 @@ def seconds(value: Any) -> Any:
 
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
-Reveal = Literal["loss", "accuracy", "weights"]
+Reveal = Literal["loss", "accuracy", "weights", "predictions", "seeds"]
 
 
 class Strict(BaseModel):
@@ -31,7 +31,7 @@ class Strict(BaseModel):
 
 
 class PrivateJob(Strict):
-    """Training on secret shares, three parties. ``data`` and ``labels`` are the owner's files.
+    """Learning or inference on secret shares, three parties. ``data``, ``labels``, ``weights``: the owner's files.
 
     All other keys go into the policy: they are those of the engine's private job, with the same meaning and range.
     """
@@ -40,17 +40,32 @@ class PrivateJob(Strict):
     model: str = "mlp-digits"
     steps: int = Field(gt=0)
     batch: int = Field(default=128, gt=0)
-    lr: float = Field(default=0.5, gt=0)
+    lr: float = Field(default=0.5, gt=0, le=16)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     schedule: Literal["linear", "constant"] = "linear"
-    seed: int = Field(default=7, ge=0)
+    seed: int = Field(default=7, ge=0, lt=2**63)
     frac_bits: int = Field(default=16, ge=8, le=24)
     reveal: list[Reveal] = ["loss", "accuracy"]
     loss_every: int = Field(default=1, gt=0)
     checkpoint_every: int = Field(default=10, gt=0)
     test_rows: int = Field(default=360, gt=0)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    beta2: float = Field(default=0.99, ge=0.5, le=0.999)
+    objective: Literal["cross-entropy", "mse"] = "cross-entropy"
+    task: Literal["train", "infer"] = "train"
     data: str = ""
     labels: str = ""
+    weights: str = ""
+
+    @model_validator(mode="after")
+    def _reveals_what_it_has(self) -> PrivateJob:
+        for item in self.reveal:
+            if item != "seeds" and (item == "predictions") != (self.task == "infer"):
+                raise ValueError(
+                    f"task {self.task} reveals {'predictions' if self.task == 'infer' else 'loss, accuracy, weights'}"
+                    f" and seeds, not {item}"
+                )
+        return self
 
 
 class LmJob(Strict):
@@ -155,14 +170,18 @@ class LimitsPart(Strict):
 
 
 class HaltPart(Strict):
-    """``lease``: the pods halt by themselves when nobody renewed for so long. ``auto``: rungs that need no typed id."""
+    """``lease``: the pods halt by themselves when nobody renewed for so long. ``auto``: rungs that need no typed id.
+
+    ``patience``: how long a pod may take to show that it holds, which is a step; a halt may take six times that.
+    """
 
     lease: Seconds = 60.0
+    patience: Seconds = 10.0
     auto: list[Literal["hold", "halt", "term", "kill", "terminate"]] = ["hold", "halt", "term"]
 
 
 class Profile(Strict):
-    """One way of running."""
+    """One way of running. ``dp_preflight``: before the smoke, the run's own layout of ranks meets and is measured."""
 
     job: PrivateJob | LmJob | CommandJob = Field(discriminator="kind")
     topology: TopologyPart = TopologyPart()
@@ -173,6 +192,7 @@ class Profile(Strict):
     limits: LimitsPart = LimitsPart()
     halt: HaltPart = HaltPart()
     env: dict[str, str] = {}
+    dp_preflight: bool = True
 
     @model_validator(mode="after")
     def _fits(self) -> Profile:
@@ -180,4 +200,6 @@ class Profile(Strict):
             raise ValueError(
                 f"smoke.replicas is {self.smoke.replicas} but topology.replicas only {self.topology.replicas}"
             )
+        if isinstance(self.job, PrivateJob) and self.job.task == "infer" and self.smoke.steps:
+            raise ValueError("a job of task infer answers its queries once: give smoke.steps 0")
         return self

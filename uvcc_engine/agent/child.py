@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from uvcc_engine.agent.workers import register
 from uvcc_engine.contract import files
@@ -20,6 +20,11 @@ from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
 
 log = logging.getLogger(__name__)
+ENTRIES: Final = {
+    "private": "uvcc_engine.private.worker",
+    "lm": "uvcc_engine.train.worker",
+    "preflight": "uvcc_engine.agent.fabric",
+}
 
 
 def become_worker(spec: WorkerSpec, log_path: str, root: str, environ: Mapping[str, str], ready: int) -> NoReturn:
@@ -81,7 +86,7 @@ def _entry(spec: WorkerSpec) -> int:
     """The main function of a kind, imported only now."""
     import importlib
 
-    name = {"private": "uvcc_engine.private.worker", "lm": "uvcc_engine.train.worker"}[spec.kind]
+    name = ENTRIES[spec.kind]
     try:
         main = importlib.import_module(name).main
     except ImportError as error:

@@ -25,6 +25,7 @@ from uvcc_engine.contract.spec import WorkerSpec
 if TYPE_CHECKING:
     from uvcc_engine.agent.service import Agent
 
+_KEYED: Final = ("private", "preflight")  # kinds of worker that speak for their party
 Message = Mapping[str, Any]
 Fields = dict[str, Any]
 SIGNALS: Final = {"USR1": signal.SIGUSR1, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
@@ -81,7 +82,7 @@ def _placed(agent: Agent, specs: list[WorkerSpec], running: list[WorkerSpec]) ->
     placed = []
     for s in specs:
         where = agent.root / os.path.expanduser(s.dir or f"runs/{s.run}")
-        identity = s.identity_dir or (os.fspath(agent.root / "identity") if s.kind == "private" else "")
+        identity = s.identity_dir or (os.fspath(agent.root / "identity") if s.kind in _KEYED else "")
         leads = (s.rank, s.coord) == lead and not some_lead
         placed.append(replace(s, dir=os.fspath(where), identity_dir=identity, lead=leads))
     return _as_world(placed)

@@ -13,7 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-GPU_FIELDS: Final = ("index", "name", "uuid", "memory.total", "memory.used", "utilization.gpu", "driver_version")
+_NUMBERS: Final = ("index", "memory.total", "memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total")
+GPU_FIELDS: Final = (
+    *("index", "name", "uuid", "memory.total", "memory.used", "utilization.gpu", "driver_version"),
+    "ecc.errors.uncorrected.volatile.total",
+)
 GPU_PATIENCE_S: Final = 10.0
 PACKAGES: Final = ("torch", "numpy", "cryptography", "safetensors", "asyncssh", "httpx", "starlette", "uvicorn")
 
@@ -131,7 +135,7 @@ class GpuQuery:
 
 def _gpu(line: str) -> dict[str, Any]:
     values: dict[str, Any] = dict(zip(GPU_FIELDS, (v.strip() for v in line.split(",")), strict=False))
-    for name in ("index", "memory.total", "memory.used", "utilization.gpu"):
+    for name in _NUMBERS:
         text = str(values.get(name, ""))
         values[name] = int(text) if text.isdigit() else None
     return {k.replace(".", "_"): v for k, v in values.items()}

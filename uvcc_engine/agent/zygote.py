@@ -152,4 +152,12 @@ def _import_once(preload: Sequence[str]) -> dict[str, Any]:
         "seconds": round(time.monotonic() - began, 3),
         "torch": str(getattr(torch, "__version__", "")),
         "cuda": str(getattr(getattr(torch, "version", None), "cuda", None) or ""),
+        "nccl": _nccl(torch),
     }
+
+
+def _nccl(torch: Any) -> str:
+    """The version of NCCL that torch was built with; empty without one. Asking does not touch a GPU."""
+    ask = getattr(getattr(torch, "_C", None), "_nccl_version", None)
+    number = int(ask()) if ask is not None else 0
+    return f"{number >> 32}.{number >> 16 & 0xFFFF}.{number & 0xFFFF}" if number else ""

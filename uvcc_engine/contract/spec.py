@@ -14,7 +14,7 @@ from uvcc_engine.contract.files import checked_run_id
 if TYPE_CHECKING:
     from uvcc_engine.parallel.topology import Topology
 
-KINDS: Final = ("private", "lm", "command")
+KINDS: Final = ("private", "lm", "command", "preflight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,13 @@ from uvcc_console.rollout.profile import load
 from uvcc_console.rollout.profile_schema import GatesPart
 from uvcc_console.rollout.stages.collect import parse_sums, wanted
 from uvcc_console.rollout.stages.evidence import measure
+from uvcc_console.rollout.stages.findings import Wanted, judge
 from uvcc_console.rollout.stages.phases import hang, trouble
-from uvcc_console.rollout.stages.preflight import judge
 
 COORDS = ["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"]
+
+
+GPU = {"index": 0, "name": "H100", "uuid": "GPU-a", "memory_used": 3, "ecc_errors_uncorrected_volatile_total": 0}
 
 
 def probe(**changes: Any) -> dict[str, Any]:
@@ -31,7 +34,7 @@ def probe(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_fleet_without_fault_passes() -> None:
-    assert judge({"p0r0": probe(), "p1r0": probe(), "p2r0": probe()}, 30.0, 512) == []
+    assert judge({"p0r0": probe(), "p1r0": probe(), "p2r0": probe()}, Wanted(GatesPart())) == []
 
 
 @pytest.mark.parametrize(
@@ -44,10 +47,24 @@ def test_a_fleet_without_fault_passes() -> None:
         ({"skew_s": -47.2}, "its clock is -47.2 s off"),
         ({"disk": {"free_mib": 100.0}}, "100 MiB of disk are free"),
         ({"gpu_error": "no devices were found"}, "no devices were found"),
+        ({"memory": {"available_mib": 90.0}}, "90 MiB of memory are free"),
+        ({"memory": {"available_mib": 9e4, "cgroup_limit_mib": 512.0, "cgroup_used_mib": 500.0}}, "12 MiB of memory"),
+        ({"gpus": []}, "it shows 0 of 1 GPUs"),
+        (
+            {"gpus": [GPU | {"ecc_errors_uncorrected_volatile_total": 2}]},
+            "has 2 uncorrected memory errors",
+        ),
+        ({"gpus": [GPU | {"memory_used": 30000}]}, "GPU 0 (H100): 30000 MiB are in use"),
+        (
+            {"gpus": [GPU | {"memory_used": 30000}], "gpu_processes": [{"pid": 77, "gpu": "GPU-a"}]},
+            "30000 MiB are in use by processes 77",
+        ),
+        ({"imports": {"torch": "2.13.0", "cuda": ""}}, "torch 2.13.0 was built without CUDA"),
     ],
 )
 def test_each_fault_is_named_with_its_pod(change: dict[str, Any], said: str) -> None:
-    found = judge({"p0r0": probe(), "p1r0": probe(**change), "p2r0": probe()}, 30.0, 512)
+    fleet = {name: probe(gpus=[dict(GPU)]) for name in ("p0r0", "p1r0", "p2r0")}
+    found = judge(fleet | {"p1r0": fleet["p1r0"] | change}, Wanted(GatesPart(), gpus=1, cuda=True))
     assert [f.pod for f in found] == ["p1r0"]
     assert said in found[0].what
     assert found[0].remedy

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uvcc_console.core import events as ev
@@ -22,6 +23,7 @@ from uvcc_engine.parallel.topology import PARTIES, Coord
 TOKEN_FILE = "relay.token"
 CA_FILE = "relay.ca.pem"
 DIAL_S = 5.0
+LISTEN_S = 15.0
 CERT_DAYS = 30
 
 # accepts one connection per expected caller, then ends
@@ -33,11 +35,22 @@ print(s.getsockname()[1], flush=True)
 for _ in range(int(sys.argv[2])):
     s.accept()[0].close()
 """
+# dials every address, all at once; prints for each the seconds it took, or what went wrong
 _DIAL = """
-import socket, sys
-for at in sys.argv[2:]:
+import json, socket, sys, threading, time
+found = {}
+def dial(at):
     host, _, port = at.rpartition(":")
-    socket.create_connection((host, int(port)), float(sys.argv[1])).close()
+    began = time.perf_counter()
+    try:
+        socket.create_connection((host, int(port)), float(sys.argv[1])).close()
+        found[at] = time.perf_counter() - began
+    except OSError as e:
+        found[at] = str(e)
+threads = [threading.Thread(target=dial, args=(at,)) for at in sys.argv[2:]]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print(json.dumps(found))
 """
 
 
@@ -80,40 +93,47 @@ async def _direct(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
 async def reachable(ctx: Rollout, phase: Phase) -> bool:
     """Whether every pod of a phase can open a connection to the pods of the other parties of its replica."""
     members = ctx.of_phase(phase)
-    groups: dict[int, list[Member]] = {}
-    for m in members:
-        groups.setdefault(m.request.replica, []).append(m)
+    wanted = {
+        a.name: [b.name for b in members if b is not a and b.request.replica == a.request.replica] for a in members
+    }
     try:
-        await all_of(_meet(group) for group in groups.values())
+        return all(isinstance(way, float) for way in (await dial_all(ctx, wanted)).values())
     except UvccError:
         return False
-    return True
 
 
-async def _meet(group: list[Member]) -> None:
-    """All pods of a replica listen, then each dials the others. Raises UvccError if one does not get through."""
-    others = len(group) - 1
+async def dial_all(ctx: Rollout, wanted: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], float | str]:
+    """Open a connection from each pod to each of those that it wants: the seconds it took, or why there is no way.
+
+    A port is opened for the moment on every pod that is wanted, and everybody dials at once. Raises UvccError if a pod
+    cannot listen or is lost.
+    """
+    callers = {name: sum(name in others for others in wanted.values()) for name in ctx.members}
     listeners = []
+
+    async def listen(m: Member) -> str:
+        code = shlex.quote(_LISTEN)
+        waits = f"{callers[m.name]} {3 * DIAL_S:g}"
+        process = await m.ssh.open(f"exec {python_of(m)} -S -c {code} {listening(m)} {waits}")
+        listeners.append(process)
+        try:
+            async with asyncio.timeout(LISTEN_S):
+                return f"{host_of(m)}:{int(await process.stdout.readline())}"
+        except (TimeoutError, ValueError) as e:
+            raise UnreachableError(f"pod {m.name} could not listen: {e}", "is its Python whole?") from e
+
+    async def dial(m: Member) -> dict[str, float | str]:
+        targets = " ".join(shlex.quote(at[name]) for name in wanted[m.name])
+        command = f"{python_of(m)} -S - {DIAL_S:g} {targets}"
+        return dict(json.loads(await m.ssh.sh(command, stdin=_DIAL.encode())))
+
     try:
-        at: dict[str, str] = {}
-        for m in group:
-            code = shlex.quote(_LISTEN)
-            process = await m.ssh.open(f"exec {python_of(m)} -S -c {code} {listening(m)} {others} {2 * DIAL_S:g}")
-            listeners.append(process)
-            async with asyncio.timeout(DIAL_S):
-                at[m.name] = f"{host_of(m)}:{int(await process.stdout.readline())}"
-
-        async def dial(m: Member) -> None:
-            targets = " ".join(shlex.quote(a) for name, a in at.items() if name != m.name)
-            command = f"{python_of(m)} -S - {DIAL_S:g} {targets}"
-            await m.ssh.sh(command, stdin=_DIAL.encode(), timeout=others * DIAL_S + 5)
-
-        await all_of(dial(m) for m in group)
-    except (TimeoutError, ValueError) as e:
-        raise UnreachableError(f"a pod could not listen: {e}") from e
+        at = await each((ctx.members[name] for name, count in callers.items() if count), listen)
+        found = await each((ctx.members[name] for name, others in wanted.items() if others), dial)
     finally:
         for process in listeners:
             process.close()
+    return {(a, b): found[a][at[b]] for a, others in wanted.items() for b in others}
 
 
 # -- relay -----------------------------------------------------------------------------------------------------------

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
-from uvcc_console.rollout.stages import lm
+from uvcc_console.rollout.profile_schema import CommandJob, LmJob
+from uvcc_console.rollout.stages import fabric, lm
+from uvcc_console.rollout.stages.findings import Finding, Wanted, free_memory, judge
 from uvcc_console.rollout.stages.links import relay_link
 from uvcc_console.rollout.stages.ports import python_of
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 
-# versions that must be equal on all pods: results would differ, or messages could not be read
-EQUAL = ("python", "torch", "numpy")
 _PING = """
 import json, ssl, sys, time, urllib.request
 trust = ssl.create_default_context(cafile=sys.argv[2]) if sys.argv[2] else None
@@ -31,45 +30,79 @@ print(json.dumps({"rtt_ms": round(1000 * sorted(took)[2], 3)}))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that must not be so, and what to do about it."""
-
-    pod: str
-    what: str
-    remedy: str
-
-
 async def preflight(ctx: Rollout) -> str:
-    """Probe every pod and every pair that must talk. Raises UvccError naming the first problem; all are journalled."""
+    """Probe every pod and every pair that must talk. Raises UvccError naming the first problem; all are journalled.
+
+    The cheap looks come first; what costs a moment of every pod is not tried on a fleet that has failed already.
+    """
+    profile = ctx.plan.profile
     probes = await each(ctx.members.values(), _probe)
-    findings = judge(probes, ctx.plan.profile.gates.clock_skew_s, ctx.plan.profile.gates.disk_free_mib)
-    rtts: dict[str, float] = {}
-    if ctx.plan.profile.job.kind == "private" and ctx.plan.profile.link != "direct" and not findings:
-        rtts = await _relay_round_trips(ctx)
-    fits = await lm.fits(ctx) if ctx.plan.profile.job.kind == "lm" and not findings else {}
-    findings += [Finding(n, str(f["error"]), str(f["cure"])) for n, f in fits.items() if not f["ok"]]
+    wanted = Wanted(profile.gates, profile.fleet.gpus if profile.fleet.gpu else 0, isinstance(profile.job, LmJob))
+    findings = judge(probes, wanted)
+    facts = {name: _facts(probe) for name, probe in probes.items()}
     for name, probe in probes.items():
-        mine = [f for f in findings if f.pod == name]
         ctx.members[name].probe = probe
-        fields = {
-            "clock_skew_s": round(probe["skew_s"], 4),
-            "disk_free_mib": probe["disk"]["free_mib"],
-            "memory_mib": probe["memory"].get("available_mib", 0.0),
-            "cpus": probe.get("cpus"),
-            "gpus": [g.get("name") for g in probe.get("gpus", [])],
-            "relay_rtt_ms": rtts.get(name),
-        }
-        fields |= {k: v for k, v in fits.get(name, {}).items() if k not in ("ok", "error", "cure")}
-        if mine:
-            fields |= {"problems": [f.what for f in mine]}
-        event = "dp_preflight_failed" if mine else "dp_preflight_ok"
-        ctx.say(ev.EngineEvent(pod=name, level="error" if mine else "info", event=event, fields=fields, at=time.time()))
+
+    def add(found: dict[str, dict[str, Any]]) -> None:
+        for name, more in found.items():
+            facts[name] |= more
+
+    if profile.job.kind == "private" and profile.link != "direct" and not findings:
+        add({name: {"relay_rtt_ms": ms} for name, ms in (await _relay_round_trips(ctx)).items()})
+    if isinstance(profile.job, LmJob) and not findings:
+        fits = await lm.fits(ctx)
+        findings += [Finding(n, str(f["error"]), str(f["cure"])) for n, f in fits.items() if not f["ok"]]
+        add({n: {k: v for k, v in f.items() if k not in ("ok", "error", "cure")} for n, f in fits.items()})
+    if profile.dp_preflight and not isinstance(profile.job, CommandJob):
+        for look in (fabric.ports, fabric.ranks):
+            if not findings:
+                found = await look(ctx)
+                findings += found.findings
+                add(dict(found.facts))
+    _tell(ctx, facts, findings)
     if findings:
         first = findings[0]
         raise UvccError(f"pod {first.pod}: {first.what}", first.remedy)
-    shown = f", relay round trip {max(rtts.values()):.1f} ms at most" if rtts else ""
-    return f"{len(probes)} pods{shown}"
+    return f"{len(probes)} pods{_summary(facts)}"
+
+
+def _facts(probe: dict[str, Any]) -> dict[str, Any]:
+    imports = probe.get("imports") or {}
+    facts = {
+        "clock_skew_s": round(probe["skew_s"], 4),
+        "disk_free_mib": probe["disk"]["free_mib"],
+        "memory_mib": free_memory(probe["memory"]) or 0.0,
+        "cpus": probe.get("cpus"),
+        "gpus": [g.get("name") for g in probe.get("gpus", [])],
+        "driver": next((g.get("driver_version") for g in probe.get("gpus", [])), None),
+        "cuda": imports.get("cuda") or None,
+        "nccl": imports.get("nccl") or None,
+    }
+    return {k: v for k, v in facts.items() if v is not None}
+
+
+def _tell(ctx: Rollout, facts: dict[str, dict[str, Any]], findings: list[Finding]) -> None:
+    """One event per pod."""
+    for name, fields in facts.items():
+        mine = [f for f in findings if f.pod == name]
+        if mine:
+            fields |= {"problems": [f.what for f in mine], "remedies": [f.remedy for f in mine]}
+        event = "dp_preflight_failed" if mine else "dp_preflight_ok"
+        ctx.say(ev.EngineEvent(pod=name, level="error" if mine else "info", event=event, fields=fields, at=time.time()))
+
+
+def _summary(facts: dict[str, dict[str, Any]]) -> str:
+    """The slowest of everything that was measured."""
+    rtts = [f["relay_rtt_ms"] for f in facts.values() if "relay_rtt_ms" in f]
+    pairs = [v for f in facts.values() for k, v in f.items() if k.startswith("pair_")]
+    sums = [v for f in facts.values() for k, v in f.items() if k.startswith("all_reduce_")]
+    said = [f"relay round trip {max(rtts):.1f} ms at most"] if rtts else []
+    if pairs:
+        least = min(min(p["out_mib_s"], p["in_mib_s"]) for p in pairs)
+        said.append(f"between parties {max(p['rtt_ms'] for p in pairs):.1f} ms and {least:.1f} MiB/s at worst")
+    if sums:
+        said.append(f"all_reduce {min(s['mib_s'] for s in sums):.0f} MiB/s at worst ({sums[0]['backend']})")
+    return "".join(f", {s}" for s in said)
 
 
 async def _probe(member: Member) -> dict[str, Any]:
@@ -85,29 +118,6 @@ async def _probe(member: Member) -> dict[str, Any]:
 def _outside(ts: float, before: float, after: float) -> float:
     """How far ``ts`` lies outside [before, after]; 0 inside."""
     return ts - after if ts > after else ts - before if ts < before else 0.0
-
-
-def judge(probes: dict[str, dict[str, Any]], skew_s: float, disk_mib: int) -> list[Finding]:
-    """What is wrong with the fleet as probed. Pure."""
-    found: list[Finding] = []
-    names = list(probes)
-    for package in EQUAL:
-        versions = {n: str(probes[n].get("versions", {}).get(package, "none")) for n in names}
-        odd = next((n for n in names if versions[n] != versions[names[0]]), None)
-        if odd:
-            what = f"{package} is {versions[odd]}, on {names[0]} it is {versions[names[0]]}"
-            found.append(Finding(odd, what, "use one image for all parties"))
-    for name, probe in probes.items():
-        if abs(probe["skew_s"]) > skew_s:
-            what = f"its clock is {probe['skew_s']:+.1f} s off, gates.clock_skew_s is {skew_s:g}"
-            found.append(Finding(name, what, "have the pod synchronise its clock, or replace it"))
-        free = float(probe["disk"]["free_mib"])
-        if free < disk_mib:
-            what = f"{free:.0f} MiB of disk are free, gates.disk_free_mib is {disk_mib}"
-            found.append(Finding(name, what, "free space on the pod, or take one with more disk"))
-        if probe.get("gpu_error"):
-            found.append(Finding(name, f"nvidia-smi: {probe['gpu_error']}", "replace the pod"))
-    return found
 
 
 async def _relay_round_trips(ctx: Rollout) -> dict[str, float]:

@@ -1,0 +1,192 @@
+"""Kind "preflight": the ranks of a run before the run. They meet in the groups and over the links that it will use.
+
+Each rank joins its party's process groups and adds up a block of known numbers in each, timed; the first rank of each
+replica then talks to those of the other parties over the plane: round trips, and a block each way. What was measured,
+or what failed and its cure, is left in ``preflight_<coord>.json`` of the run directory. No data of a job is touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.parallel.groups import Group, PartyGroups, Place
+from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
+from uvcc_engine.plane.api import Plane, Tag
+from uvcc_engine.plane.connect import open_plane
+from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.identity import Identity, PublicIdentity
+from uvcc_engine.transcript.roots import sid_of
+
+MIB: Final = 1 << 20
+REPEATS: Final = 3
+PINGS: Final = 5
+
+
+def report_name(coord: str) -> str:
+    return f"preflight_{coord}.json"
+
+
+def main(spec: WorkerSpec) -> int:
+    """Measure and report; returns 0 even where something failed: the report says so.
+
+    ``spec.job``: ``timeout_s``; ``reduce_mib`` and ``pair_mib``, the size of a group's and of a pair's block;
+    ``device`` cpu|cuda|auto; ``peers`` = public identities by party, absent where the run has one party.
+    """
+    coord, job = Coord.parse(spec.coord), dict(spec.job)
+    size = {k: int(v) for k, v in spec.topology.items()}
+    topology = Topology(**size)
+    found: dict[str, Any] = {"run": spec.run, "coord": spec.coord, "groups": {}, "pairs": {}, "trouble": []}
+
+    @contextmanager
+    def attempt(part: str) -> Iterator[None]:
+        """What fails is written down; the rest is tried all the same."""
+        try:
+            yield
+        except UvccError as error:
+            found["trouble"].append({"part": part, "what": error.what, "cure": error.cure})
+
+    with attempt("groups"):
+        found["groups"] = measure_groups(Place.of(coord, topology, os.environ), job, found)
+    if job.get("peers") and (coord.stage, coord.tensor) == (0, 0):
+        with attempt("pairs"):
+            found["pairs"] = measure_pairs(spec, coord, job, attempt)
+    files.write_json(Path(spec.dir) / report_name(spec.coord), found)
+    return 0
+
+
+# -- inside a party --------------------------------------------------------------------------------------------------
+
+
+def measure_groups(place: Place, job: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """An all-reduce in each group of this rank: ``{dp: {size, ms, mib_s}}``; empty for a party of one rank.
+
+    ``mib_s`` is the bus bandwidth: what each rank sends in a ring, 2(n-1)/n of the block, over the best time.
+    Raises PeerLostError if the ranks do not meet, VerificationError if they do not add up.
+    """
+    device = _device(str(job.get("device", "cpu")))
+    facts["backend"] = "nccl" if device.type == "cuda" else "gloo"
+    groups = PartyGroups.open(
+        place, on_event=lambda name, fields: None, device=device.type, timeout_s=float(job["timeout_s"])
+    )
+    try:
+        groups.start_dp()
+        named = {"dp": groups.dp, "pp": groups.pp, "tp": groups.tp}
+        found = {name: _reduced(g, device, float(job["reduce_mib"])) for name, g in named.items() if g.size > 1}
+    finally:
+        groups.close()
+    return found
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _reduced(group: Group, device: torch.device, mib: float) -> dict[str, Any]:
+    count = max(1, int(mib * MIB) // 8)
+    wanted, best = group.size * (group.size + 1) // 2, float("inf")
+    for _ in range(REPEATS):
+        block = torch.full((count,), group.index + 1, dtype=torch.int64, device=device)
+        began = time.perf_counter()
+        group.sum_(block)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+        if not bool((block == wanted).all()):
+            what = f"the {group.name} group of {group.size} ranks does not add up"
+            raise VerificationError("all_reduce", what, "replace the pod: its memory, network or GPU corrupts data")
+    sent = 2 * (group.size - 1) / group.size * count * 8 / MIB
+    return {"size": group.size, "ms": round(1000 * best, 3), "mib_s": round(sent / best, 1)}
+
+
+# -- between parties -------------------------------------------------------------------------------------------------
+
+
+def measure_pairs(
+    spec: WorkerSpec, coord: Coord, job: Mapping[str, Any], attempt: Callable[[str], AbstractContextManager[None]]
+) -> dict[str, Any]:
+    """Round trip and bandwidth over the plane to both other parties: ``{"1": {rtt_ms, out_mib_s, in_mib_s}}``.
+
+    The pairs take turns, in the same order everywhere, each inside ``attempt("pair N")``. Raises UvccError where the
+    link cannot be opened at all.
+    """
+    sid_job = hashlib.sha256(b"UVCC_PREFLIGHT_V1" + spec.run.encode()).digest()
+    patience = float(job["timeout_s"])
+    plane = open_plane(
+        party=coord.party,
+        coord=spec.coord,
+        sid_sub=sid_of(sid_job, coord),
+        identity=Identity.load(Path(spec.identity_dir)),
+        peers={int(p): PublicIdentity.from_json(i) for p, i in job["peers"].items()},
+        link={"peer_timeout_s": patience, "first_contact_s": 2 * patience, **spec.link},
+        recorder=None,
+        state_dir=Path(spec.dir) / "plane",
+        on_event=lambda name, fields: None,
+    )
+    found: dict[str, Any] = {}
+    try:
+        for a in range(PARTIES):
+            for b in range(a + 1, PARTIES):
+                if coord.party == a:
+                    with attempt(f"pair {b}"):
+                        found[str(b)] = _lead(plane, b, float(job["pair_mib"]))
+                elif coord.party == b:
+                    with attempt(f"pair {a}"):
+                        found[str(a)] = _follow(plane, a)
+        plane.close()
+    finally:
+        plane.close(graceful=False)
+    return found
+
+
+def _lead(plane: Plane, peer: int, mib: float) -> dict[str, float]:
+    trips = []
+    for _ in range(PINGS):
+        began = time.perf_counter()
+        plane.send_control(peer, b"ping")
+        plane.recv_control(peer)
+        trips.append(time.perf_counter() - began)
+    block = bytes(max(1, int(mib * MIB)))
+    began = time.perf_counter()
+    plane.send(peer, Tag(0, 0, 0, kinds.OPEN), block)
+    plane.recv_control(peer)  # it has it all
+    out = time.perf_counter() - began
+    began = time.perf_counter()
+    plane.send_control(peer, str(len(block)).encode())
+    plane.recv(peer, Tag(0, 0, 1, kinds.OPEN))
+    back = time.perf_counter() - began
+    told = {
+        "rtt_ms": round(1000 * statistics.median(trips), 3),
+        "out_mib_s": round(len(block) / MIB / out, 2),
+        "in_mib_s": round(len(block) / MIB / back, 2),
+    }
+    plane.send_control(peer, json.dumps(told).encode())
+    return told
+
+
+def _follow(plane: Plane, peer: int) -> dict[str, float]:
+    """The other end of ``_lead``; what it measured, as seen from here."""
+    for _ in range(PINGS):
+        plane.recv_control(peer)
+        plane.send_control(peer, b"pong")
+    plane.recv(peer, Tag(0, 0, 0, kinds.OPEN))
+    plane.send_control(peer, b"have it")
+    plane.send(peer, Tag(0, 0, 1, kinds.OPEN), bytes(int(plane.recv_control(peer))))
+    told = json.loads(plane.recv_control(peer))
+    return {"rtt_ms": told["rtt_ms"], "out_mib_s": told["in_mib_s"], "in_mib_s": told["out_mib_s"]}
