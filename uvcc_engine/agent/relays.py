@@ -99,13 +99,15 @@ class RelayTable:
         return self._spawn(run, folder)
 
     def restart(self, relay: Relay) -> bool:
-        """Start a relay that died at the address it had; False if it was stopped, never served or dies too often."""
+        """Start a relay that died at the addresses it had; False if it was stopped, never served or dies too often."""
         if relay.stopping or not relay.url or relay.restarts >= MOST_RESTARTS:
             return False
         try:
             config = files.read_json(relay.folder / CONFIG)
-            address = relay.url.partition("://")[2]
-            files.write_json(relay.folder / CONFIG, {**config, "listen": address}, mode=0o600)
+            at = {"listen": relay.url.partition("://")[2]}
+            if stream := files.read_json(relay.folder / READY).get("stream"):
+                at["stream_listen"] = str(stream)
+            files.write_json(relay.folder / CONFIG, config | at, mode=0o600)
             self._spawn(relay.run, relay.folder).restarts = relay.restarts + 1
         except UvccError as error:
             log.error("the relay of %s cannot be started again: %s", relay.run, error)

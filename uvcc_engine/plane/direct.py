@@ -7,6 +7,7 @@ sealed frame has been proven, so a stranger who connects cannot displace a peer.
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import time
@@ -24,12 +25,15 @@ from uvcc_engine.plane.sockets import OutQueue
 _SSH_PORT: Final = 22
 _READ: Final = 1 << 17
 _SOCKET_BUFFER: Final = 4 << 20
-_BACKLOG_BYTES: Final = 8 << 20  # frames taken but not written yet, per peer
+_BACKLOG_BYTES: Final = 1 << 20  # frames taken but not written yet, per peer; few, so that they are still in the cache
+_REFILL_BYTES: Final = 256 << 10  # what is left of a full backlog when its filler is called back
 _LOWAT: Final = 256 << 10
 _REDIAL_S: Final = (0.05, 1.0)
 _STRANGERS: Final = 16
 _STRANGER_S: Final = 15.0
 _DEAD_PATH_MS: Final = 10_000
+_BRISK_S: Final = 200e-6  # an answer this soon: stay awake for the next one
+_GLANCES: Final = 64  # about 100 us
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -118,6 +122,11 @@ class _Connection:
             self._buffer[:left] = self._buffer[self._start : self._end]
             self._start, self._end = 0, left
 
+    @property
+    def room(self) -> bool:
+        """True if the backlog takes another frame."""
+        return self.out.bytes < _BACKLOG_BYTES
+
     def _wait_for_more(self) -> None:
         """Inside a large body, be woken when there is much to read and not at every segment."""
         missing = 1 if self._body is None else min(len(self._body) - self._filled, _LOWAT)
@@ -156,6 +165,7 @@ class DirectLink:
         self._resets: list[int] = []
         self._notices: list[Notice] = []
         self._poll = select.epoll()
+        self._brisk = False  # the last wait was very short
         self._by_fd: dict[int, _Connection] = {}
         self._dirty: set[_Connection] = set()  # with something to write
         self._listener: socket.socket | None = None
@@ -179,7 +189,7 @@ class DirectLink:
         found = self._active.get(dst)
         if found is None:
             return any(c.peer == dst and not c.connecting for c in self._strangers)
-        return found.out.bytes < _BACKLOG_BYTES
+        return found.room
 
     def send(self, dst: int, out: Outgoing) -> None:
         found = self._active.get(dst)
@@ -188,17 +198,22 @@ class DirectLink:
         for connection in routes:
             connection.out.add(out.buffers)
             self._dirty.add(connection)
+            if not connection.room:
+                self._flush(connection)
 
     def flush(self) -> None:
         for connection in tuple(self._dirty):
-            try:
-                connection.out.flush(connection.sock)
-            except OSError as error:
-                self._drop(connection, error)
-                continue
-            self._watch(connection)
-            if not connection.out:
-                self._dirty.discard(connection)
+            self._flush(connection)
+
+    def _flush(self, connection: _Connection) -> None:
+        try:
+            connection.out.flush(connection.sock)
+        except OSError as error:
+            self._drop(connection, error)
+            return
+        self._watch(connection)
+        if not connection.out:
+            self._dirty.discard(connection)
 
     def exchange(self, wait: float, src: int | None) -> list[Arrival]:
         if self._dirty:
@@ -208,11 +223,14 @@ class DirectLink:
             return arrivals
         now = self._clock()
         end = now + wait
+        full = [c for c in self._dirty if not c.room]
         while True:
             arrivals = self._look(end, now)
             now = self._clock()
             if arrivals or now >= end or self._resets or self._notices:
                 return arrivals
+            if any(c.out.bytes <= _REFILL_BYTES for c in full):
+                return []  # the next frames are sealed while these are still on their way
 
     def _look(self, end: float, now: float) -> list[Arrival]:
         """Wait for the sockets once and take what they have."""
@@ -223,7 +241,7 @@ class DirectLink:
             self._dismiss(now)
             until = min(until, now + 1.0)
         arrivals: list[Arrival] = []
-        for fd, event in self._poll.poll(max(0.0, until - now)):
+        for fd, event in self._events(max(0.0, until - now)):
             found = self._by_fd.get(fd)
             if found is None:
                 self._accept(now)
@@ -235,6 +253,22 @@ class DirectLink:
                 if event & ~select.EPOLLOUT:
                     arrivals += self._read(found)
         return arrivals
+
+    def _events(self, wait: float) -> list[tuple[int, int]]:
+        """What the poll has within ``wait`` seconds.
+
+        While answers come at once it is asked a few times before it may sleep, for to be woken takes longer than such
+        an answer; in between whoever else wants this processor gets it.
+        """
+        if self._brisk and wait > 0:
+            for _ in range(_GLANCES):
+                if found := self._poll.poll(0):
+                    return found
+                os.sched_yield()
+        begun = self._clock()
+        found = self._poll.poll(wait)
+        self._brisk = bool(found) and self._clock() - begun < _BRISK_S
+        return found
 
     def _watch(self, connection: _Connection) -> None:
         """Tell the poll what we want to know of a connection."""

@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from uvcc_engine.plane.api import Buffer
@@ -39,7 +40,7 @@ class OutQueue:
                 if isinstance(sock, ssl.SSLSocket):
                     sent = sock.send(self._head(_TLS_WRITE))
                 else:
-                    sent = sock.sendmsg([self.pieces[i] for i in range(min(len(self.pieces), _IOV))])
+                    sent = sock.sendmsg(self.pieces if len(self.pieces) <= _IOV else [*islice(self.pieces, _IOV)])
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 return
             self._written(sent)
@@ -49,6 +50,10 @@ class OutQueue:
         return first if len(first) <= limit else memoryview(first)[:limit]
 
     def _written(self, sent: int) -> None:
+        if sent == self.bytes:
+            self.pieces.clear()
+            self.bytes = 0
+            return
         self.bytes -= sent
         while sent:
             first = self.pieces[0]

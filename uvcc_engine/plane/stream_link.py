@@ -22,7 +22,7 @@ from uvcc_engine.plane.links import Arrival
 from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayBase, read_token
 from uvcc_engine.plane.sockets import OutQueue
 from uvcc_engine.relay import wire
-from uvcc_engine.relay.stream import LENGTH, MAGIC, hello
+from uvcc_engine.relay.stream import LENGTH, MAGIC, REFUSED, hello
 
 _CONNECT_S: Final = 10.0
 _WINDOW: Final = 64 << 20  # bytes that the relay may push ahead of our acknowledgements
@@ -113,6 +113,7 @@ class StreamLink(RelayBase):
         if self._sock is None and (self._resting(wait) or not self._connect(wait)):
             return []
         end = self._clock() + wait
+        full = not self.ready(-1)
         try:
             while True:
                 self._request()
@@ -121,6 +122,8 @@ class StreamLink(RelayBase):
                 now = self._clock()
                 if found or now >= end or self._notices:
                     return found
+                if full and self._unconfirmed_bytes <= _UNCONFIRMED // 2:
+                    return found  # there is room again for whoever waits to send
                 self._wait(min(end, self._ack_due) - now)
         except (OSError, ValueError) as error:
             self._disconnect(error)
@@ -187,9 +190,9 @@ class StreamLink(RelayBase):
             return False
         if answer != MAGIC:
             sock.close()
-            if not answer:
+            if answer == REFUSED:
                 raise UnreachableError(f"the relay {self._url} refuses this party", "check its token file")
-            self._down(ConnectionError("not a stream front"))
+            self._down(ConnectionError("not a stream front" if answer else "closed while it was greeted"))
             return False
         sock.setblocking(False)
         self._sock = sock

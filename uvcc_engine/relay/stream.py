@@ -1,7 +1,8 @@
 """The relay's stream front: the same requests as ``/exchange`` over one framed TCP or TLS connection, without HTTP.
 
-A client sends ``"UVS1", u16 length, token`` and gets ``"UVS1"`` or an end of the connection. After that both sides send
-frames ``u32 length, body``. A request may follow another before its reply; replies come in the order of requests. The
+A client sends ``"UVS1", u16 length, token`` and gets ``"UVS1"``, or ``"UVS-"`` and the end of the connection where the
+token is not known; an end without a word says nothing of the token. After that both sides send frames ``u32 length,
+body``. A request may follow another before its reply; replies come in the order of requests. The
 first request subscribes its box: messages are pushed as they arrive, as replies without fates, as long as no more than
 ``max_bytes`` of them are unacknowledged.
 """
@@ -18,6 +19,7 @@ from uvcc_engine.relay.app import Fault, Front
 from uvcc_engine.relay.config import Credential
 
 MAGIC: Final = b"UVS1"
+REFUSED: Final = b"UVS-"
 LENGTH: Final = struct.Struct("<I")
 _HELLO: Final = struct.Struct("<4sH")
 _MAX_TOKEN: Final = 1024
@@ -102,8 +104,11 @@ class StreamProtocol(asyncio.BufferedProtocol):
             if at:
                 self._buffer[: self._have - at] = self._buffer[at : self._have]
                 self._have -= at
-        except (Fault, ValueError):
-            self._close()  # not a client of this front, or without a credential
+        except Fault:
+            self._write([REFUSED])
+            self._close()
+        except ValueError:
+            self._close()  # not a client of this front
 
     def _authenticate(self) -> int:
         if self._have < _HELLO.size:

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_harness import Console, Pod, wait_until
@@ -404,12 +405,20 @@ def test_a_disk_that_takes_nothing_keeps_neither_console_nor_halt_out(pod: Pod) 
             (pod.root / name).rmdir()
 
 
-def test_a_relay_that_dies_is_started_again_at_its_address(pod: Pod) -> None:
+def relay_health(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/healthz", timeout=10) as answer:
+        return dict(json.loads(answer.read()))
+
+
+def test_a_relay_that_dies_is_started_again_at_its_addresses(pod: Pod) -> None:
     pod.start()
-    config = {"db": "relay.sqlite", "credentials": [{"party": 0, "group": "r", "token": "t" * 32}]}
+    credentials = [{"party": 0, "group": "r", "token": "t" * 32}]
+    config = {"db": "relay.sqlite", "stream_listen": "127.0.0.1:0", "credentials": credentials}
     pod.run_dir().mkdir(parents=True)
     with pod.console() as console:
         made = console.ask(wire.RELAY, run="r", action="start", config=config)
+        before = relay_health(made["url"])
+        assert before["stream"]
         console.ask(wire.WATCH, run="r")
         for n in (1, 2):
             os.kill(console.ask(wire.RELAY, run="r", action="start", config=config)["pid"], signal.SIGKILL)
@@ -417,7 +426,6 @@ def test_a_relay_that_dies_is_started_again_at_its_address(pod: Pod) -> None:
         again = console.ask(wire.RELAY, run="r", action="start", config=config)
         assert again["url"] == made["url"]
         assert again["pid"] != made["pid"]
-        with urllib.request.urlopen(f"{made['url']}/healthz", timeout=10) as answer:
-            assert answer.status == 200
+        assert relay_health(made["url"]) == before
         assert [e["event"] for e in console.records("events.jsonl")] == ["relay_restarted"] * 2
         assert console.ask(wire.STOP)["ok"]

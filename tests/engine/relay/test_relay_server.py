@@ -276,11 +276,11 @@ def test_the_stream_front_confirms_in_order_and_pushes(relay: Process) -> None:
 
 def test_the_stream_front_refuses_strangers_and_nonsense(relay: Process) -> None:
     host, port = relay.ready["stream"].split(":")
-    for first in (stream.hello("not a token"), b"GET / HTTP/1.1\r\n\r\n"):
+    for first, answer in ((stream.hello("not a token"), stream.REFUSED), (b"GET / HTTP/1.1\r\n\r\n", b"")):
         with socket.create_connection((host, int(port)), 10) as s:
             s.sendall(first)
             with contextlib.suppress(ConnectionResetError):
-                assert s.recv(10) == b""
+                assert s.makefile("rb").read() == answer
     broken = connect_stream(relay, 0)
     broken.file.write(struct.pack("<I", 12) + b"not a request"[:12])
     broken.file.flush()
