@@ -203,6 +203,18 @@ class ForkDetected(Event):
     detail: str = ""
 
 
+@_event("telemetry")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry(Event):
+    """A pod's vital signs, now and then: share of its processors, memory in use and disk free (MiB), its GPUs."""
+
+    pod: str
+    cpu: float = 0.0
+    mem_mib: float = 0.0
+    disk_free_mib: float = 0.0
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+
+
 @_event("cursor")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorMoved(Event):

@@ -34,7 +34,7 @@ class GateView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """One pod. ``paths`` maps a halt path to (up, since)."""
+    """One pod. ``paths`` maps a halt path to (up, since); ``disk``: free MiB over the console's time."""
 
     pod: str
     party: int
@@ -47,17 +47,20 @@ class PodView:
     identity: str = ""
     host_key: str = ""
     paths: Mapping[str, tuple[bool, float]] = field(default_factory=lambda: EMPTY)
+    disk: Series = field(default_factory=Series)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker. ``beat`` is its last heartbeat record, ``beat_ts`` when the console received it."""
+    """One worker. ``beat`` is its last heartbeat record, ``beat_ts`` when the console received it, ``step_ts`` when the
+    step last changed."""
 
     coord: str
     pod: str = ""
     phase: str = ""
     step: int = -1
     beat_ts: float = 0.0
+    step_ts: float = 0.0
     beat: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     root_epoch: int = -1
     root: str = ""
@@ -119,6 +122,7 @@ class Snapshot:
 
     ``status``: planned | running | halted | failed while the run lives (the last two can be resumed); once ``ended``
     is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``: see ``RunCreated``.
+    ``checkpoints``: per pod the newest (step, hash); ``facts``: what each directory's lead worker said it runs.
     """
 
     run: str = ""
@@ -157,9 +161,17 @@ class Snapshot:
     alerts: tuple[LogEntry, ...] = ()
     log: tuple[LogEntry, ...] = ()
     leaks: tuple[str, ...] = ()
+    checkpoints: Mapping[str, tuple[int, str]] = field(default_factory=lambda: EMPTY)
+    refused_checkpoints: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)
     ended: float = 0.0
     seed: int | None = None
     patient: bool = False
+
+    @property
+    def proves(self) -> bool:
+        """Whether this kind of job signs a transcript: only private training yields a proof bundle."""
+        return self.job_kind not in ("lm", "command")
 
     @property
     def stage(self) -> StageView | None:

@@ -93,6 +93,7 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
         e.identity or (old.identity if old else ""),
         e.host_key or (old.host_key if old else ""),
         old.paths if old else MappingProxyType({}),
+        old.disk if old else Series(),
     )
     s = replace(s, pods=_put(s.pods, e.pod, view))
     level = "error" if e.state in ("failed", "lost") else "info"
@@ -129,6 +130,9 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         series=MappingProxyType({}) if fresh else s.series,
         agreement=() if fresh else s.agreement,
         agreed_epoch=-1 if fresh else s.agreed_epoch,
+        checkpoints=MappingProxyType({}) if fresh else s.checkpoints,
+        refused_checkpoints=MappingProxyType({}),
+        facts=MappingProxyType({}),
     )
     resumed = f", resume {e.attempt}" if e.attempt else ""
     return _log(s, e, "info", "rollout", f"{e.phase} starts: {e.steps} steps{resumed}, sid_job {e.sid_job[:12]}")
@@ -138,33 +142,71 @@ def _worker_of(s: Snapshot, coord: str) -> WorkerView:
     return s.workers.get(coord) or WorkerView(coord)
 
 
+BEAT_SERIES = ("mem_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "bytes")
+
+
 def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
-    r = e.record
+    r, old = e.record, _worker_of(s, e.coord)
+    step = int(r.get("step", -1))
     w = replace(
-        _worker_of(s, e.coord),
+        old,
         pod=e.pod,
         phase=str(r.get("phase", "")),
-        step=int(r.get("step", -1)),
+        step=step,
         beat_ts=e.ts,
+        step_ts=e.ts if step != old.step or r.get("phase") != old.phase else old.step_ts,
         beat=MappingProxyType(dict(r)),
     )
-    return replace(s, workers=_put(s.workers, e.coord, w))
+    s = replace(s, workers=_put(s.workers, e.coord, w))
+    measured = {name: float(r[name]) for name in BEAT_SERIES if isinstance(r.get(name), int | float)}
+    took = _step_time(old, r, step)
+    if took is not None:
+        measured["step_s"] = took
+    return _extend(s, e.coord, step, measured) if measured and step > old.step >= 0 else s
+
+
+def _step_time(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
+    """Seconds a step by the pod's own clock, between two heartbeats of training."""
+    now, before = r.get("ts"), old.beat.get("ts")
+    if step <= old.step or r.get("phase") != old.beat.get("phase") or not isinstance(now, int | float):
+        return None
+    return (now - before) / (step - old.step) if isinstance(before, int | float) and now > before else None
+
+
+def _extend(s: Snapshot, coord: str, step: int, values: Mapping[str, float]) -> Snapshot:
+    """One more point of each series; a step that was known already takes its successors back (a resume)."""
+    by_name = dict(s.series.get(coord, {}))
+    for name, value in values.items():
+        line = by_name.get(name, Series())
+        if line.last and line.last[0] >= step:
+            line = line.truncated(step)
+        by_name[name] = line.append(float(step), value)
+    return replace(s, series=_put(s.series, coord, MappingProxyType(by_name)))
 
 
 def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
-    by_name = s.series.get(e.coord, MappingProxyType({}))
-    for name, value in e.values.items():
-        key = name if e.split == "train" else f"{e.split}_{name}"
-        line = by_name.get(key, Series())
-        if line.last and line.last[0] >= e.step:
-            line = line.truncated(e.step)
-        by_name = _put(by_name, key, line.append(float(e.step), value))
-    return replace(s, series=_put(s.series, e.coord, by_name))
+    prefix = "" if e.split == "train" else f"{e.split}_"
+    return _extend(s, e.coord, e.step, {prefix + name: value for name, value in e.values.items()})
 
 
 def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     fields = " ".join(f"{k}={v}" for k, v in e.fields.items())
+    if e.event == "checkpoint_written":
+        newest = (int(e.fields.get("step", -1)), str(e.fields.get("sha256", "")))
+        s = replace(s, checkpoints=_put(s.checkpoints, e.pod, max(newest, s.checkpoints.get(e.pod, (-1, "")))))
+    elif e.event == "checkpoint_refused":
+        s = replace(s, refused_checkpoints=_put(s.refused_checkpoints, e.pod, str(e.fields.get("detail", ""))))
+    elif e.event == "run_facts":
+        coord = str(e.fields.get("coord") or e.pod)
+        return replace(s, facts=_put(s.facts, coord, MappingProxyType(dict(e.fields))))
     return _log(s, e, e.level, e.pod, f"{e.event} {fields}".rstrip())
+
+
+def _telemetry(s: Snapshot, e: ev.Telemetry) -> Snapshot:
+    pod = s.pods.get(e.pod)
+    if pod is None:
+        return s
+    return replace(s, pods=_put(s.pods, e.pod, replace(pod, disk=pod.disk.append(e.ts, e.disk_free_mib))))
 
 
 def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
@@ -190,10 +232,18 @@ def _root(s: Snapshot, e: ev.RootReported) -> Snapshot:
     )
     kept = tuple(known[k] for k in sorted(known)[-AGREEMENT_KEEP:])
     s = replace(s, workers=_put(s.workers, e.coord, w), agreement=kept)
-    expected = 3 * s.replicas * s.pipeline_stages * s.tensor
+    expected = 3 * _replicas(s) * s.pipeline_stages * s.tensor
     if len(known[e.epoch].roots) == expected and not disagreement(known[e.epoch]):
         s = replace(s, agreed_epoch=max(s.agreed_epoch, e.epoch))
     return s
+
+
+def _replicas(s: Snapshot) -> int:
+    """Replicas of the phase that runs: a smoke may have fewer than the run."""
+    smoke = s.profile.get("smoke")
+    if s.phase != "smoke" or not isinstance(smoke, Mapping):
+        return s.replicas
+    return min(s.replicas, int(smoke.get("replicas", s.replicas)))
 
 
 def disagreement(a: EpochAgreement) -> tuple[str, str] | None:
@@ -302,6 +352,7 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.Metric: _metric,
     ev.EngineEvent: _engine,
     ev.LogLines: _lines,
+    ev.Telemetry: _telemetry,
     ev.WorkerProcess: _worker,
     ev.RootReported: _root,
     ev.ForkDetected: _fork,

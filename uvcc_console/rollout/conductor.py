@@ -21,15 +21,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from uvcc_console.core import alerts, paths
 from uvcc_console.core import events as ev
-from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, iter_events, read_all
 from uvcc_console.core.state import disagreement
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.provider import provider_for
 from uvcc_console.report.artifacts import write_artifacts
-from uvcc_console.rollout import spawn
+from uvcc_console.rollout import spawn, sweep
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
@@ -42,6 +42,7 @@ from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.parallel.topology import Coord
 
 COST_EVERY_S = 5.0
+WATCH_EVERY_S = 2.0
 LAST_WORDS_S = 20.0
 SIDECAR_S = 5.0
 LOCK_S = 1.0
@@ -91,9 +92,12 @@ def open_rollout(run_dir: Path, bus: Bus) -> Rollout:
     profile = parse(s.profile)
     plan = make_plan(s.run, s.profile_name, profile, s.seed)
     fleet = profile.fleet.model_dump(mode="json", exclude_defaults=True) | {"provider": profile.fleet.provider}
+    kept = sweep.kept_by(profile.fleet.attach_prefix)
+    fleet["ssh_key"] = profile.fleet.ssh_key or kept.ssh_key
     provider = provider_for(fleet, run_dir, ttl_s=profile.limits.ttl)
     members = {name: Member(name, request) for name, request in plan.requests.items()}
-    return Rollout(plan, run_dir, bus, provider, operator_key(run_dir, profile.fleet.ssh_key), members)
+    key = operator_key(run_dir, str(fleet["ssh_key"]))
+    return Rollout(plan, run_dir, bus, provider, key, members, pins=dict(kept.host_keys))
 
 
 async def _costs(ctx: Rollout, ending: Ending) -> None:
@@ -113,6 +117,20 @@ async def _costs(ctx: Rollout, ending: Ending) -> None:
         if remaining <= 0:
             ending.ask(f"its time to live of {limits.ttl:.0f} s is over")
         await asyncio.sleep(min(COST_EVERY_S, max(0.1, remaining)))
+
+
+async def _watch(ctx: Rollout) -> None:
+    """Have the detectors look at the run, and write down what they find that is new."""
+    watch = alerts.Watch()
+    while True:
+        await asyncio.sleep(WATCH_EVERY_S)
+        ctx.bus.record(watch.look(ctx.bus.snapshot, time.time()))
+
+
+async def _sweep(ctx: Rollout) -> None:
+    """End what other runs of this folder left at the provider, now and every minute."""
+    names = [m.request.name for m in ctx.members.values()]
+    await sweep.keep_sweeping(ctx.provider, ctx.plan.prefix, names, lambda event: ctx.bus.record([event]))
 
 
 def compare_roots(bus: Bus) -> None:
@@ -165,7 +183,11 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     _heed(ctx, stages, ending, since)
     compare_roots(ctx.bus)
     following = asyncio.create_task(ctx.bus.run(), name="journal")
-    costs = asyncio.create_task(_costs(ctx, ending), name="costs")
+    aside = [
+        asyncio.create_task(_costs(ctx, ending), name="costs"),
+        asyncio.create_task(_watch(ctx), name="detectors"),
+        asyncio.create_task(_sweep(ctx), name="sweep"),
+    ]
     status, detail = "failed", ""
     try:
         if adopted == "teardown":
@@ -175,7 +197,8 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         traceback.print_exception(e)
         detail = str(describe(e))
     finally:
-        costs.cancel()
+        for task in aside:
+            task.cancel()
         status, detail = await _end(ctx, status, detail)
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -9,6 +9,8 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_engine.contract import wire
 
+FACTS = ("parameters", "seq_len", "precision", "save_every", "steps")
+TELEMETRY_EVERY_S = 30.0
 COLUMNS = ("step", "loss", "lr", "toks_per_s", "samples_per_s")
 
 
@@ -25,6 +27,7 @@ class Intake:
         self._first = first
         self._columns: dict[str, Sequence[str]] = {}
         self._partial: dict[str, str] = {}
+        self._telemetry_at = float("-inf")
 
     def events(self, message: Mapping[str, Any]) -> list[ev.Event]:
         """What a message means for the journal; nothing for acknowledgements and other runs' lines."""
@@ -32,6 +35,8 @@ class Intake:
         if op == wire.DROPPED:
             text = f"the agent dropped {message.get('n')} lines for this console"
             return [ev.Alert(level="warn", name="dropped", text=text, subject=self.pod)]
+        if op == wire.TELEMETRY:
+            return self._telemetry(message)
         if message.get("run") != self.engine_run:
             return []
         if op == wire.LINES:
@@ -42,6 +47,16 @@ class Intake:
             fields = {"src": message.get("src"), "reason": message.get("reason")}
             return [ev.EngineEvent(pod=self.pod, level="warn", event="rewind", fields=fields)]
         return []
+
+    def _telemetry(self, m: Mapping[str, Any]) -> list[ev.Event]:
+        """Vital signs come every two seconds; the journal of a long run keeps one in thirty seconds."""
+        at = float(m.get("ts") or 0.0)
+        if at - self._telemetry_at < TELEMETRY_EVERY_S:
+            return []
+        self._telemetry_at = at
+        gpus = [dict(g) for g in m.get("gpus") or [] if isinstance(g, Mapping)]
+        numbers = {k: float(m.get(k) or 0.0) for k in ("cpu", "mem_mib", "disk_free_mib")}
+        return [ev.Telemetry(pod=self.pod, gpus=gpus, **numbers)]
 
     def _process(self, m: Mapping[str, Any]) -> ev.Event:
         rc = m.get("rc")
@@ -67,6 +82,8 @@ class Intake:
             found = self._result(src, lines)
         elif src.startswith("exit") and src.endswith(".json"):
             found = self._exit(src, lines)
+        elif src == "run.json":
+            found = self._facts(src, lines)
         elif src.endswith(".json") or not lines:
             found = []
         else:
@@ -136,6 +153,17 @@ class Intake:
         record = self._record(src, text)
         self._partial[src] = "" if record is not None else text
         return record if record is not None and record.get("run") == self.engine_run else None
+
+    def _facts(self, src: str, lines: list[str]) -> list[ev.Event]:
+        """What the directory's lead worker says it runs: only what a plan can be held against."""
+        record = self._document(src, lines)
+        if record is None:
+            return []
+        config = record.get("config") if isinstance(record.get("config"), Mapping) else {}
+        parts = [record, record.get("job"), *(config or {}).values()]
+        fields = {k: p[k] for p in reversed(parts) if isinstance(p, Mapping) for k in FACTS if k in p}
+        fields["coord"] = str(record.get("coord") or self._first)
+        return [ev.EngineEvent(pod=self.pod, level="info", event="run_facts", fields=fields)]
 
     def _exit(self, src: str, lines: list[str]) -> list[ev.Event]:
         record = self._document(src, lines)

@@ -23,9 +23,9 @@ BACKLOG: Final = 1 << 20
 KEEP: Final = 64 << 10
 _MARK: Final = 64
 
-EVIDENCE: Final = re.compile(r"events\.jsonl|training\.csv|val\.csv|(exit|result)(_rank\d+)?\.json")
+EVIDENCE: Final = re.compile(r"events\.jsonl|training\.csv|val\.csv|(exit|result)(_rank\d+)?\.json|run\.json")
 TELEMETRY: Final = re.compile(r"heartbeat_rank\d+\.jsonl|worker_.+\.log|stackdump_.+\.txt")
-_DOCUMENT: Final = re.compile(r"(exit|result)(_rank\d+)?\.json")
+_DOCUMENT: Final = re.compile(r"(exit|result)(_rank\d+)?\.json|run\.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,15 @@ def test_an_epoch_is_agreed_only_when_all_workers_reported_and_no_pair_differs()
     assert s.agreed_epoch == 4
 
 
+def test_a_smoke_with_fewer_replicas_than_the_run_is_agreed_by_those_it_has() -> None:
+    two = ev.RunCreated(**{**ev.to_json(CREATED), "replicas": 2, "profile": {"smoke": {"replicas": 1}}})
+    for phase, agreed in (("smoke", 4), ("full", -1)):
+        s = fold([two, ev.PhaseStarted(phase=phase, engine_run=f"r.{phase}", steps=9, sid_job="")])
+        for coord in COORDS:
+            s = reduce(s, ev.RootReported(coord=coord, epoch=4, root="aa", pairs=_pairs(coord, "d")))
+        assert s.agreed_epoch == agreed
+
+
 def test_a_differing_pair_is_not_agreement() -> None:
     s = fold([CREATED])
     for coord in COORDS:

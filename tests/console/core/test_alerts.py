@@ -1,0 +1,210 @@
+"""Every detector, on the smallest run that shows what it looks for, and silent on the healthy one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from uvcc_console.core import alerts
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.state import fold, reduce
+
+PROFILE = {
+    "job": {"kind": "private", "checkpoint_every": 10, "plan": {"seq_len": 2048}},
+    "gates": {"toks_per_s": 39.0, "disk_free_mib": 512},
+    "limits": {"total": 10.0},
+}
+COORDS = [f"p{p}r{r}s0t0" for r in (0, 1) for p in (0, 1, 2)]
+NOW = 1000.0
+
+
+class Healthy:
+    """A run of six workers that make a step a second; one thing is then made wrong."""
+
+    def __init__(self, steps: int = 60) -> None:
+        self.now = NOW
+        created = ev.RunCreated(
+            ts=1.0,
+            run="r",
+            profile_name="t",
+            job_kind="private",
+            replicas=2,
+            pipeline_stages=1,
+            tensor=1,
+            stages=["full"],
+            profile=PROFILE,
+        )
+        self.s = fold([created, *(self.pod(c) for c in COORDS)])
+        self.add(ev.PhaseStarted(phase="full", engine_run="r.full", steps=500, sid_job=""))
+        self.step = 0
+        for _ in range(steps):
+            self.tick()
+
+    @staticmethod
+    def pod(coord: str) -> ev.Event:
+        return ev.PodChanged(pod=coord[:4], party=int(coord[1]), replica=int(coord[3]), provider="local", state="agent")
+
+    def add(self, *events: ev.Event) -> None:
+        for e in events:
+            self.s = reduce(self.s, ev.from_json(e.kind, self.now, ev.to_json(e)) or e)
+
+    def tick(self, seconds: float = 1.0, only: list[str] | None = None, **more: object) -> None:
+        self.now += seconds
+        self.step += 1
+        for rank, coord in enumerate(COORDS):
+            if only is not None and coord not in only:
+                continue
+            record = {"ts": self.now, "rank": rank, "step": self.step, "phase": "train", "mem_mib": 200.0}
+            record["last_collective"] = {"group": "dp", "op": "all_reduce", "seq": self.step}
+            self.add(ev.Heartbeat(pod=coord[:4], coord=coord, record={**record, **more}))
+            loss = 1.0 / (1 + self.step)
+            self.add(ev.Metric(coord=coord, step=self.step, values={"loss": loss, "toks_per_s": 50.0}))
+        if self.step % 10 == 0:
+            fields = {"step": self.step, "sha256": "ab"}
+            self.add(ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields=fields))
+
+    def names(self, later: float = 0.0) -> set[str]:
+        return {f.name for f in alerts.detect(self.s, self.now + later)}
+
+
+def found(s: Snapshot, now: float, name: str) -> alerts.Finding:
+    (one,) = [f for f in alerts.detect(s, now) if f.name == name][:1]
+    return one
+
+
+def test_a_healthy_run_is_left_alone() -> None:
+    assert Healthy().names() == set()
+
+
+def test_a_worker_that_says_nothing_and_not_one_that_has_ended() -> None:
+    run = Healthy()
+    for _ in range(20):
+        run.tick(only=COORDS[1:])
+    assert found(run.s, run.now, "stalled_heartbeat").subject == COORDS[0]
+    assert "no heartbeat for 20 s" in found(run.s, run.now, "stalled_heartbeat").text
+    run.add(ev.WorkerProcess(pod="p0r0", coord=COORDS[0], state="exited", rc=0))
+    assert "stalled_heartbeat" not in run.names()
+
+
+def test_slow_but_alive_is_measured_against_the_runs_own_pace() -> None:
+    run = Healthy()
+    for _ in range(6):
+        run.tick(3.0)
+    assert found(run.s, run.now, "slow_but_alive").text == "a step takes 3.00 s, usual is 1.00 s"
+
+
+def test_a_hang_names_the_first_rank_that_differs() -> None:
+    run = Healthy()
+    step = run.step
+    for _ in range(9):
+        run.now += 4
+        for rank, coord in enumerate(COORDS):
+            seq = step + (0 if rank == 2 else 1)
+            last = {"group": "dp", "op": "all_reduce", "seq": seq}
+            record = {"ts": run.now, "rank": rank, "step": step, "phase": "train", "last_collective": last}
+            run.add(ev.Heartbeat(pod=coord[:4], coord=coord, record=record))
+    hang = found(run.s, run.now, "hang_in_collective")
+    assert f"first that differs: {COORDS[2]} is in dp all_reduce #60, the others in dp all_reduce #61" in hang.text
+    assert hang.level == "error"
+
+
+def test_a_straggler_and_a_party_that_falls_behind() -> None:
+    run = Healthy()
+    for _ in range(4):
+        run.tick(only=COORDS[1:])
+    assert found(run.s, run.now, "straggler").subject == COORDS[0]
+    others = [c for c in COORDS if not c.startswith("p0")]
+    for _ in range(4):
+        run.tick(only=others)
+    assert found(run.s, run.now, "skew_between_parties").subject == "P0"
+
+
+def test_throughput_below_the_floor() -> None:
+    run = Healthy()
+    for step in range(61, 70):
+        run.add(ev.Metric(coord=COORDS[0], step=step, values={"toks_per_s": 30.0}))
+    assert found(run.s, run.now, "throughput_below_floor").text == "30 toks/s, floor is 39"
+
+
+@pytest.mark.parametrize(
+    ("losses", "name"),
+    [
+        ([math.nan], "loss_nan"),
+        ([0.25] * 130, "loss_flat"),
+        ([1.0 / (k + 1) for k in range(100)] + [0.9] * 60, "loss_diverging"),
+    ],
+)
+def test_a_loss_that_is_not_right(losses: list[float], name: str) -> None:
+    run = Healthy(0)
+    for step, loss in enumerate(losses):
+        run.add(ev.Metric(coord=COORDS[0], step=step, values={"loss": loss}))
+    assert {n for n in run.names() if n.startswith("loss")} == {name}
+
+
+def test_gates_data_memory() -> None:
+    run = Healthy()
+    run.tick(gate_entropy_mean=0.05, gate_collapse_frac=0.9, dt_fetch_s=0.6)
+    assert {"gate_collapse", "slow_data"} <= run.names()
+    creeping = Healthy(0)
+    for k in range(60):
+        creeping.tick(mem_mib=200.0 + 5 * k)
+    assert "memory_creep" in creeping.names()
+
+
+def test_a_disk_that_fills_and_one_that_is_full() -> None:
+    run = Healthy(1)
+    for k in range(15):
+        run.now += 30
+        run.add(ev.Telemetry(pod="p1r0", disk_free_mib=20000.0 - 400 * k))
+    assert "full in 18 min" in found(run.s, run.now, "disk_filling").text
+    run.add(ev.Telemetry(pod="p1r0", disk_free_mib=100.0))
+    assert found(run.s, run.now, "disk_filling").level == "error"
+
+
+def test_checkpoints_overdue_and_refused() -> None:
+    run = Healthy(19)
+    run.s = fold([], run.s)
+    for _ in range(25):
+        run.tick()
+    assert "checkpoint_overdue" not in run.names()
+    late = Healthy(9)
+    for step in range(10, 40):
+        for coord in COORDS:
+            record = {"ts": late.now, "rank": 0, "step": step, "phase": "train"}
+            late.add(ev.Heartbeat(pod=coord[:4], coord=coord, record=record))
+    assert "last checkpoint at 0, planned every 10" in found(late.s, late.now, "checkpoint_overdue").text
+    fields = {"detail": "step-30: weights.safetensors is damaged"}
+    late.add(ev.EngineEvent(pod="p2r1", level="warn", event="checkpoint_refused", fields=fields))
+    assert found(late.s, late.now, "checkpoint_unverified").subject == "p2r1"
+
+
+def test_spending_a_dead_path_a_fork_and_a_config_that_was_not_planned() -> None:
+    run = Healthy()
+    run.add(ev.CostTick(hourly=3.0, spent=4.0, forecast=14.0))
+    run.add(ev.LinkChanged(pod="p0r1", path="relay", up=False))
+    run.add(ev.ForkDetected(epoch=7, parties=[0, 2]))
+    run.add(ev.EngineEvent(pod="p0r0", level="info", event="run_facts", fields={"coord": COORDS[0], "seq_len": 1024}))
+    later = 31.0
+    assert {"spend_above_plan", "path_dead", "root_fork", "not_as_planned"} <= run.names(later)
+    assert found(run.s, run.now, "not_as_planned").text == "seq_len is 1024, planned 2048"
+
+
+def test_nothing_is_judged_while_the_run_is_held_or_over() -> None:
+    run = Healthy()
+    run.add(ev.HaltRequested(nonce="n", mode="hold", by="me"))
+    assert run.names(100.0) == set()
+    run.add(ev.RunEnded(status="ok"))
+    assert alerts.detect(run.s, run.now + 500) == []
+
+
+def test_each_thing_is_told_once_until_it_was_gone() -> None:
+    run, watch = Healthy(), alerts.Watch()
+    run.add(ev.CostTick(hourly=3.0, spent=9.5, forecast=9.0))
+    assert [e.kind for e in watch.look(run.s, run.now)] == ["alert"]
+    assert watch.look(run.s, run.now + 5) == []
+    run.add(ev.CostTick(hourly=3.0, spent=1.0, forecast=9.0))
+    assert watch.look(run.s, run.now + 6) == []
+    run.add(ev.CostTick(hourly=3.0, spent=9.5, forecast=9.0))
+    assert len(watch.look(run.s, run.now + 7)) == 1

@@ -1,0 +1,41 @@
+"""Detectors: what is wrong with a run, each finding with its evidence and a remedy. Pure; thresholds are the run's own.
+
+A detector is ``(snapshot, now) -> findings``. ``detect`` runs all of them; ``Watch`` remembers what it has told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.alerts import fleet, progress, quality
+from uvcc_console.core.alerts.finding import Detector, Finding
+from uvcc_console.core.snapshot import Snapshot
+
+DETECTORS: tuple[Detector, ...] = (*progress.DETECTORS, *quality.DETECTORS, *fleet.DETECTORS)
+AGAIN_S = 600.0
+
+
+def detect(s: Snapshot, now: float) -> list[Finding]:
+    """Everything that is wrong now; a run that has ended, or has no workers yet, is judged by its fleet alone."""
+    if s.ended:
+        return []
+    return [found for detector in DETECTORS for found in detector(s, now)]
+
+
+class Watch:
+    """Turns findings into alerts: each once, and again only if it was gone meanwhile or ten minutes have passed."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], float] = {}
+
+    def look(self, s: Snapshot, now: float) -> Sequence[ev.Event]:
+        found = {(f.name, f.subject): f for f in detect(s, now)}
+        fresh = [f for key, f in found.items() if now - self._told.get(key, float("-inf")) >= AGAIN_S]
+        self._told = {key: at for key, at in self._told.items() if key in found} | {
+            (f.name, f.subject): now for f in fresh
+        }
+        return [ev.Alert(level=f.level, name=f.name, text=f.text, remedy=f.remedy, subject=f.subject) for f in fresh]
+
+
+__all__ = ["AGAIN_S", "DETECTORS", "Finding", "Watch", "detect"]

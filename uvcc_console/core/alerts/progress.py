@@ -1,0 +1,99 @@
+"""Do the workers live, move, and move together?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from uvcc_console.core.alerts.finding import Finding, middle, step_time, training, usual_and_recent
+from uvcc_console.core.snapshot import Snapshot, WorkerView
+
+SILENT_S = 15.0  # a heartbeat is due every 5 s
+STUCK_STEPS, STUCK_S = 10, 30.0
+SLOWER = 2.0
+BEHIND = 2
+
+
+def stalled_heartbeat(s: Snapshot, now: float) -> Iterator[Finding]:
+    """A worker said nothing for three beats, or for as long as its pod's own longest step may last."""
+    limit = max(SILENT_S, 3 * step_time(s))
+    for w in training(s):
+        if (age := now - w.beat_ts) > limit:
+            text = f"no heartbeat for {age:.0f} s (last step {w.step}, limit {limit:.0f} s)"
+            yield Finding(
+                "stalled_heartbeat", text, "look at its pod: log, shell; F9 if it does not come back", w.coord, "error"
+            )
+
+
+def slow_but_alive(s: Snapshot, now: float) -> Iterator[Finding]:
+    """Steps come, but take twice what this run usually takes."""
+    for w in training(s):
+        found = usual_and_recent(s, w.coord, "step_s")
+        if found and found[0] > 0 and found[1] > SLOWER * found[0] and now - w.beat_ts <= SILENT_S:
+            text = f"a step takes {found[1]:.2f} s, usual is {found[0]:.2f} s"
+            yield Finding(
+                "slow_but_alive", text, "see who waits for whom in panel 4; a stack dump shows where", w.coord
+            )
+
+
+def collective(w: WorkerView) -> tuple[str, int]:
+    """(what, sequence number) of a worker's last collective; (\"\", -1) if it told none."""
+    last: Any = w.beat.get("last_collective")
+    if isinstance(last, Mapping):
+        return " ".join(str(last[k]) for k in ("group", "op") if k in last), int(last.get("seq", -1))
+    return str(last or ""), int(w.beat.get("collective_seq", -1))
+
+
+def first_that_differs(workers: list[WorkerView]) -> str:
+    """The first rank whose last collective is not the one that most are in; empty where all agree."""
+    told = [(w, collective(w)) for w in sorted(workers, key=lambda w: (int(w.beat.get("rank", 0)), w.coord))]
+    told = [(w, c) for w, c in told if c != ("", -1)]
+    if not told:
+        return ""
+    usual = Counter(c for _, c in told).most_common(1)[0][0]
+    for w, c in told:
+        if c != usual:
+            return f"{w.coord} is in {c[0] or 'no collective'} #{c[1]}, the others in {usual[0]} #{usual[1]}"
+    return ""
+
+
+def hang_in_collective(s: Snapshot, now: float) -> Iterator[Finding]:
+    """Everybody lives and nobody makes a step: they wait in a collective, and one rank is not where the others are."""
+    workers = training(s)
+    alive = [w for w in workers if now - w.beat_ts <= SILENT_S]
+    limit = max(STUCK_S, STUCK_STEPS * step_time(s))
+    if not alive or len(alive) < len(workers) or min(now - w.step_ts for w in alive) < limit:
+        return
+    differs = first_that_differs(alive)
+    waits = sorted({str(w.beat["waiting_on"]) for w in alive if w.beat.get("waiting_on")})
+    text = f"no step for {min(now - w.step_ts for w in alive):.0f} s at step {min(w.step for w in alive)}"
+    text += f"; first that differs: {differs}" if differs else f"; they wait for {', '.join(waits)}" if waits else ""
+    yield Finding(
+        "hang_in_collective", text, "D dumps every stack; then F9, T proposes the next single change", level="error"
+    )
+
+
+def straggler(s: Snapshot, now: float) -> Iterator[Finding]:
+    """One worker is behind the others of its party."""
+    workers = training(s)
+    usual = middle(float(w.step) for w in workers)
+    for w in workers:
+        if len(workers) > 2 and usual - w.step > BEHIND:
+            text = f"at step {w.step}, the others at {usual:.0f}"
+            yield Finding("straggler", text, "restart its worker, or replace its pod if it stays behind", w.coord)
+
+
+def skew_between_parties(s: Snapshot, now: float) -> Iterator[Finding]:
+    """The parties are not at the same step."""
+    steps: dict[str, list[float]] = {}
+    for w in training(s):
+        steps.setdefault(w.coord[:2], []).append(float(w.step))
+    medians = {party: middle(found) for party, found in steps.items()}
+    if len(medians) > 1 and max(medians.values()) - min(medians.values()) > BEHIND:
+        text = ", ".join(f"P{party[1:]} at {step:.0f}" for party, step in sorted(medians.items()))
+        slow = min(medians, key=lambda party: medians[party])
+        yield Finding("skew_between_parties", text, "see the link of the party that is behind, panel 4", f"P{slow[1:]}")
+
+
+DETECTORS = (stalled_heartbeat, slow_but_alive, hang_in_collective, straggler, skew_between_parties)
