@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -47,6 +47,7 @@ class LocalPlane:
 
     def __init__(self, wire: Wire, party: int) -> None:
         self._wire = wire
+        self._kept: dict[tuple[int, Tag], bytes] = {}  # of streams that nobody has asked for yet
         self.party = party
 
     def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
@@ -56,17 +57,35 @@ class LocalPlane:
         self._wire.main[self.party, dst].put((tag, body))
 
     def recv(self, src: int, tag: Tag) -> memoryview:
+        while (body := self._kept.pop((src, tag), None)) is None:
+            self._take(src, tag)
+        if self._wire.keep:
+            self._wire.received[self.party].append((src, tag, body))
+        return memoryview(body)
+
+    def _take(self, src: int, due: Tag) -> None:
+        """Keep the next message of ``src``, which must be ``due`` or of another stream."""
         try:
             item = self._wire.main[src, self.party].get(timeout=self._wire.wait_s)
         except queue.Empty:
             raise PeerLostError(f"party {src} sent nothing for {self._wire.wait_s:g} s", party=src) from None
         if item is None:
             raise PeerLostError(f"party {src} stopped", party=src)
-        if item[0] != tag:
-            raise ProtocolError(f"party {src} sent {item[0]}, expected {tag}", party=src)
-        if self._wire.keep:
-            self._wire.received[self.party].append((src, tag, item[1]))
-        return memoryview(item[1])
+        if item[0] != due and item[0].stream == due.stream:
+            raise ProtocolError(f"party {src} sent {item[0]}, expected {due}", party=src)
+        self._kept[src, item[0]] = item[1]
+
+    def arrived(self, wants: Iterable[tuple[int, Tag]]) -> bool:
+        missing = [want for want in wants if want not in self._kept]
+        for src, tag in missing:
+            while (src, tag) not in self._kept and not self._wire.main[src, self.party].empty():
+                self._take(src, tag)
+        return all(want in self._kept for want in missing)
+
+    def wait_any(self, wants: Sequence[Sequence[tuple[int, Tag]]], other: Callable[[], bool] | None = None) -> None:
+        if other is None:  # whichever is first: the caller comes back for the rest
+            missing = next(want for want in wants[0] if want not in self._kept)
+            self._take(*missing)
 
     def send_control(self, dst: int, body: bytes) -> None:
         self._wire.control[self.party, dst].put(body)

@@ -127,6 +127,10 @@ class Inbox:
             self._due.append(self._open)
             self._open, self._size = [], 0
 
+    def kinds(self) -> list[int]:
+        """The kinds of the messages that are still to come, in order."""
+        return [message_kind([kind for _, kind, _, _ in parts]) for parts in self._due]
+
     def next_message(self) -> list[Want] | None:
         """The parts of the message to receive before the next part can be taken; None if it is here."""
         return None if self._ready else self._due.pop(0)

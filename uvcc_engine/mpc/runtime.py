@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from uvcc_engine.mpc.prg import OWN, STREAMS, Draws, PairKeys, derive_key
 from uvcc_engine.mpc.rounds import Fork, Inbox, Outbox, Round, Steps, message_kind, par
 from uvcc_engine.plane.api import Plane, Tag
 
-__all__ = ["Round", "Runtime", "Steps", "par"]
+__all__ = ["Progress", "Round", "Runtime", "Steps", "par"]
 
 T = TypeVar("T")
 
@@ -107,29 +107,16 @@ class Runtime:
         Within a round every protocol is resumed as soon as its own parts are there, and what it sends next leaves at
         once if it is large: a vector in pieces flows through several rounds at a time.
         """
+        progress = self.start(steps)
+        while not progress.done:
+            progress.advance()
+        return progress.result
+
+    def start(self, steps: Steps[T]) -> Progress[T]:
+        """Bring a protocol to its first round; one at a time. The caller advances it, and others on other streams."""
         if self._epoch < 0:
             self.begin_epoch(0)
-        root = _Task(steps, None, 0)
-        waiting = self._resume(root, None)
-        while waiting:
-            self._flush()
-            self.rounds += 1
-            inboxes = {self.next: Inbox(), self.prev: Inbox()}
-            for task in waiting:
-                assert task.request is not None
-                for want in task.request.wants:
-                    inboxes[want[0]].expect(want)
-            for inbox in inboxes.values():
-                inbox.seal()
-            following: list[_Task] = []
-            for task in waiting:
-                assert task.request is not None
-                got = [self._take(inboxes[want[0]], want[0]) for want in task.request.wants]
-                following += self._resume(task, got)
-            waiting = following
-        self._flush()
-        result: T = root.results[0]
-        return result
+        return Progress(self, steps)
 
     def _resume(self, task: _Task, answer: list[Tensor] | None) -> list[_Task]:
         """Advance a task to its next round. Returns the tasks that wait now in its place (with its branches)."""
@@ -180,3 +167,59 @@ class Runtime:
             self._received[peer] += 1
             inbox.fill(self.plane.recv(peer, tag), parts, peer, tag, self.device)
         return inbox.take()
+
+
+class Progress(Generic[T]):
+    """A protocol between two of its rounds."""
+
+    def __init__(self, rt: Runtime, steps: Steps[T]) -> None:
+        """See :meth:`Runtime.start`."""
+        self._rt = rt
+        self._root = _Task(steps, None, 0)
+        self._enter(rt._resume(self._root, None))
+
+    def _enter(self, waiting: list[_Task]) -> None:
+        """Send what the last round left; note what the next one waits for."""
+        rt, self._waiting = self._rt, waiting
+        self._wants: list[tuple[int, Tag]] | None = None
+        rt._flush()
+        self._inboxes = {rt.next: Inbox(), rt.prev: Inbox()}
+        if not waiting:
+            return
+        rt.rounds += 1
+        for task in waiting:
+            assert task.request is not None
+            for want in task.request.wants:
+                self._inboxes[want[0]].expect(want)
+        for inbox in self._inboxes.values():
+            inbox.seal()
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is there."""
+        return not self._waiting
+
+    @property
+    def result(self) -> T:
+        found: T = self._root.results[0]
+        return found
+
+    def wants(self) -> list[tuple[int, Tag]]:
+        """The messages of the round that it is in: from whom, and which."""
+        if self._wants is None:
+            rt = self._rt
+            self._wants = [
+                (peer, Tag(rt.epoch, rt.stream, rt._received[peer] + k, kind))
+                for peer, inbox in self._inboxes.items()
+                for k, kind in enumerate(inbox.kinds())
+            ]
+        return self._wants
+
+    def advance(self) -> None:
+        """Take this round's messages, waiting for those that are not there, and go on to the next round."""
+        following: list[_Task] = []
+        for task in self._waiting:
+            assert task.request is not None
+            got = [self._rt._take(self._inboxes[want[0]], want[0]) for want in task.request.wants]
+            following += self._rt._resume(task, got)
+        self._enter(following)

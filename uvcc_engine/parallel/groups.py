@@ -12,8 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -23,8 +22,11 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
-from uvcc_engine.contract.errors import ConfigError, PeerLostError
-from uvcc_engine.parallel.topology import Coord, Topology
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
+from uvcc_engine.parallel.place import Place, device_slot
+from uvcc_engine.parallel.presence import LOOK_S, Presence, leave_word, word_of
+
+__all__ = ["Group", "OnEvent", "PartyGroups", "Place", "device_slot"]
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 DIMENSIONS: Final = ("dp", "pp", "tp")
@@ -36,69 +38,6 @@ _LISTEN_S: Final = 3.0
 # torch renamed the two; the older names still work but warn, and pods may carry an older torch of their image
 _reduce_scatter: Final = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather: Final = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One rank of a party's world and the address of its store (``MASTER_ADDR``, ``MASTER_PORT``)."""
-
-    coord: Coord
-    topology: Topology
-    address: str = ""
-    port: int = 0
-
-    @classmethod
-    def of(cls, coord: Coord, topology: Topology, env: Mapping[str, str]) -> Place:
-        """Read the meeting place from the environment. Raises ConfigError if a larger world has none."""
-        if topology.workers_per_party == 1:
-            return cls(coord, topology)
-        try:
-            rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
-            found = cls(coord, topology, env["MASTER_ADDR"], int(env["MASTER_PORT"]))
-        except (KeyError, ValueError) as error:
-            raise ConfigError(
-                f"{coord} has {topology.workers_per_party - 1} sister ranks, but no address to meet them: {error}",
-                "launch it through the console, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-            ) from error
-        if (rank, world) != (found.rank, found.world):
-            raise ConfigError(f"{coord} is rank {found.rank} of {found.world}, the environment says {rank} of {world}")
-        return found
-
-    @property
-    def rank(self) -> int:
-        return self.topology.local_rank(self.coord)
-
-    @property
-    def world(self) -> int:
-        return self.topology.workers_per_party
-
-    def members(self, dimension: str) -> list[int]:
-        """Ranks of this rank's group along a dimension, in order."""
-        c, t = self.coord, self.topology
-        along = {
-            "dp": [Coord(r, c.party, c.stage, c.tensor) for r in range(t.replicas)],
-            "pp": [Coord(c.replica, c.party, s, c.tensor) for s in range(t.stages)],
-            "tp": [Coord(c.replica, c.party, c.stage, k) for k in range(t.tensor)],
-        }
-        return [t.local_rank(member) for member in along[dimension]]
-
-    def index(self, dimension: str) -> int:
-        """This rank's place in that group."""
-        c = self.coord
-        return {"dp": c.replica, "pp": c.stage, "tp": c.tensor}[dimension]
-
-
-def device_slot(coord: Coord, capacity: int, topology: Topology) -> int:
-    """Which of a pod's ``capacity`` devices a rank uses when several share a pod: (r + s + t) mod capacity.
-
-    Raises ConfigError if two ranks of one communicator could get the same device, which NCCL refuses.
-    """
-    if capacity < max(topology.replicas, topology.stages, topology.tensor):
-        raise ConfigError(
-            f"{capacity} devices for groups of up to {max(topology.replicas, topology.stages, topology.tensor)} ranks",
-            "a communicator must not hold one device twice: take pods with more devices, or smaller dimensions",
-        )
-    return (coord.replica + coord.stage + coord.tensor) % capacity
 
 
 class Group:
@@ -113,7 +52,7 @@ class Group:
         self.size = len(members)
         self.index = index
         self.operations = 0
-        self.waiting: tuple[str, float] | None = None  # what for, and since when (monotonic)
+        self._waits: dict[int, tuple[str, float]] = {}  # by thread: what for, and since when (monotonic)
         self._members = list(members)
         self._group = group
         self._timeout = timedelta(seconds=TIMEOUT_S)
@@ -149,6 +88,11 @@ class Group:
         wanted = [self.size * (self.size + 1) // 2, _wrapped(self.size << 62)]
         if mine.tolist() != wanted:
             raise PeerLostError(f"the {self.name} group adds up to {mine.tolist()}, not {wanted}", party=self._party)
+
+    @property
+    def waiting(self) -> tuple[str, float] | None:
+        """What this rank waits for, and since when (monotonic): the oldest of its waits."""
+        return min(list(self._waits.values()), key=lambda wait: wait[1], default=None)
 
     @property
     def group(self) -> Any:
@@ -213,14 +157,16 @@ class Group:
             raise _lost(self._party, f"{self.name} {what} did not start", error) from error
 
     def _wait(self, what: str, start: Callable[[], Any]) -> None:
+        me = threading.get_ident()
         self.operations += 1
-        self.waiting = (f"{self.name} #{self.operations} {what}", time.monotonic())
+        numbered = f"{self.name} #{self.operations} {what}"
+        self._waits[me] = (numbered, time.monotonic())
         try:
             start().wait(self._timeout)
         except RuntimeError as error:
-            raise _lost(self._party, f"{self.waiting[0]} did not finish", error) from error
+            raise _lost(self._party, f"{numbered} did not finish", error) from error
         finally:
-            self.waiting = None
+            del self._waits[me]
 
 
 class PartyGroups:
@@ -235,7 +181,9 @@ class PartyGroups:
         self._timeout_s = timeout_s
         self._on_event = on_event
         self._store: Any = None
-        self._check: Callable[[], None] = lambda: None
+        self._user_check: Callable[[], None] = lambda: None
+        self._presence: Presence | None = None  # until all have met
+        self._next_look = 0.0
         self._labels = 0
         self.tp, self.pp, self.dp = (Group(name, [place.rank], 0) for name in ("tp", "pp", "dp"))
         self.pp_back = self.pp  # gradients travel on a communicator of their own
@@ -258,9 +206,29 @@ class PartyGroups:
         limit = timeout_s or float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_S))
         found = cls(place, device=device, timeout_s=limit, on_event=on_event)
         if not found.alone:
-            found._check = check
-            found._meet()
+            found._user_check = check
+            found._presence = Presence(f"{place.address}:{place.port}", place.rank, place.world, place.coord.party)
+            try:
+                found._meet()
+            except UvccError as error:
+                if found._store is not None:
+                    leave_word(found._store, place.rank, error.what)
+                raise
+            finally:
+                found._presence.close()
+                found._presence = None
         return found
+
+    def _check(self) -> None:
+        """Raise if waiting for a sister rank has no sense any more: the caller's wish, or one that is gone."""
+        self._user_check()
+        now = time.monotonic()
+        if self._presence is None or now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
+        if self._store is not None and (word := word_of(self._store, self.place.coord.party)) is not None:
+            raise word
+        self._presence.look()
 
     def _meet(self) -> None:
         place, timeout = self.place, timedelta(seconds=self._timeout_s)

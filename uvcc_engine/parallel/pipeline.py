@@ -7,6 +7,7 @@ return at once; ``finish`` waits for them.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.contract.errors import ProtocolError, UvccError
 from uvcc_engine.parallel.groups import Group
 
 FORWARD, BACKWARD, UPDATE = "F", "B", "U"
@@ -52,6 +53,16 @@ class Pipe:
 
     def receive(self, direction: str, microbatch: int, device: torch.device) -> Tensor:
         """What the stage before (F) or the next one (B) sends for this microbatch."""
+        return self.received(direction, microbatch, self.fetch(direction, microbatch, device))
+
+    def received(self, direction: str, microbatch: int, x: Tensor) -> Tensor:
+        """Note what was fetched."""
+        if self.record is not None:
+            self.record(direction, microbatch, 0, x)
+        return x
+
+    def fetch(self, direction: str, microbatch: int, device: torch.device) -> Tensor:
+        """Receive without a note: the note belongs to the thread that has the transcript."""
         group, source = self._end(direction, sending=False)
         shape = torch.zeros(1 + _MOST_AXES, dtype=torch.int64, device=device)
         axes, *sides = group.receive(shape, source, 2 * microbatch).tolist()
@@ -59,8 +70,6 @@ class Pipe:
             raise ProtocolError(f"stage {source} announced a tensor of {axes} axes", "all ranks must run the same code")
         x = torch.empty(sides[:axes], dtype=torch.int64, device=device)
         group.receive(x, source, 2 * microbatch + 1)
-        if self.record is not None:
-            self.record(direction, microbatch, 0, x)
         return x
 
     def finish(self) -> None:
@@ -75,11 +84,71 @@ class Pipe:
         return group, group.index + (1 if up else -1)
 
 
+class Intake:
+    """One direction's receives of a step, on a thread and communicator of their own.
+
+    Each is posted when its microbatch is due, in order; nothing that this stage sends ever stands behind one, and its
+    passes go on computing while it waits.
+    """
+
+    def __init__(self, pipe: Pipe, direction: str, microbatches: int, device: torch.device) -> None:
+        self._pipe, self._direction, self._device = pipe, direction, device
+        self._due = -1
+        self._there: dict[int, Tensor] = {}
+        self._failed: UvccError | None = None
+        self._news = threading.Condition()
+        name = f"intake {direction}"
+        threading.Thread(target=self._receive, args=(microbatches,), name=name, daemon=True).start()
+
+    def _receive(self, microbatches: int) -> None:
+        try:
+            for m in range(microbatches):
+                with self._news:
+                    while self._due < m:
+                        self._news.wait()
+                x = self._pipe.fetch(self._direction, m, self._device)
+                with self._news:
+                    self._there[m] = x
+                    self._news.notify_all()
+        except UvccError as error:
+            with self._news:
+                self._failed = error
+                self._news.notify_all()
+
+    def _answered(self, microbatch: int) -> bool:
+        return microbatch in self._there or self._failed is not None
+
+    def arrived(self, microbatch: int) -> bool:
+        """Whether :meth:`take` has an answer. From the first question on the microbatch is due."""
+        with self._news:
+            if microbatch > self._due:
+                self._due = microbatch
+                self._news.notify_all()
+            return self._answered(microbatch)
+
+    def take(self, microbatch: int) -> Tensor:
+        """What came for this microbatch, once; waits for it. Raises PeerLostError or ProtocolError as receives do."""
+        self.arrived(microbatch)
+        with self._news:
+            self._news.wait_for(lambda: self._answered(microbatch))
+            if microbatch not in self._there:
+                assert self._failed is not None
+                raise self._failed
+            x = self._there.pop(microbatch)
+        return self._pipe.received(self._direction, microbatch, x)
+
+
 @dataclass
 class Gantt:
-    """When each microbatch was worked on: (phase, microbatch, start, end), wall clock, for one step."""
+    """When each microbatch was worked on: (phase, microbatch, start, end), wall clock, for one step. Those that are in
+    work at a time overlap."""
 
     ticks: list[tuple[str, int, float, float]] = field(default_factory=list)
 
-    def note(self, phase: str, microbatch: int, start: float) -> None:
-        self.ticks.append((phase, microbatch, start, time.time()))
+    _open: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    def begin(self, phase: str, microbatch: int) -> None:
+        self._open[phase, microbatch] = time.time()
+
+    def end(self, phase: str, microbatch: int) -> None:
+        self.ticks.append((phase, microbatch, self._open.pop((phase, microbatch)), time.time()))

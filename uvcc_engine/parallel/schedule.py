@@ -35,14 +35,15 @@ class Tick:
         return f"{self.kind}{self.microbatch}" if self.kind else "."
 
 
-def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
+def one_f_one_b(stage: int, stages: int, microbatches: int, depth: int = 1) -> list[tuple[str, int]]:
     """Order of forwards ("F") and backwards ("B") of one stage. Raises ConfigError on impossible sizes.
 
-    Warm-up: ``stages - stage - 1`` forwards; then one forward, one backward in turn; then the rest backwards.
+    Warm-up: ``stages - stage - 1`` forwards; then one forward, one backward in turn; then the rest backwards. A stage
+    that works on ``depth`` microbatches at a time warms up on ``depth - 1`` more, so that it always finds as many.
     """
-    if not 0 <= stage < stages or microbatches < 1:
+    if not 0 <= stage < stages or min(microbatches, depth) < 1:
         raise ConfigError(f"stage {stage} of {stages} with {microbatches} microbatches", "0 <= stage < stages, M >= 1")
-    warm_up = min(stages - stage - 1, microbatches)
+    warm_up = min(stages - stage - 1 + depth - 1, microbatches)
     order = [("F", m) for m in range(warm_up)]
     for m in range(warm_up, microbatches):
         order += [("F", m), ("B", m - warm_up)]
@@ -50,10 +51,10 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[str, i
     return order
 
 
-def program(stage: int, stages: int, microbatches: int) -> list[Action]:
+def program(stage: int, stages: int, microbatches: int, depth: int = 1) -> list[Action]:
     """The stage's actions with its transfers, each receive right before its computation."""
     actions: list[Action] = []
-    for kind, m in one_f_one_b(stage, stages, microbatches):
+    for kind, m in one_f_one_b(stage, stages, microbatches, depth):
         if kind == "F":
             if stage > 0:
                 actions.append(Action("recv_act", m))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
 
@@ -50,3 +51,17 @@ class Plane(Protocol):
 
     def close(self, *, graceful: bool = True) -> None:
         """Flush what is unacknowledged (bounded wait), say goodbye, release sockets and threads."""
+
+
+@runtime_checkable
+class WatchedPlane(Plane, Protocol):
+    """A plane that can say what has arrived: several protocols take turns on it."""
+
+    def arrived(self, wants: Iterable[tuple[int, Tag]]) -> bool:
+        """Whether all of these messages (from whom, which) can be received without waiting."""
+
+    def wait_any(self, wants: Sequence[Sequence[tuple[int, Tag]]], other: Callable[[], bool] | None = None) -> None:
+        """Wait until all messages of one of the sets are there, or ``other`` is true (it is asked again and again).
+
+        Raises as ``recv``.
+        """

@@ -31,6 +31,7 @@ class FaultPlan:
     corrupt: float = 0.0
     delay: float = 0.0
     delay_s: float = 0.02
+    latency_s: float = 0.0  # for every frame: the one-way delay of a distant peer
     partition_every_s: float = 0.0  # 0: never
     partition_s: float = 0.2
 
@@ -79,7 +80,7 @@ class FaultInjector:
         for copy in copies:
             if self._hit("corrupt"):
                 copy = arrival._replace(body=self._damaged(arrival.body))
-            at = now
+            at = now + self._plan.latency_s
             if self._hit("reorder"):
                 at += self._plan.delay_s / 10
             if self._hit("delay"):

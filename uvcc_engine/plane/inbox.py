@@ -117,6 +117,13 @@ class Inbox:
             return None
         return found[:2]
 
+    def holds(self, tag: Tag) -> bool:
+        """Whether :meth:`take` of this tag has something to say: the message, or that another came in its place."""
+        ready = self._ready.get(tag.stream)
+        if not ready:
+            return False
+        return tag in ready or any(other.epoch == tag.epoch and other.op == tag.op for other in ready)
+
     def waiting(self, stream: int) -> Tag | None:
         """The oldest message of a stream that nobody has taken."""
         return next(iter(self._ready.get(stream, ())), None)

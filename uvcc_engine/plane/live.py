@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ class Waits:
     order_s: float = 30.0  # the peer is alive and sends, but not what is due
     report_s: float = 5.0  # before a wait is worth an event
     close_s: float = 10.0  # for the last acknowledgements
+    look_s: float = 0.005  # between two looks beside the user thread; more where workers outnumber processors
 
 
 class LivePlane:
@@ -97,6 +98,29 @@ class LivePlane:
         if self._recorder is not None:
             self._recorder.record(1, src, tag, message)
         return message
+
+    def arrived(self, wants: Iterable[tuple[int, Tag]]) -> bool:
+        """See ``Plane.arrived``."""
+        with self._lock:
+            self._raise_failure()
+            return self._holds(wants)
+
+    def _holds(self, wants: Iterable[tuple[int, Tag]]) -> bool:
+        return all(self._endpoints[src].inbox.holds(tag) for src, tag in wants)
+
+    def wait_any(self, wants: Sequence[Sequence[tuple[int, Tag]]], other: Callable[[], bool] | None = None) -> None:
+        """See ``Plane.wait_any``."""
+        found = memoryview(b"")
+
+        def ready() -> memoryview | None:
+            return found if any(map(self._holds, wants)) or (other is not None and other()) else None
+
+        with self._lock:
+            self._raise_failure()
+            if ready() is None:
+                src, tag = next(want for want in wants[0] if not self._holds([want]))
+                longest = _LONGEST_WAIT if other is None else self._waits.look_s
+                self._await(self._endpoints[src], tag, ready, None, longest)
 
     def send_control(self, dst: int, body: bytes) -> None:
         """See ``Plane.send_control``. Still works towards the others after one peer broke the protocol."""
@@ -201,7 +225,12 @@ class LivePlane:
                 self._await(endpoint, None, lambda: None if endpoint.blocked else memoryview(b""), None)
 
     def _await(
-        self, endpoint: Endpoint, tag: Tag | None, get: Callable[[], memoryview | None], timeout: float | None
+        self,
+        endpoint: Endpoint,
+        tag: Tag | None,
+        get: Callable[[], memoryview | None],
+        timeout: float | None,
+        longest: float = _LONGEST_WAIT,
     ) -> memoryview | None:
         """Drive the link until ``get`` has something, time is up (None), or waiting is pointless (raises)."""
         start = self._clock()
@@ -211,7 +240,7 @@ class LivePlane:
         now = start
         try:
             while True:
-                self._drive(min(_LONGEST_WAIT, max(0.0, deadline - now)), endpoint.peer)
+                self._drive(min(longest, max(0.0, deadline - now)), endpoint.peer)
                 self._raise_failure()
                 found = get()
                 if found is not None:
@@ -308,7 +337,7 @@ class LivePlane:
         pause = 0.01
         while not self._closed.wait(pause):
             if not self._lock.acquire(blocking=False):
-                pause = 0.02  # the user thread drives
+                pause = 4 * self._waits.look_s  # the user thread drives
                 continue
             try:
                 if not self._closed.is_set() and self._broken is None:
@@ -328,4 +357,4 @@ class LivePlane:
         due = min(e.next_due() for e in self._endpoints.values()) <= now
         if due or now - self._last_exchange > 0.25 or any(e.queued_bytes for e in self._endpoints.values()):
             self._drive(0.0, None)
-        return 0.005
+        return self._waits.look_s

@@ -18,14 +18,17 @@ import numpy as np
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.private.components import Ring
-from uvcc_engine.private.data import Dataset, load_digits, split
+from uvcc_engine.private.data import Dataset, Floats, load_digits, split
 from uvcc_engine.private.datafiles import read_arrays, read_queries, read_rows
 from uvcc_engine.private.fit import PREDICTION, QUERY, check_tensors, fit_model, shapes_of
 from uvcc_engine.private.inputs import SharedInputs, dataset_tensors, encode_fixed, share_tensors
 from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.private.models import find_model
 from uvcc_engine.private.owners import combine
 from uvcc_engine.private.release import box_name, open_weights
+from uvcc_engine.private.splits import join_weight, place_layers, weights_of
 from uvcc_engine.private.text import load_text
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
 
@@ -157,21 +160,48 @@ def _read_shared(folder: Path) -> SharedInputs:
         raise UnreadableError(f"{folder} holds no owner's sealed files: {error}", "share into it first") from error
 
 
+def _workers_below(folder: Path) -> list[tuple[int, int]]:
+    """(stage, tensor rank) of the first replica's workers whose boxes lie below a folder; at least the first one."""
+    names = (path.name.removesuffix(".box").removeprefix("result_") for path in folder.rglob(box_name("p*r0s*t*")))
+    coords = {(c.stage, c.tensor) for c in map(Coord.parse, names)}
+    return sorted(coords | {(0, 0)})
+
+
+def _only_box(folder: Path, coord: str) -> bytes:
+    found = sorted(folder.rglob(box_name(coord)))
+    if len(found) != 1:
+        raise UnreadableError(f"{len(found)} files {box_name(coord)} under {folder}", "collect one run's results there")
+    return found[0].read_bytes()
+
+
+def _whole(slices: Mapping[tuple[int, int], Mapping[str, Floats]], model: str | None) -> dict[str, Floats]:
+    """The weights of all stages, each put together from its tensor ranks' slices as that model is split."""
+    size = 1 + max(tensor for _, tensor in slices)
+    if size > 1 and model is None:
+        raise ConfigError(f"these weights lie in slices of {size} tensor ranks", "name the job's model with --model")
+    by_name: dict[str, list[Floats]] = {}
+    for _, mine in sorted(slices.items()):
+        for name, weight in mine.items():
+            by_name.setdefault(name, []).append(weight)
+    if size == 1:
+        return {name: parts[0] for name, parts in by_name.items()}
+    placed = {f"weight.{p.weight}": p for p in weights_of(place_layers(find_model(str(model)), size)[0])}
+    if by_name.keys() != placed.keys() or any(len(parts) != size for parts in by_name.values()):
+        raise ConfigError(f"the boxes hold {sorted(by_name)}, {model} has {sorted(placed)}", "name the job's model")
+    return {name: join_weight(one, by_name[name]) for name, one in placed.items()}
+
+
 def open_results(args: argparse.Namespace) -> dict[str, Any]:
     """Open the three parties' sealed results anywhere below a folder; write them (0600).
 
     ``weights.npz`` by name, or ``predictions.npz`` with one label per query.
     """
     owner, parties = Identity.load(args.owner), load_parties(args.parties)[0]
-    boxes: list[bytes] = []
-    for party in range(len(parties)):
-        found = sorted(args.open.rglob(box_name(f"p{party}r0s0t0")))
-        if len(found) != 1:
-            raise UnreadableError(
-                f"{len(found)} files {box_name(f'p{party}r0s0t0')} under {args.open}", "collect one run's results there"
-            )
-        boxes.append(found[0].read_bytes())
-    weights = open_weights(boxes, owner=owner, parties=parties)
+    slices: dict[tuple[int, int], dict[str, Floats]] = {}
+    for stage, tensor in _workers_below(args.open):
+        boxes = [_only_box(args.open, f"p{party}r0s{stage}t{tensor}") for party in range(len(parties))]
+        slices[stage, tensor] = open_weights(boxes, owner=owner, parties=parties)
+    weights = _whole(slices, args.model)
     args.out.mkdir(parents=True, exist_ok=True)
     answers = weights.get(PREDICTION)
     name = "weights.npz" if answers is None else "predictions.npz"
@@ -196,6 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--check", type=Path, metavar="JOB", help="only say whether this job and the data fit")
     what.add_argument("--combine", type=Path, nargs="+", metavar="OUT", help="put several owners' shares together")
     parser.add_argument("--weights", type=Path, help="the model's weights (.npz), where the job's task is infer")
+    parser.add_argument("--model", help="with --open: the job's model, where tensor ranks hold slices of its weights")
     parser.add_argument("--workers", type=int, default=1, help="with --check: workers per party, times microbatches")
     parser.add_argument("--data", type=Path, help=".npz, .npy, .csv, .pt or IDX file; the packaged digits without it")
     parser.add_argument("--labels", type=Path, help="labels file, where --data holds one array only")

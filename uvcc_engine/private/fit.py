@@ -13,16 +13,18 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.private.components import Ring
 from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import Dense, ModelSpec, Relu, find_model
+from uvcc_engine.private.models import ModelSpec, find_model
+from uvcc_engine.private.splits import place_layers, stage_bounds
 
 QUERY: Final = "query_x"
 PREDICTION: Final = "prediction"
 
 
-def fit_model(job: PrivateJob, *, workers: int = 1) -> ModelSpec:
+def fit_model(job: PrivateJob, *, workers: int = 1, stages: int = 1, tensor: int = 1) -> ModelSpec:
     """The model of a job. Raises ConfigError if there is none of that name, or if job and model do not fit.
 
-    ``workers``: per party, times the microbatches; more than one trains dense networks by SGD on the cross-entropy.
+    ``workers``: per party, times the microbatches; more than one trains by SGD on the cross-entropy, and what it trains
+    must divide into ``stages`` and over ``tensor`` ranks.
     """
     model = find_model(job.model)
     if job.frac_bits < model.frac_bits:
@@ -40,11 +42,9 @@ def fit_model(job: PrivateJob, *, workers: int = 1) -> ModelSpec:
     ]
     if workers > 1 and special:
         raise ConfigError(f"job.{special[0]} on {workers} workers or microbatches per party", "use one of each for it")
-    if workers > 1 and not all(isinstance(layer, Dense | Relu) for layer in model.layers):
-        raise ConfigError(
-            f"{model.name} has layers that cannot be split over workers",
-            "use replicas, stages, tensor and microbatches of 1",
-        )
+    if workers > 1:
+        place_layers(model, tensor)
+        stage_bounds(model, stages)
     return model
 
 

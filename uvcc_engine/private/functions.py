@@ -20,11 +20,16 @@ EXP_SCALE: Final = 16
 _RSQRT_DEGREE: Final = 8
 
 
+def exp_scale(f: int) -> int:
+    """The scale at which numbers of scale ``f`` go into an exponential, and at which a loss comes out."""
+    return f if f in (4, 8, 12) else EXP_SCALE
+
+
 def to_exp_scale_gen(rt: Runtime, x: Share) -> Steps[Share]:
     """``x`` at a scale that the exponential takes: 2 rounds if it has another one, none otherwise."""
-    if x.f in (4, 8, 12, EXP_SCALE):
+    if x.f == exp_scale(x.f):
         return x
-    return (yield from rescale_gen(rt, x, EXP_SCALE))
+    return (yield from rescale_gen(rt, x, exp_scale(x.f)))
 
 
 def square_gen(rt: Runtime, x: Share, f: int, scale: float = 1.0) -> Steps[Share]:
@@ -38,7 +43,7 @@ def rsqrt_gen(rt: Runtime, x: Share, low: int, high: int, f: int) -> Steps[Share
     """``1 / sqrt(x)`` at scale ``f`` for ``4^low <= x < 4^(high + 1)`` (secret where in it).
 
     ``high - low`` comparisons place x in [4^j, 4^(j+1)); the products with the secret powers 4^-j and 2^-j around a
-    polynomial on [1, 4) do the rest. 18 rounds. Relative error below 2e-4, plus a few units of ``f``; below the
+    polynomial on [1, 4) do the rest. 16 rounds. Relative error below 2e-4, plus a few units of ``f``; below the
     range the result is wrong, yet not above 2^(1 - low).
     """
     if low >= high:

@@ -9,9 +9,11 @@ the whole fleet before one worker of each party opens it.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -20,25 +22,33 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import add, mul_public_gen, public, sub
 from uvcc_engine.mpc.opening import open_ring_gen
-from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.runtime import Progress, Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.parallel.groups import Group, OnEvent, PartyGroups
-from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Pipe, Record
+from uvcc_engine.parallel.groups import OnEvent, PartyGroups
+from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Intake, Pipe, Record
 from uvcc_engine.parallel.schedule import one_f_one_b
+from uvcc_engine.plane.api import WatchedPlane
 from uvcc_engine.private import losses
 from uvcc_engine.private.additive import settle_gen
 from uvcc_engine.private.components import Ring
 from uvcc_engine.private.data import batch_rows
+from uvcc_engine.private.functions import exp_scale
+from uvcc_engine.private.gradients import Gradients
 from uvcc_engine.private.inputs import PartyInputs
 from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.private.lanes import Lanes, MainRuntime, in_flight, stream_of
 from uvcc_engine.private.models import ModelSpec, initial_weights
-from uvcc_engine.private.sharded import Part, Pass, backward_gen, bounds, forward_gen, my_rows
+from uvcc_engine.private.overlap import Overlap, Passage
+from uvcc_engine.private.sharded import Pass, backward_gen, forward_gen, my_rows
+from uvcc_engine.private.splits import bounds
 from uvcc_engine.private.stage import build_stage
 from uvcc_engine.private.state import component_digest
 from uvcc_engine.private.training import StepResult
 
+__all__ = ["Learner", "ParallelTrainer", "stream_of"]
+
 _EVAL_ROWS: Final = 256
-MainRuntime = Callable[[int], Runtime]
+PassSteps = Callable[[Runtime, int, Tensor, Share | None], Steps[Share | None]]
 
 
 class Learner(Protocol):
@@ -65,38 +75,6 @@ class Learner(Protocol):
 
     def component_digest(self, component: str, blind: bytes) -> str:
         """Blinded digest of one component of this worker's state."""
-
-
-def stream_of(direction: str, microbatch: int) -> int:
-    """The stream of one pass: 1 + 2 m forwards, 2 + 2 m backwards; 0 is everything else."""
-    return 1 + 2 * microbatch + (direction == BACKWARD)
-
-
-class Lanes:
-    """A runtime for every stream of an epoch: the main one, and one per microbatch and direction."""
-
-    def __init__(self, make: MainRuntime, main: Runtime) -> None:
-        self.main = main
-        self._make = make
-        self._others: dict[int, Runtime] = {}
-
-    def of(self, direction: str, microbatch: int) -> Runtime:
-        """The runtime of one pass."""
-        stream = stream_of(direction, microbatch)
-        if stream not in self._others:
-            self._others[stream] = self._make(stream)
-        lane = self._others[stream]
-        if lane.epoch != self.main.epoch:
-            lane.begin_epoch(self.main.epoch)
-        return lane
-
-
-@dataclass
-class _Sums:
-    """Additive terms of one step's weight gradients, by weight slot; ``due`` counts the microbatches still to come."""
-
-    terms: list[Tensor | None]
-    due: list[int]
 
 
 class ParallelTrainer:
@@ -132,7 +110,12 @@ class ParallelTrainer:
         self._stage = build_stage(main, model, starts, job.frac_bits, pp=groups.pp, tp=groups.tp)
         self._slots = self._stage.slots
         self.velocity = [public(main, torch.zeros_like(w.lo), f=job.frac_bits) for w in self.weights]
+        self._gradients = Gradients(self._slots, groups)
         self._pipe = Pipe(groups.pp, groups.pp_back, record)
+        if not isinstance(main.plane, WatchedPlane):
+            raise ConfigError("this plane cannot say what has arrived", "train several microbatches on another")
+        self._depth = min(in_flight(os.environ), size.microbatches)
+        self._overlap = Overlap(main.plane, self._depth, groups.tp)
         self._passes: dict[int, Pass] = {}
         self._grads: dict[int, tuple[losses.Powers, Share]] = {}
         self._losses: list[Share] = []
@@ -156,21 +139,14 @@ class ParallelTrainer:
         size, place = self._groups.place.topology, self._groups.place
         reveal = self._job.reveals_loss(step)
         rows = self._my_batch(step)
-        self._sums = _Sums([None] * len(self._slots), [size.microbatches] * len(self._slots))
+        self._gradients.begin(size.microbatches)
         self._losses = []
         gantt = Gantt()
-        for direction, m in one_f_one_b(self._groups.pp.index, size.stages, size.microbatches):
-            began = time.time()
-            mine = rows[bounds(len(rows), size.microbatches, m)]
-            if direction == FORWARD:
-                self._forward(m, mine)
-            else:
-                self._backward(m, mine, reveal)
-            gantt.note(direction, m, began)
+        self._overlap.run(self._passages(rows, reveal, gantt))
         self._pipe.finish()
         began = time.time()
         loss = self._update(step, reveal)
-        gantt.note(UPDATE, 0, began)
+        gantt.ticks.append((UPDATE, 0, began, time.time()))
         coord = str(place.coord)
         for name in ("fwd_open_ok", "bwd_open_ok"):
             self._on_event(name, {"coord": coord, "step": step, "count": size.microbatches})
@@ -193,31 +169,70 @@ class ParallelTrainer:
                 {"coord": str(self._groups.place.coord), "step": step, "phase": phase, "microbatch": m, **at},
             )
 
-    def _forward(self, m: int, rows: Tensor) -> None:
-        rt = self._lanes.of(FORWARD, m)
-        on = Pass(rt, self._groups.tp, len(rows), self._collect)
-        x = self._tensors["train_x"].index(rows) if self._pipe.first else self._receive(FORWARD, m)
+    def _pass(self, rt: Runtime, rows: Tensor) -> Pass:
+        return Pass(rt, self._groups.tp, len(rows) * self._model.positions, self._gradients.take)
+
+    def _targets(self, name: str, rows: Tensor) -> Share:
+        """This tensor rank's one-hot labels of some rows, one line per position."""
+        whole = self._tensors[name].index(rows).reshape(-1, self._model.classes)
+        return whole.map(lambda t: my_rows(self._groups.tp, t))
+
+    def _passages(self, rows: Tensor, reveal: bool, gantt: Gantt) -> Iterator[Passage]:
+        """The step's passes in the order of the schedule."""
+        size, device = self._groups.place.topology, self._lanes.main.device
+        count = size.microbatches
+        sources = {
+            direction: None if at_end else Intake(self._pipe, direction, count, device)
+            for direction, at_end in ((FORWARD, self._pipe.first), (BACKWARD, self._pipe.last))
+        }
+        for direction, m in one_f_one_b(self._groups.pp.index, size.stages, count, self._depth):
+            mine, source = rows[bounds(len(rows), count, m)], sources[direction]
+            steps = self._forward if direction == FORWARD else partial(self._backward, reveal=reveal)
+            yield Passage(
+                name=(direction, m),
+                after=frozenset([(FORWARD, m)] if direction == BACKWARD else []),
+                arrived=partial(_arrived, source, m),
+                start=partial(self._start, steps, direction, m, mine, source, gantt),
+                finish=partial(self._finish, direction, m, gantt),
+            )
+
+    def _start(
+        self, steps: PassSteps, direction: str, m: int, rows: Tensor, source: Intake | None, gantt: Gantt
+    ) -> Progress[Share | None]:
+        incoming = None
+        if source is not None:
+            both = source.take(m)
+            incoming = Share(both[0], both[1], self._job.frac_bits)
+        gantt.begin(direction, m)
+        rt = self._lanes.of(direction, m)
+        return rt.start(steps(rt, m, rows, incoming))
+
+    def _finish(self, direction: str, m: int, gantt: Gantt, out: Share | None) -> None:
+        if out is not None:
+            self._send(direction, m, out)
+        gantt.end(direction, m)
+
+    def _forward(self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None) -> Steps[Share | None]:
+        """What goes to the next stage; the last one keeps what its loss needs."""
+        self._passes[m] = on = self._pass(rt, rows)
+        x = self._tensors["train_x"].index(rows) if incoming is None else incoming
+        out = yield from forward_gen(on, self._stage.parts, x)
         if not self._pipe.last:
-            self._send(FORWARD, m, rt.run(forward_gen(on, self._stage.parts, x)))
-        else:
-            y = self._tensors["train_y"].index(rows).map(lambda t: my_rows(self._groups.tp, t))
-            self._grads[m] = (rt.run(self._powers_gen(on, x)), y)
-        self._passes[m] = on
+            return out
+        self._grads[m] = (yield from losses.powers_gen(rt, out)), self._targets("train_y", rows)
+        return None
 
-    def _powers_gen(self, on: Pass, x: Share) -> Steps[losses.Powers]:
-        logits = yield from forward_gen(on, self._stage.parts, x)
-        return (yield from losses.powers_gen(on.rt, logits))
-
-    def _backward(self, m: int, rows: Tensor, reveal: bool) -> None:
-        rt, on = self._lanes.of(BACKWARD, m), self._passes.pop(m)
+    def _backward(
+        self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None, *, reveal: bool
+    ) -> Steps[Share | None]:
+        """What goes to the stage before."""
+        on = self._passes.pop(m)
         on.rt = rt
-        if self._pipe.last:
-            grad = rt.run(self._descend_gen(on, *self._grads.pop(m), reveal))
+        if incoming is None:
+            grad = yield from self._descend_gen(on, *self._grads.pop(m), reveal)
         else:
-            incoming = self._receive(BACKWARD, m)
-            grad = rt.run(backward_gen(on, self._stage.parts, incoming, wanted=not self._pipe.first))
-        if not self._pipe.first:
-            self._send(BACKWARD, m, grad)
+            grad = yield from backward_gen(on, self._stage.parts, incoming, wanted=not self._pipe.first)
+        return None if self._pipe.first else grad
 
     def _descend_gen(self, on: Pass, at: losses.Powers, targets: Share, reveal: bool) -> Steps[Share]:
         if reveal:
@@ -239,41 +254,22 @@ class ParallelTrainer:
 
     # -- the update --------------------------------------------------------------------------------------------------
 
-    def _collect(self, part: Part, weight: int, term: Tensor) -> None:
-        """Take a microbatch's gradient term of one weight."""
-        at = next(i for i, (p, k) in enumerate(self._slots) if p is part and k == weight)
-        known = self._sums.terms[at]
-        self._sums.terms[at] = term if known is None else known.add_(term)
-        self._sums.due[at] -= 1
-
     def _update(self, step: int, reveal: bool) -> float | None:
         """Sum the gradients over the replicas, truncate this replica's slice, gather, apply; open the loss beside."""
         groups = self._groups
-        groups.start_dp()
-        waits = []
-        for term in self._sums.terms:
-            assert term is not None, "a weight without a gradient"
-            waits.append(groups.dp.sum_slices(_padded(term.reshape(-1), groups.dp.size)))
-        slices = [wait() for wait in waits]
+        slices = self._gradients.slices()
         if self._first_sum:
             self._first_sum = False
             self._on_event("dp_ok", {"coord": str(groups.place.coord)})
         total = self._fleet_sum(self._losses) if reveal and self._pipe.last else None
-        found = self._lanes.main.run(self._update_gen(step, slices, total if self._opener else None))
-        for at, (part, k) in enumerate(self._slots):
-            weight = part.weights[k]
-            fresh = _joined(groups.dp, found[at], weight)
-            self.velocity[at] = fresh
-            part.weights[k] = sub(weight, fresh)
+        *found, opened = self._lanes.main.run(self._update_gen(step, slices, total if self._opener else None))
+        self.velocity = self._gradients.joined(found, self.weights)
+        for (part, k), fresh in zip(self._slots, self.velocity, strict=True):
+            part.weights[k] = sub(part.weights[k], fresh)
         if not reveal:
             return None
-        opened = self._told(found[-1])
-        return float(opened) / 2.0**self._job.frac_bits / (self._whole_job.batch * self._model_positions)
-
-    @property
-    def _model_positions(self) -> int:
-        """Predictions per row."""
-        return 1
+        loss = self._told(opened) / 2.0 ** exp_scale(self._job.frac_bits)
+        return loss / (self._whole_job.batch * self._model.positions)
 
     def _update_gen(self, step: int, slices: list[Tensor], loss: Share | None) -> Steps[list[Any]]:
         steps: list[Steps[Any]] = [self._slice_gen(step, at, z) for at, z in enumerate(slices)]
@@ -285,10 +281,10 @@ class ParallelTrainer:
 
     def _slice_gen(self, step: int, at: int, z: Tensor) -> Steps[Share]:
         """The update u <- m u + (lr / B) g of this replica's slice of one weight: 2 rounds."""
-        job, rt, dp = self._whole_job, self._lanes.main, self._groups.dp
+        job, rt = self._whole_job, self._lanes.main
         part, k = self._slots[at]
-        before = self.velocity[at].map(lambda t: _padded(t.reshape(-1), dp.size).reshape(dp.size, -1)[dp.index])
-        rate, f = job.rate_at(step), job.frac_bits
+        before = self.velocity[at].map(lambda t: self._gradients.mine(at, t))
+        rate, f = job.rate_at(step) / self._model.positions, job.frac_bits
         fresh, kept = yield from par(
             settle_gen(rt, z, f, f, part.dealers[k], rate), mul_public_gen(rt, before, job.decay_at(step))
         )
@@ -314,15 +310,15 @@ class ParallelTrainer:
         """Open how many test rows are classified correctly: each replica counts its slice, one opens the sum."""
         groups, size = self._groups, self._groups.place.topology
         groups.start_dp()
-        mine = torch.arange(self.test_rows)[bounds(self.test_rows, size.replicas, groups.place.coord.replica)]
+        rows = int(self._tensors["test_x"].shape[0])
+        mine = torch.arange(rows)[bounds(rows, size.replicas, groups.place.coord.replica)]
         hits = [public(self._lanes.main, torch.zeros(1), f=self._job.frac_bits)]
-        for m, rows in enumerate(torch.split(mine, _EVAL_ROWS)):
+        for m, some in enumerate(torch.split(mine, _EVAL_ROWS)):
             rt = self._lanes.of(FORWARD, m)
-            on = Pass(rt, groups.tp, len(rows), self._collect)
-            x = self._tensors["test_x"].index(rows) if self._pipe.first else self._receive(FORWARD, m)
+            on = self._pass(rt, some)
+            x = self._tensors["test_x"].index(some) if self._pipe.first else self._receive(FORWARD, m)
             if self._pipe.last:
-                y = self._tensors["test_y"].index(rows).map(lambda t: my_rows(groups.tp, t))
-                hits.append(rt.run(self._hits_gen(on, x, y)))
+                hits.append(rt.run(self._hits_gen(on, x, self._targets("test_y", some))))
             else:
                 self._send(FORWARD, m, rt.run(forward_gen(on, self._stage.parts, x)))
         self._pipe.finish()
@@ -338,7 +334,8 @@ class ParallelTrainer:
 
     @property
     def test_rows(self) -> int:
-        return int(self._tensors["test_x"].shape[0])
+        """Labels that are counted: one per test row, or per position of every test row."""
+        return int(self._tensors["test_x"].shape[0]) * self._model.positions
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -385,13 +382,5 @@ def _nothing_gen() -> Steps[None]:
     yield  # a generator like its siblings
 
 
-def _padded(flat: Tensor, size: int) -> Tensor:
-    """A flat tensor with zeros behind it, up to a multiple of ``size``."""
-    short = -len(flat) % size
-    return torch.cat([flat, flat.new_zeros(short)]) if short else flat
-
-
-def _joined(dp: Group, mine: Share, like: Share) -> Share:
-    """All replicas' slices of an update, put together in the shape of a weight: equal at every replica."""
-    whole = torch.cat(dp.gather(torch.stack([mine.lo, mine.hi])), 1)[:, : like.n]
-    return Share(whole[0].reshape(like.shape), whole[1].reshape(like.shape), mine.f)
+def _arrived(source: Intake | None, microbatch: int) -> bool:
+    return source is None or source.arrived(microbatch)

@@ -11,22 +11,21 @@ al., 2022, for the split over rows.)
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import matmul_gen, public
 from uvcc_engine.mpc.runtime import Runtime, Steps
 from uvcc_engine.mpc.share import Share, cat
 from uvcc_engine.parallel.groups import Group
 from uvcc_engine.private.additive import product, settle_gen
 from uvcc_engine.private.layers import Layer
+from uvcc_engine.private.splits import ROWS, bounds
 
-WHOLE, COLUMNS, ROWS = "whole", "columns", "rows"
 Gradient = Callable[["Part", int, Tensor], None]
 
 
@@ -52,10 +51,16 @@ class Pass:
 
 
 class Part(Protocol):
-    """A layer or a block of a stage. ``weights`` are this rank's; shapes follow from the part alone."""
+    """A layer or a block of a stage. ``weights`` are this rank's; shapes follow from the part alone.
+
+    ``shared``: every tensor rank holds the weights whole and gives the gradient's terms of its own rows only.
+    ``inner``: the parts of a block, which hold its weights.
+    """
 
     weights: list[Share]
     dealers: list[int]
+    shared: bool
+    inner: tuple[Part, ...]
 
     def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
         """Outputs of inputs."""
@@ -64,7 +69,14 @@ class Part(Protocol):
         """Hand over the weights' gradient terms; the gradient of the inputs if ``wanted``, else ``grad``."""
 
 
-class Local:
+class Plain:
+    """What most parts are: their weights are split over the ranks, and they are no block."""
+
+    shared: bool = False
+    inner: tuple[Part, ...] = ()
+
+
+class Local(Plain):
     """A layer without a weight, entry by entry or row by row: the same in every layout."""
 
     def __init__(self, layer: Layer) -> None:
@@ -82,7 +94,7 @@ class Local:
         return (yield from layer.input_gradient_gen(on.rt, grad)) if wanted else grad
 
 
-class ColumnDense:
+class ColumnDense(Plain):
     """y = [x, 1] W with the columns of W split over the ranks: whole in (or rows, gathered here), columns out.
 
     Forward 2 rounds; backward 2 rounds, its input gradient summed over the ranks before the truncation.
@@ -111,7 +123,7 @@ class ColumnDense:
         return (yield from settle_gen(on.rt, my_rows(on.tp, term), back.f, grad.f, dealer))
 
 
-class RowDense:
+class RowDense(Plain):
     """y = [x, 1] W with the rows of W split over the ranks: columns in, rows out. The first rank holds the bias.
 
     Forward 2 rounds, its terms summed over the ranks before the truncation; backward 2 rounds.
@@ -140,7 +152,7 @@ class RowDense:
         return (yield from matmul_gen(on.rt, whole, self.weights[0].index(inputs).T, dealer=self.dealers[0]))
 
 
-class ToRows:
+class ToRows(Plain):
     """Columns in, rows out: each rank gathers all columns and keeps its own rows. Backward the other way. Local."""
 
     def __init__(self, columns: int) -> None:
@@ -164,11 +176,6 @@ def with_ones(rt: Runtime, x: Share) -> Share:
     return cat([x, public(rt, torch.ones(x.shape[0], 1), f=x.f)], 1)
 
 
-def bounds(n: int, size: int, index: int) -> slice:
-    """Member ``index``'s slice of ``range(n)`` among ``size`` members: equal ones, up to one."""
-    return slice(n * index // size, n * (index + 1) // size)
-
-
 def my_rows(tp: Group, x: Tensor) -> Tensor:
     """This rank's slice along the first axis."""
     return x[bounds(x.shape[0], tp.size, tp.index)].contiguous()
@@ -187,18 +194,13 @@ def gather_rows(tp: Group, x: Share, total: int) -> Share:
     return Share(whole[0], whole[1], x.f)
 
 
-def split_weight(weight: Tensor, kind: str, size: int, index: int) -> Tensor:
-    """One rank's slice of a weight [inputs + 1, outputs]; ``kind`` is how it is split (COLUMNS or ROWS).
-
-    Raises ConfigError if there are fewer slices than ranks.
-    """
-    inputs, outputs = weight.shape[0] - 1, weight.shape[1]
-    if size > (outputs if kind == COLUMNS else inputs):
-        raise ConfigError(f"a weight of shape {tuple(weight.shape)} over {size} tensor ranks", "use fewer ranks")
-    if kind == COLUMNS:
-        return weight[:, bounds(outputs, size, index)].contiguous()
-    mine = weight[bounds(inputs, size, index)]
-    return torch.cat([mine, weight[-1:]]) if index == 0 else mine.contiguous()
+def leaves(parts: Sequence[Part]) -> Iterator[Part]:
+    """All parts, those inside of residual blocks in their place."""
+    for part in parts:
+        if part.inner:
+            yield from leaves(part.inner)
+        else:
+            yield part
 
 
 def forward_gen(on: Pass, parts: Sequence[Part], x: Share) -> Steps[Share]:
@@ -210,7 +212,7 @@ def forward_gen(on: Pass, parts: Sequence[Part], x: Share) -> Steps[Share]:
 
 def backward_gen(on: Pass, parts: Sequence[Part], grad: Share, *, wanted: bool) -> Steps[Share]:
     """Through the parts, last to first. Without ``wanted`` nothing is computed below the lowest weight."""
-    lowest = next((i for i, part in enumerate(parts) if part.weights), len(parts))
+    lowest = next((i for i, part in enumerate(parts) if any(p.weights for p in leaves([part]))), len(parts))
     for i in range(len(parts) - 1, -1, -1):
         if not wanted and i < lowest:
             break

@@ -8,7 +8,8 @@ import socket
 import struct
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed  # imported before the fork, so that the ranks need not
 
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.parallel.groups import PartyGroups, Place
+from uvcc_engine.parallel.presence import Presence, not_coming
 from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.plane.api import Tag
 
@@ -27,8 +29,20 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def run_ranks(topology: Topology, body: Body, *, timeout_s: float = 20.0, end_gracefully: bool = True) -> list[Any]:
-    """``body(groups, events)`` in every rank of party 0; results in rank order, raised exceptions as they are."""
+def run_ranks(
+    topology: Topology,
+    body: Body,
+    *,
+    timeout_s: float = 20.0,
+    end_gracefully: bool = True,
+    dies: int = -1,
+    gives_up: Mapping[int, str] = MappingProxyType({}),
+) -> list[Any]:
+    """``body(groups, events)`` in every rank of party 0; results in rank order, raised exceptions as they are.
+
+    The rank that ``dies`` is there and ends before it meets the others, when all have seen it; those that give up tell
+    why.
+    """
     torch.set_num_threads(1)
     port, pipes = free_port(), []
     coords = sorted((c for c in topology.coords() if c.party == 0), key=topology.local_rank)
@@ -36,6 +50,18 @@ def run_ranks(topology: Topology, body: Body, *, timeout_s: float = 20.0, end_gr
         reader, writer = os.pipe()
         if (pid := os.fork()) == 0:
             os.close(reader)
+            rank, world = topology.local_rank(coord), topology.workers_per_party
+            if rank == dies:
+                _die(port, rank, world)
+            if rank in gives_up:
+                env = {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(world),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                }
+                not_coming(env, gives_up[rank])
+                os._exit(0)
             _rank(coord, topology, port, body, writer, timeout_s, end_gracefully)
         os.close(writer)
         pipes.append((pid, reader))
@@ -46,6 +72,13 @@ def run_ranks(topology: Topology, body: Body, *, timeout_s: float = 20.0, end_gr
         os.waitpid(pid, 0)
         found.append(pickle.loads(data) if data else None)
     return found
+
+
+def _die(port: int, rank: int, world: int) -> None:
+    """Come, be seen by the rank that watches this one, and end."""
+    presence = Presence(f"127.0.0.1:{port}", rank, world, 0)
+    presence._own.accept()
+    os._exit(9)
 
 
 def _rank(
@@ -102,6 +135,18 @@ class SocketPlane:
             if (src, tag) not in self._seen:
                 raise PeerLostError(f"party {src} never sent {tag}", party=src)
             return memoryview(self._seen.pop((src, tag)))
+
+    def _there(self, wants: Iterable[tuple[int, Tag]]) -> bool:
+        return all((src, tag) in self._seen or (src, _END) in self._seen for src, tag in wants)
+
+    def arrived(self, wants: Iterable[tuple[int, Tag]]) -> bool:
+        with self._arrived:
+            return self._there(wants)
+
+    def wait_any(self, wants: Sequence[Sequence[tuple[int, Tag]]], other: Callable[[], bool] | None = None) -> None:
+        with self._arrived:
+            while not (any(map(self._there, wants)) or (other is not None and other())):
+                self._arrived.wait(60.0 if other is None else 0.005)
 
     def send_control(self, dst: int, body: bytes) -> None:
         raise NotImplementedError

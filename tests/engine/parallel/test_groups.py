@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from parallel_kit import run_ranks
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.parallel.groups import PartyGroups, Place, device_slot
+from uvcc_engine.parallel.presence import not_coming
 from uvcc_engine.parallel.topology import Coord, Topology
 
 Events = list[tuple[str, dict[str, Any]]]
@@ -79,6 +81,42 @@ def test_a_rank_that_ends_is_named_by_the_collective_that_missed_it() -> None:
     assert isinstance(found[0], PeerLostError)
     assert "dp" in found[0].what
     assert found[1] is None
+
+
+def test_a_rank_that_ends_before_the_meeting_is_named_by_all_others_within_seconds() -> None:
+    """Killed on its way to the meeting: who shares its machine sees it, the word at the meeting place reaches all."""
+
+    def absent(groups: PartyGroups, events: Events) -> str:
+        return "met without it"
+
+    began = time.monotonic()
+    found = run_ranks(Topology(4), absent, timeout_s=300.0, end_gracefully=False, dies=2)
+    assert time.monotonic() - began < 100.0  # it would wait for 300 s
+    assert found.pop(2) is None
+    for error in found:
+        assert isinstance(error, PeerLostError), error
+        assert "rank 2" in error.what
+        assert error.party == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_gives_up_before_the_meeting_tells_the_others_why(rank: int) -> None:
+    def absent(groups: PartyGroups, events: Events) -> str:
+        return "met without it"
+
+    why = "its input is damaged"
+    found = run_ranks(Topology(3), absent, timeout_s=300.0, end_gracefully=False, gives_up={rank: why})
+    found.pop(rank)
+    for error in found:
+        assert isinstance(error, PeerLostError), error
+        assert f"rank {rank} of P0" in error.what
+        assert why in error.what
+
+
+def test_nobody_is_told_where_there_is_nobody() -> None:
+    not_coming({}, "why")
+    not_coming({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}, "why")
+    not_coming({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "what"}, "why")
 
 
 def test_the_place_must_fit_the_topology() -> None:

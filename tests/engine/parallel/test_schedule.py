@@ -18,16 +18,19 @@ def test_the_textbook_table() -> None:
     assert render(4, 6) == TEXTBOOK_S4_M6
 
 
+@pytest.mark.parametrize("depth", [1, 2, 8])
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 1), (2, 8), (4, 2), (4, 32), (3, 7)])
-def test_every_microbatch_goes_forth_and_back_once_and_memory_is_bounded(stages: int, microbatches: int) -> None:
+def test_every_microbatch_goes_forth_and_back_once_and_memory_is_bounded(
+    stages: int, microbatches: int, depth: int
+) -> None:
     for s in range(stages):
-        order = one_f_one_b(s, stages, microbatches)
+        order = one_f_one_b(s, stages, microbatches, depth)
         assert sorted(order) == sorted((k, m) for k in "FB" for m in range(microbatches))
         live = worst = 0
         for kind, _ in order:
             live += 1 if kind == "F" else -1
             worst = max(worst, live)
-        assert worst <= stages - s
+        assert worst <= stages - s + depth - 1
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 6), (4, 32)])
@@ -37,9 +40,10 @@ def test_idle_share_is_the_formulas(stages: int, microbatches: int) -> None:
     assert 1 - busy / (len(rows) * len(rows[0])) == pytest.approx(bubble(stages, microbatches))
 
 
+@pytest.mark.parametrize("depth", [1, 2, 8])
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 4), (3, 5), (4, 32)])
-def test_forward_only_receives_in_program_order_finish(stages: int, microbatches: int) -> None:
-    two_streams = [_split(program(s, stages, microbatches)) for s in range(stages)]
+def test_forward_only_receives_in_program_order_finish(stages: int, microbatches: int, depth: int) -> None:
+    two_streams = [_split(program(s, stages, microbatches, depth)) for s in range(stages)]
     for direction in (0, 1):
         assert find_deadlock([streams[direction] for streams in two_streams]) == []
 

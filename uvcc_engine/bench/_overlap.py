@@ -1,0 +1,83 @@
+"""Row ``hidden_20ms`` of ``bench parallel``: how much of the wait for messages disappears behind compute.
+
+Three parties, 20 ms one way between them, train one model twice: one microbatch at a time, then all of them. What a
+step takes beyond its own computing is waiting; hidden is the share of that wait which is gone. The reference is the
+share that the bar asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from uvcc_engine.bench._fleet import ports
+from uvcc_engine.bench.report import Row, row
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.parallel.topology import PARTIES
+
+LATENCY_S: Final = 0.02
+BAR: Final = 0.6
+_LIMIT_S: Final = 180
+
+
+def hidden_rows(*, microbatches: int = 8, batch: int = 512, steps: int = 3, model: str = "secureml-a") -> list[Row]:
+    """The share of the worst party, and the steps' seconds. Raises UvccError if a party fails."""
+    found = ports(PARTIES)
+    peers = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(found)}
+    links = [
+        {"kind": "direct", "listen": peers[str(p)], "peers": {q: a for q, a in peers.items() if q != str(p)}}
+        for p in range(PARTIES)
+    ]
+    config = {
+        "model": model,
+        "steps": steps,
+        "batch": batch,
+        "microbatches": microbatches,
+        "latency_s": LATENCY_S,
+        "links": links,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        parties = [
+            subprocess.Popen(
+                [sys.executable, "-m", "uvcc_engine.bench._overlap_party", str(path), str(p)],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for p in range(PARTIES)
+        ]
+        try:
+            said = [party.communicate(timeout=_LIMIT_S)[0] for party in parties]
+        finally:
+            for party in parties:
+                party.kill()
+                party.wait()
+    if any(party.returncode for party in parties):
+        raise UvccError("a party of the overlap benchmark failed", "see what it said above")
+    alone, together = ([json.loads(one)[str(k)] for one in said] for k in (1, microbatches))
+    shares = [
+        min(1.0 - _wait(one) / _wait(other) for one, other in zip(t, a, strict=True))
+        for t, a in zip(zip(*together, strict=True), zip(*alone, strict=True), strict=True)
+    ]
+    return [
+        row("hidden_20ms", "share", "wait", shares, BAR),
+        row(
+            "step_20ms",
+            "seconds",
+            "s",
+            [max(t for t, _ in one) for one in zip(*together, strict=True)],
+            max(t for one in alone for t, _ in one),
+        ),
+    ]
+
+
+def _wait(step: tuple[float, float]) -> float:
+    seconds, computed = step
+    return max(0.0, seconds - computed)

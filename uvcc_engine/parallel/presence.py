@@ -1,0 +1,129 @@
+"""Who of a party's ranks will not come: noticed, and passed on, before anybody waits for them in vain.
+
+Ranks on one machine see each other's end by a name in Linux' abstract socket space, which goes with its process however
+that ends; a rank that gives up says so at the meeting place. Both only matter until all have met: afterwards a lost
+sister fails the collective that misses her.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from uvcc_engine.contract.errors import PeerLostError
+
+LOOK_S: Final = 0.5
+GONE: Final = "gone"
+HEARD: Final = "heard"
+WORD_S: Final = 10.0
+"""For so long a first rank that gives up stays to tell the others."""
+_REACH_S: Final = 3.0
+
+
+class Presence:
+    """This rank's name, and a look at the next rank and the first one: a ring in which somebody misses everybody."""
+
+    def __init__(self, meeting: str, rank: int, world: int, party: int) -> None:
+        """``meeting``: the address of the party's meeting place, which no other launch shares."""
+        self._meeting, self._party = meeting, party
+        self._watched = {(rank + 1) % world, 0} - {rank}
+        self._seen: set[int] = set()
+        self._missed: set[int] = set()
+        self._own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._own.bind(self._name(rank))
+            self._own.listen(1)
+        except OSError:
+            self._watched = set()  # no such names here, or a rank of another network has this one: nothing to see
+
+    def _name(self, rank: int) -> str:
+        return f"\0uvcc/{self._meeting}/{self._party}/{rank}"
+
+    def look(self) -> None:
+        """Raise PeerLostError if a watched rank was here and is gone, now and the last time this was asked.
+
+        One that met the others leaves, too: then whoever still asks finds them complete before it asks again.
+        """
+        for rank in self._watched:
+            if self._here(rank):
+                self._seen.add(rank)
+                self._missed.discard(rank)
+            elif rank in self._missed:
+                raise lost_before(rank, self._party, "its process ended")
+            elif rank in self._seen:
+                self._missed.add(rank)
+
+    def _here(self, rank: int) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            code = probe.connect_ex(self._name(rank))
+        return code in (0, errno.EAGAIN)  # it listens; nobody takes the calls
+
+    def close(self) -> None:
+        self._own.close()
+
+
+def lost_before(rank: int, party: int, why: str) -> PeerLostError:
+    """The error of whoever waits for a rank that will not come."""
+    return PeerLostError(f"rank {rank} of P{party} will not come to the meeting: {why}", "see its log", party=party)
+
+
+def word_of(store: Any, party: int) -> PeerLostError | None:
+    """What a rank said at the meeting place before it gave up; None if nobody did."""
+    if not store.check([GONE]):
+        return None
+    store.add(HEARD, 1)
+    rank, _, why = bytes(store.get(GONE)).decode(errors="replace").partition(" ")
+    return lost_before(int(rank) if rank.isdecimal() else -1, party, why)
+
+
+def leave_word(store: Any, rank: int, why: str) -> None:
+    """Say at the meeting place that this rank gives up. The first word stays; harmless if the place is gone."""
+    try:
+        if store.add(f"{GONE}/first", 1) == 1:
+            store.set(GONE, f"{rank} {why}")
+    except RuntimeError:
+        return  # the place is gone, which the others notice by themselves
+
+
+def not_coming(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S) -> None:
+    """Tell the sister ranks of a rank that failed before it met them. Does nothing where there are none.
+
+    ``env``: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. The first rank, who would have been the meeting place, is one
+    for ``stay_s`` seconds or until all have heard; another one looks for the place for a few seconds.
+    """
+    rank, world = env.get("RANK", "0"), env.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and world.isdecimal() and int(world) > 1 and env.get("MASTER_PORT", "").isdecimal()):
+        return
+    address, port = env.get("MASTER_ADDR", ""), int(env["MASTER_PORT"])
+    pause = threading.Event().wait
+    end = time.monotonic() + (stay_s if rank == "0" else _REACH_S)
+    try:
+        if rank == "0":
+            store = TCPStore(address, port, None, True, timedelta(seconds=stay_s), False)
+            leave_word(store, 0, why)
+            while store.add(HEARD, 0) < int(world) - 1 and time.monotonic() < end:
+                pause(0.05)
+            return
+        while not _reachable(address, port):
+            if time.monotonic() > end:
+                return
+            pause(0.1)
+        leave_word(TCPStore(address, port, None, False, timedelta(seconds=_REACH_S), False), int(rank), why)
+    except (RuntimeError, OSError):
+        return  # nobody can be told
+
+
+def _reachable(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), 1.0).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,50 @@
+"""A stream of messages, and with it a runtime, for every pass of a microbatch; and how many are in work at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.parallel.pipeline import BACKWARD
+
+IN_FLIGHT: Final = 8
+IN_FLIGHT_VARIABLE: Final = "UVCC_MICROBATCHES_IN_FLIGHT"
+_MOST: Final = 62  # those that go on are bits of a number
+MainRuntime = Callable[[int], Runtime]
+
+
+def in_flight(env: Mapping[str, str]) -> int:
+    """How many microbatches a worker has in work at a time. Changes how long a step takes and what memory, only.
+
+    Raises ConfigError on anything but a positive number.
+    """
+    said = env.get(IN_FLIGHT_VARIABLE, str(IN_FLIGHT))
+    if not said.isdecimal() or not 1 <= int(said) <= _MOST:
+        raise ConfigError(f"{IN_FLIGHT_VARIABLE} is {said!r}", f"give a number from 1 to {_MOST}")
+    return int(said)
+
+
+def stream_of(direction: str, microbatch: int) -> int:
+    """The stream of one pass: 1 + 2 m forwards, 2 + 2 m backwards; 0 is everything else."""
+    return 1 + 2 * microbatch + (direction == BACKWARD)
+
+
+class Lanes:
+    """A runtime for every stream of an epoch: the main one, and one per microbatch and direction."""
+
+    def __init__(self, make: MainRuntime, main: Runtime) -> None:
+        self.main = main
+        self._make = make
+        self._others: dict[int, Runtime] = {}
+
+    def of(self, direction: str, microbatch: int) -> Runtime:
+        """The runtime of one pass."""
+        stream = stream_of(direction, microbatch)
+        if stream not in self._others:
+            self._others[stream] = self._make(stream)
+        lane = self._others[stream]
+        if lane.epoch != self.main.epoch:
+            lane.begin_epoch(self.main.epoch)
+        return lane
