@@ -7,7 +7,7 @@ Strict where the real one is strict (unknown body keys, missing data centre), in
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +16,7 @@ from uuid import uuid4
 import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 KEY = "test-key"
@@ -110,6 +110,7 @@ class FakePod:
     deleting: float | None = None
     dead: float | None = None
     refused_deletes: int = 0
+    foreign: bool = False
 
 
 class PrimeFake:
@@ -134,6 +135,10 @@ class PrimeFake:
         self.boot_s = 90.0
         self.spent = 0.0
         self.dearest = 0.0
+        self.cap = float("inf")  # US dollars an hour that our own pods may cost together
+        self.over_cap = 0.0  # US dollars that they cost beyond it
+        self.total_lies = 0  # how much more than there is totalCount and total_count promise
+        self.repeat_rows = False  # pages overlap, as if rows had shifted under the reader
         self._billed = now()
         self.app = Starlette(routes=[Route("/{rest:path}", self._serve, methods=["GET", "POST", "PATCH", "DELETE"])])
 
@@ -143,6 +148,10 @@ class PrimeFake:
     def billing(self) -> list[str]:
         """Names of pods that cost money now."""
         return sorted(p.record["name"] for p in self.pods.values() if p.dead is None)
+
+    @property
+    def living(self) -> list[FakePod]:
+        return [p for p in self.pods.values() if p.dead is None]
 
     def asked(self, method: str, path: str) -> list[Any]:
         """Bodies of the requests of this kind."""
@@ -154,6 +163,7 @@ class PrimeFake:
     def foreign(self, name: str) -> str:
         """A pod that somebody else made on the same account."""
         pod = self._born({"pod": {"name": name, "gpuType": "H100_80GB", "gpuCount": 1}}, self.offers[0], True)
+        pod.foreign = True
         return str(pod.record["id"])
 
     def kill(self, pod: FakePod) -> None:
@@ -167,8 +177,10 @@ class PrimeFake:
         now = self.now()
         hours = (now - self._billed) / 3600.0
         self._billed = now
-        running = sum(p.record["priceHr"] for p in self.pods.values() if p.dead is None)
+        running = sum(float(p.record["priceHr"]) for p in self.pods.values() if p.dead is None)
         self.dearest = max(self.dearest, running)
+        ours = sum(float(p.record["priceHr"]) for p in self.living if not p.foreign)
+        self.over_cap += max(0.0, ours - self.cap) * hours
         self.spent += running * hours
         self.balance -= running * hours
         if self.balance <= 0:
@@ -238,9 +250,21 @@ class PrimeFake:
         if fault.action == "commit_then_500":
             await self._answer(request, path, body)
             return JSONResponse({"detail": "Error during pod provisioning"}, 500)
+        if fault.action == "commit_then_reset":
+            await self._answer(request, path, body)
+            raise httpx.ReadError("connection reset by peer")
+        if fault.action == "redirect":
+            return Response(status_code=307, headers={"location": str(request.url)})
+        if fault.action == "slow":
+            return StreamingResponse(self._stalling(), media_type="application/json")
         if fault.action == "ignore":
             return JSONResponse({"status": "DELETING"})
         raise AssertionError(fault.action)
+
+    @staticmethod
+    async def _stalling() -> AsyncIterator[bytes]:
+        yield b'{"data": ['
+        raise httpx.ReadTimeout("the body stopped coming")
 
     async def _answer(self, request: Request, path: str, body: Any) -> Response:
         if request.headers.get("authorization") != f"Bearer {KEY}":
@@ -292,12 +316,15 @@ class PrimeFake:
         rows = [{k: v for k, v in o.items() if k != "sim"} for o in self.offers]
         rows = [r for r in rows if q.get("gpu_type") in (None, r.get("gpuType"))]
         page, size = int(q.get("page", 1)), min(100, int(q.get("page_size", 100)))
-        return JSONResponse({"items": rows[(page - 1) * size : page * size], "totalCount": len(rows)})
+        first = max(0, (page - 1) * size - self.repeat_rows)
+        return JSONResponse({"items": rows[first : first + size], "totalCount": len(rows) + self.total_lies})
 
     def _page(self, q: Any, rows: list[dict[str, Any]]) -> Response:
         offset, limit = int(q.get("offset", 0)), min(100, int(q.get("limit", 100)))
-        data = rows[offset : offset + limit]
-        return JSONResponse({"total_count": len(rows), "offset": offset, "limit": limit, "data": data, "status": None})
+        data = rows[max(0, offset - self.repeat_rows) : offset + limit]
+        return JSONResponse(
+            {"total_count": len(rows) + self.total_lies, "offset": offset, "limit": limit, "data": data, "status": None}
+        )
 
     def _one(self, pod_id: str) -> Response:
         pod = self.pods.get(pod_id)
