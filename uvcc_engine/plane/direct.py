@@ -33,7 +33,7 @@ _STRANGERS: Final = 16
 _STRANGER_S: Final = 15.0
 _DEAD_PATH_MS: Final = 10_000
 _BRISK_S: Final = 200e-6  # an answer this soon: stay awake for the next one
-_GLANCES: Final = 64  # about 100 us
+_GLANCES: Final = 200  # about 200 us
 
 
 def parse_address(text: str) -> tuple[str, int]:
