@@ -53,7 +53,7 @@ class Halter:
         self.auto = auto
         self.checkpoints = True
         self.votes = False
-        self._times = times
+        self.times = times
         self._terminate = terminate
         self._certify = certify
         self._clock = clock
@@ -85,7 +85,7 @@ class Halter:
             pods,
             drill=drill,
             auto=self.auto,
-            times=self._times,
+            times=self.times,
             checkpoints=self.checkpoints,
             votes=self.votes,
         )
@@ -125,6 +125,13 @@ class Halter:
         assert self.ladder is not None
         nonce = message.get("nonce")
         return nonce == self.ladder.nonce or (nonce in self._nonces and message.get("stage") in ("halted", "gone"))
+
+    def witnessed(self, pod: str, coord: str, stage: str, step: int, checkpoint: str) -> None:
+        """A worker's signed word, read at the relay."""
+        if self.ladder is not None:
+            now = self._clock()
+            said = self.ladder.report(pod, stage, now, coord=coord, step=step, checkpoint=checkpoint, path="relay")
+            self._act(said)
 
     def link(self, pod: str, up: bool) -> None:
         """A channel went down or came up."""

@@ -26,6 +26,7 @@ from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.haltd import gpus
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.reaper import Reaper
+from uvcc_console.haltd.relay import RelayPath
 from uvcc_console.haltd.view import View
 from uvcc_console.rollout import certificate, halt, spawn
 from uvcc_console.rollout.profile_schema import seconds
@@ -113,6 +114,7 @@ class Service:
     def __init__(self, run_dir: Path, *, only: str = "", times: halt.Times | None = None) -> None:
         self._run_dir = run_dir
         self._only = only
+        self._given_times = times
         self._ended = False
         self._reaper = Reaper()
         self._reaping: asyncio.Task[None] | None = None
@@ -124,6 +126,7 @@ class Service:
         self._halter = Halter(
             self._channels.clients, self._append, times=times, terminate=self._terminate, certify=self._certify
         )
+        self._relay = RelayPath(run_dir, self._append, self._halter.witnessed)
         self._channels.on_link = self._halter.link
         self._channels.on_message = self._halter.message
 
@@ -165,6 +168,7 @@ class Service:
                 for event in self._view.poll():
                     self._heed(event)
                 self._halter.tick()
+                self._relay.follow(self._halter.ladder, self.snapshot, time.monotonic())
                 if not self._only and time.monotonic() - looked >= REAP_EVERY_S:
                     looked = time.monotonic()
                     self._look_after()
@@ -176,6 +180,7 @@ class Service:
                 await asyncio.wait(self._looking, timeout=LOOK_S)
             for task in self._looking:
                 task.cancel()
+            self._relay.close()
             await self._channels.close()
             self._journal.close()
 
@@ -183,6 +188,8 @@ class Service:
         profile = self.snapshot.profile.get("halt", {})
         lease = 0.0 if self._only else float(seconds(profile.get("lease", 60.0)))
         self._halter.auto = tuple(profile.get("auto", (halt.HOLD, halt.HALT, halt.TERM)))
+        if self._given_times is None:
+            self._halter.times = halt.Times.patient(float(profile.get("patience", 0.0)))
         self._halter.checkpoints = self.snapshot.job_kind != "command"
         self._halter.votes = self.snapshot.job_kind == "private"
         self._channels.sync(self.snapshot, lease)

@@ -37,6 +37,11 @@ class Times:
     resend: float = 0.5
     resend_late: float = 2.0
 
+    @classmethod
+    def patient(cls, hold_s: float) -> Times:
+        """For a fleet whose steps may take ``hold_s``; never less than the defaults."""
+        return cls(hold=max(cls().hold, hold_s), halt=max(cls().halt, 6 * hold_s))
+
     def of(self, rung: str) -> float:
         return {
             HOLD: self.hold,
@@ -321,7 +326,7 @@ class Ladder:
             if not p.up or p.acked == rung or self._satisfied(p) or p.hopeless or now - p.sent_at < again:
                 continue
             p.sent_at = now
-            sends.append(Send(name, rung, self._hold_deadline()))
+            sends.append(Send(name, rung, self.hold_deadline()))
             if not p.recorded:
                 p.recorded = p.stage = "sent"
                 records.append(Record(self._ack(name, "sent")))
@@ -333,7 +338,7 @@ class Ladder:
             return HALT
         return self.rung
 
-    def _hold_deadline(self) -> float:
+    def hold_deadline(self) -> float:
         """After this a held worker halts by itself: the console may have died. A drill leaves room to release."""
         t = self._times
         if self.rung != HOLD:

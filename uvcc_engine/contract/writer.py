@@ -152,6 +152,12 @@ class RunWriter:
             self._write_beat(now, record)
             return True
 
+    @property
+    def last_beat(self) -> dict[str, Any]:
+        """The newest heartbeat's fields and its time ``ts``; empty before the first."""
+        with self._lock:
+            return {**self._last, "ts": round(self._last_ts, 3)} if self._last else {}
+
     def beat_again(self, waiting_on: str | None = None) -> bool:
         """Repeat the last heartbeat if it is nearly 5 s old, with whom this rank waits for. Returns if written."""
         with self._lock:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +21,11 @@ from uvcc_engine.parallel.groups import PartyGroups, Place
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.private.admission import Admission, admit
+from uvcc_engine.private.orders import Orders
 from uvcc_engine.private.ranks import Ranks
 from uvcc_engine.private.session import LateRecorder, Outcome, Session
 from uvcc_engine.private.votes import HALT, Table, Vote
+from uvcc_engine.transcript.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.roots import sid_of
 
 PEER_TIMEOUT_S: Final = 10.0
@@ -86,7 +89,7 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
 
     table = Table(plane, spec.run, check=check)
     try:
-        with Ticker(writer, lambda: _waiting_on(plane, groups)):
+        with Ticker(writer, lambda: _waiting_on(plane, groups)), _orders(spec, admitted, writer):
             place = Place.of(admitted.coord, admitted.policy.topology, os.environ)
             groups = PartyGroups.open(place, on_event=lambda name, fields: writer.event(name, **fields), check=check)
             ranks = Ranks(groups)
@@ -111,6 +114,19 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
         plane.close(graceful=False)
         if groups is not None:
             groups.close(graceful=False)
+
+
+def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:
+    """The halt path over the relay, if this run has a relay."""
+    return Orders(
+        spec.link,
+        spec.run,
+        spec.coord,
+        Path(spec.dir),
+        sign=partial(admitted.identity.sign, BEAT_NAMESPACE),
+        last=lambda: writer.last_beat,
+        told=lambda asked: writer.event("order_obeyed", "warn", nonce=asked.nonce, mode=asked.mode, path="relay"),
+    )
 
 
 def _report(writer: RunWriter, step: int, error: UvccError) -> None:

@@ -1,8 +1,8 @@
 """The relay's HTTP front: ``/exchange`` for this product's own clients, JSON for everybody else.
 
 ``POST /exchange`` carries everything of a round in one request (see ``wire``). ``POST /enqueue``, ``/poll`` and
-``/ack`` do the same in JSON with base64 payloads. Every request but ``GET /healthz`` carries ``Authorization: Bearer``;
-the credential decides who the sender or receiver is, the body never does.
+``/ack`` do the same in JSON with base64 payloads, ``POST /records`` serves small signed records. Every request but
+``GET /healthz`` carries ``Authorization: Bearer``; it decides who the sender or receiver is, never the body.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from starlette.routing import Route
 from uvcc_engine.relay import wire
 from uvcc_engine.relay.config import Credential, RelayConfig, token_key
 from uvcc_engine.relay.hub import Hub
+from uvcc_engine.relay.records import Records
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -121,6 +122,7 @@ class RelayApp:
         self._stream = stream
         self._max_body = config.max_body
         self._metrics = metrics
+        self._records = Records()
         self._routes = Starlette(
             routes=[
                 Route("/healthz", self._healthz),
@@ -128,6 +130,7 @@ class RelayApp:
                 Route("/enqueue", self._json(self._enqueue), methods=["POST"]),
                 Route("/poll", self._json(self._poll), methods=["POST"]),
                 Route("/ack", self._json(self._ack), methods=["POST"]),
+                Route("/records", self._json(self._exchange_records), methods=["POST"]),
             ]
         )
 
@@ -243,6 +246,19 @@ class RelayApp:
         deliveries = [int(d) for d in data["deliveries"]]
         fates = self._front.hub.acknowledge(who, int(data.get("box", 0)), deliveries)
         return (200 if all(fates) else 409), {"acked": fates}
+
+    async def _exchange_records(self, who: Credential, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """``{put?: {name, body}, after?, want?, wait_s?}``: leave a record, take what is newer than ``after``."""
+        put, after, want = data.get("put"), int(data.get("after", -1)), str(data.get("want", ""))
+        if put is not None:
+            self._records.put(who.group, who.party, str(put["name"]), str(put["body"]))
+        wait = 0.0 if self._front.hub.draining else min(float(data.get("wait_s", 0.0)), _MAX_WAIT_S)
+        found = await self._records.wait(who.group, after, want, wait)
+        newest = found[-1].seq if found else max(after, self._records.newest if after < 0 else after)
+        return 200, {
+            "seq": newest,
+            "records": [{"party": r.party, "name": r.name, "seq": r.seq, "body": r.body} for r in found],
+        }
 
 
 async def _respond(send: Send, status: int, content_type: bytes, pieces: Sequence[wire.Buffer]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.haltd import relay
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.plan import Phase, pod_name
 from uvcc_console.rollout.stages.ports import LINKS, free_ports, host_of, listening, python_of
@@ -182,6 +183,18 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
     if remote:
         scheme, _, rest = url.partition("://")
         url = f"{scheme}://{host_of(host)}:{rest.rpartition(':')[2]}"
+    _private(
+        ctx.run_dir / relay.FOLDER / f"{phase.name}{_of(replica)}{relay.AT}",
+        json.dumps(
+            {
+                "url": url,
+                "group": group,
+                "engine_run": run,
+                "tokens": f"{phase.name}{_of(replica)}.json",
+                "ca": f"cert{_of(replica)}.pem" if remote else "",
+            }
+        ),
+    )
     there = f"runs/{run}"
     return {
         "kind": "stream" if stream else "relay",
@@ -189,6 +202,7 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
         "token_file": f"{there}/{TOKEN_FILE}",
         "ca_file": f"{there}/{CA_FILE}" if remote else "",
         "group": group,
+        "halt_keys": [relay.order_key(ctx.run_dir, ctx.plan.profile.fleet.ssh_key)],
     }
 
 

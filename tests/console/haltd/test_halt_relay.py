@@ -1,0 +1,151 @@
+"""The halt path over the relay: a run that no SSH reaches is halted by signed records, with signed evidence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.haltd import relay as path_over_relay
+from uvcc_console.haltd.service import Service
+from uvcc_console.rollout import spawn
+from uvcc_console.rollout.halt import Times
+from uvcc_engine.contract.control import read_halt
+from uvcc_engine.private.orders import Orders
+from uvcc_engine.relay.config import from_json
+from uvcc_engine.relay.server import serving
+from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.orders import BEAT_NAMESPACE
+
+TOKENS = [f"token-of-party-{p}-0123456789" for p in range(3)]
+QUICK = Times(commit=60.0, hold=60.0, halt=60.0)
+RUN = "relay-path.full"
+COORD = "p0r0s0t0"
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Iterator[str]:
+    """A relay in a thread of this process; its URL."""
+    credentials = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
+    up, url, ending = threading.Event(), [""], []
+
+    async def serve() -> None:
+        async with serving(from_json({"db": "relay.db", "credentials": credentials}, tmp_path)) as running:
+            url[0] = running.url
+            ending.append((asyncio.get_running_loop(), running.stop))
+            up.set()
+            await running.finished()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert up.wait(30)
+    yield url[0]
+    loop, stop = ending[0]
+    loop.call_soon_threadsafe(stop)
+    thread.join(30)
+
+
+def _run(url: str, identity: str) -> tuple[Path, Journal]:
+    """A run folder as the conductor leaves it, with one pod that no SSH reaches."""
+    run_dir = paths.run_dir("relay-path")
+    (run_dir / "relay").mkdir(parents=True)
+    (run_dir / "relay" / "full.json").write_text(json.dumps(TOKENS))
+    at = {"url": url, "group": "g", "engine_run": RUN, "tokens": "full.json", "ca": ""}
+    (run_dir / "relay" / "full.at.json").write_text(json.dumps(at))
+    journal = Journal(run_dir / spawn.JOURNAL, source="test")
+    journal.append(
+        ev.RunCreated(
+            run="relay-path",
+            profile_name="t",
+            job_kind="private",
+            replicas=1,
+            pipeline_stages=1,
+            tensor=1,
+            stages=[],
+            profile={"job": {"kind": "private", "steps": 9}, "halt": {"lease": 0.0, "auto": ["hold", "halt"]}},
+        ),
+        ev.PodChanged(
+            pod="p0r0",
+            party=0,
+            replica=0,
+            provider="local",
+            state="agent",
+            address="u@127.0.0.1:1",
+            identity=identity,
+        ),
+        ev.PhaseStarted(phase="full", engine_run=RUN, steps=9, sid_job=""),
+    )
+    return run_dir, journal
+
+
+async def _until(journal: Journal, stage: str) -> tuple[str, int, str, float]:
+    async with asyncio.timeout(30):
+        while True:
+            ack = read_all(journal).halt.acks.get("p0r0")
+            if ack is not None and ack[0] == stage:
+                return ack
+            await asyncio.sleep(0.02)
+
+
+async def test_a_run_out_of_reach_holds_and_halts_by_signed_records(relay: str, tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "identity")
+    run_dir, journal = _run(relay, identity.public.ed25519)
+    pod = tmp_path / "pod"
+    pod.mkdir()
+    (pod / "token").write_text(TOKENS[0])
+    link = {"relay_url": relay, "token_file": str(pod / "token")}
+    link |= {"halt_keys": [path_over_relay.order_key(run_dir)]}  # type: ignore[dict-item]
+
+    def beat() -> dict[str, Any]:
+        """What a worker does that obeys its control file."""
+        asked = read_halt(pod, RUN)
+        if asked is None:
+            return {"step": 4, "phase": "train"}
+        if asked.mode == "hold":
+            return {"step": 5, "phase": "hold", "halt_nonce": asked.nonce}
+        return {"step": 5, "phase": "halted", "halt_nonce": asked.nonce, "checkpoint": "c0ffee"}
+
+    service = asyncio.create_task(Service(run_dir, times=QUICK).run())
+    sign = lambda payload: identity.sign(BEAT_NAMESPACE, payload)  # noqa: E731
+    worker = Orders(link, RUN, COORD, pod, sign=sign, last=beat, told=lambda asked: None)
+    try:
+        with worker:
+            journal.append(ev.HaltRequested(nonce="n", mode="hold", by="test"))
+            assert (await _until(journal, "held"))[1] == 5
+            journal.append(ev.HaltRequested(nonce="n", mode="halt", by="test"))
+            assert (await _until(journal, "halted"))[1:3] == (5, "c0ffee")
+        paths_of = {e.path for _, e in journal.since(0) if isinstance(e, ev.HaltAck) and e.stage in ("held", "halted")}
+        assert paths_of == {"relay"}
+        assert read_all(journal).pods["p0r0"].paths["relay"][0]  # its lamp is lit
+        assert not read_all(journal).halt.verified  # its processes are not proven gone: nothing is claimed
+    finally:
+        service.cancel()
+        await asyncio.gather(service, return_exceptions=True)
+        journal.close()
+
+
+def test_what_another_identity_signed_is_no_evidence(tmp_path: Path) -> None:
+    ours, theirs = Identity.create(tmp_path / "a"), Identity.create(tmp_path / "b")
+    _, journal = _run("http://127.0.0.1:1", ours.public.ed25519)
+    s = read_all(journal)
+    journal.close()
+    heard: list[str] = []
+    over = path_over_relay.RelayPath(
+        tmp_path, lambda events: None, lambda pod, coord, stage, step, checkpoint: heard.append(stage)
+    )
+    box = path_over_relay.Mailbox("", "g", RUN, ())
+    from uvcc_engine.transcript import orders
+
+    content = {"run": RUN, "coord": COORD, "phase": "halted", "halt_nonce": s.halt.nonce, "step": 3}
+    over._heard(box, orders.sealed(content, lambda p: theirs.sign(BEAT_NAMESPACE, p)), s)
+    assert heard == []
+    over._heard(box, orders.sealed(content, lambda p: ours.sign(BEAT_NAMESPACE, p)), s)
+    assert heard == ["halted"]

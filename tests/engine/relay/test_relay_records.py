@@ -1,0 +1,178 @@
+"""Signed records at the relay, and the worker's end of the halt path that goes over them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from uvcc_engine.contract import control
+from uvcc_engine.contract.control import HaltRequest, read_halt, write_halt
+from uvcc_engine.private.orders import Orders, may_obey
+from uvcc_engine.relay.config import from_json
+from uvcc_engine.relay.records import MAX_BODY, PER_PARTY, Records
+from uvcc_engine.relay.server import serving
+from uvcc_engine.transcript import orders, sshsig
+
+RUN = "r.full"
+TOKEN = "token-of-party-0-0123456789"
+HOLD, HALT, RELEASE = (HaltRequest(m, "n", RUN) for m in ("hold", "halt", "release"))
+
+
+class Signer:
+    def __init__(self) -> None:
+        self._key = Ed25519PrivateKey.generate()
+        self._raw = self._key.public_key().public_bytes_raw()
+        self.line = sshsig.public_line(self._raw)
+
+    def order(self, payload: bytes) -> str:
+        return sshsig.sign(self._key, self._raw, orders.ORDER_NAMESPACE, payload)
+
+    def beat(self, payload: bytes) -> str:
+        return sshsig.sign(self._key, self._raw, orders.BEAT_NAMESPACE, payload)
+
+
+def test_the_newest_of_a_name_counts_and_numbers_only_grow() -> None:
+    now = [5.0]
+    records = Records(lambda: now[0])
+    first = records.put("g", 0, "beat/a", "1")
+    now[0] = 4.0  # a clock that goes back, or a relay that was started again
+    second = records.put("g", 0, "beat/a", "2")
+    assert second > first
+    assert [(r.party, r.body) for r in records.since("g", -1)] == [(0, "2")]
+    assert records.since("g", second) == records.since("h", -1) == records.since("g", -1, "order/") == []
+
+
+def test_a_party_that_floods_pushes_out_only_its_own() -> None:
+    records = Records(lambda: 1.0)
+    records.put("g", 0, "order/n", "stop")
+    for k in range(PER_PARTY + 10):
+        records.put("g", 1, f"x{k}", "")
+    kept = records._kept["g"]
+    assert (0, "order/n") in kept
+    assert sum(party == 1 for party, _ in kept) == PER_PARTY
+    with pytest.raises(ValueError, match="at most"):
+        records.put("g", 1, "big", "x" * (MAX_BODY + 1))
+
+
+async def test_a_reader_waits_for_what_it_wants_and_no_longer_than_it_said() -> None:
+    records = Records(lambda: 1.0)
+    reading = asyncio.create_task(records.wait("g", -1, "order/", 60.0))
+    await asyncio.sleep(0)
+    records.put("g", 0, "beat/a", "not this")
+    records.put("g", 0, "order/n", "this")
+    assert [r.body for r in await reading] == ["this"]
+    assert await records.wait("g", records.newest, "", 0.01) == []
+
+
+def test_only_a_key_of_the_run_opens_what_was_sealed() -> None:
+    operator, stranger = Signer(), Signer()
+    body = orders.sealed({"mode": "halt"}, operator.order)
+    assert orders.opened(body, orders.ORDER_NAMESPACE, [stranger.line, operator.line]) == {"mode": "halt"}
+    assert orders.opened(body, orders.ORDER_NAMESPACE, [stranger.line]) is None
+    assert orders.opened(body, orders.BEAT_NAMESPACE, [operator.line]) is None
+    for bad in (
+        "",
+        "[]",
+        "{}",
+        '{"content":[],"signature":""}',
+        body.replace("halt", "hold"),
+        '{"content":{},"signature":3}',
+    ):
+        assert orders.opened(bad, orders.ORDER_NAMESPACE, [operator.line]) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "obeyed"),
+    [
+        (None, HOLD, True),
+        (None, RELEASE, False),
+        (HOLD, HALT, True),
+        (HOLD, RELEASE, True),
+        (HOLD, HOLD, False),
+        (RELEASE, HOLD, False),  # a hold that was overtaken by its release
+        (RELEASE, HALT, True),
+        (HALT, RELEASE, False),
+        (HALT, HaltRequest("hold", "m", RUN), False),
+        (RELEASE, HaltRequest("hold", "m", RUN), True),
+    ],
+)
+def test_what_may_still_count(before: HaltRequest | None, asked: HaltRequest, obeyed: bool) -> None:
+    assert may_obey(before, asked) is obeyed
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Iterator[str]:
+    """A relay in a thread of this process; its URL."""
+    data = {"db": "relay.db", "credentials": [{"party": 0, "group": "g", "token": TOKEN}]}
+    up, url, ending = threading.Event(), [""], []
+
+    async def serve() -> None:
+        async with serving(from_json(data, tmp_path)) as running:
+            url[0] = running.url
+            ending.append((asyncio.get_running_loop(), running.stop))
+            up.set()
+            await running.finished()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert up.wait(30)
+    yield url[0]
+    loop, stop = ending[0]
+    loop.call_soon_threadsafe(stop)
+    thread.join(30)
+
+
+def _exchange(url: str, **asked: Any) -> dict[str, Any]:
+    import httpx
+
+    reply = httpx.post(f"{url}/records", json=asked, headers={"authorization": f"Bearer {TOKEN}"}, timeout=30)
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def test_a_worker_obeys_a_signed_order_and_publishes_signed_evidence(relay: str, tmp_path: Path) -> None:
+    operator, party, stranger = Signer(), Signer(), Signer()
+    (tmp_path / "token").write_text(TOKEN)
+    link = {"relay_url": relay, "token_file": str(tmp_path / "token"), "halt_keys": [operator.line]}
+    told: list[HaltRequest] = []
+    obeyed = threading.Event()
+
+    def tell(asked: HaltRequest) -> None:
+        told.append(asked)
+        obeyed.set()
+
+    def order(signer: Signer, mode: str, nonce: str) -> None:
+        content = {"type": "order", "run": RUN, "nonce": nonce, "mode": mode, "deadline_s": "0"}
+        _exchange(relay, put={"name": f"order/{nonce}", "body": orders.sealed(content, signer.order)})
+
+    order(operator, "halt", "of-an-earlier-attempt")
+    beat = {"step": 7, "phase": "train", "halt_nonce": "n", "secret": "never published"}
+    with Orders(link, RUN, "p0r0s0t0", tmp_path, sign=party.beat, last=lambda: beat, told=tell):
+        said = _exchange(relay, after=-1, want="beat/", wait_s=30)["records"]
+        order(stranger, "halt", "forged")
+        order(operator, "hold", "n")
+        assert obeyed.wait(30)
+    assert [(a.mode, a.nonce) for a in told] == [("hold", "n")]
+    found = read_halt(tmp_path, RUN)
+    assert found is not None
+    assert (found.mode, found.nonce) == (control.HOLD, "n")
+    content = orders.opened(said[0]["body"], orders.BEAT_NAMESPACE, [party.line])
+    assert content is not None
+    assert (content["coord"], content["step"], content["run"]) == ("p0r0s0t0", 7, RUN)
+    assert "secret" not in json.dumps(content)
+
+
+def test_a_halt_of_the_agent_is_never_weakened(tmp_path: Path) -> None:
+    operator = Signer()
+    write_halt(tmp_path, HALT)
+    link = {"relay_url": "http://127.0.0.1:1", "token_file": "x", "halt_keys": [operator.line]}
+    desk = Orders(link, RUN, "p0r0s0t0", tmp_path, sign=operator.beat, last=dict, told=lambda a: pytest.fail("obeyed"))
+    desk._obey(orders.sealed({"run": RUN, "mode": "release", "nonce": "n"}, operator.order))
+    assert read_halt(tmp_path, RUN) == HALT

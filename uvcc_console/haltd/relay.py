@@ -1,0 +1,206 @@
+"""The halt path over the relay: signed orders that the workers poll, and their signed signs of life as evidence.
+
+Works without any SSH connection: where a link is dead, the pod's workers still ask the relay every two seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.keys import operator_key, public_line
+from uvcc_console.rollout import halt
+from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.transcript import orders, sshsig
+
+log = logging.getLogger(__name__)
+FOLDER: Final = "relay"
+AT: Final = ".at.json"
+LOOK_S: Final = 5.0
+AGAIN_S: Final = 1.0
+TIMEOUT_S: Final = 5.0
+FRESH_S: Final = 15.0
+Report = Callable[[str, str, str, int, str], None]
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """One relay of one engine run, with the credentials that this console has for it. ``after``: see the relay."""
+
+    url: str
+    group: str
+    engine_run: str
+    tokens: tuple[str, ...]
+    ca_file: str = ""
+    after: int = -1
+    heard: dict[str, float] = field(default_factory=dict)
+
+    def exchange(self, put: Mapping[str, str] | None, want: str) -> list[dict[str, Any]]:
+        """Leave a record, under the first credential that is let in, and take those that are new. Raises UvccError."""
+        asked: dict[str, Any] = {"after": self.after, "want": want} | ({"put": dict(put)} if put else {})
+        trouble = "there is no credential"
+        for token in self.tokens:
+            try:
+                found = self._post(token, json.dumps(asked))
+            except (OSError, http.client.HTTPException, ValueError) as e:
+                trouble = str(e)
+                continue
+            self.after = max(self.after, int(found["seq"]))
+            return list(found["records"])
+        raise UvccError(f"the relay at {self.url} does not take orders: {trouble}", "the other halt paths remain")
+
+    def _post(self, token: str, body: str) -> dict[str, Any]:
+        at = urlsplit(self.url)
+        tls = ssl.create_default_context(cafile=self.ca_file or None) if at.scheme == "https" else None
+        host = at.hostname or ""
+        connection = (
+            http.client.HTTPSConnection(host, at.port, timeout=TIMEOUT_S, context=tls)
+            if tls
+            else http.client.HTTPConnection(host, at.port, timeout=TIMEOUT_S)
+        )
+        try:
+            headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+            connection.request("POST", "/records", body, headers)
+            reply = connection.getresponse()
+            found = json.loads(reply.read())
+        finally:
+            connection.close()
+        if reply.status != http.client.OK or not isinstance(found, dict):
+            raise ValueError(f"HTTP {reply.status}")
+        return found
+
+
+def mailboxes(run_dir: Path, engine_run: str) -> list[Mailbox]:
+    """The relays of an engine run, as the rollout wrote them down when it started them."""
+    found = []
+    for path in sorted((run_dir / FOLDER).glob(f"*{AT}")):
+        try:
+            at = json.loads(path.read_text())
+            if at["engine_run"] == engine_run:
+                tokens = tuple(json.loads((run_dir / FOLDER / at["tokens"]).read_text()))
+                ca = str(run_dir / FOLDER / at["ca"]) if at.get("ca") else ""
+                found.append(Mailbox(str(at["url"]), str(at["group"]), engine_run, tokens, ca))
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            log.warning("cannot read %s: %s", path.name, e)
+    return found
+
+
+def signer(run_dir: Path, given: str = "") -> Callable[[bytes], str]:
+    """Signs orders with the run's key, whose public half the workers know. ``given``: the profile's own key file."""
+    private = operator_key(run_dir, given).pyca_key
+    if not isinstance(private, Ed25519PrivateKey):
+        raise UnreadableError(f"the key of {run_dir.name} is not an Ed25519 key", "delete it and start a new run")
+    public = private.public_key().public_bytes_raw()
+    return lambda payload: sshsig.sign(private, public, orders.ORDER_NAMESPACE, payload)
+
+
+def order_key(run_dir: Path, given: str = "") -> str:
+    """The public half as the workers get it."""
+    return " ".join(public_line(operator_key(run_dir, given)).split()[:2])
+
+
+class RelayPath:
+    """Posts the running ladder's order again until it is done, and reads what the workers say.
+
+    ``report(pod, coord, stage, step, checkpoint)`` takes the evidence, ``append`` writes events.
+    """
+
+    def __init__(self, run_dir: Path, append: Callable[[list[ev.Event]], None], report: Report) -> None:
+        self._run_dir = run_dir
+        self._append = append
+        self._report = report
+        self._boxes: dict[str, list[Mailbox]] = {}
+        self._posted = ("", "", 0.0)
+        self._looked = 0.0
+        self._lamps: dict[str, bool] = {}
+        self._busy: dict[str, asyncio.Task[None]] = {}
+
+    def follow(self, ladder: halt.Ladder | None, s: Snapshot, now: float) -> None:
+        """Call often with the monotonic time; never blocks."""
+        if not s.engine_run:
+            return
+        order = None
+        if ladder is not None and ladder.rung and not (ladder.done and ladder.rung in (halt.RELEASE, halt.HOLD)):
+            mode = ladder.rung if ladder.rung in (halt.HOLD, halt.RELEASE) else halt.HALT
+            nonce, before, at = self._posted
+            fresh = (ladder.nonce, mode) != (nonce, before)
+            if fresh or (not ladder.done and now - at >= AGAIN_S):
+                order = {"type": "order", "run": s.engine_run, "nonce": ladder.nonce, "mode": mode}
+                order["deadline_s"] = str(ladder.hold_deadline())
+                self._posted = (ladder.nonce, mode, now)
+        if order is None and now - self._looked < (AGAIN_S if ladder is not None and not ladder.done else LOOK_S):
+            return
+        self._looked = now
+        for box in self._of(s.engine_run):
+            if order is not None or box.group not in self._busy:
+                task = asyncio.ensure_future(self._exchange(box, order, s))
+                self._busy[box.group] = task
+                task.add_done_callback(partial(self._settled, box.group))
+
+    def _settled(self, group: str, task: asyncio.Task[None]) -> None:
+        if self._busy.get(group) is task:
+            del self._busy[group]
+
+    def _of(self, engine_run: str) -> list[Mailbox]:
+        if not self._boxes.get(engine_run):
+            self._boxes = {engine_run: mailboxes(self._run_dir, engine_run)}
+        return self._boxes[engine_run]
+
+    async def _exchange(self, box: Mailbox, order: Mapping[str, str] | None, s: Snapshot) -> None:
+        put = None
+        try:
+            if order is not None:
+                fleet = s.profile.get("fleet", {})
+                body = orders.sealed(order, signer(self._run_dir, str(fleet.get("ssh_key", ""))))
+                put = {"name": f"{orders.ORDER}{order['nonce']}", "body": body}
+            found = await asyncio.to_thread(box.exchange, put, orders.BEAT)
+        except UvccError as e:
+            log.warning("%s", e)
+            found = []
+        for record in found:
+            self._heard(box, str(record.get("body", "")), s)
+        self._light(box, s)
+
+    def _heard(self, box: Mailbox, body: str, s: Snapshot) -> None:
+        """One sign of life. It counts only if the identity of its worker's own party signed it."""
+        beat = orders.opened(body, orders.BEAT_NAMESPACE, [p.identity for p in s.pods.values() if p.identity])
+        if beat is None or beat.get("run") != box.engine_run:
+            return
+        coord = str(beat.get("coord", ""))
+        pod = next((p for p in s.pods.values() if coord.startswith(f"p{p.party}r{p.replica}s")), None)
+        if pod is None or orders.opened(body, orders.BEAT_NAMESPACE, [pod.identity]) is None:
+            return
+        box.heard[pod.pod] = time.monotonic()
+        stage = {"hold": "held", "held": "held", "halted": "halted"}.get(str(beat.get("phase", "")), "")
+        if stage and beat.get("halt_nonce") == s.halt.nonce:
+            self._report(pod.pod, coord, stage, int(beat.get("step", -1)), str(beat.get("checkpoint", "")))
+
+    def _light(self, box: Mailbox, s: Snapshot) -> None:
+        """Tell of every pod whose workers began or ceased to be heard at the relay."""
+        now = time.monotonic()
+        changed: list[ev.Event] = []
+        for pod, at in box.heard.items():
+            up = now - at < FRESH_S
+            if self._lamps.get(pod, False) != up and (up or s.pods[pod].state != "gone"):
+                self._lamps[pod] = up
+                changed.append(ev.LinkChanged(pod=pod, path="relay", up=up))
+        if changed and s.status == "running":
+            self._append(changed)
+
+    def close(self) -> None:
+        for task in self._busy.values():
+            task.cancel()

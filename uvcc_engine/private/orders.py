@@ -1,0 +1,130 @@
+"""The worker's end of the halt path over the relay: obeys signed orders, and publishes signed signs of life.
+
+One request every two seconds does both: it leaves the newest heartbeat and waits for an order. An order becomes the
+control file ``.HALT``, exactly as the agent writes it, so everything after it is the same whichever way it came.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from uvcc_engine.contract import control
+from uvcc_engine.contract.control import HaltRequest
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.transcript import orders
+
+BEAT_S: Final = 2.0
+RETRY_S: Final = 2.0
+TIMEOUT_S: Final = 10.0
+SHOWN: Final = ("step", "phase", "loss", "samples_per_s", "halt_nonce", "checkpoint", "waiting_on", "ts")
+
+
+def may_obey(before: HaltRequest | None, asked: HaltRequest) -> bool:
+    """Whether an order that came late, twice or out of order may still count. A halt is final."""
+    if before is None:
+        return asked.mode != control.RELEASE
+    if before.mode == control.HALT:
+        return False
+    if before.nonce != asked.nonce:
+        return asked.mode != control.RELEASE
+    return asked.mode == control.HALT or (asked.mode == control.RELEASE and before.mode == control.HOLD)
+
+
+class Orders:
+    """A thread beside the worker; use as a context. Without a relay or keys it does nothing.
+
+    ``sign`` signs with the party's identity, ``last`` gives the newest heartbeat record, ``told`` hears of an order.
+    """
+
+    def __init__(
+        self,
+        link: Mapping[str, Any],
+        run: str,
+        coord: str,
+        directory: Path,
+        *,
+        sign: Callable[[bytes], str],
+        last: Callable[[], Mapping[str, Any]],
+        told: Callable[[HaltRequest], None],
+    ) -> None:
+        self._run, self._coord, self._directory = run, coord, directory
+        self._keys = [str(k) for k in link.get("halt_keys") or ()]
+        self._url = str(link.get("relay_url") or "") if self._keys else ""
+        self._token_file = Path(str(link.get("token_file") or ""))
+        self._ca_file = str(link.get("ca_file") or "") or None
+        self._sign, self._last, self._told = sign, last, told
+        self._nonces: set[str] = set()
+        self._after = -1
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="orders", daemon=True)
+
+    def __enter__(self) -> Orders:
+        if self._url:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the last word, if an order had come this way: it is the evidence where no agent answers."""
+        self._ending.set()
+        if self._url and self._nonces:
+            try:
+                self._ask(self._connect(1.0), 0.0)
+            except (OSError, http.client.HTTPException, ValueError):
+                return  # the agent's word and exit.json say the same
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        at = urlsplit(self._url)
+        host = at.hostname or ""
+        if at.scheme == "https":
+            tls = ssl.create_default_context(cafile=self._ca_file)
+            return http.client.HTTPSConnection(host, at.port, timeout=timeout, context=tls)
+        return http.client.HTTPConnection(host, at.port, timeout=timeout)
+
+    def _serve(self) -> None:
+        connection: http.client.HTTPConnection | None = None
+        while not self._ending.is_set():
+            try:
+                connection = connection or self._connect(TIMEOUT_S)
+                first = self._after < 0
+                for body in self._ask(connection, 0.0 if first else BEAT_S):
+                    if not first:  # orders from before this worker started are not meant for it
+                        self._obey(body)
+            except (OSError, http.client.HTTPException, ValueError, UvccError):
+                connection = None  # the relay is away, or an older one: the other paths remain
+                self._ending.wait(RETRY_S)
+
+    def _ask(self, connection: http.client.HTTPConnection, wait_s: float) -> list[str]:
+        """Leave the heartbeat, wait for orders; their bodies. Raises OSError, HTTPException or ValueError."""
+        content = {"type": "beat", "run": self._run, "coord": self._coord, "at": round(time.time(), 3)}
+        content |= {k: v for k, v in self._last().items() if k in SHOWN and isinstance(v, str | int | float)}
+        put = {"name": orders.BEAT + self._coord, "body": orders.sealed(content, self._sign)}
+        asked = {"put": put, "after": self._after, "wait_s": wait_s, "want": orders.ORDER}
+        token = self._token_file.read_text().strip()
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        connection.request("POST", "/records", json.dumps(asked), headers)
+        reply = connection.getresponse()
+        found = json.loads(reply.read())
+        if reply.status != http.client.OK:
+            raise ValueError(f"the relay answered {reply.status}")
+        self._after = max(self._after, int(found["seq"]))
+        return [str(r["body"]) for r in found["records"]]
+
+    def _obey(self, body: str) -> None:
+        content = orders.opened(body, orders.ORDER_NAMESPACE, self._keys)
+        if content is None or content.get("run") != self._run or content.get("mode") not in control.MODES:
+            return
+        after = float(content.get("deadline_s") or 0.0)
+        deadline = time.time() + after if after > 0 else 0.0
+        asked = HaltRequest(str(content["mode"]), str(content.get("nonce", "")), self._run, deadline)
+        self._nonces.add(asked.nonce)
+        if may_obey(control.read_halt(self._directory, self._run), asked):
+            control.write_halt(self._directory, asked)
+            self._told(asked)

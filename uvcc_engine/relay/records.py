@@ -1,0 +1,83 @@
+"""Small records beside the mail: orders and signs of life, one per (group, party, name), the newest counts.
+
+The relay keeps them in memory and understands none of them: what they say is signed, and whoever reads them checks
+that. Each write gets a number above all earlier ones, also of a relay that ran before, so a reader asks for what is
+newer than the last it knows. What matters is written again by its author until it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+MAX_BODY: Final = 16 << 10
+MAX_NAME: Final = 160
+PER_PARTY: Final = 512
+GROUPS_SHARE: Final = 256  # records in one answer
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What ``party`` said under ``name``. ``seq`` orders all records of a relay."""
+
+    party: int
+    name: str
+    seq: int
+    body: str
+
+
+@dataclass
+class Records:
+    """All groups' records. ``clock`` is the wall clock in seconds."""
+
+    clock: Callable[[], float] = time.time
+    _last: int = 0
+    _kept: dict[str, dict[tuple[int, str], Record]] = field(default_factory=dict)
+    _waiting: dict[str, set[asyncio.Future[None]]] = field(default_factory=dict)
+
+    def put(self, group: str, party: int, name: str, body: str) -> int:
+        """Keep a record and wake its readers; returns its number. Raises ValueError for one that is too large."""
+        if not 0 < len(name) <= MAX_NAME or len(body) > MAX_BODY:
+            raise ValueError(f"a record's name has 1 to {MAX_NAME} characters, its body {MAX_BODY} at most")
+        self._last = max(self._last + 1, int(self.clock() * 1e6))
+        kept = self._kept.setdefault(group, {})
+        kept.pop((party, name), None)  # so that the order of the mapping is the order of writing
+        kept[party, name] = Record(party, name, self._last, body)
+        mine = [key for key in kept if key[0] == party]
+        for key in mine[: max(0, len(mine) - PER_PARTY)]:
+            del kept[key]
+        for reader in self._waiting.pop(group, ()):
+            if not reader.done():
+                reader.set_result(None)
+        return self._last
+
+    def since(self, group: str, after: int, prefix: str = "") -> list[Record]:
+        """Records newer than ``after`` whose name begins with ``prefix``, oldest first."""
+        found = [r for r in self._kept.get(group, {}).values() if r.seq > after and r.name.startswith(prefix)]
+        return found[:GROUPS_SHARE]
+
+    @property
+    def newest(self) -> int:
+        """The number of the last write."""
+        return self._last
+
+    async def wait(self, group: str, after: int, prefix: str, seconds: float) -> list[Record]:
+        """The same as ``since``, but waits up to ``seconds`` for the first."""
+        end = asyncio.get_running_loop().time() + seconds
+        while not (found := self.since(group, after, prefix)):
+            left = end - asyncio.get_running_loop().time()
+            if left <= 0:
+                return []
+            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(group, set()).add(woken)
+            try:
+                async with asyncio.timeout(left):
+                    await woken
+            except TimeoutError:
+                return self.since(group, after, prefix)
+            finally:
+                self._waiting.get(group, set()).discard(woken)
+        return found
