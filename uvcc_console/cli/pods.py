@@ -53,22 +53,9 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     return [found[key] for key in sorted(found) if not only or key[0] in only]
 
 
-def fate_of(name: str) -> str:
-    """``live``, ``ORPHAN`` or ``foreign``, told by the pod's name ``uvcc-RUN-p0r0``.
-
-    A run's folder exists before its first pod, so a pod of a run unknown here belongs to another data folder or
-    machine: it may be alive there and is none of ours to delete.
-    """
-    from uvcc_console.rollout.spawn import conducted
-
-    run_dir = paths.run_dir(name.removeprefix(PREFIX).rpartition("-")[0])
-    if not (run_dir / common.JOURNAL).exists():
-        return "foreign"
-    return "live" if conducted(run_dir) else "ORPHAN"
-
-
 async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool) -> tuple[list[dict[str, Any]], list[str]]:
     from uvcc_console.fleet.provider import provider_for
+    from uvcc_console.rollout.sweep import ORPHAN, fate_of
 
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     trouble: list[str] = []
@@ -78,7 +65,7 @@ async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool) -> tup
             try:
                 for pod in await provider.list(PREFIX):
                     fate, swept = fate_of(pod.name), False
-                    if sweep and fate == "ORPHAN":
+                    if sweep and fate == ORPHAN:
                         await provider.delete(pod)
                         swept = True
                     row = {**asdict(pod), "address": pod.address, "fate": fate, "swept": swept}

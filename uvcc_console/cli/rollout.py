@@ -7,6 +7,13 @@ import sys
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, USAGE
 
+# options of the runbook that are keys of the profile
+_FLAGS = {
+    "dp_preflight": "true or false: rehearse the run's network before the smoke (true)",
+    "fleet.keep_pods": "true or false: leave the pods after a good end, until limits.ttl (false)",
+    "fleet.attach_prefix": "uvcc-RUN-: use the pods that this run kept, create none",
+}
+
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("rollout", "Run a profile from plan to tear-down.")
@@ -15,9 +22,13 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="do not ask before spending money")
     parser.add_argument("--seed", type=int, metavar="N", help="repeatable identities and roots (demonstrations only)")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the summary")
+    for key, about in _FLAGS.items():
+        parser.add_argument(f"--{key.rpartition('.')[2].replace('_', '-')}", metavar="VALUE", help=about)
     parser.add_set()
     parser.add_json()
     args = parser.parse_args(argv)
+    given = {key: getattr(args, key.rpartition(".")[2]) for key in _FLAGS}
+    args.set += [f"{key}={value}" for key, value in given.items() if value is not None]
     from uvcc_console.cli.launch import has_terminal, launch
     from uvcc_console.rollout.profile import load
 

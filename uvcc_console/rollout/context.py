@@ -78,6 +78,7 @@ class Rollout:
     tolerant: bool = False
     sidecar: subprocess.Popen[bytes] | None = None
     cursors: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    pins: dict[str, str] = field(default_factory=dict)  # host keys of pods that an earlier run kept, by pod
 
     @property
     def artifacts(self) -> Path:

@@ -62,12 +62,23 @@ class Plan:
     @property
     def prefix(self) -> str:
         """What every pod name of this run starts with, for the provider."""
-        return f"{POD_PREFIX}{self.run}-"
+        return pod_prefix(self.run, self.profile)
 
 
 def pod_name(party: int, replica: int) -> str:
     """A pod's name inside its run; the provider sees it behind the run's prefix."""
     return f"p{party}r{replica}"
+
+
+def pod_prefix(run: str, profile: Profile) -> str:
+    """The run's own prefix, or that of the pods which it takes over (``fleet.attach_prefix``).
+
+    Raises ConfigError for a prefix that could meet pods which are not ours.
+    """
+    given = profile.fleet.attach_prefix
+    if given and not re.fullmatch(rf"{POD_PREFIX}.+-", given):
+        raise ConfigError(f"fleet.attach_prefix is {given!r}", f"it is {POD_PREFIX}RUN-, see: uvcc pods")
+    return given or f"{POD_PREFIX}{run}-"
 
 
 def new_run_id(name: str, now: float | None = None, token: str = "") -> str:
@@ -98,7 +109,7 @@ def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> 
 def engine_job(job: PrivateJob | LmJob | CommandJob, steps: int) -> dict[str, Any]:
     """The job as the worker reads it, with the phase's number of steps."""
     if isinstance(job, PrivateJob):
-        return job.model_dump(mode="json", exclude={"data", "labels"}) | {"steps": steps}
+        return job.model_dump(mode="json", exclude={"data", "labels", "weights"}) | {"steps": steps}
     if isinstance(job, LmJob):
         train = {"seed": job.seed, **job.overrides.get("train", {}), "steps": steps}
         return {"config": job.config, "plan": dict(job.plan), **job.overrides, "train": train}
@@ -112,7 +123,7 @@ def _requests(run: str, profile: Profile, full: Phase) -> dict[str, PodRequest]:
         if name in found:
             continue
         found[name] = PodRequest(
-            name=f"{POD_PREFIX}{run}-{name}",
+            name=f"{pod_prefix(run, profile)}{name}",
             party=coord.party,
             replica=coord.replica,
             gpu=fleet.gpu,

@@ -252,3 +252,8 @@ async def test_it_can_be_left_out(ctx: Rollout, looks: list[str], monkeypatch: p
     object.__setattr__(ctx.plan, "profile", ctx.plan.profile.model_copy(update={"dp_preflight": False}))
     await preflight.preflight(ctx)
     assert looks == ["relay"]
+
+
+def test_processes_on_a_gpu_are_read_as_the_tool_prints_them() -> None:
+    listed = "4711, GPU-a\n 12, GPU-b\n[Not Supported]\n\n"
+    assert preflight.parse_processes(listed) == [{"pid": 4711, "gpu": "GPU-a"}, {"pid": 12, "gpu": "GPU-b"}]

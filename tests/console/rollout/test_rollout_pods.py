@@ -13,6 +13,7 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
+from uvcc_console.rollout import conductor
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.conductor import compare_roots
 from uvcc_console.rollout.context import Member, Rollout
@@ -213,3 +214,57 @@ async def test_the_sidecar_runs_before_there_is_anything_to_pay_for(
     fake.gate.set()
     with pytest.raises(asyncio.CancelledError):
         await work
+
+
+def attaching(ctx: Rollout, prefix: str) -> Rollout:
+    fleet = ctx.plan.profile.fleet.model_copy(update={"attach_prefix": prefix})
+    plan = make_plan("demo-2", "demo", ctx.plan.profile.model_copy(update={"fleet": fleet}))
+    members = {name: Member(name, request) for name, request in plan.requests.items()}
+    return replace(ctx, plan=plan, members=members)
+
+
+async def test_pods_that_an_earlier_run_kept_are_taken_over_and_none_is_created(
+    ctx: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connected(ctx: Rollout, member: Member) -> None:
+        return None
+
+    monkeypatch.setattr(provision, "connect", connected)
+    fake = provider_of(ctx)
+    for p in range(3):
+        fake.pods[f"uvcc-demo-1-p{p}r0"] = Pod(f"uvcc-demo-1-p{p}r0", p, 0, "fake", f"id{p}")
+    second = attaching(ctx, "uvcc-demo-1-")
+    await provision.provision(second)
+    assert not fake.asked.is_set()  # no create
+    assert {m.pod.provider_id for m in second.members.values() if m.pod} == {"id0", "id1", "id2"}
+    assert await provision.teardown(second) == []
+    assert fake.pods == {}
+
+
+async def test_a_pod_that_is_not_there_cannot_be_taken_over(ctx: Rollout) -> None:
+    fake = provider_of(ctx)
+    fake.pods["uvcc-demo-1-p0r0"] = Pod("uvcc-demo-1-p0r0", 0, 0, "fake", "id")
+    with pytest.raises(ConfigError, match=r"no pod uvcc-demo-1-p[12]r0 to attach to"):
+        await provision.provision(attaching(ctx, "uvcc-demo-1-"))
+    assert not fake.asked.is_set()
+    assert list(fake.pods) == ["uvcc-demo-1-p0r0"]
+
+
+@pytest.mark.parametrize("prefix", ["somebody-", "uvcc-", "uvcc-demo"])
+def test_a_prefix_that_could_meet_foreign_pods_is_refused(ctx: Rollout, prefix: str) -> None:
+    with pytest.raises(ConfigError, match="attach_prefix"):
+        attaching(ctx, prefix)
+
+
+@pytest.mark.parametrize(("keep", "status", "left"), [(True, "ok", 1), (True, "failed", 0), (False, "ok", 0)])
+async def test_pods_are_kept_only_if_asked_for_and_only_after_a_good_end(
+    ctx: Rollout, keep: bool, status: str, left: int
+) -> None:
+    fake = provider_of(ctx)
+    fake.pods["uvcc-demo-1-p0r0"] = Pod("uvcc-demo-1-p0r0", 0, 0, "fake", "id")
+    fleet = ctx.plan.profile.fleet.model_copy(update={"keep_pods": keep})
+    object.__setattr__(ctx.plan, "profile", ctx.plan.profile.model_copy(update={"fleet": fleet}))
+    assert await conductor._end(ctx, status, "") == (status, "")
+    assert len(fake.pods) == left
+    teardown = next(s for s in ctx.bus.snapshot.stages if s.name == "teardown")
+    assert teardown.status == ("skipped" if left else "ok")

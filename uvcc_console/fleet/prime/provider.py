@@ -282,6 +282,8 @@ class PrimeProvider:
                 return replace(pod, user=at.user, host=at.host, port=at.port)
             except NotReady as e:
                 reasons.append(f"{pod.provider} {pod.provider_id[:8]}: {e.what}")
+            if pod.name not in self._rented:  # not made here: it was taken over, and is its owner's to judge
+                break
             await self.delete(pod)
             self._unsettle(pod)
             request = self._requests.get(pod.name)

@@ -69,11 +69,11 @@ async def ports(ctx: Rollout) -> Fabric:
                 across.add((a.name, b.name))
     ways = await dial_all(ctx, wanted)
     findings, open_ways = [], dict.fromkeys(ctx.members, 0)
-    for (a, b), way in ways.items():
+    for (source, target), way in ways.items():
         if isinstance(way, float):
-            open_ways[a] += 1
-        elif (a, b) not in across or ctx.plan.profile.link == "direct":
-            findings.append(Finding(a, f"it cannot open a connection to {b}: {way}", _REMEDY_PORTS))
+            open_ways[source] += 1
+        elif (source, target) not in across or ctx.plan.profile.link == "direct":
+            findings.append(Finding(source, f"it cannot open a connection to {target}: {way}", _REMEDY_PORTS))
     facts = {n: {"ports_open": f"{open_ways[n]}/{len(wanted[n])}"} for n in ctx.members if wanted[n]}
     return Fabric(facts, tuple(findings))
 

@@ -83,8 +83,9 @@ def _gpus(probe: Mapping[str, Any], wanted: Wanted) -> list[tuple[str, str]]:
         label = f"GPU {gpu.get('index')} ({gpu.get('name')})"
         if errors := gpu.get("ecc_errors_uncorrected_volatile_total"):
             found.append((f"{label} has {errors} uncorrected memory errors", "replace the pod: results may be wrong"))
-        if (used := gpu.get("memory_used") or 0) > GPU_USED_MIB:
-            held = ", ".join(str(p["pid"]) for p in probe.get("gpu_processes") or () if p.get("gpu") == gpu.get("uuid"))
+        held = ", ".join(str(p["pid"]) for p in probe.get("gpu_processes") or () if p["gpu"] == gpu.get("uuid"))
+        used = gpu.get("memory_used") or 0
+        if held or used > GPU_USED_MIB:
             by = f" by processes {held}" if held else ""
             found.append((f"{label}: {used} MiB are in use{by}", "end what holds it, or replace the pod"))
     imports = probe.get("imports") or {}

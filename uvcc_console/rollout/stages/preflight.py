@@ -17,6 +17,7 @@ from uvcc_console.rollout.stages.ports import python_of
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 
+_GPU_PROCESSES = "nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv,noheader"
 _PING = """
 import json, ssl, sys, time, urllib.request
 trust = ssl.create_default_context(cafile=sys.argv[2]) if sys.argv[2] else None
@@ -112,7 +113,15 @@ async def _probe(member: Member) -> dict[str, Any]:
     probe = {k: v for k, v in ack.items() if k not in ("op", "nonce", "ok")}
     # the pod's clock was read somewhere between the two: half the trip is the error, not the skew
     probe["skew_s"] = _outside(float(probe["clock"]["ts"]), before, after)
+    if probe.get("gpus"):
+        probe["gpu_processes"] = parse_processes(await member.ssh.sh(_GPU_PROCESSES, timeout=30.0))
     return probe
+
+
+def parse_processes(listed: str) -> list[dict[str, Any]]:
+    """``pid, gpu`` lines of nvidia-smi; anything else (no permission, not supported) is no process."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in listed.splitlines()]
+    return [{"pid": int(r[0]), "gpu": r[1]} for r in rows if len(r) == 2 and r[0].isdigit()]
 
 
 def _outside(ts: float, before: float, after: float) -> float:

@@ -49,7 +49,8 @@ async def provision(ctx: Rollout) -> str:
 
 
 async def _one_pod(ctx: Rollout, member: Member) -> None:
-    creating = asyncio.ensure_future(ctx.provider.create(member.request))
+    make = take_over(ctx, member) if ctx.plan.profile.fleet.attach_prefix else ctx.provider.create(member.request)
+    creating = asyncio.ensure_future(make)
     try:
         readdress(member, await asyncio.shield(creating))
     except asyncio.CancelledError:
@@ -64,12 +65,22 @@ async def _one_pod(ctx: Rollout, member: Member) -> None:
     ctx.say(ctx.pod_event(member, "ready"))
 
 
+async def take_over(ctx: Rollout, member: Member) -> Pod:
+    """The pod of this name that an earlier run kept; none is created. Raises ConfigError if there is none."""
+    found = {p.name: p for p in await ctx.provider.list(ctx.plan.prefix)}
+    if member.request.name not in found:
+        have = ", ".join(found) or "none"
+        what = f"there is no pod {member.request.name} to attach to; under this prefix: {have}"
+        raise ConfigError(what, "leave out fleet.attach_prefix to create pods, or see: uvcc pods")
+    return found[member.request.name]
+
+
 async def connect(ctx: Rollout, member: Member, patience_s: float = 60.0) -> None:
     """Log in to the pod; its host key is pinned from the first contact on."""
     assert member.pod is not None
     if member.link is None:
         known = ctx.bus.snapshot.pods.get(member.name)
-        pinned = known.host_key if known else ""
+        pinned = (known.host_key if known else "") or ctx.pins.get(member.name, "")
         member.link = PodLink(member.name, member.pod.address, ctx.key, host_key=pinned, jump=member.pod.jump)
     await member.link.connect_until(patience_s)
 

@@ -1,0 +1,147 @@
+"""Pods that nobody looks after any more, found by their names and ended with proof: at the start and every minute.
+
+A name ``uvcc-RUN-p0r0`` tells the run. Only runs that this data folder knows are judged: a pod of any other name may
+live under another console and is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.keys import KEY_FILE
+from uvcc_console.fleet.provider import Pod, Provider
+from uvcc_console.rollout import spawn
+from uvcc_console.rollout.plan import POD_PREFIX
+from uvcc_console.rollout.profile_schema import LimitsPart
+from uvcc_engine.contract.errors import UvccError
+
+EVERY_S = 60.0
+LIVE, KEPT, ORPHAN, FOREIGN = "live", "kept", "ORPHAN", "foreign"
+Sleep = Callable[[float], Awaitable[None]]
+Say = Callable[[ev.Event], None]
+
+
+def run_of(name: str) -> str:
+    """The run that a pod's name belongs to; empty for a name of another form."""
+    return name.removeprefix(POD_PREFIX).rpartition("-")[0] if name.startswith(POD_PREFIX) else ""
+
+
+def fate_of(name: str, *, now: float | None = None) -> str:
+    """live: a conductor has it; kept: its run ended and keeps its pods until its time to live; ORPHAN; foreign."""
+    run = run_of(name)
+    run_dir = paths.run_dir(run) if run else None
+    if run_dir is None or not (run_dir / spawn.JOURNAL).exists():
+        return FOREIGN
+    if spawn.conducted(run_dir) or _attached(name):
+        return LIVE
+    s = _snapshot(run_dir)
+    at = time.time() if now is None else now
+    fleet = dict(s.profile.get("fleet", {}))
+    kept = bool(fleet.get("keep_pods")) and s.ended and s.status == "ok"
+    return KEPT if kept and at - s.created <= _limits(s).ttl else ORPHAN
+
+
+def abandoned(name: str, *, now: float) -> bool:
+    """Whether a pod may be ended without being asked: an orphan that nobody will come back for.
+
+    A run whose conductor died keeps its pods for ``limits.wait``, so that it can be resumed, and its sidecar sees to
+    it; only where both are gone, or the run has ended, its pods are anybody's to end.
+    """
+    if fate_of(name, now=now) != ORPHAN:
+        return False
+    run_dir = paths.run_dir(run_of(name))
+    s = _snapshot(run_dir)
+    if s.ended:
+        return True
+    limits = _limits(s)
+    over = now - s.created > limits.ttl or now - s.updated > limits.wait
+    return over and not spawn.running(run_dir, spawn.HALTD)
+
+
+def _attached(name: str) -> bool:
+    """Whether a living run of this folder took this pod over (``fleet.attach_prefix``)."""
+    root = paths.runs_dir()
+    for run_dir in root.iterdir() if root.is_dir() else ():
+        if (run_dir / spawn.JOURNAL).exists() and spawn.running(run_dir, spawn.CONDUCTOR):
+            prefix = str(dict(_snapshot(run_dir).profile.get("fleet", {})).get("attach_prefix", ""))
+            if prefix and name.startswith(prefix):
+                return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How to get into the pods that an earlier run kept: its key file ("" = unknown here), their host keys by pod."""
+
+    ssh_key: str = ""
+    host_keys: Mapping[str, str] = field(default_factory=dict)
+
+
+def kept_by(prefix: str) -> Kept:
+    """What this data folder knows about the pods under a prefix ``uvcc-RUN-``."""
+    run_dir = paths.run_dir(run_of(f"{prefix}p0r0")) if prefix else None
+    if run_dir is None or not (run_dir / spawn.JOURNAL).exists():
+        return Kept()
+    s = _snapshot(run_dir)
+    given = str(dict(s.profile.get("fleet", {})).get("ssh_key", ""))
+    own = run_dir / KEY_FILE
+    return Kept(given or (str(own) if own.exists() else ""), {p.pod: p.host_key for p in s.pods.values() if p.host_key})
+
+
+def _snapshot(run_dir: Path) -> Snapshot:
+    journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
+    try:
+        return read_all(journal)
+    finally:
+        journal.close()
+
+
+def _limits(s: Snapshot) -> LimitsPart:
+    """The profile's limits; the strictest where they cannot be read."""
+    try:
+        return LimitsPart.model_validate(dict(s.profile.get("limits", {})))
+    except ValueError:
+        return LimitsPart()
+
+
+async def sweep(provider: Provider, own: str, members: Iterable[str], *, now: float) -> list[Pod]:
+    """End what is abandoned at this provider, and second tries of our own (``own`` = our pods' prefix) that came late.
+
+    Returns what was ended, each proven gone. Raises UvccError if the list cannot be had or an end not be proven.
+    """
+    known, gone = set(members), []
+    for pod in await provider.list(POD_PREFIX):
+        late = pod.name.startswith(own) and pod.name not in known
+        if late or (not pod.name.startswith(own) and abandoned(pod.name, now=now)):
+            await provider.delete(pod)
+            gone.append(pod)
+    return gone
+
+
+async def keep_sweeping(
+    provider: Provider,
+    own: str,
+    members: Iterable[str],
+    say: Say,
+    *,
+    clock: Callable[[], float] = time.time,
+    sleep: Sleep = asyncio.sleep,
+) -> None:
+    """Sweep now and every minute, until cancelled. What could not be done is told and tried again."""
+    names = list(members)
+    while True:
+        try:
+            for pod in await sweep(provider, own, names, now=clock()):
+                text = f"pod {pod.name} was left behind and is deleted"
+                say(ev.Alert(level="warn", name="sweep", text=text, subject=pod.name))
+        except UvccError as e:
+            say(ev.Alert(level="warn", name="sweep", text=f"the sweep stopped: {e.what}", remedy="uvcc pods --sweep"))
+        await sleep(EVERY_S)
