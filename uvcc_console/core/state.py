@@ -11,12 +11,14 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
     EpochAgreement,
+    ForecastView,
     GateView,
     HaltView,
     LogEntry,
     PodView,
     Snapshot,
     StageView,
+    TriageView,
     VerdictView,
     WorkerView,
 )
@@ -65,6 +67,10 @@ def _stage(s: Snapshot, e: ev.StageChanged) -> Snapshot:
     level = "error" if e.status == "failed" else "info"
     text = f"stage {e.name} {e.status}" + (f": {e.detail}" if e.detail else "")
     s = replace(s, stages=stages)
+    if e.status in ("failed", "waiting", "ok") and s.triage and not s.triage[-1].outcome:
+        made = max((w.step for w in s.workers.values()), default=-1) - s.triage[-1].step
+        came = "the stage went through" if e.status == "ok" else f"{max(0, made)} steps, then {e.detail}"
+        s = replace(s, triage=(*s.triage[:-1], replace(s.triage[-1], outcome=came)))
     if e.status == "failed":
         s = replace(s, status="failed", detail=e.detail)
     elif e.status == "running" and s.status in ("failed", "halted") and e.name != "teardown":
@@ -81,6 +87,8 @@ def _gate(s: Snapshot, e: ev.GateMeasured) -> Snapshot:
 
 def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
     old = s.pods.get(e.pod)
+    if old is not None and old.state == "gone" and e.state != "gone":
+        old = None  # another machine under the same name
     view = PodView(
         e.pod,
         e.party,
@@ -336,6 +344,30 @@ def _intent(s: Snapshot, e: ev.Intent) -> Snapshot:
     return _log(s, e, "info", e.by, f"asked for {e.action}")
 
 
+def _action_done(s: Snapshot, e: ev.ActionDone) -> Snapshot:
+    text = f"{e.action} {'done' if e.ok else 'not done'}" + (f": {e.detail}" if e.detail else "")
+    return _log(s, e, "info" if e.ok else "error", e.pod or "run", text)
+
+
+def _triage(s: Snapshot, e: ev.TriageTried) -> Snapshot:
+    s = replace(s, triage=(*s.triage, TriageView(e.rung, e.step, e.ts)))
+    return _log(s, e, "warn", "triage", f"goes on from step {e.step} with {e.rung}, asked by {e.by}")
+
+
+def _forecast(s: Snapshot, e: ev.Forecast) -> Snapshot:
+    view = ForecastView(e.steps, e.seconds, e.seconds_error, e.cost, e.cost_error, e.bytes, e.bytes_error)
+    text = f"the full run's {e.steps} steps will take {e.seconds:.0f} s (error {e.seconds_error:.0f} s), ${e.cost:.2f}"
+    return _log(replace(s, prediction=view), e, "info", "forecast", text)
+
+
+def _scored(s: Snapshot, e: ev.ForecastScored) -> Snapshot:
+    if s.prediction is None:
+        return s
+    view = replace(s.prediction, scored=True, took_s=e.seconds, cost_was=e.cost, bytes_were=e.bytes, sigmas=e.sigmas)
+    text = f"took {e.seconds:.0f} s, {s.prediction.seconds:.0f} s were forecast: off by {e.sigmas:.1f} of its error"
+    return _log(replace(s, prediction=view), e, "info", "forecast", text)
+
+
 def _ended(s: Snapshot, e: ev.RunEnded) -> Snapshot:
     s = replace(s, status=e.status, detail=e.detail, leaks=tuple(e.leaks), ended=e.ts)
     return _log(s, e, "info" if e.status == "ok" else "warn", "rollout", f"run ended: {e.status} {e.detail}".rstrip())
@@ -364,6 +396,10 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.Verdict: _verdict,
     ev.Alert: _alert,
     ev.Intent: _intent,
+    ev.ActionDone: _action_done,
+    ev.TriageTried: _triage,
+    ev.Forecast: _forecast,
+    ev.ForecastScored: _scored,
     ev.RunEnded: _ended,
 }
 

@@ -31,6 +31,11 @@ NEEDED = (
     "google_crc32c",
 )
 INSTALL_S = 900.0
+# what jobs download stays on the pod's own disk between smoke and full run; an image or a profile may know better
+CACHES = " ".join(
+    f'{name}="${{{name}:-$HOME/{ROOT}/cache/{folder}}}"'
+    for name, folder in (("HF_HOME", "hf"), ("TIKTOKEN_CACHE_DIR", "tiktoken"))
+)
 ANSWER_S = 90.0
 Progress = Callable[[str, str], None]
 
@@ -151,7 +156,7 @@ async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: 
     path = f'export PYTHONPATH="$HOME/{ROOT}/{wheel.site_name}" PYTHONUNBUFFERED=1'
     # whatever is started here can be found by this mark, also on a host that is no pod of ours alone
     mark = f'export UVCC_ROOT="$HOME/{ROOT}"'
-    head = f'umask 077\ncd "$HOME" || exit 1\n{path}\n{mark}\n'
+    head = f'umask 077\ncd "$HOME" || exit 1\n{path}\n{mark}\nexport {CACHES}\n'
     run = f"exec {shlex.quote(python)}"
     # the bridge needs the standard library only; -S spares it the site packages
     bridge = f'#!/bin/sh\n{head}{run} -S -m uvcc_engine.agent.attach --root "$HOME/{ROOT}"\n'

@@ -56,6 +56,8 @@ async def test_a_bare_host_becomes_an_answering_agent(link: PodLink, wheel: Whee
         f"PYTHONPATH=.uvcc/{wheel.site_name} python3 -c 'import uvcc_engine; print(uvcc_engine.__file__)'"
     )
     assert wheel.site_name in where  # the wheel's code, not the operator's checkout
+    environ = await link.sh(f"tr '\\0' '\\n' </proc/{found.agent['pid']}/environ")
+    assert f"HF_HOME={found.home}/.uvcc/cache/hf" in environ.splitlines()  # downloads stay on the pod's disk
 
 
 async def test_again_is_quick_and_changes_nothing(link: PodLink, wheel: Wheel) -> None:

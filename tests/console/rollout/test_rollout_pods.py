@@ -13,13 +13,14 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
+from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.rollout import conductor
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.conductor import compare_roots
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.plan import make_plan
 from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import provision
+from uvcc_console.rollout.stages import provision, replacing
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 
@@ -268,3 +269,63 @@ async def test_pods_are_kept_only_if_asked_for_and_only_after_a_good_end(
     assert len(fake.pods) == left
     teardown = next(s for s in ctx.bus.snapshot.stages if s.name == "teardown")
     assert teardown.status == ("skipped" if left else "ok")
+
+
+@pytest.fixture
+def agents(ctx: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Pods whose agent was brought up, in order; every new machine shows a host key of its own."""
+    up: list[str] = []
+
+    async def connected(ctx: Rollout, member: Member) -> None:
+        known = ctx.bus.snapshot.pods.get(member.name)
+        assert not (known and known.host_key), "the old machine's key would refuse the new one"
+
+    async def agent(ctx: Rollout, member: Member) -> None:
+        up.append(member.name)
+
+    monkeypatch.setattr(provision, "connect", connected)
+    monkeypatch.setattr(provision, "one_agent", agent)
+    ctx.wheel = Wheel(ctx.run_dir / "x.whl", "ab")
+    return up
+
+
+async def test_one_lost_pod_is_replaced_and_the_others_stay(ctx: Rollout, agents: list[str]) -> None:
+    await provision.provision(ctx)
+    fake = provider_of(ctx)
+    others = {n: p for n, p in fake.pods.items() if "p1r0" not in n}
+    ctx.bus.commit(ctx.pod_event(ctx.members["p1r0"], "lost"))
+    known = ctx.bus.snapshot.pods["p1r0"]
+    ctx.bus.commit(
+        ev.PodChanged(pod="p1r0", party=1, replica=0, provider="fake", state="lost", host_key="ssh-ed25519 A")
+    )
+    ctx.members["p1r0"].identity = {"ed25519": "old"}
+    said = await replacing.replace_pod(ctx, "p1r0")
+    assert said == "p1r0 is now u@192.0.2.1:22 (fake)"
+    assert fake.deletes == ["uvcc-demo-1-p1r0"]
+    assert len(fake.pods) == 3
+    assert {n: p for n, p in fake.pods.items() if "p1r0" not in n} == others
+    assert agents == ["p1r0"]
+    assert ctx.members["p1r0"].identity == {}
+    now = ctx.bus.snapshot.pods["p1r0"]
+    assert (known.state, now.state, now.host_key) == ("lost", "ready", "")
+    story = [
+        e.state
+        for _, e in iter_events(ctx.run_dir / "journal.sqlite")
+        if isinstance(e, ev.PodChanged) and e.pod == "p1r0"
+    ]
+    assert story[-5:] == ["deleting", "gone", "creating", "booting", "ready"]
+    assert await provision.teardown(ctx) == []
+
+
+async def test_no_second_pod_is_rented_while_the_first_may_still_cost(ctx: Rollout, agents: list[str]) -> None:
+    await provision.provision(ctx)
+    fake = provider_of(ctx)
+    fake.stubborn.add("uvcc-demo-1-p1r0")
+    fake.asked.clear()
+    with pytest.raises(UnreachableError, match="may still be there"):
+        await replacing.replace_pod(ctx, "p1r0")
+    assert not fake.asked.is_set()
+    assert agents == []
+    assert ctx.bus.snapshot.pods["p1r0"].state == "lost"
+    with pytest.raises(ConfigError, match="no pod p9r9"):
+        await replacing.replace_pod(ctx, "p9r9")

@@ -8,10 +8,11 @@ import pytest
 
 from uvcc_console.rollout.plan import make_plan
 from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.profile_schema import PrivateJob
+from uvcc_console.rollout.profile_schema import LmJob, PrivateJob
 from uvcc_engine.private.fit import fit_model
 from uvcc_engine.private.job import PrivateJob as EngineJob
 from uvcc_engine.private.stage import place_layers, stage_bounds
+from uvcc_engine.train.job import check_plan, resolve
 
 FOLDER = Path(__file__).parents[3] / "profiles"
 PROFILES = sorted(p for p in FOLDER.glob("*.yaml") if not p.name.startswith("inventory-hosts"))
@@ -33,6 +34,12 @@ def test_a_profile_says_what_it_does_and_can_be_planned(path: Path) -> None:
         assert 0 < limits.total <= limits.hourly * limits.ttl / 3600.0  # the total is the cap that is named above
         assert f"{limits.total:g} US dollars in all at most" in head[2]
     job = profile.job
+    if isinstance(job, LmJob):
+        cfg = resolve(plan.phases["full"].job)
+        check_plan(cfg, job.plan)
+        assert {"parameters", "seq_len", "precision", "save_every"} <= set(job.plan)
+        needs = {"gpt2": "tiktoken"}.get(cfg.data.tokenizer), {"fineweb_edu": "datasets"}.get(cfg.data.source)
+        assert set(filter(None, needs)) == set(profile.fleet.packages)
     if isinstance(job, PrivateJob):
         for phase in plan.phases.values():
             t = phase.topology

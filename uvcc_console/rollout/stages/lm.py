@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.fleet.bootstrap import CACHES
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.plan import FULL, Phase
 from uvcc_console.rollout.profile_schema import LmJob
@@ -111,7 +112,7 @@ def _engine(ctx: Rollout, member: Member, arguments: str) -> str:
         raise UnreadableError(f"the engine's wheel is missing in {ctx.run_dir}", "tear down and start a new run")
     python = shlex.quote(member.boot.python if member.boot else "python3")
     site = f'"$HOME"/.uvcc/{shlex.quote(ctx.wheel.site_name)}'
-    return f"OMP_NUM_THREADS=1 PYTHONPATH={site} exec {python} {arguments}"
+    return f"OMP_NUM_THREADS=1 PYTHONPATH={site} {CACHES} exec {python} {arguments}"
 
 
 def _answer(member: Member, text: str) -> dict[str, Any]:

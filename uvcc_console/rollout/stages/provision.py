@@ -44,11 +44,12 @@ async def provision(ctx: Rollout) -> str:
     ctx.say(*(ctx.pod_event(m, "creating") for m in ctx.members.values() if m.pod is None))
     if not spawn.running(ctx.run_dir, spawn.HALTD):
         ctx.sidecar = spawn.start(ctx.run_dir, spawn.HALTD)
-    await each(ctx.members.values(), lambda m: _one_pod(ctx, m))
+    await each(ctx.members.values(), lambda m: one_pod(ctx, m))
     return f"{len(ctx.members)} pods"
 
 
-async def _one_pod(ctx: Rollout, member: Member) -> None:
+async def one_pod(ctx: Rollout, member: Member) -> None:
+    """Rent (or take over) one pod and log in to it."""
     make = take_over(ctx, member) if ctx.plan.profile.fleet.attach_prefix else ctx.provider.create(member.request)
     creating = asyncio.ensure_future(make)
     try:
@@ -88,11 +89,12 @@ async def connect(ctx: Rollout, member: Member, patience_s: float = 60.0) -> Non
 async def bring_up(ctx: Rollout) -> str:
     """Wheel, Python and agent on every pod; one channel per agent stays open from here on."""
     wheel = ctx.wheel = await asyncio.to_thread(build_wheel, ctx.run_dir / "wheel")
-    await each(ctx.members.values(), lambda m: _one_agent(ctx, m))
+    await each(ctx.members.values(), lambda m: one_agent(ctx, m))
     return f"{len(ctx.members)} agents, code {wheel.sha256[:12]}"
 
 
-async def _one_agent(ctx: Rollout, member: Member) -> None:
+async def one_agent(ctx: Rollout, member: Member) -> None:
+    """Wheel, Python and agent on one pod, and the agent's channel."""
     assert ctx.wheel is not None
     seed = ctx.plan.seed
     party, replica = member.request.party, member.request.replica
