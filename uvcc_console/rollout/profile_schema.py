@@ -60,11 +60,8 @@ class PrivateJob(Strict):
     @model_validator(mode="after")
     def _reveals_what_it_has(self) -> PrivateJob:
         for item in self.reveal:
-            if item != "seeds" and (item == "predictions") != (self.task == "infer"):
-                raise ValueError(
-                    f"task {self.task} reveals {'predictions' if self.task == 'infer' else 'loss, accuracy, weights'}"
-                    f" and seeds, not {item}"
-                )
+            if (item == "predictions") != (self.task == "infer"):
+                raise ValueError(f"task {self.task} cannot reveal {item}: 'infer' reveals predictions and nothing else")
         return self
 
 
@@ -143,7 +140,8 @@ class SmokePart(Strict):
 
 
 class GatesPart(Strict):
-    """What must be measured before the full run starts. ``toks_per_s`` and ``gate_entropy`` are floors; 0 = no gate."""
+    """What must be measured before the full run starts. ``toks_per_s`` and ``gate_entropy`` are floors, 0 = no gate;
+    ``gate_collapse`` (share of collapsed gates, 1 = no gate) and ``gpu_mem_mib`` (reserved, 0 = no gate) ceilings."""
 
     loss_falls: bool = True
     result_hashes: int = Field(default=1, ge=1)
@@ -153,6 +151,8 @@ class GatesPart(Strict):
     disk_free_mib: int = Field(default=512, ge=0)
     toks_per_s: float = Field(default=0.0, ge=0)
     gate_entropy: float = Field(default=0.0, ge=0)
+    gate_collapse: float = Field(default=1.0, ge=0, le=1)
+    gpu_mem_mib: float = Field(default=0.0, ge=0)
 
 
 class LimitsPart(Strict):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from uvcc_console.rollout import profile as p
-from uvcc_console.rollout.plan import make_plan
-from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_console.rollout.plan import engine_job, make_plan
+from uvcc_console.rollout.profile_schema import PrivateJob as ProfileJob
+from uvcc_console.rollout.stages.agree import check_job
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.private.job import PrivateJob
 
 
@@ -101,3 +106,72 @@ def test_a_profiles_job_is_a_job_of_the_engine() -> None:
     job = PrivateJob.from_json(plan.phases["full"].job)
     assert job.steps == profile.job.steps
     assert PrivateJob.from_json(plan.phases["smoke"].job).steps == profile.smoke.steps
+
+
+def test_a_profile_knows_every_key_of_the_engines_job_with_its_default() -> None:
+    ours = ProfileJob.model_validate({"kind": "private", "steps": 60})
+    theirs = PrivateJob(steps=60).to_json()
+    assert engine_job(ours, 60) == theirs
+
+
+@pytest.mark.parametrize(
+    ("change", "fine"),
+    [
+        ({"optimizer": "adam", "beta2": 0.5}, True),
+        ({"beta2": 0.4}, False),
+        ({"beta2": 0.9999}, False),
+        ({"optimizer": "adagrad"}, False),
+        ({"objective": "mse"}, True),
+        ({"objective": "hinge"}, False),
+        ({"task": "infer", "reveal": ["predictions"]}, True),
+        ({"task": "infer", "reveal": ["predictions", "loss"]}, False),
+        ({"task": "infer"}, False),
+        ({"reveal": ["predictions"]}, False),
+        ({"reveal": ["loss", "weights", "seeds"]}, True),
+        ({"reveal": ["inputs"]}, False),
+        ({"lr": 16.0}, True),
+        ({"lr": 16.5}, False),
+        ({"momentum": 1.0}, False),
+        ({"frac_bits": 25}, False),
+        ({"seed": 2**63}, False),
+        ({"schedule": "cosine"}, False),
+        ({"loss_every": 0}, False),
+    ],
+)
+def test_a_profile_accepts_exactly_what_the_engine_accepts(change: dict[str, Any], fine: bool) -> None:
+    raw = {"kind": "private", "steps": 5} | change
+    for accept in (ProfileJob.model_validate, PrivateJob.from_json):
+        if fine:
+            accept(raw)
+        else:
+            with pytest.raises((ConfigError, ValidationError)):
+                accept(raw)
+
+
+def test_queries_are_answered_once() -> None:
+    with pytest.raises(ConfigError, match=r"smoke\.steps 0"):
+        p.load("demo", ["job.task=infer", "job.reveal=[predictions]"])
+    _, profile = p.load("demo", ["job.task=infer", "job.reveal=[predictions]", "smoke.steps=0"])
+    assert list(make_plan("demo-1", "demo", profile).phases) == ["full"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["job.model=mlp-digitz"], "did you mean 'mlp-digits'"),
+        (["job.model=gpt-tiny"], "give 14 to 24"),
+        (["job.model=secureml-a"], "784"),
+        (["topology.replicas=2", "job.optimizer=adam"], "job.optimizer 'adam' on 2 workers"),
+        (["topology.stages=3"], "for 3 stages"),
+        (["job.data=/nowhere/rows.npz"], "/nowhere/rows.npz"),
+    ],
+)
+async def test_a_job_that_does_not_fit_is_refused_while_it_is_planned(
+    tmp_path: Path, settings: list[str], said: str
+) -> None:
+    settings += ["job.frac_bits=8"] if "gpt" in settings[0] else []
+    _, profile = p.load("demo", settings)
+    plan = make_plan("demo-1", "demo", profile)
+    with pytest.raises(UvccError) as refusal:
+        await check_job(SimpleNamespace(plan=plan, run_dir=tmp_path))  # type: ignore[arg-type]
+    assert said in str(refusal.value)

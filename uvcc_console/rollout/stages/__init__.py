@@ -13,13 +13,14 @@ from uvcc_console.rollout import spawn
 from uvcc_console.rollout.context import Member, Rollout, all_of, readdress
 from uvcc_console.rollout.machine import Act
 from uvcc_console.rollout.plan import FULL, SMOKE, Phase
-from uvcc_console.rollout.stages import collect, evidence, lm, phases, preflight, provision
+from uvcc_console.rollout.stages import agree, collect, evidence, lm, phases, preflight, provision
 
 Stage = Callable[[Rollout], Awaitable[str]]
 
 
 async def _plan(ctx: Rollout) -> str:
-    """The plan was made with the run; here it is only shown."""
+    """The plan was made with the run; here its job is held against the engine's models and the data."""
+    await agree.check_job(ctx)
     names = ", ".join(f"{p.name} {p.steps} steps on {len(p.pods())} pods" for p in ctx.plan.phases.values())
     return f"{ctx.plan.profile.job.kind}: {names}"
 

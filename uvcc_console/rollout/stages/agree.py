@@ -25,6 +25,7 @@ from uvcc_engine.transcript.identity import PublicIdentity
 from uvcc_engine.transcript.policy import Policy, PolicyParty, check_signatures, write_signatures
 
 SHARE_S = 300.0
+CHECK_S = 120.0
 INPUTS_FILE = "inputs.sealed"
 
 
@@ -64,16 +65,36 @@ async def share_inputs(ctx: Rollout) -> dict[str, Any]:
     command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--job", str(folder / "job.json")]
     command += ["--parties", str(folder / "parties.json"), "--owner", str(folder / "identity"), "--out", str(out)]
     command += ["--seed", str(ctx.plan.seed)] if ctx.plan.seed is not None else []
-    command += ["--data", str(Path(job.data).expanduser())] if job.data else []
-    command += ["--labels", str(Path(job.labels).expanduser())] if job.labels else []
-    await _run(command)
+    await _run([*command, *_owners_files(job)], "sharing the inputs", SHARE_S)
     try:
         return dict(json.loads(done.read_text()))
     except (OSError, ValueError) as e:
         raise UnreadableError(f"the data owner's program left no commitments: {e}") from e
 
 
-async def _run(command: list[str]) -> None:
+async def check_job(ctx: Rollout) -> None:
+    """Have the data owner's program say whether model, job and data fit, before anything is paid for.
+
+    Raises UvccError with the engine's own words if they do not.
+    """
+    job, phase = ctx.plan.profile.job, ctx.plan.phases["full"]
+    if not isinstance(job, PrivateJob):
+        return
+    wanted = ctx.run_dir / "job.json"
+    wanted.write_text(json.dumps(dict(phase.job)))
+    t = phase.topology
+    sizes = {"--workers": t.workers_per_party * t.microbatches, "--stages": t.stages, "--tensor": t.tensor}
+    command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--check", str(wanted)]
+    command += [part for flag, size in sizes.items() for part in (flag, str(size))]
+    await _run([*command, *_owners_files(job)], "checking the job", CHECK_S)
+
+
+def _owners_files(job: PrivateJob) -> list[str]:
+    named = {"--data": job.data, "--labels": job.labels, "--weights": job.weights}
+    return [part for flag, path in named.items() if path for part in (flag, str(Path(path).expanduser()))]
+
+
+async def _run(command: list[str], what: str, limit: float) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -83,17 +104,17 @@ async def _run(command: list[str]) -> None:
         env=env,
     )
     try:
-        async with asyncio.timeout(SHARE_S):
+        async with asyncio.timeout(limit):
             _, err = await process.communicate()
     except TimeoutError:
-        raise UvccError(f"sharing the inputs took longer than {SHARE_S:.0f} s", "is the data file too large?") from None
+        raise UvccError(f"{what} took longer than {limit:.0f} s", "is the data file too large?") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
         lines = err.decode(errors="replace").strip().splitlines()
-        raise UvccError(f"sharing the inputs failed: {lines[-1] if lines else process.returncode}", "see fleet and job")
+        raise UvccError(f"{what} failed: {lines[-1] if lines else process.returncode}", "see fleet and job")
 
 
 def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
