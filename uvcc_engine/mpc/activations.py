@@ -45,7 +45,7 @@ def tanh_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
 
 
 def gelu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
-    """GELU, ``x Phi(x)``, and its derivative: 15 rounds, error below 2e-3.
+    """GELU, ``x Phi(x)``, and its derivative: 13 rounds, error below 2e-3.
 
     On [-4, 4] both are a line plus a smooth function of ``x^2`` (after PUMA, arXiv 2307.12533, which uses two pieces);
     beyond, the value is ``x`` or 0 and the derivative 1 or 0.

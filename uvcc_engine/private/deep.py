@@ -50,7 +50,7 @@ class _Weightless:
 
 
 class GeluLayer(_Weightless):
-    """x times the normal distribution function of x: forward 15 rounds and keeps the slope; backward 2 rounds."""
+    """x times the normal distribution function of x: forward 13 rounds and keeps the slope; backward 2 rounds."""
 
     def __init__(self) -> None:
         self._slope: Share | None = None

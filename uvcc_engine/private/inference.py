@@ -42,7 +42,7 @@ class Predictor:
         self._answers = public(rt, torch.zeros(rows, model.classes), f=job.frac_bits)
 
     def step(self, step: int) -> StepResult:
-        """Answer batch ``step`` (from 0). Opens nothing. 2 rounds a product, 5 a ReLU, 6 the maximum of 10."""
+        """Answer batch ``step`` (from 0). Opens nothing. 2 rounds a product, 5 with its ReLU, 6 the maximum of 10."""
         size = self._job.batch
         rows = slice(step * size, (step + 1) * size)
         found = self._rt.run(self._answer_gen(self._queries.index(rows)))

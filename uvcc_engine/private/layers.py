@@ -14,9 +14,10 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import add, matmul_gen, mul_gen, mul_public_gen, product_with_gen, public
-from uvcc_engine.mpc.maximum import argmax_one_hot_gen
+from uvcc_engine.mpc.maximum import argmax_one_hot_gen, matmul_max_gen, max_gen
+from uvcc_engine.mpc.pieces import PIECE
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
-from uvcc_engine.mpc.selection import relu_gen
+from uvcc_engine.mpc.selection import matmul_relu_gen, relu_gen
 from uvcc_engine.mpc.share import Share, cat
 from uvcc_engine.private import maps
 from uvcc_engine.private.deep import AttentionLayer, BatchNormLayer, EmbeddingLayer, GeluLayer, LayerNormLayer
@@ -33,6 +34,8 @@ from uvcc_engine.private.models import (
     Pool,
     Residual,
 )
+
+FUSED = PIECE  # outputs; larger products flow through their rounds in pieces, which is faster than fewer rounds
 
 
 class Layer(Protocol):
@@ -61,10 +64,17 @@ class DenseLayer:
         self._seen: Share | None = None
 
     def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        return (yield from matmul_gen(rt, *self.factors(rt, x)))
+
+    def factors(self, rt: Runtime, x: Share) -> tuple[Share, Share]:
+        """The two matrices whose product are the outputs for ``x``."""
         assert self.weight is not None
-        ones = public(rt, torch.ones(x.shape[0], 1), f=x.f)
-        self._seen = cat([x, ones], 1)
-        return (yield from matmul_gen(rt, self._seen, self.weight))
+        self._seen = cat([x, public(rt, torch.ones(x.shape[0], 1), f=x.f)], 1)
+        return self._seen, self.weight
+
+    def outputs(self, product: Share) -> Share:
+        """The layout of the outputs, from that of the product. Local."""
+        return product
 
     def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
         assert self.weight is not None
@@ -88,12 +98,18 @@ class ConvLayer:
         self._seen: Share | None = None
 
     def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        return self.outputs((yield from matmul_gen(rt, *self.factors(rt, x))))
+
+    def factors(self, rt: Runtime, x: Share) -> tuple[Share, Share]:
+        """See ``DenseLayer.factors``."""
         assert self.weight is not None
         patches = x.map(lambda t: maps.cut_patches(t, self._spec))
-        ones = public(rt, torch.ones(patches.shape[0], 1), f=x.f)
-        self._seen = cat([patches, ones], 1)
-        out = yield from matmul_gen(rt, self._seen, self.weight)
-        return out.map(lambda t: maps.channels_first(t, self._spec.out))
+        self._seen = cat([patches, public(rt, torch.ones(patches.shape[0], 1), f=x.f)], 1)
+        return self._seen, self.weight
+
+    def outputs(self, product: Share) -> Share:
+        """See ``DenseLayer.outputs``."""
+        return product.map(lambda t: maps.channels_first(t, self._spec.out))
 
     def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
         assert self.weight is not None
@@ -162,7 +178,10 @@ def _spread(grad: Tensor, spec: Pool) -> Tensor:
 
 
 class ReluLayer:
-    """max(0, x): forward 5 rounds and keeps the secret sign bits; backward 1 round."""
+    """max(0, x): forward 5 rounds and keeps the secret sign bits; backward 1 round.
+
+    Behind a product of up to ``FUSED`` outputs the two take 5 rounds together.
+    """
 
     weight: Share | None = None
 
@@ -172,6 +191,15 @@ class ReluLayer:
     def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
         y, self._positive = yield from relu_gen(rt, x)
         return y
+
+    def after_gen(self, rt: Runtime, layer: DenseLayer | ConvLayer, x: Share) -> Steps[Share]:
+        """The layer's outputs for ``x``, through this ReLU."""
+        left, right = layer.factors(rt, x)
+        if left.shape[0] * right.shape[1] > FUSED:
+            return (yield from self.forward_gen(rt, layer.outputs((yield from matmul_gen(rt, left, right)))))
+        y, positive = yield from matmul_relu_gen(rt, left, right)
+        self._positive = layer.outputs(positive)
+        return layer.outputs(y)
 
     def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
         assert self._positive is not None
@@ -263,9 +291,26 @@ def _layer(spec: LayerSpec, weights: Iterator[Share]) -> Layer:
 
 def forward_gen(rt: Runtime, layers: Sequence[Layer], x: Share) -> Steps[Share]:
     """Through all layers, first to last: (rows, features) to (rows, classes)."""
-    for layer in layers:
-        x = yield from layer.forward_gen(rt, x)
+    left = list(reversed(layers))
+    while left:
+        layer = left.pop()
+        following = left[-1] if left else None
+        if isinstance(layer, DenseLayer | ConvLayer) and isinstance(following, ReluLayer):
+            x = yield from following.after_gen(rt, layer, x)
+            left.pop()
+        else:
+            x = yield from layer.forward_gen(rt, x)
     return x
+
+
+def forward_max_gen(rt: Runtime, layers: Sequence[Layer], x: Share) -> Steps[tuple[Share, Share]]:
+    """Logits (rows, classes) and the largest of every row (rows,): for up to 10 classes the maximum costs 4 rounds."""
+    *below, last = layers
+    if not isinstance(last, DenseLayer):
+        logits = yield from forward_gen(rt, layers, x)
+        return logits, (yield from max_gen(rt, logits))
+    x = yield from forward_gen(rt, below, x)
+    return (yield from matmul_max_gen(rt, *last.factors(rt, x)))
 
 
 def backward_gen(rt: Runtime, layers: Sequence[Layer], grad: Share, update: Update) -> Steps[None]:

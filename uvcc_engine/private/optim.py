@@ -81,8 +81,8 @@ class Adam:
     """Adam (Kingma and Ba, 2015) with both moments secret: m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2,
     w <- w - rate m / sqrt(v + eps^2).
 
-    ``g`` is the batch's summed gradient times a public power of two, which the quotient cancels. 24 rounds per layer,
-    beside the way down to the layers below: gradient 2, moments 2, square root 18, product 2. Per weight, 16
+    ``g`` is the batch's summed gradient times a public power of two, which the quotient cancels. 22 rounds per layer,
+    beside the way down to the layers below: gradient 2, moments 2, square root 16, product 2. Per weight, 16
     comparisons and 13 products.
     """
 
@@ -99,7 +99,7 @@ class Adam:
         self.step = 0
 
     def update_gen(self, rt: Runtime, layer: Layer, grad: Share) -> Steps[None]:
-        """24 rounds."""
+        """22 rounds."""
         assert layer.weight is not None
         job, at = self._job, self._weighted.index(layer)
         first, second = self.moments["velocity"], self.moments["second"]

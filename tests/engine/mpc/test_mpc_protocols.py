@@ -250,7 +250,7 @@ def test_logarithm(run: Run, gen: torch.Generator) -> None:
     out = run(lambda rt, s: nonlinear.log_gen(rt, s, 1.0, 10.0), x)
     assert (out.value - x.log()).abs().max() < 1e-3
     assert math.isclose(float(out.value.mean()), float(x.log().mean()), abs_tol=1e-4)
-    assert out.rounds == 12
+    assert out.rounds == 10
 
 
 @pytest.mark.parametrize("n", [1000, boolean.BULK + 77])
