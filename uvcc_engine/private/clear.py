@@ -96,10 +96,11 @@ def _image(x: Tensor, image: Image) -> Tensor:
     return x.reshape(-1, image.channels, image.height, image.width)
 
 
-def train_clear(job: PrivateJob, data: Dataset) -> ClearResult:
-    """Train in clear float64 exactly as ``job`` says."""
+def train_clear(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None = None) -> ClearResult:
+    """Train in clear float64 exactly as ``job`` says, from its own initial weights or from ``starts``."""
     model = find_model(job.model)
-    weights = [torch.from_numpy(w).requires_grad_() for w in initial_weights(model, job.seed, job.frac_bits)]
+    first = initial_weights(model, job.seed, job.frac_bits) if starts is None else starts
+    weights = [torch.from_numpy(w).clone().requires_grad_() for w in first]
     velocity, second = [torch.zeros_like(w) for w in weights], [torch.zeros_like(w) for w in weights]
     losses: list[float] = []
     for step in range(job.steps):
