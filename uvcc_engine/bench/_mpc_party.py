@@ -171,6 +171,7 @@ def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
     cpu: list[float] = []
     rounds = sent = 0
     gc.collect()
+    gc.freeze()  # as a worker's process does
     for k in range(runs + 1):  # the first one warms up
         rt.begin_epoch(rt.epoch + 1)
         barrier(rt)

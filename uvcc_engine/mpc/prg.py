@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -61,6 +62,7 @@ class Stream:
         self._key = key
         self._name = name
         self._at = (-1, -1, -1, 0)
+        self._context: CipherContext | None = None
 
     def draw(self, epoch: int, stream: int, op: int, block: int, out: Tensor) -> None:
         """Fill ``out`` (contiguous, any type) with fresh bytes from counter ``block`` of operation ``op``.
@@ -83,12 +85,23 @@ class Stream:
 
     def _generate(self, place: bytes, block: int, out: Tensor) -> None:
         host = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
-        _fill(self._cipher(place, block), host.numpy().data.cast("B"))
+        _fill(self._at_counter(self._counter(place, block)), host.numpy().data.cast("B"))
         if host is not out:
             out.copy_(host)
 
-    def _cipher(self, place: bytes, block: int) -> CipherContext:
-        return Cipher(algorithms.AES(self._key), modes.CTR(place + block.to_bytes(6, "big"))).encryptor()
+    def _at_counter(self, counter: bytes) -> CipherContext:
+        """The key's one context, set to a counter block: a new context would take longer than a short draw."""
+        if self._context is None:
+            self._context = self._cipher(counter).encryptor()
+        else:
+            self._context.reset_nonce(counter)
+        return self._context
+
+    def _counter(self, place: bytes, block: int) -> bytes:
+        return place + block.to_bytes(6, "big")
+
+    def _cipher(self, counter: bytes) -> Cipher[Any]:
+        return Cipher(algorithms.AES(self._key), modes.CTR(counter))
 
 
 class ChaChaStream(Stream):
@@ -106,10 +119,11 @@ class ChaChaStream(Stream):
         else:
             super()._generate(place, block, out)
 
-    def _cipher(self, place: bytes, block: int) -> CipherContext:
-        return Cipher(
-            algorithms.ChaCha20(self._key, struct.pack("<I", block) + bytes(2) + place), mode=None
-        ).encryptor()
+    def _counter(self, place: bytes, block: int) -> bytes:
+        return struct.pack("<I", block) + bytes(2) + place
+
+    def _cipher(self, counter: bytes) -> Cipher[Any]:
+        return Cipher(algorithms.ChaCha20(self._key, counter), mode=None)
 
 
 STREAMS = {"aes": Stream, "chacha20": ChaChaStream}
