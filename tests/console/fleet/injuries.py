@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from primefake import offer
+from primeoffers import offer
 from primeworld import RUN, World
 
 

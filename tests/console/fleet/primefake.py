@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+from primeoffers import market
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -35,56 +36,6 @@ _BODY_KEYS = {
     "sharedWithTeam",
     "teamMemberIds",
 }
-
-
-def offer(provider: str, cloud_id: str, data_center: str, price: float, **more: Any) -> dict[str, Any]:
-    """One row of the market; ``sim`` (never shown) says how its pods behave."""
-    row = {
-        "cloudId": cloud_id,
-        "gpuType": "H100_80GB",
-        "socket": "PCIe",
-        "provider": provider,
-        "region": "united_states",
-        "dataCenter": data_center,
-        "country": "US",
-        "gpuCount": 1,
-        "gpuMemory": 80,
-        "disk": {"minCount": None, "defaultCount": 100, "maxCount": None, "pricePerUnit": None, "step": None},
-        "sharedDisk": {},
-        "vcpu": {"defaultCount": 26},
-        "memory": {"defaultCount": 180},
-        "internetSpeed": None,
-        "interconnect": None,
-        "interconnectType": None,
-        "provisioningTime": None,
-        "stockStatus": "Available",
-        "security": "secure_cloud",
-        "prices": {"onDemand": price, "communityPrice": None, "isVariable": None, "currency": "USD"},
-        "images": ["ubuntu_22_cuda_12", "cuda_12_4_pytorch_2_4"],
-        "isSpot": None,
-        "prepaidTime": None,
-        "sim": {},
-    }
-    return {**row, **more}
-
-
-def market() -> list[dict[str, Any]]:
-    """Three providers that fit, a dearer fourth, and rows that must not be taken."""
-    return [
-        offer("hyperstack", "n3-H100x1", "CANADA-1", 1.90),
-        offer("hyperstack", "n3-H100x1", "NORWAY-1", 1.95),
-        offer("crusoecloud", "h100.1x", "eu-iceland1-a", 2.10),
-        offer("crusoecloud", "h100.1x", "us-east1-a", 2.20),
-        offer("lambdalabs", "gpu_1x_h100", "us-east-1", 2.49),
-        offer("lambdalabs", "gpu_1x_h100", "us-west-2", 2.60),
-        offer("datacrunch", "1H100", "FIN-02", 2.90),
-        offer("runpod", "NVIDIA H100", "US-KS-2", 1.20, stockStatus="Unavailable"),
-        offer("vultr", "prepaid", "AMS", 0.90, prepaidTime=720),
-        offer("massedcompute", "gpu_1x_h100", "us-central-3", 1.00, isSpot=True),
-        offer("nebius", "cpu", "eu", 0.05, gpuType="CPU_NODE", gpuMemory=0),
-        offer("scaleway", "euro", "PAR", 1.00, prices={"onDemand": 1.0, "communityPrice": None, "currency": "EUR"}),
-        offer("oblivus", "old-image", "X", 1.00, images=["stable_diffusion"]),
-    ]
 
 
 @dataclass
@@ -122,6 +73,7 @@ class PrimeFake:
         self.offers = market()
         self.pods: dict[str, FakePod] = {}
         self.keys: dict[str, dict[str, Any]] = {}
+        self.disks: dict[str, dict[str, Any]] = {}
         self.balance = 100.0
         self.scope: dict[str, Any] = {
             "availability": {"read": True, "write": False},
@@ -276,8 +228,16 @@ class PrimeFake:
             return Response(status_code=307, headers={"location": str(target)})
         q = request.query_params
         match (request.method, *parts):
-            case ("GET", "availability", "gpus"):
+            case ("GET", "availability", "gpus" | "multi-node"):
                 return self._market(q)
+            case ("GET", "availability", *rest) if rest in ([], ["clusters"]):
+                rows = json.loads(bytes(self._market(q).body))["items"]
+                return JSONResponse({r["gpuType"]: [x for x in rows if x["gpuType"] == r["gpuType"]] for r in rows})
+            case ("GET", "availability", "multi-node-summary"):
+                return JSONResponse({"H100_80GB": {"8": {"cheapest": {"onDemand": 16.0}}}})
+            case ("GET", "availability", "disks"):
+                row = {"cloudId": "disk", "provider": "hyperstack", "dataCenter": "CANADA-1", "spec": {"minCount": 50}}
+                return JSONResponse({"items": [row], "totalCount": 1})
             case ("GET", "availability", "gpu-summary"):
                 return JSONResponse({str(o.get("gpuType")): {"1": {"cheapest": {}}} for o in self.offers})
             case ("POST", "pods"):
@@ -289,8 +249,15 @@ class PrimeFake:
                 rows = sorted(dead, key=lambda p: -(p.dead or 0))
                 keep = ("id", "name", "terminatedAt", "createdAt")
                 return self._page(q, [{k: p.record[k] for k in keep} for p in rows])
+            case ("GET", "pods", "status"):
+                keep = ("providerType", "status", "installationStatus", "sshConnection", "ip")
+                rows = [(i, self.pods[i].record) for i in q.getlist("pod_ids") if i in self.pods]
+                data = [{"podId": i, **{k: r[k] for k in keep}} for i, r in rows]
+                return JSONResponse({"data": data, "status": None})
             case ("GET", "pods", pod_id):
                 return self._one(pod_id)
+            case ("GET", "pods", _, "log"):
+                return JSONResponse(["booting", "ready"])
             case ("DELETE", "pods", pod_id):
                 return self._delete(pod_id)
             case ("GET", "ssh_keys"):
@@ -301,11 +268,36 @@ class PrimeFake:
                 return JSONResponse(key)
             case ("DELETE", "ssh_keys", key_id):
                 return JSONResponse({}, 200 if self.keys.pop(key_id, None) else 404)
+            case ("PATCH", "ssh_keys", key_id) if body == {"isPrimary": True}:
+                return JSONResponse({"message": "ok", "updated_fields": body}, 200 if key_id in self.keys else 404)
+            case (_, "disks", *rest):
+                return self._disks(request.method, rest, q, body)
+            case ("GET", "user", "teams"):
+                return self._page(q, [{"teamId": f"t{n}", "name": f"team {n}", "role": "ADMIN"} for n in range(150)])
+            case ("GET", "teams", "t1", "members"):
+                return self._page(q, [{"userId": "u1", "userName": "me", "role": "ADMIN"}])
             case ("GET", "user", "whoami"):
                 return JSONResponse({"data": {"id": "u1", "scope": self.scope}, "status": None})
             case ("GET", "billing", "wallet"):
                 return JSONResponse({"wallet_id": "w1", "balance_usd": round(self.balance, 4), "currency": "USD"})
         return JSONResponse({"detail": "Not Found"}, 404)
+
+    def _disks(self, method: str, rest: list[str], q: Any, body: Any) -> Response:
+        match (method, *rest):
+            case ("GET",):
+                return self._page(q, list(self.disks.values()))
+            case ("POST",):
+                made = {"id": uuid4().hex, "providerType": body["provider"]["type"], "priceHr": 0.01, **body["disk"]}
+                self.disks[made["id"]] = made
+                return JSONResponse(made)
+        found = self.disks.get(rest[0])
+        if found is None:
+            return JSONResponse({"detail": "Disk not found"}, 404)
+        if method == "PATCH":
+            found.update(body)
+        elif method == "DELETE":
+            del self.disks[rest[0]]
+        return JSONResponse(found)
 
     def _records(self) -> list[dict[str, Any]]:
         for pod in self.pods.values():

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from primefake import FakePod, PrimeFake, offer
+from primefake import FakePod, PrimeFake
+from primeoffers import offer
 
 from uvcc_console.fleet import localpod
 from uvcc_console.fleet.local import LocalProvider

@@ -32,7 +32,7 @@ async def test_rented_pods_are_driven_like_any_others(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("UVCC_PRIME_API_KEY", KEY)
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
-    monkeypatch.setattr("uvcc_console.fleet.prime.client.WallClock", Hurried)
+    monkeypatch.setattr("uvcc_console.fleet.prime.calls.WallClock", Hurried)
     async with PrimeHost(tmp_path) as host:
         fleet = {"provider": "prime", "gpu": "CPU_NODE", "gpus": 1, "base_url": host.url}
         provider = provider_for(fleet, run_dir)

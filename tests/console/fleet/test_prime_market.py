@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from primefake import market, offer
+from primeoffers import market, offer
 
 from uvcc_console.fleet.prime.access import Target, parse, targets
 from uvcc_console.fleet.prime.models import ApiPod, Offer, read_offers

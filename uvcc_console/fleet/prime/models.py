@@ -152,6 +152,19 @@ class ApiPod(Tolerant):
         return self.status == "ACTIVE" and finished
 
 
+class PodStatus(Tolerant):
+    """What the short list of states tells of one pod."""
+
+    pod_id: Text = ""
+    provider_type: Text = ""
+    status: Text = ""
+    installation_status: Text = ""
+    installation_failure: Text = ""
+    installation_progress: Number = None
+    ssh_connection: Any = None
+    ip: Any = None
+
+
 class HistoryItem(Tolerant):
     """A pod that was terminated."""
 
@@ -171,6 +184,43 @@ class SshKey(Tolerant):
     def material(self) -> tuple[str, ...]:
         """Type and key, without the comment."""
         return tuple(self.public_key.split()[:2])
+
+
+class Team(Tolerant):
+    team_id: Text = ""
+    name: Text = ""
+    slug: Text = ""
+    role: Text = ""
+
+
+class TeamMember(Tolerant):
+    user_id: Text = ""
+    user_name: Text = ""
+    user_email: Text = ""
+    role: Text = ""
+
+
+class Disk(Tolerant):
+    """A disk that outlives its pods, and costs as long as it is there."""
+
+    id: Text = ""
+    name: Text = ""
+    provider_type: Text = ""
+    status: Text = ""
+    size: Number = None
+    price_hr: Number = None
+
+
+class DiskOffer(Tolerant):
+    """One row of the market for disks."""
+
+    cloud_id: Text = ""
+    provider: Text = ""
+    data_center: Text = ""
+    country: Text = ""
+    region: Text = ""
+    spec: Spec | None = None
+    stock_status: Text = ""
 
 
 class Wallet(BaseModel):

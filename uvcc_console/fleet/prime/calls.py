@@ -1,0 +1,205 @@
+"""How the API is asked: every call has a time limit, and is repeated only where that is safe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from uvcc_console.fleet.prime.key import Account
+from uvcc_console.fleet.prime.models import Tolerant
+from uvcc_engine.contract.errors import UnreachableError, UvccError
+
+TRIES = 5
+PAGE = 100
+PAGES = 200
+_CAPACITY = ("no capacity", "capacity", "unavailable", "out of stock", "insufficient", "not available", "sold out")
+_MONEY = ("balance", "credit", "payment", "fund")
+_LIMIT = ("maximum number of instances", "quota exceeded", "limit exceeded")
+M = TypeVar("M", bound=Tolerant)
+
+
+class Clock(Protocol):
+    """Time as the provider sees it, so that tests need not wait."""
+
+    def now(self) -> float: ...
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class WallClock:
+    """Real time."""
+
+    def now(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class PrimeRefused(UvccError):
+    """The API answered no. ``kind``: auth | payment | limit | capacity | invalid | missing | rate."""
+
+    def __init__(self, kind: str, status: int, text: str) -> None:
+        cure = {
+            "auth": "check the API key and its permissions; nothing more is created",
+            "payment": "top up the wallet; nothing more is created",
+            "limit": "the account's number of pods is used up",
+        }.get(kind, "")
+        super().__init__(f"the provider refused ({status}): {text}", cure)
+        self.kind = kind
+        self.status = status
+
+    @property
+    def stops_spending(self) -> bool:
+        """No other offer would go better."""
+        return self.kind in ("auth", "payment", "limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request. ``repeat``: asking twice does no more than asking once."""
+
+    method: str
+    path: str
+    params: list[tuple[str, Any]]
+    body: Any = None
+    repeat: bool = True
+
+
+def explain(response: httpx.Response) -> str:
+    """The reason out of either error shape, or what came instead of one; at most 2 KB."""
+    try:
+        found = response.json()
+    except (ValueError, UnicodeDecodeError):
+        return " ".join(response.text.split())[:2048] or response.reason_phrase
+    if not isinstance(found, dict):
+        return json.dumps(found)[:2048]
+    detail = found.get("detail") or found.get("errors") or found.get("message") or found.get("error") or found
+    rows = detail if isinstance(detail, list) else [detail]
+    said = []
+    for row in rows:
+        if isinstance(row, dict):
+            where = row.get("param") or ".".join(str(p) for p in row.get("loc", []) if p != "body")
+            what = row.get("details") or row.get("msg") or row.get("message") or json.dumps(row)
+            said.append(f"{where}: {what}" if where else str(what))
+        else:
+            said.append(str(row))
+    return "; ".join(said)[:2048]
+
+
+def kind_of(status: int, text: str) -> str:
+    """What a refusal means for the next step."""
+    low = text.lower()
+    if status in (401, 403):
+        return "auth"
+    if status == 402 or any(word in low for word in _MONEY):
+        return "payment"
+    if status == 404:
+        return "missing"
+    if status == 429:
+        return "rate"
+    if any(word in low for word in _LIMIT):
+        return "limit"
+    return "capacity" if any(word in low for word in _CAPACITY) else "invalid"
+
+
+class Calls:
+    """Sends requests. UnreachableError: no usable answer, so the outcome of a create is unknown."""
+
+    def __init__(
+        self, account: Account, *, transport: httpx.AsyncBaseTransport | None = None, clock: Clock | None = None
+    ) -> None:
+        self.clock = clock or WallClock()
+        self.account = account
+        self._random = random.Random()
+        self._http = httpx.AsyncClient(
+            base_url=f"{account.base_url}/api/v1",
+            headers={"Authorization": f"Bearer {account.key}", "User-Agent": "uvcc-console"},
+            timeout=httpx.Timeout(30.0, connect=10.0),
+            follow_redirects=True,
+            transport=transport,
+            trust_env=transport is None,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _send(self, call: Call) -> Any:
+        """Raises PrimeRefused, or UnreachableError once the tries are used up (at once if not repeatable)."""
+        trouble = ""
+        for attempt in range(TRIES):
+            pause = min(20.0, 2.0 * 2**attempt) * self._random.uniform(0.5, 1.0)
+            try:
+                response = await self._http.request(call.method, call.path, params=call.params, json=call.body)
+            except httpx.HTTPError as e:
+                trouble = f"{type(e).__name__} {e}".strip()
+                sent = not isinstance(e, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+                if sent and not call.repeat:
+                    break
+            else:
+                if response.status_code < 400:
+                    return _body(response)
+                text = explain(response)
+                trouble = f"{response.status_code} {text}"
+                if response.status_code == 429:  # it was not obeyed, so asking again is safe for every call
+                    pause = max(pause, _retry_after(response))
+                elif response.status_code < 500:
+                    raise PrimeRefused(kind_of(response.status_code, text), response.status_code, text)
+                elif not call.repeat:
+                    break
+            if attempt < TRIES - 1:
+                await self.clock.sleep(pause)
+        what = f"{call.method} {call.path} got no usable answer: {trouble}"
+        raise UnreachableError(what, "its outcome is unknown" if not call.repeat else "is the provider's API up?")
+
+    async def _get(self, path: str, *params: tuple[str, Any]) -> Any:
+        return await self._send(Call("GET", path, [p for p in params if p[1] not in (None, "")]))
+
+    async def _all(self, path: str, *params: tuple[str, Any], most: int = PAGES) -> list[Any]:
+        """Rows of every page of a list with offset and limit; ends at an empty page, at the total, or at ``most``.
+
+        Raises UnreachableError for an answer of another form: half a list is never taken for the whole.
+        """
+        rows: list[Any] = []
+        for _ in range(most):
+            page = await self._get(path, ("offset", str(len(rows))), ("limit", str(PAGE)), *params)
+            data = page.get("data") if isinstance(page, dict) else None
+            if not isinstance(data, list):
+                raise UnreachableError(f"{path} answered in another form", "the API may have changed")
+            rows += data
+            total = page.get("total_count")
+            if not data or (isinstance(total, int) and len(data) < PAGE and len(rows) >= total):
+                break
+        return rows
+
+
+def _body(response: httpx.Response) -> Any:
+    if not response.content:
+        return {}
+    try:
+        return response.json()
+    except (ValueError, UnicodeDecodeError) as e:
+        text = " ".join(response.text.split())[:200]
+        raise UnreachableError(f"the provider answered {text!r} where JSON was due", "is a proxy in between?") from e
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        return min(60.0, max(0.0, float(response.headers.get("Retry-After", "0"))))
+    except ValueError:
+        return 0.0
+
+
+def one(model: type[M], row: Any) -> M:
+    try:
+        return model.model_validate(row)
+    except ValidationError as e:
+        raise UnreachableError(
+            f"the provider's {model.__name__} came in another form", "the API may have changed"
+        ) from e
