@@ -325,6 +325,52 @@ class Intent(Event):
     args: dict[str, Any] = field(default_factory=dict)
 
 
+@_event("action_done")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionDone(Event):
+    """What became of an action on a pod that an intent asked for: what it did, or why it could not be done."""
+
+    action: str
+    pod: str
+    ok: bool
+    detail: str = ""
+
+
+@_event("triage")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriageTried(Event):
+    """The run goes on from step ``step`` with one more change: ``rung`` of the triage ladder."""
+
+    rung: str
+    step: int
+    by: str = ""
+
+
+@_event("forecast")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast(Event):
+    """What the smoke says of the full run: value and error (one standard deviation) of seconds, dollars and bytes."""
+
+    steps: int
+    seconds: float
+    seconds_error: float
+    cost: float = 0.0
+    cost_error: float = 0.0
+    bytes: float = 0.0
+    bytes_error: float = 0.0
+
+
+@_event("forecast_scored")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastScored(Event):
+    """What the full run really took; ``sigmas``: how many errors the forecast of its time was off."""
+
+    seconds: float
+    cost: float
+    bytes: float
+    sigmas: float
+
+
 @_event("run_ended")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded(Event):

@@ -98,6 +98,34 @@ class HaltView:
 
 
 @dataclass(frozen=True, slots=True)
+class TriageView:
+    """One change that was tried: where the run stood, and what came of it (\"\" while it still runs)."""
+
+    rung: str
+    step: int
+    ts: float = 0.0
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastView:
+    """The forecast of the full run with its errors, and, once it has ended, what it really took."""
+
+    steps: int
+    seconds: float
+    seconds_error: float
+    cost: float
+    cost_error: float
+    bytes: float
+    bytes_error: float
+    scored: bool = False
+    took_s: float = 0.0
+    cost_was: float = 0.0
+    bytes_were: float = 0.0
+    sigmas: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class LogEntry:
     """One line of the merged event log."""
 
@@ -164,6 +192,8 @@ class Snapshot:
     checkpoints: Mapping[str, tuple[int, str]] = field(default_factory=lambda: EMPTY)
     refused_checkpoints: Mapping[str, str] = field(default_factory=lambda: EMPTY)
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)
+    triage: tuple[TriageView, ...] = ()
+    prediction: ForecastView | None = None
     ended: float = 0.0
     seed: int | None = None
     patient: bool = False

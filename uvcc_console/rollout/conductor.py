@@ -29,11 +29,11 @@ from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.provider import provider_for
 from uvcc_console.report.artifacts import write_artifacts
-from uvcc_console.rollout import spawn, sweep
+from uvcc_console.rollout import actions, forecast, spawn, sweep
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
-from uvcc_console.rollout.plan import RESUMABLE, make_plan
+from uvcc_console.rollout.plan import FULL, RESUMABLE, SMOKE, make_plan
 from uvcc_console.rollout.profile import parse
 from uvcc_console.rollout.stages import acts_of, adopt
 from uvcc_console.rollout.stages.collect import last_words
@@ -152,7 +152,26 @@ def compare_roots(bus: Bus) -> None:
     bus.listen(heard)
 
 
-def _heed(ctx: Rollout, stages: Stages, ending: Ending, since: int) -> None:
+def foretell(ctx: Rollout) -> None:
+    """Once the smoke is through, say what the full run will take; once that is through, how good the word was."""
+
+    def heard(event: ev.Event) -> None:
+        s = ctx.bus.snapshot
+        if not isinstance(event, ev.StageChanged) or event.status != "ok":
+            return
+        said: ev.Event | None = None
+        if event.name == SMOKE and s.phase == SMOKE:
+            said = forecast.foretell(s, ctx.plan.phases[FULL].steps)
+        elif event.name == FULL:
+            view = next(v for v in s.stages if v.name == FULL)
+            said = forecast.score(s, view.ended - view.started)
+        if said is not None:
+            ctx.bus.record([said])
+
+    ctx.bus.listen(heard)
+
+
+def _heed(ctx: Rollout, stages: Stages, ending: Ending, desk: actions.Desk, since: int) -> None:
     """Act on intents written after ``since``: what was asked for while this process started counts too."""
 
     def heard(event: ev.Event) -> None:
@@ -160,7 +179,7 @@ def _heed(ctx: Rollout, stages: Stages, ending: Ending, since: int) -> None:
             return
         if event.action in ("teardown", "stop"):
             ending.ask(f"{event.action} asked by {event.by}")
-        else:
+        elif not desk.take(event):
             stages.decide(event.action)
 
     for seq, event in iter_events(ctx.run_dir / spawn.JOURNAL):
@@ -180,7 +199,10 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     stages = Stages(
         ctx.bus, acts, RESUMABLE, profile.limits.wait, patient=ctx.bus.snapshot.patient, adopted=bool(adopted)
     )
-    _heed(ctx, stages, ending, since)
+    desk = actions.Desk(ctx, stages)
+    actions.apply(ctx)
+    foretell(ctx)
+    _heed(ctx, stages, ending, desk, since)
     compare_roots(ctx.bus)
     following = asyncio.create_task(ctx.bus.run(), name="journal")
     aside = [
@@ -197,6 +219,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         traceback.print_exception(e)
         detail = str(describe(e))
     finally:
+        desk.close()
         for task in aside:
             task.cancel()
         status, detail = await _end(ctx, status, detail)

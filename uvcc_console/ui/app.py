@@ -14,6 +14,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.base import ConsoleApp, ascii_wanted
 from uvcc_console.ui.commands import Commands, tell
 from uvcc_console.ui.filters import Filter
+from uvcc_console.ui.forwarding import forward
 from uvcc_console.ui.keys import ACTIONS, Context, bindings, footer
 from uvcc_console.ui.notify import Notifier, operators_program
 from uvcc_console.ui.palette import ActionProvider
@@ -142,6 +143,10 @@ class UvccApp(ConsoleApp[int]):
     def action_do(self, name: str) -> None:
         """Run an action of the registry."""
         self.commands.run(ACTIONS[name])
+
+    def forward_tensorboard(self, pod: str) -> None:
+        """Show the address once the forwarder has one; it ends with the console."""
+        self.run_worker(forward(self, pod), group="tensorboard", exclusive=True, exit_on_error=False)
 
     def action_hint(self) -> None:
         """Ctrl+C must not end anything by reflex."""

@@ -8,19 +8,17 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from textual.app import SuspendNotSupported
 from textual.timer import Timer
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.snapshot import PodView
 from uvcc_console.ui import evidence, filters
 from uvcc_console.ui.halt_switch import REPEAT_S, Decision, HaltSwitch
 from uvcc_console.ui.keys import ACTIONS, COMMANDS, Action
 from uvcc_console.ui.notify import Note
+from uvcc_console.ui.pod_actions import PodActions
 from uvcc_console.ui.processes import see_to
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import ReplaySource
-from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt
@@ -48,7 +46,7 @@ def who() -> str:
     return f"{user}@{socket.gethostname()} tui"
 
 
-class Commands:
+class Commands(PodActions):
     """Runs actions for one app."""
 
     def __init__(self, app: UvccApp) -> None:
@@ -181,8 +179,10 @@ class Commands:
 
     # ---- the run
 
-    def _intend(self, action: str) -> None:
-        self._send(ev.Intent(action=action, by=who()), action, lambda: self.app.say(f"{action} asked for"))
+    def _intend(self, action: str, **args: str) -> None:
+        on = f" on {args['pod']}" if args.get("pod") else ""
+        told = lambda: self.app.say(f"{action}{on} asked for")  # noqa: E731
+        self._send(ev.Intent(action=action, by=who(), args=args), action, told)
 
     def do_resume(self, _: str) -> None:
         """Go on from the last common checkpoint."""
@@ -237,28 +237,6 @@ class Commands:
         if not self.app.context().replay:
             self._send(ev.Intent(action="snapshot", by=who(), args=dict(kept.hashes)))
         self.app.say(f"kept {kept.stem} in {kept.folder}")
-
-    def do_shell(self, _: str) -> None:
-        """Leave the screen for a shell on the pod under the cursor; the run and its halt sidecar go on."""
-        import subprocess
-
-        from uvcc_console.ui.shell import ssh_command
-
-        pod = self._pod_under_cursor()
-        if pod is None:
-            self.app.say("shell: put the cursor of the fleet on a pod", "warning")
-            return
-        try:
-            with ssh_command(pod, self.app.run_dir, self.app.snap.profile) as command, self.app.suspend():
-                print(f"{pod.pod}: exit comes back to the console. To halt meanwhile: uvcc halt {self.app.snap.run}")
-                subprocess.run(command, check=False)
-        except (UvccError, OSError, SuspendNotSupported) as e:
-            self.app.say(f"no shell: {e}", "error")
-
-    def _pod_under_cursor(self) -> PodView | None:
-        name = self.app.main.query_one(FleetPanel).state.cursor
-        worker = self.app.snap.workers.get(name)
-        return self.app.snap.pods.get(worker.pod if worker else name)
 
     # ---- the screen
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from textual.binding import Binding
 
+from uvcc_console.core import triage
 from uvcc_console.core.snapshot import Snapshot
 
 
@@ -116,6 +117,44 @@ def _shell(c: Context) -> str:
     return "" if any(p.address and p.state not in ("gone", "failed") for p in c.snap.pods.values()) else "no pod lives"
 
 
+def _pods(c: Context) -> str:
+    """What goes through the conductor to a pod's agent."""
+    if why := _open(c):
+        return why
+    if not c.conducted:
+        return "nobody conducts this run: r takes it up"
+    agents = any(p.state == "agent" for p in c.snap.pods.values())
+    return "" if agents else "no pod has an agent yet"
+
+
+def _workers(c: Context) -> str:
+    return _pods(c) or ("" if c.snap.engine_run else "no workers were started yet")
+
+
+def _replace(c: Context) -> str:
+    if why := _pods(c):
+        return why
+    if c.snap.engine_run and c.snap.job_kind != "command":
+        return "the pods hold identities and checkpoints of this run: W restarts their workers"
+    return ""
+
+
+def _triage(c: Context) -> str:
+    return _workers(c) or triage.impossible(c.snap)
+
+
+def _nccl(c: Context) -> str:
+    if why := _workers(c):
+        return why
+    return "" if c.snap.job_kind in triage.KINDS else f"a {c.snap.job_kind} run does not use NCCL between its pods"
+
+
+def _tensorboard(c: Context) -> str:
+    if why := _shell(c):
+        return why
+    return "" if c.snap.engine_run else "no workers were started yet"
+
+
 def _replay(c: Context) -> str:
     return "" if c.replay else "only in a replay"
 
@@ -155,6 +194,20 @@ _ALL = (
            _evidence, "snapshot", "uvcc status RUN --json", "screen", guarded=True, footer=True),
     Action("shell", "exclamation_mark", "!", "shell", "a shell on the pod under the fleet's cursor (over SSH)", _shell,
            "shell", group="screen", guarded=True),
+    Action("triage", "T", "T", "triage", "the next single change of the triage ladder, from the last checkpoint",
+           _triage, "triage", "uvcc pod RUN triage", "pods", guarded=True),
+    Action("stackdump", "D", "D", "stack dump", "have the pod's workers write their stacks (SIGUSR1)", _workers,
+           "stackdump", "uvcc pod RUN stackdump POD", "pods", guarded=True),
+    Action("nccl", "N", "N", "NCCL debug", "go on from the last checkpoint with NCCL's log for one window", _nccl,
+           "nccl", "uvcc pod RUN nccl_debug", "pods", guarded=True),
+    Action("fetch", "F", "F", "fetch", "bring the pod's evidence and logs home now", _workers,
+           "fetch", "uvcc pod RUN fetch POD", "pods", guarded=True),
+    Action("tensorboard", "B", "B", "TensorBoard", "forward the pod's TensorBoard and show the address", _tensorboard,
+           "tensorboard", "uvcc tensorboard RUN", "pods", guarded=True),
+    Action("restart", "W", "W", "restart worker", "end the pod's workers, go on from the last checkpoint", _workers,
+           "restart", "uvcc pod RUN restart POD", "pods", guarded=True),
+    Action("replace", "P", "P", "replace pod", "delete the pod, with proof, and create another in its place", _replace,
+           "replace", "uvcc pod RUN replace POD", "pods", guarded=True),
     *(Action(f"panel_{word}", key, key, name, text, _run, word, "uvcc status RUN" if key == "1" else "", "panels")
       for word, key, name, text in _PANELS),
     Action("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),

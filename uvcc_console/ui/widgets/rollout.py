@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from uvcc_console.core import triage
 from uvcc_console.core.snapshot import StageView
 from uvcc_console.ui.format import clock, duration
 from uvcc_console.ui.paint import Line, Span, clean, fit, spread, wrap
@@ -37,6 +38,21 @@ def gate_lines(view: View, width: int) -> list[Line]:
         ]
         lines.append(spread(left, right, width))
     return [[("gates", "muted bold")], *lines] if lines else []
+
+
+def forecast_lines(view: View, width: int) -> list[Line]:
+    """What the smoke said of the full run, with its error, and what became of it."""
+    f = view.snap.prediction
+    if f is None:
+        return []
+    off = f"  took {duration(f.took_s)}, off by {f.sigmas:.1f} errors" if f.scored else ""
+    said: list[Span] = [
+        (f"{duration(f.seconds)} (error {duration(f.seconds_error)})", "text"),
+        (f"  ${f.cost:.2f} (error ${f.cost_error:.2f})", "text"),
+        (f"  {f.bytes / 1e6:.0f} MB (error {f.bytes_error / 1e6:.0f} MB)" if f.bytes else "", "text"),
+    ]
+    head: list[Line] = [[("", "")], [(f"forecast of the full run's {f.steps} steps", "muted bold")]]
+    return [*head, *wrap([*said, (off, "ok" if f.sigmas <= 2 else "warn")], width, "  ")]
 
 
 def rollout_lines(view: View, width: int, height: int = 0) -> list[Line]:
@@ -76,6 +92,11 @@ def page_lines(view: View, width: int) -> list[Line]:
         lines += wrap([*head, (clean(v.detail) if v.status != "pending" else "", tone)], width, " " * 38)
     if gates := gate_lines(view, min(width, 90)):
         lines += [[("", "")], *gates]
+    lines += forecast_lines(view, width)
+    if s.triage:
+        lines += [[("", "")], [("triage: one change at a time (T proposes the next)", "muted bold")]]
+    for told in triage.story(s):
+        lines += wrap([(f"{g.dot} ", "muted"), (clean(told), "text")], width, "  ")
     if s.alerts:
         lines += [[("", "")], [("alerts", "muted bold")]]
     for a in reversed(s.alerts[-20:]):

@@ -1,0 +1,168 @@
+"""Intents about pods: each is answered in the journal, done or not, and triage changes one thing and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.fleet.provider import Provider
+from uvcc_console.rollout import actions, forecast
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.context import Member, Rollout
+from uvcc_console.rollout.machine import Stages
+from uvcc_console.rollout.plan import make_plan
+from uvcc_console.rollout.profile import parse
+from uvcc_engine.contract import wire
+
+PROFILE = {"job": {"kind": "lm", "steps": 50, "ranks": 2}, "env": {"KEEP": "1"}}
+
+
+class Agent:
+    """Answers like the agent of a pod that runs one worker."""
+
+    up = True
+
+    def __init__(self, sent: list[str]) -> None:
+        self.sent = sent
+        self.heard: list[dict[str, Any]] = []
+
+    async def request(self, op: str, **fields: Any) -> dict[str, Any]:
+        self.heard.append({"op": op, **fields})
+        return {"ok": True, "sent": self.sent}
+
+
+class World:
+    """A rollout whose full phase runs, without any pod."""
+
+    def __init__(self, folder: Path, kind: str = "lm") -> None:
+        raw = PROFILE if kind == "lm" else {"job": {"kind": "private", "steps": 50}}
+        plan = make_plan("r", "t", parse(raw))
+        self.journal = Journal(folder / "journal.sqlite", source="test")
+        self.bus = Bus(self.journal, poll_s=0.001)
+        members = {name: Member(name, request) for name, request in plan.requests.items()}
+        self.ctx = Rollout(plan, folder, self.bus, cast(Provider, None), cast(Any, None), members)
+        self.agent = Agent(["p0r0s0t0"])
+        for member in members.values():
+            member.agent = cast(Any, self.agent)
+        self.stages = Stages(self.bus, {}, frozenset(), 1.0)
+        self.desk = actions.Desk(self.ctx, self.stages)
+        self.bus.commit(
+            ev.RunCreated(
+                run="r",
+                profile_name="t",
+                job_kind=kind,
+                replicas=1,
+                pipeline_stages=1,
+                tensor=1,
+                stages=list(plan.stages),
+                profile=raw,
+            ),
+            ev.PhaseStarted(phase="full", engine_run="r.full", steps=50, sid_job=""),
+            ev.StageChanged(name="full", status="running"),
+        )
+
+    async def ask(self, action: str, **args: str) -> ev.ActionDone:
+        answers: list[ev.ActionDone] = []
+        self.bus.listen(lambda e: answers.append(e) if isinstance(e, ev.ActionDone) else None)
+        assert self.desk.take(ev.Intent(action=action, by="me", args=args))
+        async with asyncio.timeout(20):
+            while not answers:
+                await asyncio.sleep(0.005)
+        return answers[0]
+
+
+async def _until(happened: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not happened():
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.desk.close()
+    made.journal.close()
+
+
+async def test_a_stack_dump_goes_to_the_workers_of_the_pod(world: World) -> None:
+    done = await world.ask("stackdump", pod="p0r0")
+    assert (done.ok, done.pod) == (True, "p0r0")
+    assert world.agent.heard == [{"op": wire.SIGNAL, "run": "r.full", "coord": None, "signal": "USR1"}]
+    world.agent.sent = []
+    assert not (await world.ask("stackdump", pod="p0r0")).ok
+
+
+async def test_what_cannot_be_done_is_answered_with_its_reason(world: World) -> None:
+    assert "no pod 'p9r9'" in (await world.ask("fetch", pod="p9r9")).detail
+    assert "holds its party's identity" in (await world.ask("replace", pod="p0r0")).detail
+    assert not world.desk.take(ev.Intent(action="resume", by="me"))
+
+
+async def test_a_restart_ends_the_workers_and_resumes_once_the_stage_asks(world: World) -> None:
+    asked = asyncio.create_task(world.ask("restart", pod="p0r0"))
+    await _until(lambda: world.agent.heard)
+    world.bus.commit(ev.StageChanged(name="full", status="failed", detail="killed"))
+    assert (await asked).ok
+    assert world.agent.heard[0]["signal"] == "KILL"
+    assert world.stages.decisions.get_nowait() == "resume"
+
+
+async def test_triage_halts_changes_one_thing_and_resumes(world: World) -> None:
+    asked = asyncio.create_task(world.ask("triage"))
+    await _until(lambda: world.bus.snapshot.halt.nonce)
+    halts = [e for _, e in world.journal.since(0, kinds=("halt_requested",)) if isinstance(e, ev.HaltRequested)]
+    assert [(h.mode, h.reason) for h in halts] == [("halt", "triage: compression off, buckets of 100 MB")]
+    world.bus.commit(ev.StageChanged(name="full", status="waiting", detail="halted at step 7"))
+    assert (await asked).ok
+    env = world.ctx.plan.profile.env
+    assert env == {"KEEP": "1", "NSA_DDP_COMPRESS": "off", "NSA_DDP_BUCKET_MB": "100"}
+    assert world.stages.decisions.get_nowait() == "resume"
+    assert [t.rung for t in world.bus.snapshot.triage] == ["calm"]
+
+
+async def test_a_single_gpu_is_one_rank_and_a_window_is_over_after_its_attempt(world: World) -> None:
+    world.bus.commit(ev.StageChanged(name="full", status="waiting"))
+    world.bus.commit(ev.TriageTried(rung="calm", step=1), ev.StageChanged(name="full", status="waiting"))
+    assert (await world.ask("nccl_debug")).ok
+    assert world.ctx.plan.profile.env["NCCL_DEBUG"] == "INFO"
+    fresh = World(world.ctx.run_dir)  # another conductor, on the same journal
+    world.bus.commit(ev.StageChanged(name="full", status="failed", detail="again"))
+    fresh.bus.commit(ev.TriageTried(rung="single", step=1))
+    actions.apply(fresh.ctx)
+    assert [len(p.coords()) for p in fresh.ctx.plan.phases.values()] == [1] * len(fresh.ctx.plan.phases)
+    fresh.journal.close()
+
+
+async def test_a_private_run_has_no_triage_and_says_so(tmp_path: Path) -> None:
+    world = World(tmp_path, "private")
+    assert "signed as it is" in (await world.ask("triage")).detail
+    world.journal.close()
+
+
+def test_a_forecast_has_an_error_bar_and_is_scored(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.bus.commit(ev.CostTick(hourly=36.0, spent=0.0))
+    for step, at in enumerate([0.0, 5.0, 7.0, 9.2, 11.0]):
+        record = {"ts": at, "step": step, "phase": "train", "bytes": 1000.0}
+        world.bus.commit(ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record=record))
+    said = forecast.foretell(world.bus.snapshot, 50)
+    assert said is not None
+    assert said.seconds == pytest.approx(100.0)
+    assert said.seconds_error == pytest.approx(10.0)  # never below a tenth
+    assert (said.cost, said.bytes) == (pytest.approx(1.0), pytest.approx(50_000.0))
+    world.bus.commit(said)
+    scored = forecast.score(world.bus.snapshot, 125.0)
+    assert scored is not None
+    assert scored.sigmas == pytest.approx(2.5)
+    world.bus.commit(scored)
+    view = world.bus.snapshot.prediction
+    assert view is not None
+    assert (view.scored, view.took_s) == (True, 125.0)
+    world.journal.close()

@@ -1,0 +1,59 @@
+"""``uvcc pod RUN ACTION [POD]``: what the console's pod keys do, without a screen."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from uvcc_console.cli import common, headless
+from uvcc_console.cli.main import FAILED, OK, USAGE
+from uvcc_console.core import events as ev
+from uvcc_console.core import triage
+from uvcc_console.core.journal import Journal
+from uvcc_console.rollout import spawn
+
+ACTIONS = ("stackdump", "fetch", "restart", "replace", "triage", "nccl_debug")
+ALONE = ("triage", "nccl_debug")
+POLL_S = 0.1
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser("pod", "Have something done to a pod of a live run, through its conductor.")
+    parser.add_run()
+    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument("pod", nargs="?", default="", metavar="POD", help="for all but triage and nccl_debug")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="how long to wait for its answer")
+    parser.add_json()
+    args = parser.parse_args(argv)
+    run_dir = common.find_run(args.run)
+    s = common.load_snapshot(run_dir)
+    if not spawn.running(run_dir, spawn.CONDUCTOR):
+        common.say(f"uvcc: nobody conducts {run_dir.name}; take it up first: uvcc resume {run_dir.name}")
+        return USAGE
+    if args.action not in ALONE and args.pod not in s.pods:
+        common.say(f"uvcc: {run_dir.name} has no pod {args.pod!r}\n  pods: {', '.join(s.pods)}")
+        return USAGE
+    if args.action == "triage":
+        common.say("\n".join([*triage.story(s), f"next: {getattr(triage.propose(s), 'change', 'nothing is left')}"]))
+    headless.ask(run_dir, args.action, pod=args.pod)
+    done = _answer(run_dir / spawn.JOURNAL, s.seq, args.action, args.pod, args.timeout)
+    if args.json:
+        common.emit({"run": s.run, "action": args.action, "pod": args.pod, **done})
+    else:
+        common.say(str(done["detail"]))
+    return OK if done["ok"] else FAILED
+
+
+def _answer(path: Path, seq: int, action: str, pod: str, limit: float) -> dict[str, object]:
+    """The conductor's word in the journal."""
+    journal = Journal(path, readonly=True)
+    end = time.monotonic() + limit
+    try:
+        while time.monotonic() < end:
+            for _, event in journal.since(seq, kinds=(ev.ActionDone.kind,)):
+                if isinstance(event, ev.ActionDone) and (event.action, event.pod) == (action, pod):
+                    return {"ok": event.ok, "detail": event.detail}
+            time.sleep(POLL_S)
+    finally:
+        journal.close()
+    return {"ok": False, "detail": f"no answer in {limit:g} s; it may still happen: uvcc status"}

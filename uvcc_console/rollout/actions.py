@@ -1,0 +1,174 @@
+"""What an operator can have done to pods while a run goes on: each an intent in the journal, each with its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import triage
+from uvcc_console.rollout.context import Member, Rollout, describe
+from uvcc_console.rollout.machine import Stages
+from uvcc_console.rollout.plan import Phase
+from uvcc_console.rollout.stages import collect, replacing
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.parallel.topology import Topology
+
+STOPPED = ("waiting", "failed")
+STOP_S = 180.0
+
+
+def _phase(ctx: Rollout) -> Phase:
+    """The phase whose workers run, or ran last. Raises ConfigError before the first."""
+    name = ctx.bus.snapshot.phase
+    if name not in ctx.plan.phases:
+        raise ConfigError("no phase was started yet", "wait for the smoke")
+    return ctx.plan.phases[name]
+
+
+def _member(ctx: Rollout, args: Mapping[str, Any]) -> Member:
+    name = str(args.get("pod", ""))
+    if name not in ctx.members:
+        raise ConfigError(f"the run has no pod {name!r}", f"its pods: {', '.join(ctx.members)}")
+    return ctx.members[name]
+
+
+async def stackdump(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+    """SIGUSR1 to one pod's workers: their stacks arrive in the log as ``stackdump_*.txt``."""
+    run, member = _phase(ctx).engine_run, _member(ctx, args)
+    ack = await member.channel.request(wire.SIGNAL, run=run, coord=None, signal="USR1")
+    sent = [str(c) for c in ack.get("sent", [])]
+    if not sent:
+        raise UvccError(f"no worker of {run} lives on {member.name}", "start it first")
+    return f"{', '.join(sent)} write their stacks; see the log, panel 3"
+
+
+async def fetch(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+    """Bring what one pod may give home now: evidence, tables, logs, stack dumps; checksums are compared."""
+    phase, member = _phase(ctx), _member(ctx, args)
+    count = await collect.fetch(ctx, phase, member)
+    return f"{count} files in {collect.folder_of(ctx, phase, member).relative_to(ctx.run_dir)}"
+
+
+async def restart(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+    """End one pod's workers and go on from the last common checkpoint: in a run in step, none can come back alone."""
+    run, member = _phase(ctx).engine_run, _member(ctx, args)
+    stage = ctx.bus.snapshot.stage
+    if stage is None or stage.status not in STOPPED:
+        await member.channel.request(wire.SIGNAL, run=run, coord=None, signal="KILL")
+        await _stopped(ctx)
+    stages.decide("resume")
+    return f"the workers of {member.name} were ended; the run goes on from the last common checkpoint"
+
+
+async def replace_pod(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+    """Delete one pod, with proof, and create another in its place, up to its agent."""
+    member = _member(ctx, args)
+    if ctx.bus.snapshot.engine_run and ctx.plan.profile.job.kind != "command":
+        raise ConfigError(
+            f"{member.name} holds its party's identity and the checkpoints of this run",
+            "restart its workers; before the smoke a pod can be replaced",
+        )
+    there = await replacing.replace_pod(ctx, member.name)
+    stages.decide("retry")
+    return there
+
+
+async def try_next(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+    """Triage: stop the run, apply the next single change, go on from the last checkpoint with it."""
+    s = ctx.bus.snapshot
+    if why := triage.impossible(s):
+        raise ConfigError(why, "see what was tried in panel 6")
+    rung = triage.BY_WORD[str(args["rung"])] if args.get("rung") in triage.BY_WORD else triage.propose(s)
+    assert rung is not None
+    if s.stage is None or s.stage.status not in STOPPED:
+        nonce = secrets.token_hex(8)
+        ctx.say(
+            ev.HaltRequested(
+                nonce=nonce, mode="halt", by=str(args.get("by", "triage")), reason=f"triage: {rung.change}"
+            )
+        )
+        await _stopped(ctx)
+    ctx.say(ev.TriageTried(rung=rung.word, step=ctx.bus.snapshot.step, by=str(args.get("by", ""))))
+    apply(ctx)
+    stages.decide("resume")
+    return f"{rung.change}: {rung.why}"
+
+
+async def nccl_debug(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+    """NCCL's own log for one window: the run goes on from its last checkpoint with it, out of the ladder's turn."""
+    return await try_next(ctx, stages, {**args, "rung": "loud"})
+
+
+async def _stopped(ctx: Rollout) -> None:
+    """Wait until the stage asks what to do. Raises UvccError if it does not."""
+    try:
+        await ctx.bus.wait(lambda s: s.stage is not None and s.stage.status in STOPPED, STOP_S)
+    except TimeoutError:
+        raise UvccError(f"the run did not stop in {STOP_S:.0f} s", "F9 shows who does not answer") from None
+
+
+def apply(ctx: Rollout) -> None:
+    """Make the plan say what the last rung of the journal says; a window is over once another attempt follows it."""
+    taken = ctx.bus.snapshot.triage
+    rung = triage.BY_WORD.get(taken[-1].rung) if taken else None
+    if rung is None:
+        return
+    if rung.window and taken[-1].outcome:
+        earlier = [
+            triage.BY_WORD[t.rung] for t in taken if t.rung in triage.BY_WORD and not triage.BY_WORD[t.rung].window
+        ]
+        if not earlier:
+            return
+        rung = earlier[-1]
+    profile, phases = ctx.plan.profile, dict(ctx.plan.phases)
+    env = {**profile.env, **rung.env}
+    if rung.single:
+        phases = {name: replace(phase, topology=Topology(1)) for name, phase in phases.items()}
+    ctx.plan = replace(ctx.plan, profile=profile.model_copy(update={"env": env}), phases=phases)
+
+
+ACTIONS: Mapping[str, Callable[[Rollout, Stages, Mapping[str, Any]], Awaitable[str]]] = {
+    "stackdump": stackdump,
+    "fetch": fetch,
+    "restart": restart,
+    "replace": replace_pod,
+    "triage": try_next,
+    "nccl_debug": nccl_debug,
+}
+
+
+class Desk:
+    """Takes intents, one task each, and answers every one in the journal."""
+
+    def __init__(self, ctx: Rollout, stages: Stages) -> None:
+        self._ctx = ctx
+        self._stages = stages
+        self._busy: set[asyncio.Task[None]] = set()
+
+    def take(self, intent: ev.Intent) -> bool:
+        """Whether this is an action on pods; it is then under way."""
+        act = ACTIONS.get(intent.action)
+        if act is None:
+            return False
+        task = asyncio.create_task(self._do(intent, act), name=intent.action)
+        self._busy.add(task)
+        task.add_done_callback(self._busy.discard)
+        return True
+
+    async def _do(self, intent: ev.Intent, act: Callable[[Rollout, Stages, Mapping[str, Any]], Awaitable[str]]) -> None:
+        pod = str(intent.args.get("pod", ""))
+        try:
+            detail = await act(self._ctx, self._stages, {**intent.args, "by": intent.by})
+        except (UvccError, ExceptionGroup) as e:
+            self._ctx.say(ev.ActionDone(action=intent.action, pod=pod, ok=False, detail=str(describe(e))))
+        else:
+            self._ctx.say(ev.ActionDone(action=intent.action, pod=pod, ok=True, detail=detail))
+
+    def close(self) -> None:
+        for task in self._busy:
+            task.cancel()

@@ -1,0 +1,68 @@
+"""What the smoke says of the full run, with an error bar, and how good that was afterwards. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import Snapshot
+
+LEAST_ERROR = 0.10  # of the value: two steps of a smoke know nothing of the next hour's network
+WARM_UP = 1
+
+
+def _steps(s: Snapshot, name: str) -> list[float]:
+    """The measured values of every worker, without the first, which pays for starting."""
+    found: list[float] = []
+    for by_name in s.series.values():
+        line = by_name.get(name)
+        ys: Sequence[float] = line.ys() if line is not None else ()
+        found += list(ys[WARM_UP:] or ys)
+    return [y for y in found if math.isfinite(y) and y > 0]
+
+
+def _step_times(s: Snapshot) -> list[float]:
+    """Seconds a step, as the workers' heartbeats tell, or of a smoke too short for that, as its rate tells."""
+    if found := _steps(s, "step_s"):
+        return found
+    job = s.profile.get("job")
+    batch = float(job.get("batch") or 0) if isinstance(job, Mapping) else 0.0
+    return [batch / rate for rate in _steps(s, "samples_per_s") if batch]
+
+
+def _extrapolate(values: Sequence[float], steps: int) -> tuple[float, float]:
+    """Mean per step times steps. The mean's own error grows with the steps; it is never below a tenth."""
+    if not values:
+        return 0.0, 0.0
+    mean = statistics.fmean(values)
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else mean
+    return mean * steps, max(error * steps, LEAST_ERROR * mean * steps)
+
+
+def foretell(s: Snapshot, steps: int) -> ev.Forecast | None:
+    """The forecast for ``steps`` steps from the smoke that the snapshot shows; None if it measured no step."""
+    seconds, error = _extrapolate(_step_times(s), steps)
+    if not seconds:
+        return None
+    volume, volume_error = _extrapolate(_steps(s, "bytes"), steps)
+    an_hour = s.hourly / 3600.0
+    return ev.Forecast(
+        steps=steps,
+        seconds=seconds,
+        seconds_error=error,
+        cost=seconds * an_hour,
+        cost_error=error * an_hour,
+        bytes=volume * max(1, len(s.workers)),
+        bytes_error=volume_error * max(1, len(s.workers)),
+    )
+
+
+def score(s: Snapshot, seconds: float) -> ev.ForecastScored | None:
+    """Hold the forecast against what the full run took; None without one."""
+    if s.prediction is None:
+        return None
+    moved = sum(sum(by_name["bytes"].ys()) for by_name in s.series.values() if "bytes" in by_name)
+    off = abs(seconds - s.prediction.seconds) / max(s.prediction.seconds_error, 1e-9)
+    return ev.ForecastScored(seconds=seconds, cost=seconds * s.hourly / 3600.0, bytes=moved, sigmas=off)

@@ -1,0 +1,120 @@
+"""What can be done to the pod under the cursor: intents for the conductor, and what the console does by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.app import SuspendNotSupported
+
+from uvcc_console.core import triage
+from uvcc_console.core.snapshot import PodView
+from uvcc_console.ui.widgets.fleet import FleetPanel
+from uvcc_engine.contract.errors import UvccError
+
+if TYPE_CHECKING:
+    from uvcc_console.ui.app import UvccApp
+
+ASKED = {
+    "restart": "This kills its workers; the run goes on from the last common checkpoint.",
+    "replace": "This deletes the pod and creates another in its place.",
+}
+
+
+class PodActions:
+    """Part of ``Commands``: needs ``app``, ``_intend`` and ``_later``."""
+
+    app: UvccApp
+
+    def _intend(self, action: str, **args: str) -> None:
+        raise NotImplementedError
+
+    def _pod_under_cursor(self) -> PodView | None:
+        name = self.app.main.query_one(FleetPanel).state.cursor
+        worker = self.app.snap.workers.get(name)
+        return self.app.snap.pods.get(worker.pod if worker else name)
+
+    def _pod(self, word: str) -> PodView | None:
+        """The pod that was named, or the one under the cursor; says so if there is none."""
+        pod = self.app.snap.pods.get(word) if word else self._pod_under_cursor()
+        if pod is None:
+            self.app.say(f"no pod {word}" if word else "put the cursor of the fleet on a pod (panel 1)", "warning")
+        return pod
+
+    def do_shell(self, _: str) -> None:
+        """Leave the screen for a shell on the pod under the cursor; the run and its halt sidecar go on."""
+        import subprocess
+
+        from uvcc_console.ui.shell import ssh_command
+
+        pod = self._pod("")
+        if pod is None:
+            return
+        try:
+            with ssh_command(pod, self.app.run_dir, self.app.snap.profile) as command, self.app.suspend():
+                print(f"{pod.pod}: exit comes back to the console. To halt meanwhile: uvcc halt {self.app.snap.run}")
+                subprocess.run(command, check=False)
+        except (UvccError, OSError, SuspendNotSupported) as e:
+            self.app.say(f"no shell: {e}", "error")
+
+    def do_stackdump(self, word: str) -> None:
+        """Stacks of the pod's workers; they arrive in the log."""
+        if (pod := self._pod(word)) is not None:
+            self._intend("stackdump", pod=pod.pod)
+
+    def do_fetch(self, word: str) -> None:
+        """The pod's evidence, now."""
+        if (pod := self._pod(word)) is not None:
+            self._intend("fetch", pod=pod.pod)
+
+    def do_restart(self, word: str) -> None:
+        """End the pod's workers, after asking."""
+        self._ask("restart", word)
+
+    def do_replace(self, word: str) -> None:
+        """Another pod in its place, after asking."""
+        self._ask("replace", word)
+
+    def _ask(self, action: str, word: str) -> None:
+        from uvcc_console.ui.screens.confirm import ConfirmScreen
+
+        pod = self._pod(word)
+        if pod is None:
+            return
+        name = pod.pod
+        lines = [f"{name}  {pod.provider}  {pod.state}  ${pod.price_hr:.2f}/h", ASKED[action]]
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._intend(action, pod=name)
+
+        self.app.push_screen(ConfirmScreen(f"{action.capitalize()} {name}", lines, name), answered)
+
+    def do_nccl(self, _: str) -> None:
+        """One window of NCCL's own log."""
+        self._change(triage.BY_WORD["loud"], "nccl_debug")
+
+    def do_triage(self, _: str) -> None:
+        """The next single change, with what was tried before."""
+        rung = triage.propose(self.app.snap)
+        if rung is not None:
+            self._change(rung, "triage")
+
+    def _change(self, rung: triage.Rung, action: str) -> None:
+        from uvcc_console.ui.screens.confirm import ConfirmScreen
+
+        s = self.app.snap
+        lines = [f"Next change: {rung.change}: {rung.why}.", *(f"  {k}={v}" for k, v in rung.env.items())]
+        lines += [f"The run halts at a checkpoint (step {s.step} now) and goes on from it with this change alone."]
+        lines += ["", "Tried before:", *(f"  {line}" for line in triage.story(s))] if s.triage else []
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._intend(action, rung=rung.word)
+
+        self.app.push_screen(ConfirmScreen("Triage", lines, rung.word), answered)
+
+    def do_tensorboard(self, word: str) -> None:
+        """Start the forwarder beside the console and show the address it says."""
+        pod = self._pod(word)
+        if pod is not None:
+            self.app.forward_tensorboard(pod.pod)
