@@ -68,6 +68,15 @@ class Projected:
     gates: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """q [B, S, H, dk]; keys and values [B, n, G, d] in the order of BRANCHES, the first None without a whole block."""
+
+    q: Tensor
+    k: dispatch.Triple
+    v: dispatch.Triple
+
+
 class NSAttention(nn.Module):
     """Native Sparse Attention over packed documents. One query projection, separate K and V for each branch."""
 
@@ -100,21 +109,33 @@ class NSAttention(nn.Module):
         q, k_sel, k_win = torch.split(rotated, [h, g, g], dim=2)
         return q, k_sel, k_win
 
-    def forward(self, x: Tensor, doc_start: Tensor | Layout | None = None) -> tuple[Tensor, Tensor]:
-        """x [B, S, dim] -> (y [B, S, dim], gates [B, S, H, 3] for the gate metrics)."""
-        s, c = x.shape[1], self.cfg
-        layout = doc_start if isinstance(doc_start, Layout) else layout_of(c.nsa, s, x.device, doc_start)
-        p = self.project(x)
-        table = first_positions(s, c.d_k, c.rope_base, c.rope_scale, p.token.dtype, x.device)[:, None]
+    def keys(self, p: Projected, layout: Layout) -> Keyed:
+        """Queries, keys and values of the three branches as they are attended to: rotated, and compressed."""
+        c = self.cfg
+        table = first_positions(layout.s, c.d_k, c.rope_base, c.rope_scale, p.token.dtype, p.token.device)[:, None]
         q, k_sel, k_win = self.heads(rotate(p.token, table))
         k_cmp = v_cmp = None
         if layout.n_cmp:
             stride = c.nsa.d
             k_cmp = rotate(self.phi_k(p.k_cmp), table[: layout.n_cmp * stride : stride])
             v_cmp = self.phi_v(p.v_cmp)
-        o_cmp, o_sel, o_win = dispatch.attend(layout, q, (k_cmp, k_sel, k_win), (v_cmp, p.v_sel, p.v_win))
-        g_cmp, g_sel, g_win = (g[..., None] for g in p.gates.unbind(-1))
+        return Keyed(q, (k_cmp, k_sel, k_win), (v_cmp, p.v_sel, p.v_win))
+
+    def mix(self, layout: Layout, keyed: Keyed, gates: Tensor) -> Tensor:
+        """The gated sum of the branches, projected: [B, S, dim]."""
+        o_cmp, o_sel, o_win = dispatch.attend(layout, keyed.q, keyed.k, keyed.v)
+        g_cmp, g_sel, g_win = (g[..., None] for g in gates.unbind(-1))
         y = torch.addcmul(o_sel * g_sel, o_win, g_win)
         if o_cmp is not None:
             y = torch.addcmul(y, o_cmp, g_cmp * layout.sees_cmp[..., None])
-        return self.out(y.flatten(-2)), p.gates
+        out: Tensor = self.out(y.flatten(-2))
+        return out
+
+    def forward(self, x: Tensor, doc_start: Tensor | Layout | None = None) -> tuple[Tensor, Tensor]:
+        """x [B, S, dim] -> (y [B, S, dim], gates [B, S, H, 3] for the gate metrics)."""
+        if isinstance(doc_start, Layout):
+            layout = doc_start
+        else:
+            layout = layout_of(self.cfg.nsa, x.shape[1], x.device, doc_start)
+        p = self.project(x)
+        return self.mix(layout, self.keys(p, layout), p.gates), p.gates

@@ -6,20 +6,23 @@ Paths: ``masked`` (dense arithmetic under masks), ``chunked`` (bounded memory in
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa import chunked, masked
-from uvcc_engine.nsa.index import as_mask
 from uvcc_engine.nsa.layout import Layout
 
 Triple = tuple[Tensor | None, Tensor, Tensor]
 MASKED_UP_TO: Final = 1024  # tokens a row: measured, beyond it tiles are as fast and take a fraction of the memory
-PATHS: Final = ("masked", "chunked")
+FLEX_FROM, FLEX_UP_TO = 512, 4096  # tokens a row on CUDA
+MOST_HEADS: Final = 64  # heads of a group that one tile of the selection kernel holds
+PATHS: Final = ("masked", "chunked", "flex", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +44,47 @@ def force(path: str | None) -> None:
     """Use one path for every branch from now on (tests, benchmarks); None chooses again. Raises ConfigError."""
     if path is not None and path not in PATHS:
         raise ConfigError(f"unknown attention path {path!r}", f"one of {', '.join(PATHS)}")
+    if path == "triton" and not has_triton():
+        raise ConfigError("the triton path needs triton", "install it, or take another path")
     _forced[:] = [path] if path is not None else []
+
+
+@lru_cache(maxsize=1)
+def has_triton() -> bool:
+    """Whether kernels can be built here."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def route(layout: Layout, heads: int, groups: int) -> Route:
     """What ``attend`` will do for this shape."""
     chosen = _route(layout.device.type, layout.s, heads // groups, _forced[0] if _forced else "")
+    if layout.n_cmp == 0 and chosen.cmp == "triton":  # the kernel shares its tiles between both bands
+        chosen = replace(chosen, cmp="masked", win="masked")
     return chosen if layout.selects else replace(chosen, sel="dense")
 
 
 @lru_cache(maxsize=64)
 def _route(device: str, s: int, heads_per_group: int, forced: str) -> Route:
-    path = forced or ("masked" if s <= MASKED_UP_TO else "chunked")
+    path = forced or _best(device, s, heads_per_group)
     return Route(path, path, path)
+
+
+def _best(device: str, s: int, heads_per_group: int) -> str:
+    """On CUDA short rows cost less under masks than a launch of each kernel, middle ones suit FlexAttention."""
+    if device != "cuda":
+        return "masked" if s <= MASKED_UP_TO else "chunked"
+    if s <= FLEX_FROM:
+        return "masked"
+    if s <= FLEX_UP_TO or not has_triton() or heads_per_group > MOST_HEADS:
+        return "flex"
+    return "triton"
+
+
+def decodes_by_kernel(device: torch.device) -> bool:
+    """Whether one token's reads go through the split-KV kernel."""
+    if _forced:
+        return _forced[0] == "triton"
+    return device.type == "cuda" and has_triton()
 
 
 def attend(layout: Layout, q: Tensor, keys: Triple, values: Triple) -> Triple:
@@ -65,30 +96,50 @@ def attend(layout: Layout, q: Tensor, keys: Triple, values: Triple) -> Triple:
     k_cmp, k_sel, k_win = keys
     v_cmp, v_sel, v_win = values
     way = route(layout, q.shape[2], k_sel.shape[2])
-    o_cmp = chosen = None
+    o_cmp = o_win = chosen = None
     if k_cmp is not None and v_cmp is not None:
-        o_cmp, chosen = _compressed(layout, way, q, k_cmp, v_cmp)
-    return o_cmp, _selected(layout, way, q, k_sel, v_sel, chosen), _window(layout, way, q, k_win, v_win)
+        if way.cmp == "triton":
+            from uvcc_engine.nsa.kernels import launch
+
+            o_cmp, o_win, chosen = launch.compressed_and_window(q, k_cmp, v_cmp, k_win, v_win, layout)
+        else:
+            o_cmp, chosen = _compressed(layout, way.cmp, q, k_cmp, v_cmp)
+    if o_win is None:
+        o_win = _window(layout, way.win, q, k_win, v_win)
+    return o_cmp, _selected(layout, way.sel, q, k_sel, v_sel, chosen), o_win
 
 
-def _compressed(layout: Layout, way: Route, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The output, and the choice in the form that the selection's path wants."""
-    if way.cmp == "chunked":
-        o, numbers = chunked.compressed(q, k, v, layout)
-        if numbers is not None and way.sel == "masked":
-            return o, as_mask(numbers, layout.n_blocks)
-        return o, numbers
+def _compressed(layout: Layout, path: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The output, and the choice in the form that the selection on the same path wants."""
+    if path == "chunked":
+        return chunked.compressed(q, k, v, layout)
+    if path == "flex":
+        from uvcc_engine.nsa import flex
+
+        return flex.compressed(q, k, v, layout)
     o, p = masked.compressed(q, k, v, layout.cmp_bias(q.shape[2] // k.shape[2]))
     return o, masked.choose(layout, p) if layout.selects else None
 
 
-def _selected(layout: Layout, way: Route, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None) -> Tensor:
-    if way.sel == "chunked" and chosen is not None:
+def _selected(layout: Layout, path: str, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None) -> Tensor:
+    if chosen is None or path == "masked":
+        return masked.selected(q, k, v, chosen, layout)
+    if path == "chunked":
         return chunked.selected(q, k, v, chosen, layout)
-    return masked.selected(q, k, v, chosen, layout)
+    if path == "flex":
+        from uvcc_engine.nsa import flex
+
+        return flex.selected(q, k, v, chosen, layout)
+    from uvcc_engine.nsa.kernels import gather
+
+    return gather.selected(q, k, v, chosen, layout)
 
 
-def _window(layout: Layout, way: Route, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    if way.win == "chunked":
+def _window(layout: Layout, path: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if path == "chunked":
         return chunked.window(q, k, v, layout)
+    if path == "flex":
+        from uvcc_engine.nsa import flex
+
+        return flex.window(q, k, v, layout)
     return masked.window(q, k, v, layout)

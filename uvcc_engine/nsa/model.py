@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
         self.embed = nn.Embedding(cfg.vocab, cfg.dim)
         self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.n_layers))
         self.norm = nn.RMSNorm(cfg.dim)
-        self.recompute = False
+        self.recompute = range(0)  # blocks whose activations are computed again in the backward pass
         self.apply(self._init)
         for name, p in self.named_parameters():
             if name.endswith(("attention.out.weight", ".down.weight")) and p.ndim == 2:
@@ -93,8 +93,8 @@ class LanguageModel(nn.Module):
         """tokens [B, S] int64 -> logits [B, S, vocab]. ``gates`` collects each layer's [B, S, H, 3], detached."""
         layout = layout_of(self.cfg.nsa, tokens.shape[1], tokens.device, doc_start)
         x = self.embed(tokens)
-        for block in self.blocks:
-            if self.recompute and self.training:
+        for number, block in enumerate(self.blocks):
+            if self.training and number in self.recompute:
                 x, g = checkpoint(block, x, layout, use_reentrant=False)
             else:
                 x, g = block(x, layout)

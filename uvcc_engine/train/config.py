@@ -40,7 +40,19 @@ class RuntimeConfig:
     device: str = "auto"  # auto | cpu | cuda
     precision: str = "bf16"  # bf16 | fp32
     gradient_checkpointing: bool = False
+    checkpoint_layers: str = ""  # "a:b" = blocks a to b - 1 only; empty = all
     compile: bool = False
+
+    def recomputed(self, n_layers: int) -> range:
+        """The blocks whose activations are computed again in the backward pass. Raises ConfigError."""
+        if not self.gradient_checkpointing:
+            return range(0)
+        low, colon, high = (self.checkpoint_layers or f"0:{n_layers}").partition(":")
+        if not (colon and low.isdecimal() and high.isdecimal() and int(low) < int(high) <= n_layers):
+            raise ConfigError(
+                f"runtime.checkpoint_layers={self.checkpoint_layers!r}", f'write it like "0:{n_layers}", first:behind'
+            )
+        return range(int(low), int(high))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +115,7 @@ class LMConfig:
         for name in ("steps", "seq_len", "batch_size", "accumulate"):
             if getattr(self.train, name) < 1:
                 raise ConfigError(f"train.{name}={getattr(self.train, name)}", "it must be at least 1")
+        self.runtime.recomputed(self.model.n_layers)
         if self.model.attention == "nsa" and self.train.seq_len < self.model.nsa.l:
             raise ConfigError(
                 f"train.seq_len={self.train.seq_len} is shorter than one compression block (nsa.l={self.model.nsa.l})",

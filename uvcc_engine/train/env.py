@@ -54,6 +54,15 @@ def _gc_off(value: str) -> Callable[[LMConfig], LMConfig]:
     return _runtime(gradient_checkpointing=False) if off else lambda c: c
 
 
+def _layers(value: str) -> Callable[[LMConfig], LMConfig]:
+    return _runtime(gradient_checkpointing=True, checkpoint_layers=value)
+
+
+def _safe_mode(value: str) -> Callable[[LMConfig], LMConfig]:
+    plain = _ddp(bucket_mb=2, static_graph=False, find_unused=False)
+    return plain if _flag(value) else lambda c: c
+
+
 KNOWN: Final[dict[str, tuple[str, Callable[[str], Callable[[LMConfig], LMConfig]]]]] = {
     "NSA_PREFILL_BATCHED": ("batched prefill (always on)", _always("1")),
     "NSA_SEL_RANGES_V2": ("vectorised selection (always on)", _always("1")),
@@ -64,6 +73,16 @@ KNOWN: Final[dict[str, tuple[str, Callable[[str], Callable[[LMConfig], LMConfig]
     "NSA_DDP_BROADCAST_BUFFERS": ("ddp.broadcast_buffers", lambda v: _ddp(broadcast_buffers=_flag(v))),
     "NSA_DDP_GRAD_AS_BUCKET_VIEW": ("ddp.gradient_as_bucket_view", lambda v: _ddp(gradient_as_bucket_view=_flag(v))),
     "NSA_DDP_DISABLE_GC": ("runtime.gradient_checkpointing off", _gc_off),
+    "NSA_DDP_SAFE_MODE": ("ddp.bucket_mb 2, no static graph, no search for unused parameters", _safe_mode),
+    "NSA_DDP_SAFE_GC_LAYERS": ("runtime.checkpoint_layers", _layers),
+    "NSA_GC_RANGE": ("runtime.checkpoint_layers", _layers),
+    "NSA_GC_REENTRANT": ("reentrant checkpointing (never: it breaks DDP)", _always("0")),
+    "NSA_OPT_FUSED": ("fused AdamW (always on)", _always("1")),
+    "NSA_LOG_GRAD_NORM": ("the true gradient norm (always logged)", _always("1")),
+    "NSA_SDPA_AUDIT": ("the path of each branch (always in the heartbeat)", lambda v: (_flag(v), lambda c: c)[1]),
+    "NSA_ROPE_SCALE": ("model.rope_scale", lambda v: lambda c: replace(c, model=replace(c.model, rope_scale=float(v)))),
+    "NSA_FWE_PREFETCH": ("prefetching (always on)", _always("1")),
+    "NSA_FWE_Q": ("data.queue", lambda v: lambda c: replace(c, data=replace(c.data, queue=int(v)))),
     "NSA_NO_GC": ("runtime.gradient_checkpointing off", _gc_off),
     "NSA_PG_TIMEOUT_MIN": ("ddp.timeout_min", lambda v: _ddp(timeout_min=float(v))),
     "NSA_SEQ_LEN": ("train.seq_len", lambda v: _train(seq_len=int(v))),
@@ -73,9 +92,19 @@ KNOWN: Final[dict[str, tuple[str, Callable[[str], Callable[[LMConfig], LMConfig]
 }
 
 
+PASSED_ON: Final = {
+    "NCCL_": "read by NCCL",
+    "TORCH_NCCL_": "read by torch's NCCL group",
+    "TORCH_DISTRIBUTED_DEBUG": "read by torch's process groups",
+    "CUDA_LAUNCH_BLOCKING": "read by CUDA",
+    "PYTORCH_CUDA_ALLOC_CONF": "read by torch's CUDA allocator",
+}
+"""Variables of the libraries below: not interpreted here, but shown with their values like the others."""
+
+
 def apply(cfg: LMConfig, environ: Mapping[str, str]) -> tuple[LMConfig, list[Effect]]:
     """Fold the ``NSA_*`` variables into the config. Raises ConfigError for an unknown name or a bad value."""
-    effects = []
+    effects: list[Effect] = []
     for name in sorted(n for n in environ if n.startswith("NSA_")):
         if name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, 1)
@@ -88,4 +117,6 @@ def apply(cfg: LMConfig, environ: Mapping[str, str]) -> tuple[LMConfig, list[Eff
         except ValueError as e:
             raise ConfigError(f"{name}={environ[name]!r}: {e}", f"it sets {meaning}") from e
         effects.append(Effect(name, environ[name], meaning))
+    for start, meaning in PASSED_ON.items():
+        effects += [Effect(n, environ[n], meaning) for n in sorted(environ) if n.startswith(start)]
     return cfg, effects

@@ -68,7 +68,7 @@ class Trainer:
         torch.manual_seed(cfg.train.seed)
         self.cfg, self.group, self.writer = cfg, group, writer
         self.model = LanguageModel(cfg.model).to(group.device)
-        self.model.recompute = cfg.runtime.gradient_checkpointing
+        self.model.recompute = cfg.runtime.recomputed(cfg.model.n_layers)
         self.optimizer = make_optimizer(self.model, cfg.train, group.device)
         self.telemetry = Telemetry(writer, group.device, clock)
         self.steps_done = 0

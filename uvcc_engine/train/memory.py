@@ -74,7 +74,7 @@ def _peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute
     try:
         with FakeTensorMode(), _Peak() as peak:
             model = LanguageModel(cfg)
-            model.recompute = recompute
+            model.recompute = range(cfg.n_layers if recompute else 0)
             tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
                 logits = model(tokens, torch.zeros_like(tokens))
@@ -90,7 +90,8 @@ def estimate(cfg: LMConfig, ranks: int) -> int:
     """MiB that one rank needs at the worst moment of a step, without the base cost of its process."""
     m, t = cfg.model, cfg.train
     rows = max(1, t.batch_size // ranks)
-    bf16, recompute = cfg.runtime.precision == "bf16", cfg.runtime.gradient_checkpointing
+    bf16 = cfg.runtime.precision == "bf16"
+    recompute = len(cfg.runtime.recomputed(m.n_layers)) == m.n_layers  # a part of the layers counts as none: never less
 
     def peak(layers: int) -> int:
         shape = replace(m, n_layers=layers)

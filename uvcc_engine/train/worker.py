@@ -202,23 +202,36 @@ def main(spec: WorkerSpec) -> int:
         return error.exit_code
 
 
+def _under_torchrun(ranks: int, argv: list[str]) -> None:
+    """Become torchrun with ``ranks`` processes of this command on this host, which meet at a free port."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    os.execv(sys.executable, [*launcher, "-m", "uvcc_engine.cli", "train", *argv])
+
+
 def cli(argv: list[str]) -> int:
-    """``uvcc-engine train CONFIG --out DIR`` (alone or under torchrun)."""
+    """``uvcc-engine train CONFIG --out DIR``: on one GPU or a CPU in this process, on several under torchrun."""
     parser = argparse.ArgumentParser(prog="uvcc-engine train", description="train the language model")
     parser.add_argument("config", help="a packaged config (train_showcase, m7c_125m_80g, ...) or a YAML file")
     parser.add_argument("--out", type=Path, help="run directory")
     parser.add_argument("--check", action="store_true", help="only say whether it can run here, and what it will need")
     parser.add_argument("--run", default="", help="run id (default: the directory's name)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
+    parser.add_argument("--ranks", type=int, default=0, help="processes (default: one per visible GPU)")
     args = parser.parse_args(argv)
     job = {"config": args.config, "overrides": overrides(args.set)}
     if args.check:
-        facts = check(job, int(os.environ.get("WORLD_SIZE", "1")), os.environ)
+        facts = check(job, int(os.environ.get("WORLD_SIZE", args.ranks or 1)), os.environ)
         print("\n".join(f"{key}: {value}" for key, value in facts.items()))
         return 0
     if args.out is None:
         raise ConfigError("--out is missing", "name the run directory")
     cfg, effects = lm_env.apply(resolve(job, vram_mib=vram_mib()), os.environ)
+    ranks = args.ranks or max(1, torch.cuda.device_count())
+    if cfg.runtime.device == "cpu" and not args.ranks:
+        ranks = 1
+    if "WORLD_SIZE" not in os.environ and ranks > 1:
+        check_world(cfg, ranks)
+        _under_torchrun(ranks, argv)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # through an agent, the console's preflight has asked
         memory.check(cfg, int(os.environ.get("WORLD_SIZE", "1")), choose_device(cfg.runtime.device, 0))
     return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects)

@@ -4,74 +4,31 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from nsa_kit import ODD, SMALL, docs, oracle_of, small_layer
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa import blocks
-from uvcc_engine.nsa.attention import NSAttention
-from uvcc_engine.nsa.config import ModelConfig, NSAConfig
+from uvcc_engine.nsa.config import NSAConfig
 from uvcc_engine.nsa.layout import forget
-from uvcc_engine.nsa.oracle import nsa_oracle
 from uvcc_engine.nsa.rope import rope_tables, rotate
-
-SMALL = NSAConfig(l=8, d=4, l_sel=16, n_sel=3, w=12)
-ODD = NSAConfig(l=8, d=8, l_sel=8, n_sel=4, w=5)
-
-
-def _layer(nsa: NSAConfig, seed: int = 0, **over: int) -> NSAttention:
-    torch.manual_seed(seed)
-    shape = {"dim": 24, "n_heads": 6, "n_kv_groups": 2, "d_k": 8, "d_v": 4, **over}
-    return NSAttention(ModelConfig(vocab=16, n_layers=1, nsa=nsa, **shape)).double()
-
-
-def _docs(*lengths: int) -> Tensor:
-    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
-
-
-def _oracle(layer: NSAttention, x: Tensor, starts: Tensor | None) -> Tensor:
-    cfg = layer.cfg
-    p = layer.project(x)
-    q, k_sel, k_win = p.token.split((cfg.n_heads, cfg.n_kv_groups, cfg.n_kv_groups), dim=2)
-    k = {"cmp": p.k_cmp, "sel": k_sel, "win": k_win}
-    v = {"cmp": p.v_cmp, "sel": p.v_sel, "win": p.v_win}
-
-    def rope(vec: Tensor, pos: int) -> Tensor:
-        table = rope_tables(torch.tensor(pos), cfg.d_k, base=cfg.rope_base, scale=cfg.rope_scale, dtype=vec.dtype)
-        return rotate(vec, table)
-
-    rows = []
-    for b in range(x.shape[0]):
-        result = nsa_oracle(
-            cfg.nsa,
-            q[b],
-            {name: t[b] for name, t in k.items()},
-            {name: t[b] for name, t in v.items()},
-            p.gates[b],
-            layer.phi_k.block,
-            layer.phi_v.block,
-            rope,
-            starts[b].tolist() if starts is not None else None,
-        )
-        rows.append(layer.out(result.out.flatten(-2)))
-    return torch.stack(rows)
 
 
 @pytest.mark.parametrize("nsa", [SMALL, ODD])
 @pytest.mark.parametrize("s", [1, 7, 8, 33, 60])
 def test_masked_path_equals_the_oracle(nsa: NSAConfig, s: int) -> None:
-    layer = _layer(nsa)
+    layer = small_layer(nsa)
     x = torch.randn(2, s, 24, dtype=torch.float64)
     with torch.no_grad():
-        torch.testing.assert_close(layer(x)[0], _oracle(layer, x, None), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(layer(x)[0], oracle_of(layer, x, None), rtol=1e-9, atol=1e-9)
 
 
 def test_packed_documents_equal_the_oracle_and_do_not_see_each_other() -> None:
-    layer = _layer(SMALL)
-    starts = blocks.doc_starts(_docs(37, 5, 40))
+    layer = small_layer(SMALL)
+    starts = blocks.doc_starts(docs(37, 5, 40))
     x = torch.randn(1, 82, 24, dtype=torch.float64)
     with torch.no_grad():
         packed = layer(x, starts)[0]
-        torch.testing.assert_close(packed, _oracle(layer, x, starts), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(packed, oracle_of(layer, x, starts), rtol=1e-9, atol=1e-9)
         other = x.clone()
         other[:, :37] = torch.randn(1, 37, 24, dtype=torch.float64)
         assert torch.equal(layer(other, starts)[0][:, 37:], packed[:, 37:])
@@ -79,9 +36,9 @@ def test_packed_documents_equal_the_oracle_and_do_not_see_each_other() -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_editing_a_token_changes_nothing_before_it(packed: bool) -> None:
-    layer = _layer(SMALL).float()
+    layer = small_layer(SMALL).float()
     s = 96
-    starts = blocks.doc_starts(_docs(50, 46)) if packed else None
+    starts = blocks.doc_starts(docs(50, 46)) if packed else None
     x = torch.randn(1, s, 24)
     with torch.no_grad():
         base = layer(x, starts)[0]
@@ -95,7 +52,7 @@ def test_editing_a_token_changes_nothing_before_it(packed: bool) -> None:
 
 def test_a_planted_leak_is_noticed() -> None:
     """Softmax over invisible compression blocks (a real defect of an older trainer) must fail the edit test."""
-    layer = _layer(SMALL).float()
+    layer = small_layer(SMALL).float()
     x = torch.randn(1, 96, 24)
     honest = blocks.cmp_visible
     forget()
@@ -141,12 +98,12 @@ def test_rope_depends_on_distance_only() -> None:
 
 
 def test_gradients_equal_the_oracle() -> None:
-    layer = _layer(SMALL)
+    layer = small_layer(SMALL)
     x = torch.randn(1, 48, 24, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(1, 48, 24, dtype=torch.float64)
     names, params = zip(*layer.named_parameters(), strict=True)
     ours = torch.autograd.grad((layer(x)[0] * weight).sum(), (x, *params))
-    theirs = torch.autograd.grad((_oracle(layer, x, None) * weight).sum(), (x, *params))
+    theirs = torch.autograd.grad((oracle_of(layer, x, None) * weight).sum(), (x, *params))
     for name, a, b in zip(("x", *names), ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=name)
 

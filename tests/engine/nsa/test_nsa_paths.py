@@ -7,16 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from nsa_kit import SMALL, edits_change_nothing_before, results, small_layer, starts_of
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.nsa import blocks, chunked, dispatch, longctx
-from uvcc_engine.nsa.attention import NSAttention
-from uvcc_engine.nsa.config import ModelConfig, NSAConfig
+from uvcc_engine.nsa import blocks, chunked, dispatch, flex, longctx
+from uvcc_engine.nsa.config import NSAConfig
 from uvcc_engine.nsa.index import as_mask, invert, pool, pool_weights, top_blocks
 from uvcc_engine.nsa.layout import Layout
 
-SMALL = NSAConfig(l=8, d=4, l_sel=16, n_sel=3, w=12)
 FLAT = NSAConfig(l=8, d=8, l_sel=8, n_sel=4, w=40)
 
 
@@ -27,55 +25,52 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dispatch.force(None)
 
 
-def _layer(nsa: NSAConfig, seed: int = 0) -> NSAttention:
-    torch.manual_seed(seed)
-    return NSAttention(ModelConfig(vocab=16, dim=24, n_layers=1, n_heads=6, n_kv_groups=2, d_k=8, d_v=4, nsa=nsa))
-
-
-def _starts(*lengths: int) -> Tensor:
-    ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    return blocks.doc_starts(ids[None])
-
-
-def _results(path: str, layer: NSAttention, x: Tensor, starts: Tensor | None) -> list[Tensor]:
-    """Output and every gradient on one path."""
-    dispatch.force(path)
-    y = layer(x, starts)[0]
-    weight = torch.sin(torch.arange(y.numel(), dtype=y.dtype)).view_as(y)
-    inputs = (x, *layer.parameters())
-    return [y, *torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True, materialize_grads=True)]
-
-
 @pytest.mark.parametrize("nsa", [SMALL, FLAT])
 @pytest.mark.parametrize("lengths", [(77,), (7,), (90, 9, 41)])
 @pytest.mark.parametrize("path", ["chunked"])
 def test_outputs_and_gradients_are_those_of_the_masked_path(
     nsa: NSAConfig, lengths: tuple[int, ...], path: str
 ) -> None:
-    layer = _layer(nsa).double()
+    layer = small_layer(nsa)
     x = torch.randn(2, sum(lengths), 24, dtype=torch.float64, requires_grad=True)
-    starts = _starts(*lengths).expand(2, -1) if len(lengths) > 1 else None
-    for ours, theirs in zip(_results(path, layer, x, starts), _results("masked", layer, x, starts), strict=True):
+    found = starts_of(*lengths)
+    starts = None if found is None else found.expand(2, -1)
+    for ours, theirs in zip(results(path, layer, x, starts), results("masked", layer, x, starts), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("path", ["masked", "chunked"])
+@pytest.mark.parametrize("path", ["masked", "chunked", "flex"])
 @pytest.mark.parametrize("lengths", [(130,), (50, 80)])
 def test_editing_a_token_changes_nothing_before_it(path: str, lengths: tuple[int, ...]) -> None:
     dispatch.force(path)
-    layer = _layer(SMALL)
-    s = sum(lengths)
-    starts = _starts(*lengths) if len(lengths) > 1 else None
-    gen = torch.Generator().manual_seed(3)
-    x = torch.randn(1, s, 24, generator=gen)
+    random = torch.randint(1, 130, (6,), generator=torch.Generator().manual_seed(4)).tolist()
+    places = [1, 7, 8, 15, 16, 31, 32, 33, 49, 50, 63, 64, 96, 129, *random]
+    edits_change_nothing_before(small_layer(SMALL).float(), 130, starts_of(*lengths), places)
+
+
+@pytest.mark.parametrize("nsa", [SMALL, FLAT])
+@pytest.mark.parametrize("lengths", [(200,), (7,), (90, 9, 101)])
+def test_flex_attention_computes_what_the_masked_path_does(nsa: NSAConfig, lengths: tuple[int, ...]) -> None:
+    """Forward only: torch has no backward of it on a CPU."""
+    layer = small_layer(nsa).float()
+    x = torch.randn(2, sum(lengths), 24)
+    found = starts_of(*lengths)
+    starts = None if found is None else found.expand(2, -1)
+    outputs = []
     with torch.no_grad():
-        base = layer(x, starts)[0]
-        for j in (1, 7, 8, 15, 16, 31, 32, 33, 49, 50, 63, 64, 96, s - 1, *torch.randint(1, s, (6,), generator=gen)):
-            edited = x.clone()
-            edited[0, j] += torch.randn(24, generator=gen)
-            out = layer(edited, starts)[0]
-            assert torch.equal(out[:, :j], base[:, :j]), int(j)
-            assert not torch.equal(out[:, j], base[:, j])
+        for path in ("flex", "masked"):
+            dispatch.force(path)
+            outputs.append(layer(x, starts)[0])
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-5)
+
+
+def test_flex_block_masks_skip_what_nobody_sees() -> None:
+    """A tile of queries lists no key block of another document, of the future, or from before its window."""
+    layout = Layout(SMALL, 640, torch.device("cpu"), starts_of(300, 340))
+    mask = flex._band_mask(layout, 1, 1, 64, 640)
+    assert mask.kv_num_blocks.flatten().tolist() == [1, 2, 2, 2, 2]
+    whole = flex._band_mask(layout, SMALL.d, SMALL.l, 1 << 30, layout.n_cmp)
+    assert whole.kv_num_blocks.flatten().tolist() == [1, 1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("cfg", [NSAConfig(), SMALL, FLAT, NSAConfig(l=64, d=16, l_sel=64, n_sel=4, w=8)])
@@ -88,7 +83,7 @@ def test_pooling_is_the_overlap_matrix(cfg: NSAConfig) -> None:
 
 
 def test_short_lists_make_the_choice_of_the_mask_ties_included() -> None:
-    starts = _starts(70, 58, 72)
+    starts = starts_of(70, 58, 72)
     pos = torch.arange(200)
     score = torch.randint(0, 4, (1, 2, 200, SMALL.n_blocks(200)), generator=torch.Generator().manual_seed(1)).float()
     wanted = blocks.select_blocks(SMALL, score, pos, starts)
@@ -99,7 +94,7 @@ def test_short_lists_make_the_choice_of_the_mask_ties_included() -> None:
 
 
 def test_the_inverse_names_each_query_of_each_block_once_in_order() -> None:
-    pos, starts = torch.arange(100), _starts(100)
+    pos, starts = torch.arange(100), torch.zeros(1, 100, dtype=torch.int64)
     score = torch.rand(2, 2, 100, SMALL.n_blocks(100), generator=torch.Generator().manual_seed(2))
     chosen = top_blocks(SMALL, score, pos, starts)
     inverse = invert(chosen, SMALL.n_blocks(100))
@@ -111,7 +106,7 @@ def test_the_inverse_names_each_query_of_each_block_once_in_order() -> None:
                 assert queries == [t for t in range(100) if j in chosen[b, g, t].tolist()]
 
 
-def test_the_route_follows_the_length_and_is_reported() -> None:
+def test_the_route_follows_the_length_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     assert dispatch.route(Layout(NSAConfig(), 512, cpu, None), 12, 2).to_json() == {
         "cmp": "masked",
@@ -119,6 +114,14 @@ def test_the_route_follows_the_length_and_is_reported() -> None:
         "win": "masked",
     }
     assert dispatch.route(Layout(NSAConfig(), 8192, cpu, None), 12, 2) == dispatch.Route(*["chunked"] * 3)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+    by_length = [dispatch._best("cuda", s, 6) for s in (512, 2048, 8192, 65_536)]
+    assert by_length == ["masked", "flex", "triton", "triton"]
+    assert dispatch._best("cuda", 65_536, 128) == "flex"
+    monkeypatch.setattr(dispatch, "has_triton", lambda: False)
+    assert dispatch._best("cuda", 65_536, 6) == "flex"
+    with pytest.raises(ConfigError, match="needs triton"):
+        dispatch.force("triton")
     with pytest.raises(ConfigError, match="unknown attention path"):
         dispatch.force("fast")
 

@@ -20,6 +20,7 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableE
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
+from uvcc_engine.train import env as lm_env
 from uvcc_engine.train import memory, worker
 from uvcc_engine.train.check import check
 from uvcc_engine.train.config import DataConfig
@@ -44,6 +45,25 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused_before_they_meet(
     with pytest.raises(ConfigError, match=r"train\.batch_size=4 cannot be shared by 8 ranks.*multiple of 8"):
         worker.train(small(), tmp_path, "lm")
     assert not torch.distributed.is_initialized()
+
+
+def test_the_number_of_gpus_picks_torchrun_or_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(worker.os, "execv", lambda path, argv: became.append(argv))
+    monkeypatch.setattr(worker, "train", lambda *args, **more: 0)
+    config = tmp_path / "small.json"
+    config.write_text(json.dumps({**SMALL, "runtime": {"device": "auto", "precision": "fp32"}}))
+    command = [str(config), "--out", str(tmp_path / "run")]
+    assert worker.cli(command) == 0
+    assert became == []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    worker.cli(command)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert became == [[*launcher, "-m", "uvcc_engine.cli", "train", *command]]
+    worker.cli([*command, "--set", "runtime.device=cpu"])
+    assert len(became) == 1
+    with pytest.raises(ConfigError, match="cannot be shared by 3 ranks"):
+        worker.cli([*command, "--ranks", "3"])
 
 
 @pytest.mark.parametrize(
@@ -207,6 +227,46 @@ def test_the_estimate_follows_batch_ranks_and_recomputation() -> None:
     deep = replace(cfg, model=replace(cfg.model, n_layers=8))
     less = replace(deep, runtime=replace(deep.runtime, gradient_checkpointing=True))
     assert memory.estimate(less, 1) < memory.estimate(deep, 1) / 2
+
+
+def test_every_variable_of_the_seeds_has_an_effect_that_is_shown() -> None:
+    environ = {
+        "NSA_PREFILL_BATCHED": "1",
+        "NSA_SEL_RANGES_V2": "1",
+        "NSA_DDP_COMPRESS": "off",
+        "NSA_DDP_STATIC_GRAPH": "1",
+        "NSA_DDP_FIND_UNUSED": "1",
+        "NSA_DDP_SAFE_GC_LAYERS": "1:2",
+        "NSA_PG_TIMEOUT_MIN": "30",
+        "NCCL_ALGO": "Ring",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "HOME": "elsewhere",
+    }
+    deep = replace(small(), model=replace(small().model, n_layers=3))
+    cfg, effects = lm_env.apply(deep, environ)
+    assert (cfg.ddp.compress, cfg.ddp.static_graph, cfg.ddp.find_unused, cfg.ddp.timeout_min) == ("off", True, True, 30)
+    assert cfg.runtime.recomputed(3) == range(1, 2)
+    assert {e.name: e.value for e in effects} == {k: v for k, v in environ.items() if k != "HOME"}
+    assert next(e for e in effects if e.name == "NCCL_ALGO").meaning == "read by NCCL"
+    safe, _ = lm_env.apply(cfg, {"NSA_DDP_SAFE_MODE": "1"})
+    assert (safe.ddp.bucket_mb, safe.ddp.static_graph, safe.ddp.find_unused) == (2, False, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("NSA_USE_SEL_MASK", "1", "NSA_USE_SEL_MASK is set but has no effect here"),
+        ("NSA_DDP_BUKET_MB", "1", "did you mean NSA_DDP_BUCKET_MB"),
+        ("NSA_DDP_COMPRESS", "fp16", "did you mean bf16"),
+        ("NSA_DDP_STATIC_GRAPH", "yes", "wanted 0 or 1"),
+        ("NSA_GC_REENTRANT", "1", "only 0"),
+        ("NSA_GC_RANGE", "0:9", 'write it like "0:1"'),
+    ],
+)
+def test_a_variable_without_effect_or_sense_is_refused(name: str, value: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        lm_env.apply(small(), {name: value})
+    assert text in str(caught.value)
 
 
 def test_a_broken_checkpoint_is_said_and_the_one_before_it_is_resumed(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""The kernels in Triton's interpreter, against the float64 oracle, forward and backward. Skipped without Triton."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from nsa_kit import SMALL, edits_change_nothing_before, results, small_layer, starts_of
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+from uvcc_engine.nsa import blocks, decode, dispatch
+from uvcc_engine.nsa.config import ModelConfig, NSAConfig
+from uvcc_engine.nsa.index import as_mask, pool, top_blocks
+from uvcc_engine.nsa.kernels import gather, launch
+from uvcc_engine.nsa.layout import Layout
+from uvcc_engine.nsa.model import LanguageModel
+
+WIDE = NSAConfig(l=16, d=8, l_sel=16, n_sel=4, w=40)
+ONE_GROUP = {"dim": 12, "n_heads": 3, "n_kv_groups": 1, "d_k": 8, "d_v": 4}
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(launch, "TILE", 32)
+    monkeypatch.setattr(gather, "ROWS", 32)
+    yield
+    dispatch.force(None)
+
+
+@pytest.mark.parametrize(("nsa", "lengths"), [(SMALL, (75,)), (WIDE, (70,)), (SMALL, (50, 3, 26))])
+def test_outputs_and_gradients_are_those_of_the_oracle(nsa: NSAConfig, lengths: tuple[int, ...]) -> None:
+    layer = small_layer(nsa, **ONE_GROUP)
+    x = torch.randn(1, sum(lengths), 12, dtype=torch.float64, requires_grad=True)
+    starts = starts_of(*lengths)
+    for ours, theirs in zip(results("triton", layer, x, starts), results(None, layer, x, starts), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_groups_rows_and_segments_fall_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows, two groups of three heads, segments of 32 queries, one tile to a chunk: against the masked path."""
+    monkeypatch.setattr(gather, "SEGMENT", 32)
+    monkeypatch.setattr(gather, "CHUNK", 1)
+    layer = small_layer(SMALL)
+    x = torch.randn(2, 44, 24, dtype=torch.float64, requires_grad=True)
+    for ours, theirs in zip(results("triton", layer, x, None), results("masked", layer, x, None), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("lengths", [(60,), (34, 26)])
+def test_editing_a_token_changes_nothing_before_it(lengths: tuple[int, ...]) -> None:
+    dispatch.force("triton")
+    layer = small_layer(SMALL, **ONE_GROUP).float()
+    edits_change_nothing_before(layer, sum(lengths), starts_of(*lengths), [1, 34, 47])
+
+
+def test_the_streaming_choice_is_the_sorted_one_ties_included() -> None:
+    """More blocks than the kernel holds at a time; equal keys make equal scores, which go to the lower block."""
+    cfg = NSAConfig(l=4, d=4, l_sel=4, n_sel=5, w=4)
+    s, starts = 84, starts_of(72, 12)
+    layout = Layout(cfg, s, torch.device("cpu"), starts)
+    gen = torch.Generator().manual_seed(1)
+    q = torch.randn(1, s, 2, 8, generator=gen, dtype=torch.float64)
+    k = torch.randn(1, layout.n_cmp, 1, 8, generator=gen, dtype=torch.float64)
+    k[:, 6:14] = k[:, 6:7]
+    score = torch.einsum("bshd,bngd->bhsn", q, k) * 8**-0.5
+    score = score.masked_fill(~layout.cmp_visible[:, None], -torch.inf)
+    lse = score.logsumexp(-1)
+    p = (score - lse[..., None].masked_fill(lse[..., None].isinf(), 0)).exp().sum(1, keepdim=True)
+    p = pool(cfg, p, layout.n_blocks)
+    wanted = top_blocks(cfg, p, layout.positions, layout.starts)
+    base_2 = (lse / torch.log(torch.tensor(2.0, dtype=torch.float64))).masked_fill(lse.isinf(), 0).contiguous()
+    found = launch._top_blocks(q, k, base_2, layout)
+    assert torch.equal(found, wanted)
+    assert torch.equal(as_mask(found, layout.n_blocks), blocks.select_blocks(cfg, p, layout.positions, layout.starts))
+
+
+def test_the_split_kernel_decodes_what_prefill_computes() -> None:
+    torch.manual_seed(1)
+    nsa = NSAConfig(l=8, d=4, l_sel=8, n_sel=4, w=10)
+    cfg = ModelConfig(vocab=32, dim=24, n_layers=1, n_heads=6, n_kv_groups=2, d_k=8, d_v=4, nsa=nsa)
+    model = LanguageModel(cfg).double().eval()
+    tokens = torch.randint(0, 32, (2, 62))
+    with torch.no_grad():
+        whole = model(tokens)
+    dispatch.force("triton")
+    for prompt in (2, 50):
+        dispatch.force(None)
+        logits, state = decode.prefill(model, tokens[:, :prompt])
+        torch.testing.assert_close(logits, whole[:, prompt - 1], rtol=1e-9, atol=1e-9)
+        dispatch.force("triton")
+        for t in range(prompt, prompt + 8):
+            torch.testing.assert_close(decode.step(model, state, tokens[:, t]), whole[:, t], rtol=1e-9, atol=1e-9)

@@ -1,0 +1,155 @@
+"""``bench train``: optimizer steps of the language model against the same model with dense SDPA, in turn, in one run.
+
+On CUDA the M7C row at S = 2048 (bf16, GPT-2 vocabulary) is added; without a GPU it is left out. ``overhead_share`` is
+the part of a real trainer's time that logging, heartbeats and halt checks took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from uvcc_engine.bench._lm import Step, dense, shape
+from uvcc_engine.bench._turns import in_turn, ratio
+from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.train.allocator import keep_memory
+from uvcc_engine.train.config import LMConfig
+from uvcc_engine.train.data import ByteTokenizer, Cursor, Packer
+from uvcc_engine.train.distributed import Group
+from uvcc_engine.train.loop import Trainer
+from uvcc_engine.train.sources import Synthetic
+
+CPU_ROWS: Final = ("showcase_vs_dense", "m7c_byte_512_vs_dense", "overhead_share")
+GPU_ROWS: Final = ("m7c_2048_gpu",)
+
+
+@dataclass(frozen=True, slots=True)
+class Versus:
+    """A model to be held against its dense twin: ``steps`` optimizer steps make one figure."""
+
+    cfg: LMConfig
+    steps: int
+
+
+def _on_cpu(cfg: LMConfig) -> LMConfig:
+    return replace(cfg, runtime=replace(cfg.runtime, device="cpu", precision="fp32", gradient_checkpointing=False))
+
+
+def cases(name: str) -> Versus:
+    """The model of a row, by the row's name."""
+    if name == "showcase_vs_dense":
+        return Versus(_on_cpu(shape("train_showcase", seq_len=128, batch_size=8)), 10)
+    if name == "m7c_byte_512_vs_dense":
+        cfg = shape("m7c_125m_2xa100_production", seq_len=512, batch_size=2, accumulate=1)
+        return Versus(_on_cpu(cfg), 1)
+    return Versus(shape("m7c_125m_80g", seq_len=2048, batch_size=16, accumulate=1), 5)
+
+
+def against_dense(name: str, case: Versus, device: torch.device, runs: int, metric: str) -> Row:
+    """Tokens per second of NSA; the reference is dense attention, the ratio the median of the rounds' ratios."""
+    nsa, twin = Step(case.cfg, device), Step(dense(case.cfg), device)
+    for step in (nsa, twin):  # compiles, sizes the allocator's pools, warms caches
+        step.seconds()
+    ours, theirs = in_turn([lambda: nsa.rate(case.steps), lambda: twin.rate(case.steps)], runs)
+    found = row(name, metric, "tokens/s", ours, statistics.median(theirs))
+    return replace(found, ratio=ratio(ours, theirs).value)
+
+
+def overhead(steps: int, runs: int) -> Row:
+    """Share of the showcase trainer's own time, with its own log interval, from what it measures itself."""
+    return row("overhead_share", "share", "", [_own_share(steps) for _ in range(runs)])
+
+
+def _own_share(steps: int) -> float:
+    cfg = _on_cpu(shape("train_showcase", steps=steps))
+
+    def packer(val: bool, cursor: Cursor | None) -> Packer:
+        percent = cfg.data.val_percent
+        return Packer(
+            Synthetic(1),
+            ByteTokenizer(),
+            seq_len=cfg.train.seq_len,
+            rank=0,
+            world=1,
+            val=val,
+            val_percent=percent,
+            cursor=cursor,
+        )
+
+    with tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder:
+        with RunWriter.open(folder, "bench") as writer:
+            Trainer(cfg, Group(0, 1, torch.device("cpu")), writer, ByteTokenizer(), packer).run()
+        beats = (Path(folder) / "heartbeat_rank0.jsonl").read_text().splitlines()
+    shares = [float(b["own_share"]) for b in map(json.loads, beats) if b["msg"] == "progress" and "own_share" in b]
+    return statistics.mean(shares)
+
+
+def measure(names: Sequence[str], threads: Sequence[int], runs: int) -> list[Row]:
+    """The rows named; those on the CPU once for each number of threads."""
+    found: list[Row] = []
+    before = torch.get_num_threads()
+    keep_memory()
+    try:
+        for name in names:
+            if name in GPU_ROWS:
+                found.append(against_dense(name, cases(name), torch.device("cuda"), runs, "toks_per_s"))
+                continue
+            if name == "overhead_share":
+                torch.set_num_threads(1)
+                found.append(overhead(steps=200, runs=min(runs, 3)))
+                continue
+            for n in threads:
+                torch.set_num_threads(n)
+                found.append(against_dense(name, cases(name), torch.device("cpu"), runs, f"{n}_threads"))
+    finally:
+        torch.set_num_threads(before)
+    return found
+
+
+def pick(
+    asked: str, known: Sequence[str], gpu_only: Sequence[str], cuda: bool, say: Callable[[str], None]
+) -> list[str]:
+    """The rows asked for, all by default. What needs a GPU is left out without one, said, and refused if asked for."""
+    names = [n for n in asked.split(",") if n] or [n for n in known if cuda or n not in gpu_only]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown row {name!r}", f"one of: {', '.join(known)}")
+        if name in gpu_only and not cuda:
+            raise ConfigError(f"{name} needs a CUDA device", "run it on a pod that has one")
+    left_out = [n for n in known if n in gpu_only and n not in names]
+    if left_out and not asked:
+        say(f"left out without a GPU: {', '.join(left_out)}")
+    return names
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="uvcc-engine bench train", description=__doc__)
+    parser.add_argument("--rows", default="", help="comma-separated row names")
+    parser.add_argument("--runs", type=int, default=5, help="rounds of both models")
+    parser.add_argument("--threads", default="", help="numbers of CPU threads, comma-separated (default: all, then 1)")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(argv)
+    every = len(os.sched_getaffinity(0))
+    threads = [int(n) for n in args.threads.split(",") if n] or sorted({every, 1}, reverse=True)
+    names = pick(
+        args.rows,
+        (*CPU_ROWS, *GPU_ROWS),
+        GPU_ROWS,
+        torch.cuda.is_available(),
+        lambda text: print(text, file=sys.stderr),
+    )
+    rows = measure(names, threads, max(1, args.runs))
+    print(to_json(rows) if args.json else to_text(rows))
+    return 0

@@ -1,0 +1,112 @@
+"""The three branches on FlexAttention: fused for any mask on CUDA, without writing a score matrix.
+
+On a CPU torch has only the forward pass, computed as the formula says; tests hold that to the other paths. The block
+masks are built from what is known (the band, the chosen blocks), never from an S x S mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from uvcc_engine.nsa.index import as_mask, pool, top_blocks
+from uvcc_engine.nsa.layout import Layout
+
+TILE: Final = 128  # queries that share a list of key blocks
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Any:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:
+    """q [B, S, H, dk], k/v [B, n, G, d] -> (o [B, S, H, dv], lse [B, H, S] in base e if asked for)."""
+    call = _compiled() if q.device.type == "cuda" else flex_attention
+    aux = AuxRequest(lse=True) if lse else None
+    found = call(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask, enable_gqa=True, return_aux=aux
+    )
+    o, z = (found[0], found[1].lse) if lse else (found, None)
+    return o.transpose(1, 2), z
+
+
+def _mask(there: Tensor, size: int, keys: int, layout: Layout, mod: MaskMod) -> BlockMask:
+    """``there`` [B, H, query tiles, key blocks]: what any query of a tile may see; ``mod`` says exactly what."""
+    count = there.sum(-1, dtype=torch.int32)
+    order = there.to(torch.int8).argsort(stable=True, dim=-1, descending=True).to(torch.int32)
+    return BlockMask.from_kv_blocks(
+        count, order, BLOCK_SIZE=(TILE, size), mask_mod=mod, seq_lengths=(layout.s, keys), compute_q_blocks=True
+    )
+
+
+def _tiles(layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """First and last query of each tile, and the first position that any of them sees [B', tiles]."""
+    low = torch.arange(0, layout.s, TILE, device=layout.device)
+    return low, (low + TILE - 1).clamp(max=layout.s - 1), layout.starts[:, low]
+
+
+def _band_mask(layout: Layout, stride: int, span: int, window: int, n: int) -> BlockMask:
+    """Key i stands for tokens i * stride .. i * stride + span - 1, seen inside start..t if it ends after t - window."""
+    starts, rows = layout.starts, layout.starts.shape[0]
+
+    def mod(b: Tensor, h: Tensor, q: Tensor, i: Tensor) -> Tensor:
+        last = i * stride + span - 1
+        return (last <= q) & (i * stride >= starts[b % rows, q]) & (last > q - window)
+
+    low, high, first = _tiles(layout)
+    begin = torch.arange(0, n, TILE, device=layout.device)
+    end = (begin + TILE).clamp(max=n) - 1  # the last key of each block
+    near = (begin * stride + span - 1 <= high[:, None]) & (end * stride + span - 1 > low[:, None] - window)
+    there = near[None] & ((end * stride)[None, None] >= first[..., None])
+    return _mask(there[:, None], TILE, n, layout, mod)
+
+
+def compressed(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    """q [B, S, H, dk], k/v [B, n_cmp, G, d] -> (o [B, S, H, dv], chosen int32 [B, G, S, n_sel] or None)."""
+    cfg = layout.cfg
+    mask = _band_mask(layout, cfg.d, cfg.l, 1 << 30, k_cmp.shape[1])
+    o, lse = _attend(q, k_cmp, v_cmp, mask, lse=layout.selects)
+    return o, None if lse is None else _choose(q, k_cmp, lse, layout)
+
+
+@torch.no_grad()
+def _choose(q: Tensor, k: Tensor, lse: Tensor, layout: Layout) -> Tensor:
+    """Eqs. 9 to 11 from the logsumexp, a tile of queries at a time."""
+    b, s, heads, dk = q.shape
+    groups, cfg, found = k.shape[2], layout.cfg, []
+    step = 4 * TILE
+    for low in range(0, s, step):
+        high = min(low + step, s)
+        n, wide = max(1, cfg.n_cmp(high)), cfg.n_blocks(high)
+        rows = q[:, low:high].reshape(b, high - low, groups, heads // groups, dk)
+        score = torch.einsum("bqghd,bngd->bghqn", rows, k[:, :n]).float() * dk**-0.5
+        z = lse[:, :, low:high].view(b, groups, -1, high - low, 1)
+        seen = layout.cmp_visible[:, None, None, low:high, :n]
+        p = (score - z).exp().masked_fill(~seen, 0.0).sum(2)
+        found.append(top_blocks(cfg, pool(cfg, p, wide), layout.positions[low:high], layout.starts[:, low:high]))
+    return torch.cat(found, 2)
+
+
+def selected(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) -> Tensor:
+    """q [B, S, H, dk], k/v [B, S, G, d], chosen int32 [B, G, S, n_sel] -> [B, S, H, dv]."""
+    per, size, rows, starts = q.shape[2] // k.shape[2], layout.cfg.l_sel, layout.starts.shape[0], layout.starts
+    blocks = as_mask(chosen, layout.n_blocks)
+
+    def mod(b: Tensor, h: Tensor, t: Tensor, i: Tensor) -> Tensor:
+        return blocks[b, h // per, t, i // size] & (i <= t) & (i >= starts[b % rows, t])
+
+    padded = torch.nn.functional.pad(blocks, (0, 0, 0, -layout.s % TILE))
+    there = padded.reshape(*padded.shape[:2], -1, TILE, layout.n_blocks).any(3).repeat_interleave(per, 1)
+    return _attend(q, k, v, _mask(there, size, layout.s, layout, mod))[0]
+
+
+def window(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+    """The last w tokens. q [B, S, H, dk], k/v [B, S, G, d] -> [B, S, H, dv]."""
+    return _attend(q, k, v, _band_mask(layout, 1, 1, layout.cfg.w, layout.s))[0]

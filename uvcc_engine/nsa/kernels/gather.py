@@ -1,0 +1,141 @@
+"""Launches of the selection kernels: segments of queries, the work list of each, and the gradients."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from uvcc_engine.nsa.index import Inverse, invert
+from uvcc_engine.nsa.kernels import selection
+from uvcc_engine.nsa.kernels.launch import Shape, pad, shape_of, steps, strided
+from uvcc_engine.nsa.layout import Layout
+
+ROWS: Final = 64  # rows (query, head) of a tile
+CHUNK: Final = 16  # tiles that share one load of their block
+SEGMENT: Final = 4096  # queries whose slots are held at once
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Queries t0 .. t0 + rows - 1: the queries of each block, cut into chunks. first [B, G, n_blocks + 1] counts the
+    chunks before each block; block, begin [B, G, n_chunks] are a chunk's block (n_blocks = none) and first entry."""
+
+    t0: int
+    rows: int
+    inverse: Inverse
+    first: Tensor
+    block: Tensor
+    begin: Tensor
+
+    @property
+    def n_chunks(self) -> int:
+        return self.block.shape[-1]
+
+
+def _tile_rows(per: int) -> int:
+    """A tile holds whole queries: the next power of two if one alone has more heads than ROWS."""
+    return max(ROWS, pad(per))
+
+
+def segments(chosen: Tensor, n_blocks: int, per: int) -> list[Segment]:
+    """The work lists of chosen int32 [B, G, S, n_sel]; nothing waits for the device."""
+    found = []
+    size = CHUNK * (_tile_rows(per) // per)
+    for t0 in range(0, chosen.shape[2], SEGMENT):
+        part = chosen[:, :, t0 : t0 + SEGMENT]
+        inverse = invert(part, n_blocks)
+        count = inverse.offset[..., 1:] - inverse.offset[..., :-1]
+        first = F.pad(((count + size - 1) // size).cumsum(-1), (1, 0)).to(torch.int32)
+        n_chunks = inverse.entry.shape[-1] // size + n_blocks
+        number = torch.arange(n_chunks, device=chosen.device, dtype=torch.int32).expand(*first.shape[:-1], -1)
+        block = torch.searchsorted(first, number.contiguous(), right=True) - 1
+        begin = inverse.offset.gather(-1, block) + (number - first.gather(-1, block)) * size
+        found.append(Segment(t0, part.shape[2], inverse, first, block.to(torch.int32), begin.to(torch.int32)))
+    return found
+
+
+class _Selected(torch.autograd.Function):
+    """q [B, S, H, dk], k/v [B, S, G, d], chosen int32 [B, G, S, n_sel] -> o [B, S, H, dv]."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) -> Tensor:
+        q, k, v, chosen = strided(q), strided(k), strided(v), chosen.contiguous()
+        sh = shape_of(q, k, v, layout)
+        work = segments(chosen, layout.n_blocks, sh.per)
+        o = q.new_empty(sh.b, sh.s, sh.heads, sh.dv)
+        lse = torch.empty(sh.b, sh.heads, sh.s, dtype=sh.acc, device=q.device)
+        common = _constants(sh, layout)
+        few = {name: common[name] for name in ("PER", "N_SEL", "DV", "DVP", "ACC")}
+        for seg in work:
+            entries = seg.inverse.entry.shape[-1]
+            part_o = torch.empty(sh.b, sh.groups, entries, sh.per, sh.dv, dtype=sh.acc, device=q.device)
+            part_lse = torch.empty(part_o.shape[:-1], dtype=sh.acc, device=q.device)
+            selection.forward[(seg.n_chunks, sh.b * sh.groups)](
+                q, k, v, sh.starts, seg.inverse.entry, seg.inverse.offset, seg.block, seg.begin, part_o, part_lse,
+                *steps(q, k, v), sh.starts_b, sh.s, seg.t0, sh.groups, layout.n_blocks, seg.n_chunks, entries,
+                sh.scale, **common,
+            )  # fmt: skip
+            selection.combine[_row_grid(seg, sh)](
+                chosen[:, :, seg.t0 :], part_o, part_lse, o, lse, *chosen.stride()[:2], sh.s, seg.t0, seg.rows,
+                sh.groups, sh.heads, R=ROWS, **few,
+            )  # fmt: skip
+        ctx.save_for_backward(q, k, v, chosen, o, lse)
+        ctx.layout, ctx.shape, ctx.work = layout, sh, work
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, chosen, o, lse = ctx.saved_tensors
+        sh: Shape = ctx.shape
+        layout: Layout = ctx.layout
+        do = do.contiguous()
+        delta = (do.to(sh.acc) * o.to(sh.acc)).sum(-1).transpose(1, 2).contiguous()
+        dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        dk, dv = (torch.zeros(sh.b, sh.s, sh.groups, d, dtype=sh.acc, device=q.device) for d in (sh.dk, sh.dv))
+        common = _constants(sh, layout)
+        few = {name: common[name] for name in ("PER", "N_SEL", "DK", "DKP", "ACC")}
+        for seg in ctx.work:
+            entries, size = seg.inverse.entry.shape[-1], layout.cfg.l_sel
+            part_dq = torch.empty(sh.b, sh.groups, entries, sh.per, sh.dk, dtype=sh.acc, device=q.device)
+            part_dk, part_dv = (
+                torch.empty(sh.b, sh.groups, seg.n_chunks, size, d, dtype=sh.acc, device=q.device)
+                for d in (sh.dk, sh.dv)
+            )
+            selection.backward[(seg.n_chunks, sh.b * sh.groups)](
+                q, k, v, sh.starts, do, lse, delta, seg.inverse.entry, seg.inverse.offset, seg.block, seg.begin,
+                part_dq, part_dk, part_dv, *steps(q, k, v), sh.starts_b, sh.s, seg.t0, sh.groups, sh.heads,
+                layout.n_blocks, seg.n_chunks, entries, sh.scale, sh.natural, **common,
+            )  # fmt: skip
+            selection.sum_slots[_row_grid(seg, sh)](
+                chosen[:, :, seg.t0 :], part_dq, dq, *chosen.stride()[:2], sh.s, seg.t0, seg.rows, sh.groups,
+                sh.heads, R=ROWS, **few,
+            )  # fmt: skip
+            for part, out in ((part_dk, dk), (part_dv, dv)):
+                selection.add_chunks[(layout.n_blocks, sh.b * sh.groups)](
+                    seg.first, part, out, sh.s, sh.groups, layout.n_blocks, seg.n_chunks, SIZE=size,
+                    D=out.shape[-1], DP=pad(out.shape[-1]), BN=pad(size), ACC=common["ACC"],
+                )  # fmt: skip
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def _constants(sh: Shape, layout: Layout) -> dict[str, Any]:
+    cfg = layout.cfg
+    sizes = {"N_SEL": cfg.n_sel, "SIZE": cfg.l_sel, "M": _tile_rows(sh.per), "BN": pad(cfg.l_sel), "CHUNK": CHUNK}
+    return {**sh.widths, **sizes}
+
+
+def _row_grid(seg: Segment, sh: Shape) -> tuple[int, int]:
+    return triton.cdiv(seg.rows * sh.per, ROWS), sh.b * sh.groups
+
+
+def selected(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) -> Tensor:
+    """q [B, S, H, dk], k/v [B, S, G, d], chosen int32 [B, G, S, n_sel] -> [B, S, H, dv]."""
+    o: Tensor = _Selected.apply(q, k, v, chosen, layout)
+    return o
