@@ -186,6 +186,15 @@ def test_floors_are_gates_only_when_asked_for() -> None:
     assert found["gate_entropy"].measured == "not reported"
 
 
+def test_ceilings_are_gates_only_when_asked_for() -> None:
+    record = {"step": 3, "gate_collapse_frac": 0.02, "gpu_mem_reserved_mib": 30_000.0}
+    s = running(ev.Heartbeat(ts=1.0, pod="p0r0", coord=COORDS[0], record=record))
+    assert not {"gate_collapse", "gpu_mem_mib"} & {g.name for g in measure(s, GatesPart(), "full")}
+    found = {g.name: g for g in measure(s, GatesPart(gate_collapse=0.01, gpu_mem_mib=40_960), "full")}
+    assert (found["gate_collapse"].ok, found["gate_collapse"].measured) == (False, "0.02")
+    assert (found["gpu_mem_mib"].ok, found["gpu_mem_mib"].wanted) == (True, "<= 40960")
+
+
 def test_secrets_and_checkpoints_never_leave_a_pod() -> None:
     digest = "a" * 64
     names = [

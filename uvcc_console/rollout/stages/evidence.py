@@ -80,6 +80,14 @@ def measure(s: Snapshot, gates: GatesPart, phase: str) -> Iterator[ev.GateMeasur
             shown = f"{min(found):.3g}" if found else "not reported"
             good = bool(found) and min(found) >= wanted_floor
             yield ev.GateMeasured(name=name, ok=good, wanted=f">= {wanted_floor:g}", measured=shown)
+    for name, ceiling, off, found in (
+        ("gate_collapse", gates.gate_collapse, 1.0, _beats(s, "gate_collapse_frac")),
+        ("gpu_mem_mib", gates.gpu_mem_mib, 0.0, _beats(s, "gpu_mem_reserved_mib")),
+    ):
+        if ceiling != off:
+            shown = f"{max(found):.3g}" if found else "not reported"
+            good = bool(found) and max(found) <= ceiling
+            yield ev.GateMeasured(name=name, ok=good, wanted=f"<= {ceiling:g}", measured=shown)
     if gates.halt_drill_s > 0:
         took = s.halt.last_drill_s
         shown = f"{took:.1f} s" if took is not None else "no drill"
