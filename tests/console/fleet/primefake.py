@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 import httpx
 from primeoffers import market
+from primerecords import FakePod, Fault, ended, iso
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -27,41 +26,8 @@ _POD_KEYS = {
     *("autoRestart", "prepaidForHr"),
 }
 _BODY_KEYS = {
-    "pod",
-    "provider",
-    "disks",
-    "team",
-    "team_member_ids",
-    "shared_with_team",
-    "sharedWithTeam",
-    "teamMemberIds",
+    *("pod", "provider", "disks", "team", "team_member_ids", "shared_with_team", "sharedWithTeam", "teamMemberIds")
 }
-
-
-@dataclass
-class Fault:
-    """What goes wrong with the ``nth`` (from 1; empty = every) request of this method whose path starts so."""
-
-    method: str
-    path: str
-    action: str
-    nth: frozenset[int] = frozenset()
-    status: int = 500
-    body: Any = None
-    headers: dict[str, str] = field(default_factory=dict)
-    seen: int = 0
-
-
-@dataclass
-class FakePod:
-    record: dict[str, Any]
-    sim: dict[str, Any]
-    born: float
-    key_ok: bool
-    deleting: float | None = None
-    dead: float | None = None
-    refused_deletes: int = 0
-    foreign: bool = False
 
 
 class PrimeFake:
@@ -121,7 +87,7 @@ class PrimeFake:
     def kill(self, pod: FakePod) -> None:
         self._bill()
         pod.dead = self.now()
-        pod.record["terminatedAt"] = _iso(pod.dead)
+        pod.record["terminatedAt"] = iso(pod.dead)
 
     # time and money
 
@@ -138,7 +104,7 @@ class PrimeFake:
         if self.balance <= 0:
             for pod in [p for p in self.pods.values() if p.dead is None]:
                 pod.dead = now
-                pod.record["terminatedAt"] = _iso(now)
+                pod.record["terminatedAt"] = iso(now)
 
     def _age(self, pod: FakePod) -> None:
         """Bring a pod's record to the present moment of its life."""
@@ -237,6 +203,7 @@ class PrimeFake:
                 return JSONResponse({"H100_80GB": {"8": {"cheapest": {"onDemand": 16.0}}}})
             case ("GET", "availability", "disks"):
                 row = {"cloudId": "disk", "provider": "hyperstack", "dataCenter": "CANADA-1", "spec": {"minCount": 50}}
+                row |= {"security": "secure_cloud", "stockStatus": "Available"}
                 return JSONResponse({"items": [row], "totalCount": 1})
             case ("GET", "availability", "gpu-summary"):
                 return JSONResponse({str(o.get("gpuType")): {"1": {"cheapest": {}}} for o in self.offers})
@@ -247,8 +214,7 @@ class PrimeFake:
             case ("GET", "pods", "history"):
                 dead = [p for p in self.pods.values() if p.dead is not None]
                 rows = sorted(dead, key=lambda p: -(p.dead or 0))
-                keep = ("id", "name", "terminatedAt", "createdAt")
-                return self._page(q, [{k: p.record[k] for k in keep} for p in rows])
+                return self._page(q, [ended(p) for p in rows])
             case ("GET", "pods", "status"):
                 keep = ("providerType", "status", "installationStatus", "sshConnection", "ip")
                 rows = [(i, self.pods[i].record) for i in q.getlist("pod_ids") if i in self.pods]
@@ -287,7 +253,8 @@ class PrimeFake:
             case ("GET",):
                 return self._page(q, list(self.disks.values()))
             case ("POST",):
-                made = {"id": uuid4().hex, "providerType": body["provider"]["type"], "priceHr": 0.01, **body["disk"]}
+                made = {"id": uuid4().hex, "userId": "u1", "providerType": body["provider"]["type"], "priceHr": 0.01}
+                made |= {"status": "ACTIVE", "createdAt": iso(self.now()), **body["disk"]}
                 self.disks[made["id"]] = made
                 return JSONResponse(made)
         found = self.disks.get(rest[0])
@@ -373,7 +340,7 @@ class PrimeFake:
             "installationStatus": "PENDING",
             "installationFailure": None,
             "installationProgress": None,
-            "createdAt": _iso(now),
+            "createdAt": iso(now),
             "terminatedAt": None,
             "gpuName": body["pod"]["gpuType"],
             "gpuCount": body["pod"]["gpuCount"],
@@ -397,7 +364,3 @@ class PrimeFake:
             return JSONResponse({"detail": "Internal error"}, 500)
         pod.deleting = pod.deleting or self.now() + pod.sim.get("delete_s", 6.0)
         return JSONResponse({"status": "DELETING"})
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")

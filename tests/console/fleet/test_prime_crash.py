@@ -1,7 +1,8 @@
 """The console dies at any moment of a rollout; whoever comes next finds what it left, and nothing keeps billing.
 
-The console is a forked process that talks to the market over a socket pair of its own; it is killed with SIGKILL
-right before or right after one of its requests. ``UVCC_CRASHES`` sets how many moments are tried.
+The console is a forked process with the rollout's own stages and journal; it talks to the market over a socket pair
+and is killed with SIGKILL right before or right after one of its requests. Then either the run's next conductor tears
+it down, or ``uvcc pods --sweep`` finds it. ``UVCC_CRASHES`` sets how many moments are tried.
 """
 
 from __future__ import annotations
@@ -12,23 +13,38 @@ import os
 import random
 import signal
 import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from primefake import KEY, PrimeFake
 from virtualtime import VirtualClock
 
+from uvcc_console.cli import pods
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal
+from uvcc_console.fleet import provider as providers
+from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.prime.access import Target
 from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.prime.provider import PrimeProvider
 from uvcc_console.fleet.prime.ready import Readiness
-from uvcc_console.fleet.provider import PodRequest
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.context import Member, Rollout
+from uvcc_console.rollout.plan import make_plan
+from uvcc_console.rollout.profile import load
+from uvcc_console.rollout.stages import provision
 
-RUN = "uvcc-crash-20261121-0115-ab12"
+RUN = "crash-20261121-0115-ab12"
+PROFILE = Path(__file__).parents[3] / "profiles" / "prime-smoke-r2.yaml"
 FLEET = {"provider": "prime", "gpu": "H100_80GB", "gpus": 1}
 START = 1_795_000_000.0
 CRASHES = int(os.environ.get("UVCC_CRASHES", "30"))
+PARTS = 3
 
 
 class Wire(httpx.AsyncBaseTransport):
@@ -56,16 +72,28 @@ def _provider(transport: httpx.AsyncBaseTransport, clock: VirtualClock, run_dir:
     return PrimeProvider(client, FLEET, run_dir, readiness=Readiness(client, run_dir, "", _anybody))
 
 
+@asynccontextmanager
+async def _rollout(provider: PrimeProvider, run_dir: Path) -> AsyncIterator[Rollout]:
+    """The run as a conductor holds it: its journal, its plan, its pods still unknown."""
+    name, profile = load(str(PROFILE), ["topology.replicas=1", "smoke.replicas=1", "fleet.per_party=[]"])
+    plan = make_plan(run_dir.name, name, profile)
+    journal = Journal(run_dir / "journal.sqlite", source="conductor")
+    members = {n: Member(n, request) for n, request in plan.requests.items()}
+    yield Rollout(plan, run_dir, Bus(journal), provider, operator_key(run_dir), members)
+    journal.close()
+
+
+async def _unseen(*args: object) -> None:
+    """Logging in needs pods of flesh and blood."""
+
+
 async def _console(sock: socket.socket, run_dir: Path) -> None:
-    """A whole fleet's life: quote, create, wait, delete."""
-    async with VirtualClock(START) as clock:
-        provider = _provider(Wire(sock, clock), clock, run_dir)
-        requests = [PodRequest(f"{RUN}-p{p}r0", p, 0, max_price_hr=3.0) for p in range(3)]
-        await provider.quote(requests)
-        pods = await asyncio.gather(*(provider.create(r) for r in requests))
-        pods = await asyncio.gather(*(provider.wait_ready(p) for p in pods))
-        for pod in pods:
-            await provider.delete(pod)
+    """A whole fleet's life: quote, provision, tear down. Runs in a process of its own."""
+    provision.connect, provision.spawn.start = _unseen, lambda *args: None  # type: ignore[assignment,misc]
+    async with VirtualClock(START) as clock, _rollout(_provider(Wire(sock, clock), clock, run_dir), run_dir) as ctx:
+        await provision.quote(ctx)
+        await provision.provision(ctx)
+        assert await provision.teardown(ctx) == []
 
 
 class Market:
@@ -100,13 +128,21 @@ class Market:
             os.kill(pid, signal.SIGKILL)
         writer.close()
 
-    async def sweep(self, run_dir: Path) -> None:
-        """What the next console does with what it finds."""
+    async def again(self, run_dir: Path, *, sweep: bool) -> None:
+        """The next process on this machine: ``uvcc pods --sweep``, or the run's next conductor."""
+        (run_dir / "conductor.json").write_text('{"pid": 1, "starttime": 1}')  # whoever that was, it is dead
         async with VirtualClock(self.time) as clock:
             self.fake.now = clock.now
             provider = _provider(httpx.ASGITransport(self.fake.app), clock, run_dir)
-            for pod in await provider.list(f"{RUN}-"):
-                await provider.delete(pod)
+            if sweep:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(providers, "provider_for", lambda *args, **kwargs: provider)
+                    rows, trouble = await pods._survey([({"provider": "prime"}, run_dir)], True)
+                assert trouble == []
+                assert {r["fate"] for r in rows} <= {"ORPHAN"}
+            else:
+                async with _rollout(provider, run_dir) as ctx:
+                    assert await provision.teardown(ctx) == []
             await clock.sleep(120.0)
             await provider.close()
 
@@ -139,21 +175,27 @@ def _life(run_dir: Path, *, die_at: int, obey_last: bool, visible_after: float) 
     return os.waitpid(pid, 0)[1], world
 
 
-def test_killed_at_any_moment_nothing_is_left_billing(tmp_path: Path) -> None:
-    found_some = 0
-    for n, (die_at, obey_last) in enumerate(_moments()):
-        run_dir = tmp_path / f"run{n}"
-        run_dir.mkdir()
+@pytest.mark.parametrize("part", range(PARTS))
+def test_killed_at_any_moment_nothing_is_left_billing(part: int) -> None:
+    found_some, deaths = 0, 0
+    mine = list(enumerate(_moments()))[part::PARTS]
+    for n, (die_at, obey_last) in mine:
+        run_dir = paths.run_dir(f"{RUN}-{n}")
+        run_dir.mkdir(parents=True)
         status, world = _life(run_dir, die_at=die_at, obey_last=obey_last, visible_after=20.0 * (n % 2))
         assert os.WIFSIGNALED(status) or status == 0  # killed, or done before its time came
+        deaths += os.WIFSIGNALED(status)
         found_some += len(world.fake.billing) > 1
-        asyncio.run(world.sweep(run_dir))
+        asyncio.run(world.again(run_dir, sweep=n // PARTS % 2 == 0))
         assert world.fake.billing == ["somebody-elses"], f"killed at request {die_at}, obeyed: {obey_last}"
         assert not [path for method, path, _ in world.fake.requests if method == "DELETE" and world.foreign in path]
-    assert found_some > CRASHES // 4
+    assert found_some > len(mine) // 4
+    sys.stderr.write(f"{len(mine)} lives, {deaths} killed, {found_some} of them while pods were billing, 0 left\n")
 
 
-def test_without_a_crash_the_same_console_ends_by_itself(tmp_path: Path) -> None:
-    status, world = _life(tmp_path, die_at=0, obey_last=True, visible_after=20.0)
+def test_without_a_crash_the_same_console_ends_by_itself() -> None:
+    run_dir = paths.run_dir(RUN)
+    run_dir.mkdir(parents=True)
+    status, world = _life(run_dir, die_at=0, obey_last=True, visible_after=20.0)
     assert status == 0
     assert world.fake.billing == ["somebody-elses"]

@@ -17,6 +17,7 @@ from uvcc_console.rollout.stages.ports import python_of
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 
+CPU_OFFER = "CPU"  # how the market names a machine without GPUs; it counts one all the same
 _GPU_PROCESSES = "nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv,noheader"
 _PING = """
 import json, ssl, sys, time, urllib.request
@@ -38,7 +39,8 @@ async def preflight(ctx: Rollout) -> str:
     """
     profile = ctx.plan.profile
     probes = await each(ctx.members.values(), _probe)
-    wanted = Wanted(profile.gates, profile.fleet.gpus if profile.fleet.gpu else 0, isinstance(profile.job, LmJob))
+    gpus = 0 if profile.fleet.gpu.startswith(CPU_OFFER) else profile.fleet.gpus * bool(profile.fleet.gpu)
+    wanted = Wanted(profile.gates, gpus, isinstance(profile.job, LmJob))
     findings = judge(probes, wanted)
     facts = {name: _facts(probe) for name, probe in probes.items()}
     for name, probe in probes.items():
