@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,14 @@ def until(found: Callable[[], Any], seconds: float, what: str) -> Any:
 class Zygote:
     """The process that workers are forked from."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prefix: Sequence[str] = ()) -> None:
+        """``prefix`` goes in front of its command."""
         self.site = site = folder / "site"
         site.mkdir()
         (site / "CODE_HASH").write_text(CODE)
         (site / "uvcc_engine").symlink_to(Path(uvcc_engine.__file__).parent)
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("private_zygote.py"))],
+            [*prefix, sys.executable, str(Path(__file__).with_name("private_zygote.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
