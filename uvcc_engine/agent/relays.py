@@ -31,7 +31,10 @@ READY_S: Final = 30.0
 
 @dataclass
 class Relay:
-    """One relay process. ``process`` is None if an earlier agent started it."""
+    """One relay process. ``process`` is None if an earlier agent started it.
+
+    ``again``: asked for while it was still ending, so it is started anew once it has ended.
+    """
 
     run: str
     folder: Path
@@ -40,6 +43,7 @@ class Relay:
     process: subprocess.Popen[bytes] | None = None
     url: str = ""
     stopping: bool = False
+    again: bool = False
     restarts: int = 0
 
     def alive(self) -> bool:
@@ -49,6 +53,8 @@ class Relay:
 
     def look(self) -> bool:
         """Whether it serves by now. Raises UvccError with its last words if it has ended or takes too long."""
+        if self.stopping:
+            return False  # whoever goes there is turned away
         if self.url:
             return True
         ready = self.folder / READY
@@ -91,11 +97,15 @@ class RelayTable:
     def start(self, run: str, config: Mapping[str, Any]) -> Relay:
         """Start the relay of a run, or find the one that runs. Raises UvccError."""
         known = self.known.get(run)
-        if known is not None and known.alive():
+        ending = known is not None and known.stopping and known.alive()
+        if known is not None and known.alive() and not ending:
             return known
         folder = self._root / files.checked_run_id(run)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         files.write_json(folder / CONFIG, {**config, "ready_file": READY}, mode=0o600)
+        if known is not None and ending:
+            known.again = True
+            return known
         return self._spawn(run, folder)
 
     def restart(self, relay: Relay) -> bool:
@@ -135,20 +145,25 @@ class RelayTable:
     def look(self) -> None:
         """Note the addresses of relays that have begun to serve."""
         for relay in self.known.values():
-            if not relay.url and (relay.folder / READY).exists():
+            if not relay.url and not relay.stopping and (relay.folder / READY).exists():
                 relay.look()
 
     def stop(self, run: str | None = None, *, kill: bool = False) -> int:
         """End one relay or all; returns how many were there."""
         chosen = [r for r in self.known.values() if run in (None, r.run)]
         for relay in chosen:
-            relay.stopping = True
+            relay.stopping, relay.again = True, False
         return sum(r.id.send_group(signal.SIGKILL if kill else signal.SIGTERM) for r in chosen)
 
     def reap(self) -> list[Relay]:
-        """Relays that have ended since the last call; they are forgotten."""
+        """Relays that have ended since the last call; they are forgotten. Those asked for again are started."""
         ended = [r for r in self.known.values() if not r.alive()]
         for relay in ended:
             del self.known[relay.run]
             (relay.folder / "state.json").unlink(missing_ok=True)
-        return ended
+            if relay.again:
+                try:
+                    self._spawn(relay.run, relay.folder)
+                except UvccError as error:
+                    log.error("the relay of %s cannot be started again: %s", relay.run, error)
+        return [r for r in ended if not r.again]

@@ -311,6 +311,11 @@ def test_a_slow_console_gets_every_acknowledgement_and_hears_what_was_dropped(po
         assert dropped + len(console.lines("worker_p0r0s0t0.log")) == 40_000
 
 
+def relay_health(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/healthz", timeout=10) as answer:
+        return dict(json.loads(answer.read()))
+
+
 def test_relay_is_started_found_again_and_stopped(pod: Pod) -> None:
     pod.start()
     config = {
@@ -338,6 +343,20 @@ def test_relay_is_started_found_again_and_stopped(pod: Pod) -> None:
         wait_until(lambda: not who.alive(), "the relay ends")
         failed = console.ask(wire.RELAY, run="r2", action="start", config={"db": "x", "credentals": []})
         assert "unknown relay key" in failed["error"]
+
+
+def test_a_relay_asked_for_while_it_ends_is_a_new_one(pod: Pod) -> None:
+    pod.start()
+    config = {"db": "relay.sqlite", "credentials": [{"party": 0, "group": "r", "token": "t" * 32}]}
+    with pod.console() as console:
+        pids = set()
+        for _ in range(3):
+            made = console.ask(wire.RELAY, run="r", action="start", config=config)
+            assert relay_health(made["url"])["ok"]
+            pids.add(made["pid"])
+            console.ask(wire.RELAY, run="r", action="stop")
+        assert len(pids) == 3
+        assert console.ask(wire.STOP)["ok"]
 
 
 def test_stop_takes_the_relay_along(pod: Pod) -> None:
@@ -403,11 +422,6 @@ def test_a_disk_that_takes_nothing_keeps_neither_console_nor_halt_out(pod: Pod) 
         for name in ("state/r/p0r0s0t0.json", "lease.json"):
             (pod.root / name / "full").unlink()
             (pod.root / name).rmdir()
-
-
-def relay_health(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/healthz", timeout=10) as answer:
-        return dict(json.loads(answer.read()))
 
 
 def test_a_relay_that_dies_is_started_again_at_its_addresses(pod: Pod) -> None:
