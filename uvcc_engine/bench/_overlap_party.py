@@ -1,7 +1,7 @@
 """One party of the overlap benchmark: ``python -m uvcc_engine.bench._overlap_party CONFIG`` prints one line of JSON.
 
 It trains a few steps with one microbatch in work at a time, then with several, over a link on which every frame takes
-``latency_s`` one way, and says what a step took and how much of that its thread computed.
+``latency_s`` one way, and says what a step took and how much of that its thread waited for messages.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def rows(job: PrivateJob, model: ModelSpec, party: int) -> PartyInputs:
 def measure(
     plane: LivePlane, party: int, job: PrivateJob, microbatches: int, in_flight: int
 ) -> list[tuple[float, float]]:
-    """(seconds, processor seconds of this thread) of every step but the first."""
+    """Of every step but the first: its seconds, and for how many of them the thread waited for messages."""
     os.environ[IN_FLIGHT_VARIABLE] = str(in_flight)
     keys = rehearsal_keys(7)[party]
 
@@ -66,9 +66,9 @@ def measure(
     found = []
     for step in range(job.steps):
         main.begin_epoch(1000 * in_flight + step)
-        began, computed = time.monotonic(), time.thread_time()
+        began, waited = time.monotonic(), plane.waited_s
         trainer.step(step)
-        found.append((time.monotonic() - began, time.thread_time() - computed))
+        found.append((time.monotonic() - began, plane.waited_s - waited))
     return found[1:]
 
 

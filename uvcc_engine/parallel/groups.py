@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
-from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.parallel.place import Place, device_slot
 from uvcc_engine.parallel.presence import LOOK_S, Presence, leave_word, word_of
 
@@ -210,7 +210,7 @@ class PartyGroups:
             found._presence = Presence(f"{place.address}:{place.port}", place.rank, place.world, place.coord.party)
             try:
                 found._meet()
-            except UvccError as error:
+            except PeerLostError as error:
                 if found._store is not None:
                     leave_word(found._store, place.rank, error.what)
                 raise
@@ -222,13 +222,30 @@ class PartyGroups:
     def _check(self) -> None:
         """Raise if waiting for a sister rank has no sense any more: the caller's wish, or one that is gone."""
         self._user_check()
-        now = time.monotonic()
-        if self._presence is None or now < self._next_look:
+        if self._presence is not None and self._time_to_look():
+            self._listen()
+            self._presence.look()
+
+    def look(self) -> None:
+        """Raise PeerLostError if a sister rank gave up, or the first one is gone: for waits before the first step."""
+        if self._time_to_look():
+            self._listen()
+
+    def _time_to_look(self) -> bool:
+        now, due = time.monotonic(), self._next_look
+        self._next_look = now + LOOK_S if now >= due else due
+        return now >= due
+
+    def _listen(self) -> None:
+        if self._store is None:
             return
-        self._next_look = now + LOOK_S
-        if self._store is not None and (word := word_of(self._store, self.place.coord.party)) is not None:
+        party = self.place.coord.party
+        try:
+            word = word_of(self._store, party)
+        except RuntimeError as error:
+            raise _lost(party, f"{self.place.coord} lost the store of its party", error) from error
+        if word is not None:
             raise word
-        self._presence.look()
 
     def _meet(self) -> None:
         place, timeout = self.place, timedelta(seconds=self._timeout_s)
@@ -343,14 +360,19 @@ class PartyGroups:
                 return f"{waiting[0]} for {time.monotonic() - waiting[1]:.1f} s"
         return None
 
-    def close(self, *, graceful: bool = True) -> None:
-        """Leave the world: at a good end together, so that nobody loses the store, else at once. Harmless twice."""
+    def close(self, *, graceful: bool = True, why: str = "it stopped") -> None:
+        """Leave the world: at a good end together, so that nobody loses the store, else saying ``why``, if anything.
+
+        Harmless twice.
+        """
         store, self._store = self._store, None
         if store is None:
             return
         try:
             if graceful:
                 self._part(store)
+            elif why:
+                leave_word(store, self.place.rank, why)
             if dist.is_initialized():
                 dist.destroy_process_group()
         except RuntimeError as error:

@@ -32,6 +32,8 @@ class Pipe:
     back: Group
     record: Record | None = None
     _sends: list[Callable[[], None]] = field(default_factory=list)
+    _held: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    _next: dict[str, int] = field(default_factory=dict)
 
     @property
     def first(self) -> bool:
@@ -42,7 +44,16 @@ class Pipe:
         return self.forth.index == self.forth.size - 1
 
     def send(self, direction: str, microbatch: int, x: Tensor) -> None:
-        """Pass ``x`` (int64) on to the next stage (F) or the one before (B)."""
+        """Pass ``x`` (int64) on to the next stage (F) or the one before (B), when all microbatches before it are.
+
+        The other end receives in order, and on a GPU's stream an early send would stand in front of the due one.
+        """
+        self._held[direction, microbatch] = x
+        while (ready := self._held.pop((direction, due := self._next.get(direction, 0)), None)) is not None:
+            self._next[direction] = due + 1
+            self._pass(direction, due, ready)
+
+    def _pass(self, direction: str, microbatch: int, x: Tensor) -> None:
         group, to = self._end(direction, sending=True)
         x = x.contiguous()
         shape = torch.tensor([x.dim(), *x.shape] + [0] * (_MOST_AXES - x.dim()), device=x.device)
@@ -73,10 +84,11 @@ class Pipe:
         return x
 
     def finish(self) -> None:
-        """Wait until everything sent has left; afterwards the tensors may go."""
+        """Wait until everything sent has left; afterwards the tensors may go, and microbatches count from 0 again."""
         for wait in self._sends:
             wait()
         self._sends.clear()
+        self._next.clear()
 
     def _end(self, direction: str, *, sending: bool) -> tuple[Group, int]:
         up = (direction == FORWARD) == sending

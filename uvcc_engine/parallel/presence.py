@@ -24,7 +24,9 @@ GONE: Final = "gone"
 HEARD: Final = "heard"
 WORD_S: Final = 10.0
 """For so long a first rank that gives up stays to tell the others."""
-_REACH_S: Final = 3.0
+REACH_S: Final = 15.0
+"""For so long another one looks for the meeting place."""
+_ANSWER_S: Final = 3.0
 
 
 class Presence:
@@ -87,6 +89,7 @@ def word_of(store: Any, party: int) -> PeerLostError | None:
 def leave_word(store: Any, rank: int, why: str) -> None:
     """Say at the meeting place that this rank gives up. The first word stays; harmless if the place is gone."""
     try:
+        store.set_timeout(timedelta(seconds=_ANSWER_S))  # its process may stand still
         if store.add(f"{GONE}/first", 1) == 1:
             store.set(GONE, f"{rank} {why}")
     except RuntimeError:
@@ -97,14 +100,14 @@ def not_coming(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S) -> N
     """Tell the sister ranks of a rank that failed before it met them. Does nothing where there are none.
 
     ``env``: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. The first rank, who would have been the meeting place, is one
-    for ``stay_s`` seconds or until all have heard; another one looks for the place for a few seconds.
+    for ``stay_s`` seconds or until all have heard; another one looks for the place for ``REACH_S`` seconds.
     """
     rank, world = env.get("RANK", "0"), env.get("WORLD_SIZE", "1")
     if not (rank.isdecimal() and world.isdecimal() and int(world) > 1 and env.get("MASTER_PORT", "").isdecimal()):
         return
     address, port = env.get("MASTER_ADDR", ""), int(env["MASTER_PORT"])
     pause = threading.Event().wait
-    end = time.monotonic() + (stay_s if rank == "0" else _REACH_S)
+    end = time.monotonic() + (stay_s if rank == "0" else REACH_S)
     try:
         if rank == "0":
             store = TCPStore(address, port, None, True, timedelta(seconds=stay_s), False)
@@ -116,7 +119,7 @@ def not_coming(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S) -> N
             if time.monotonic() > end:
                 return
             pause(0.1)
-        leave_word(TCPStore(address, port, None, False, timedelta(seconds=_REACH_S), False), int(rank), why)
+        leave_word(TCPStore(address, port, None, False, timedelta(seconds=_ANSWER_S), False), int(rank), why)
     except (RuntimeError, OSError):
         return  # nobody can be told
 

@@ -54,6 +54,7 @@ class LivePlane:
         restored: bytes | None = None,
     ) -> None:
         self.party = party
+        self.waited_s = 0.0  # how long the user thread has waited for messages, in all
         self.restored = restored  # the effect of the last commit of an earlier process; None if there was none
         self._save = save
         self._endpoints = endpoints
@@ -251,6 +252,7 @@ class LivePlane:
                 self._judge(endpoint, tag, start, now)
         finally:
             self._wait = None
+            self.waited_s += self._clock() - start
 
     def _raise_failure(self) -> None:
         if self._broken is not None:

@@ -13,6 +13,7 @@ from training_kit import train
 from uvcc_engine.bench._overlap import BAR, hidden_rows
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.parallel.groups import Group
+from uvcc_engine.parallel.schedule import Action, Kind, find_deadlock
 from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.lanes import IN_FLIGHT, in_flight
@@ -35,6 +36,26 @@ def test_the_order_of_work_changes_no_message_and_no_bit(size: Topology) -> None
     }
     assert not overlaps(ticks["alone"])
     assert overlaps(ticks["together"])
+    for found in (alone, together):
+        check_streams([found[Coord(0, 0, s, 0)]["trace"] for s in range(size.stages)])
+
+
+def check_streams(traces: Sequence[Sequence[tuple[str, int, int]]]) -> None:
+    """What the stages really did cannot get stuck, a stream for each direction, even if sends wait for receives; with
+    the first gradient's receive in front of the first activation's send, on one stream, it does."""
+    kinds: dict[tuple[str, int], Kind] = {
+        ("F", 1): "send_act",
+        ("F", 0): "recv_act",
+        ("B", 1): "send_grad",
+        ("B", 0): "recv_grad",
+    }
+    done = [[Action(kinds[way, sent], m) for way, m, sent in trace] for trace in traces]
+    for names in (("send_act", "recv_act"), ("send_grad", "recv_grad")):
+        assert find_deadlock([[a for a in actions if a.kind in names] for actions in done]) == []
+    if len(traces) > 1:
+        early = Action("recv_grad", 0)
+        planted = [[early, *(a for a in done[0] if a != early)], *done[1:]]
+        assert find_deadlock(planted)[0] == "stage 0 waits in recv_grad of microbatch 0"
 
 
 def overlaps(ticks: Sequence[dict[str, Any]]) -> bool:
@@ -141,7 +162,7 @@ def test_the_number_in_flight_is_checked() -> None:
 
 @pytest.mark.slow  # three parties, 20 ms apart, for a minute
 def test_most_of_the_wait_for_distant_parties_is_hidden_behind_compute() -> None:
-    (hidden, step) = hidden_rows()
-    assert (hidden["name"], step["name"]) == ("hidden_20ms", "step_20ms")
+    hidden, computing, step = hidden_rows()
+    assert [r["name"] for r in (hidden, computing, step)] == ["hidden_20ms", "computing_20ms", "step_20ms"]
     assert hidden["value"] >= BAR
     assert step["ratio"] < 1.0

@@ -27,7 +27,6 @@ FIRST = Coord(0, 0, 0, 0)
         (MLP, Topology(2, 2, 2, 2)),
         (GPT, Topology(1, 1, 2, 2)),
         (GPT, Topology(1, 3, 1, 2)),
-        pytest.param(GPT, Topology(2, 2, 2, 2), marks=pytest.mark.slow),
     ],
     ids=lambda value: value.model if isinstance(value, PrivateJob) else str(value)[9:-1],
 )
@@ -40,3 +39,15 @@ def test_every_way_of_splitting_trains_the_same_model(job: PrivateJob, size: Top
     for number, exact in enumerate(clear.weights):
         assert np.abs(weights(job, found, size)[number] - exact).max() < bits
     check_replicas(found)
+
+
+@pytest.mark.slow  # 24 processes
+def test_a_gpt_on_all_three_axes_learns_a_poem_as_it_does_in_clear() -> None:
+    job, size = replace(GPT, steps=8, batch=8, schedule="constant"), Topology(2, 2, 2, 2)
+    found = train(job, size)
+    clear = train_clear(replace(job, batch=job.batch * size.replicas), dataset_for(job))
+    check_replicas(found)
+    losses = found[FIRST]["losses"]
+    assert losses == pytest.approx(clear.losses, abs=3e-2)
+    assert losses[-1] < losses[0] - 0.5
+    assert abs(found[FIRST]["correct"] - clear.correct) <= 2

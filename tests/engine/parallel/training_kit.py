@@ -52,7 +52,8 @@ class Skewed(SocketPlane):
 
 
 def train(job: PrivateJob, size: Topology, *, in_flight: int = 8, skew: int = 0) -> Found:
-    """Losses, correct test rows, final state, sent messages (hashed) and events of every worker."""
+    """Every worker's losses, correct test rows, final state, events, sent messages (hashed), and what passed between
+    its stage and the others in the last step: (direction, microbatch, sent or received)."""
     inputs = shares(job)
 
     def work(wire: SocketPlane, groups: PartyGroups, events: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -75,17 +76,27 @@ def train(job: PrivateJob, size: Topology, *, in_flight: int = 8, skew: int = 0)
             return Runtime(c.party, plane, keys, sid, stream=stream)
 
         main = runtime(0)
+        passed: list[tuple[str, int, int]] = []
         trainer = ParallelTrainer(
-            main, runtime, job, find_model(job.model), inputs[c.party], groups, lambda n, f: events.append((n, f))
+            main,
+            runtime,
+            job,
+            find_model(job.model),
+            inputs[c.party],
+            groups,
+            lambda n, f: events.append((n, f)),
+            lambda direction, m, sent, x: passed.append((direction, m, sent)),
         )
-        found = []
+        found, trace = [], []
         for step in range(job.steps):
             main.begin_epoch(step)
             found.append(trainer.step(step).loss)
+            trace = passed.copy()
+            passed.clear()
         main.begin_epoch(job.steps)
         correct = trainer.count_correct()
         state = {name: t.numpy() for name, t in trainer.state().items()}
-        return {"losses": found, "correct": correct, "state": state, "events": events, "sent": sent}
+        return {"losses": found, "correct": correct, "state": state, "events": events, "sent": sent, "trace": trace}
 
     return run_fleet(size, work)
 
