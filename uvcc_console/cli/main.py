@@ -28,6 +28,7 @@ VERBS: Final[dict[str, str]] = {
     "halt": "stop a run with proof; --drill only rehearses it",
     "resume": "go on from the last common checkpoint",
     "pod": "stack dump, fetch, restart, replace, triage: what the console's keys do",
+    "domain": "the console of one party's domain: export, join, consent",
     "teardown": "delete a run's pods and prove it",
     "verify": "check a proof bundle",
     "bundle": "one explained log file of a run",

@@ -346,6 +346,15 @@ class TriageTried(Event):
     by: str = ""
 
 
+@_event("consent")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consent(Event):
+    """A domain signed for something that needs the word of several: full | terminate."""
+
+    what: str
+    by: str
+
+
 @_event("forecast")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast(Event):

@@ -194,6 +194,7 @@ class Snapshot:
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)
     triage: tuple[TriageView, ...] = ()
     prediction: ForecastView | None = None
+    consents: tuple[tuple[str, str], ...] = ()
     ended: float = 0.0
     seed: int | None = None
     patient: bool = False

@@ -354,6 +354,11 @@ def _triage(s: Snapshot, e: ev.TriageTried) -> Snapshot:
     return _log(s, e, "warn", "triage", f"goes on from step {e.step} with {e.rung}, asked by {e.by}")
 
 
+def _consent(s: Snapshot, e: ev.Consent) -> Snapshot:
+    s = replace(s, consents=tuple(dict.fromkeys((*s.consents, (e.what, e.by)))))
+    return _log(s, e, "info", e.by, f"signed for {e.what}")
+
+
 def _forecast(s: Snapshot, e: ev.Forecast) -> Snapshot:
     view = ForecastView(e.steps, e.seconds, e.seconds_error, e.cost, e.cost_error, e.bytes, e.bytes_error)
     text = f"the full run's {e.steps} steps will take {e.seconds:.0f} s (error {e.seconds_error:.0f} s), ${e.cost:.2f}"
@@ -398,6 +403,7 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.Intent: _intent,
     ev.ActionDone: _action_done,
     ev.TriageTried: _triage,
+    ev.Consent: _consent,
     ev.Forecast: _forecast,
     ev.ForecastScored: _scored,
     ev.RunEnded: _ended,

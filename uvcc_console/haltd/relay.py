@@ -30,6 +30,7 @@ from uvcc_engine.transcript import orders, sshsig
 log = logging.getLogger(__name__)
 FOLDER: Final = "relay"
 AT: Final = ".at.json"
+CONSENT: Final = "consent/"
 LOOK_S: Final = 5.0
 AGAIN_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
@@ -113,10 +114,18 @@ def order_key(run_dir: Path, given: str = "") -> str:
     return " ".join(public_line(operator_key(run_dir, given)).split()[:2])
 
 
+def consent(run_dir: Path, engine_run: str, what: str) -> dict[str, str]:
+    """The record by which the holder of this folder's order key signs for something."""
+    content = {"type": "consent", "run": engine_run, "what": what}
+    return {"name": f"{CONSENT}{what}", "body": orders.sealed(content, signer(run_dir))}
+
+
 class RelayPath:
     """Posts the running ladder's order again until it is done, and reads what the workers say.
 
-    ``report(pod, coord, stage, step, checkpoint)`` takes the evidence, ``append`` writes events.
+    ``report(pod, coord, stage, step, checkpoint)`` takes the evidence, ``append`` writes events. What a domain orders
+    or signs at the relay becomes an event of this journal. A domain's own console has nothing but the relay, so there
+    the workers' signs of life are its heartbeats.
     """
 
     def __init__(self, run_dir: Path, append: Callable[[list[ev.Event]], None], report: Report) -> None:
@@ -128,6 +137,8 @@ class RelayPath:
         self._looked = 0.0
         self._lamps: dict[str, bool] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
+        self._taken: set[tuple[str, str]] = set()
+        self._domain = (run_dir / "domain.json").exists()
 
     def follow(self, ladder: halt.Ladder | None, s: Snapshot, now: float) -> None:
         """Call often with the monotonic time; never blocks."""
@@ -138,11 +149,13 @@ class RelayPath:
             mode = ladder.rung if ladder.rung in (halt.HOLD, halt.RELEASE) else halt.HALT
             nonce, before, at = self._posted
             fresh = (ladder.nonce, mode) != (nonce, before)
-            if fresh or (not ladder.done and now - at >= AGAIN_S):
+            stopped = all(p.stage in ("halted", "gone") for p in ladder.evidence().values())
+            if fresh or (not ladder.done and not stopped and now - at >= AGAIN_S):
                 order = {"type": "order", "run": s.engine_run, "nonce": ladder.nonce, "mode": mode}
                 order["deadline_s"] = str(ladder.hold_deadline())
                 self._posted = (ladder.nonce, mode, now)
-        if order is None and now - self._looked < (AGAIN_S if ladder is not None and not ladder.done else LOOK_S):
+        brisk = self._domain or (ladder is not None and not ladder.done)
+        if order is None and now - self._looked < (AGAIN_S if brisk else LOOK_S):
             return
         self._looked = now
         for box in self._of(s.engine_run):
@@ -167,13 +180,43 @@ class RelayPath:
                 fleet = s.profile.get("fleet", {})
                 body = orders.sealed(order, signer(self._run_dir, str(fleet.get("ssh_key", ""))))
                 put = {"name": f"{orders.ORDER}{order['nonce']}", "body": body}
-            found = await asyncio.to_thread(box.exchange, put, orders.BEAT)
+            first = box.after < 0
+            found = await asyncio.to_thread(box.exchange, put, "")
         except UvccError as e:
             log.warning("%s", e)
-            found = []
+            found, first = [], True
         for record in found:
-            self._heard(box, str(record.get("body", "")), s)
+            name, body = str(record.get("name", "")), str(record.get("body", ""))
+            if name.startswith(orders.BEAT):
+                self._heard(box, body, s)
+            elif not first or name.startswith(CONSENT):  # an order from before this process lived is another's affair
+                self._take(box, body, s)
         self._light(box, s)
+
+    def _take(self, box: Mailbox, body: str, s: Snapshot) -> None:
+        """Another's order, or a domain's consent: once, and only under a signature of this run."""
+        for by, key in self._signers().items():
+            content = orders.opened(body, orders.ORDER_NAMESPACE, [key])
+            if content is None or content.get("run") != box.engine_run or key == order_key(self._run_dir):
+                continue
+            kind = str(content.get("type"))
+            told = (by + str(content.get("nonce", "")), str(content.get("mode") or content.get("what")))
+            if told in self._taken:
+                return
+            self._taken.add(told)
+            if kind == "consent" and by.startswith("P"):
+                self._append([ev.Consent(what=told[1], by=by)])
+            elif kind == "order" and told[1] in (halt.HOLD, halt.HALT, halt.RELEASE):
+                nonce = str(content.get("nonce", ""))
+                if not (s.halt.nonce == nonce and s.halt.mode in (told[1], halt.HALT)):
+                    self._append([ev.HaltRequested(nonce=nonce, mode=told[1], by=by, reason="at the relay")])
+
+    def _signers(self) -> dict[str, str]:
+        try:
+            found = json.loads((self._run_dir / FOLDER / "signers.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return {str(k): str(v) for k, v in found.items()}
 
     def _heard(self, box: Mailbox, body: str, s: Snapshot) -> None:
         """One sign of life. It counts only if the identity of its worker's own party signed it."""
@@ -185,6 +228,9 @@ class RelayPath:
         if pod is None or orders.opened(body, orders.BEAT_NAMESPACE, [pod.identity]) is None:
             return
         box.heard[pod.pod] = time.monotonic()
+        if self._domain:
+            record = {k: v for k, v in beat.items() if k not in ("type", "run", "coord")}
+            self._append([ev.Heartbeat(pod=pod.pod, coord=coord, record=record)])
         stage = {"hold": "held", "held": "held", "halted": "halted"}.get(str(beat.get("phase", "")), "")
         if stage and beat.get("halt_nonce") == s.halt.nonce:
             self._report(pod.pod, coord, stage, int(beat.get("step", -1)), str(beat.get("checkpoint", "")))

@@ -29,7 +29,7 @@ from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.provider import provider_for
 from uvcc_console.report.artifacts import write_artifacts
-from uvcc_console.rollout import actions, forecast, spawn, sweep
+from uvcc_console.rollout import actions, domain, forecast, spawn, sweep
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
@@ -178,6 +178,9 @@ def _heed(ctx: Rollout, stages: Stages, ending: Ending, desk: actions.Desk, sinc
         if not isinstance(event, ev.Intent):
             return
         if event.action in ("teardown", "stop"):
+            if why := domain.missing(ctx.bus.snapshot, "terminate"):
+                ctx.bus.record([ev.ActionDone(action=event.action, pod="", ok=False, detail=why)])
+                return
             ending.ask(f"{event.action} asked by {event.by}")
         elif not desk.take(event):
             stages.decide(event.action)

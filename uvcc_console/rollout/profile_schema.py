@@ -180,6 +180,13 @@ class HaltPart(Strict):
     auto: list[Literal["hold", "halt", "term", "kill", "terminate"]] = ["hold", "halt", "term"]
 
 
+class ConsentPart(Strict):
+    """How many of the three domains must sign: before the full run, and before pods are terminated on request."""
+
+    full: int = Field(default=0, ge=0, le=3)
+    terminate: int = Field(default=0, ge=0, le=3)
+
+
 class Profile(Strict):
     """One way of running. ``dp_preflight``: before the smoke, the run's own layout of ranks meets and is measured."""
 
@@ -191,6 +198,7 @@ class Profile(Strict):
     gates: GatesPart = GatesPart()
     limits: LimitsPart = LimitsPart()
     halt: HaltPart = HaltPart()
+    consent: ConsentPart = ConsentPart()
     env: dict[str, str] = {}
     dp_preflight: bool = True
 

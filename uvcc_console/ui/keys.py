@@ -23,6 +23,7 @@ class Context:
 
 
 SKIPPABLE = ("drill", "gate")
+BEGIN, END = "<!-- keys: made by python -m uvcc_console.ui.keys README.md -->", "<!-- /keys -->"
 Reason = Callable[[Context], str]
 
 
@@ -256,3 +257,20 @@ def markdown_table(actions: Iterable[Action] = ()) -> str:
         cli = f"`{a.cli}`" if a.cli else ""
         rows.append(f"| `{a.label}` | {a.name}: {a.description} | {command} | {cli} |")
     return "\n".join(rows)
+
+
+def renewed(readme: str) -> str:
+    """The README with the table between its two markers made anew. Raises ValueError where they are missing."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"no {BEGIN} ... {END}")
+    return f"{before}{begin}\n{markdown_table()}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    path = Path(sys.argv[1])
+    path.write_text(renewed(path.read_text()))

@@ -32,6 +32,8 @@ class RunProcesses:
     def alive(self, name: str) -> bool:
         from uvcc_console.rollout import spawn
 
+        if name == CONDUCTOR and (self._run_dir / "domain.json").exists():
+            name = HALTD  # a domain's console: another console conducts the run
         return bool(spawn.running(self._run_dir, name))
 
     def start(self, name: str, *args: str) -> None:

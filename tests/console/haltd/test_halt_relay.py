@@ -3,87 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
+import pytest  # noqa: F401
+from relaykit import COORD, QUICK, RUN, TOKENS, make_run, relay  # noqa: F401
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.haltd import relay as path_over_relay
 from uvcc_console.haltd.service import Service
-from uvcc_console.rollout import spawn
-from uvcc_console.rollout.halt import Times
 from uvcc_engine.contract.control import read_halt
 from uvcc_engine.private.orders import Orders
-from uvcc_engine.relay.config import from_json
-from uvcc_engine.relay.server import serving
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.orders import BEAT_NAMESPACE
-
-TOKENS = [f"token-of-party-{p}-0123456789" for p in range(3)]
-QUICK = Times(commit=60.0, hold=60.0, halt=60.0)
-RUN = "relay-path.full"
-COORD = "p0r0s0t0"
-
-
-@pytest.fixture
-def relay(tmp_path: Path) -> Iterator[str]:
-    """A relay in a thread of this process; its URL."""
-    credentials = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
-    up, url, ending = threading.Event(), [""], []
-
-    async def serve() -> None:
-        async with serving(from_json({"db": "relay.db", "credentials": credentials}, tmp_path)) as running:
-            url[0] = running.url
-            ending.append((asyncio.get_running_loop(), running.stop))
-            up.set()
-            await running.finished()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert up.wait(30)
-    yield url[0]
-    loop, stop = ending[0]
-    loop.call_soon_threadsafe(stop)
-    thread.join(30)
-
-
-def _run(url: str, identity: str) -> tuple[Path, Journal]:
-    """A run folder as the conductor leaves it, with one pod that no SSH reaches."""
-    run_dir = paths.run_dir("relay-path")
-    (run_dir / "relay").mkdir(parents=True)
-    (run_dir / "relay" / "full.json").write_text(json.dumps(TOKENS))
-    at = {"url": url, "group": "g", "engine_run": RUN, "tokens": "full.json", "ca": ""}
-    (run_dir / "relay" / "full.at.json").write_text(json.dumps(at))
-    journal = Journal(run_dir / spawn.JOURNAL, source="test")
-    journal.append(
-        ev.RunCreated(
-            run="relay-path",
-            profile_name="t",
-            job_kind="private",
-            replicas=1,
-            pipeline_stages=1,
-            tensor=1,
-            stages=[],
-            profile={"job": {"kind": "private", "steps": 9}, "halt": {"lease": 0.0, "auto": ["hold", "halt"]}},
-        ),
-        ev.PodChanged(
-            pod="p0r0",
-            party=0,
-            replica=0,
-            provider="local",
-            state="agent",
-            address="u@127.0.0.1:1",
-            identity=identity,
-        ),
-        ev.PhaseStarted(phase="full", engine_run=RUN, steps=9, sid_job=""),
-    )
-    return run_dir, journal
 
 
 async def _until(journal: Journal, stage: str) -> tuple[str, int, str, float]:
@@ -95,9 +28,9 @@ async def _until(journal: Journal, stage: str) -> tuple[str, int, str, float]:
             await asyncio.sleep(0.02)
 
 
-async def test_a_run_out_of_reach_holds_and_halts_by_signed_records(relay: str, tmp_path: Path) -> None:
+async def test_a_run_out_of_reach_holds_and_halts_by_signed_records(relay: str, tmp_path: Path) -> None:  # noqa: F811
     identity = Identity.create(tmp_path / "identity")
-    run_dir, journal = _run(relay, identity.public.ed25519)
+    run_dir, journal = make_run(relay, identity.public.ed25519)
     pod = tmp_path / "pod"
     pod.mkdir()
     (pod / "token").write_text(TOKENS[0])
@@ -134,7 +67,7 @@ async def test_a_run_out_of_reach_holds_and_halts_by_signed_records(relay: str, 
 
 def test_what_another_identity_signed_is_no_evidence(tmp_path: Path) -> None:
     ours, theirs = Identity.create(tmp_path / "a"), Identity.create(tmp_path / "b")
-    _, journal = _run("http://127.0.0.1:1", ours.public.ed25519)
+    _, journal = make_run("http://127.0.0.1:1", ours.public.ed25519)
     s = read_all(journal)
     journal.close()
     heard: list[str] = []

@@ -9,7 +9,7 @@ from functools import partial
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_console.fleet.wheel import Wheel
-from uvcc_console.rollout import spawn
+from uvcc_console.rollout import domain, spawn
 from uvcc_console.rollout.context import Member, Rollout, all_of, readdress
 from uvcc_console.rollout.machine import Act
 from uvcc_console.rollout.plan import FULL, SMOKE, Phase
@@ -35,6 +35,16 @@ async def _verify_full(ctx: Rollout) -> str:
 
 async def _verify(ctx: Rollout, phase: Phase) -> str:
     return await (lm.verify_phase if phase.kind == "lm" else evidence.verify_phase)(ctx, phase)
+
+
+async def _full(ctx: Rollout, again: bool) -> str:
+    """The full run, once as many domains have signed for it as the profile wants."""
+    if why := domain.missing(ctx.bus.snapshot, FULL):
+        said = f"{why}; uvcc domain consent RUN full signs"
+        ctx.say(ev.StageChanged(name=FULL, status="waiting", detail=said))
+        await ctx.bus.wait(lambda s: not domain.missing(s, FULL))
+        ctx.say(ev.StageChanged(name=FULL, status="running"))
+    return await phases.to_the_end(ctx, FULL, again)
 
 
 def _idempotent(stage: Stage, ctx: Rollout) -> Act:
@@ -64,7 +74,7 @@ def acts_of(ctx: Rollout) -> dict[str, Act]:
     runs: dict[str, Act] = {
         "drill": partial(phases.drill, ctx),
         SMOKE: partial(phases.to_the_end, ctx, SMOKE),
-        FULL: partial(phases.to_the_end, ctx, FULL),
+        FULL: partial(_full, ctx),
     }
     acts = {name: runs.get(name) or _idempotent(_STAGES[name], ctx) for name in ctx.plan.stages if name != "teardown"}
     return acts

@@ -14,6 +14,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.haltd import relay
+from uvcc_console.rollout import domain
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.plan import Phase, pod_name
 from uvcc_console.rollout.stages.ports import LINKS, free_ports, host_of, listening, python_of
@@ -202,7 +203,7 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
         "token_file": f"{there}/{TOKEN_FILE}",
         "ca_file": f"{there}/{CA_FILE}" if remote else "",
         "group": group,
-        "halt_keys": [relay.order_key(ctx.run_dir, ctx.plan.profile.fleet.ssh_key)],
+        "halt_keys": list(domain.order_keys(ctx.run_dir, ctx.plan.profile.fleet.ssh_key).values()),
     }
 
 

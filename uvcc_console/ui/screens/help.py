@@ -14,7 +14,7 @@ from uvcc_console.ui.paint import Line, Span, wrap
 from uvcc_console.ui.view import View
 from uvcc_console.ui.widgets.panel import Panel
 
-_GROUPS = (("run", "The run"), ("panels", "Panels"), ("screen", "Screen"), ("replay", "Replay"))
+_GROUPS = (("run", "The run"), ("pods", "Pods"), ("panels", "Panels"), ("screen", "Screen"), ("replay", "Replay"))
 
 
 def help_lines(context: Context, panel: str, panel_help: str, width: int) -> list[Line]:

@@ -1,0 +1,79 @@
+"""A relay in a thread of the test, and a run folder as the conductor leaves it, with a pod that no SSH reaches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal
+from uvcc_console.rollout import spawn
+from uvcc_console.rollout.halt import Times
+from uvcc_engine.relay.config import from_json
+from uvcc_engine.relay.server import serving
+
+TOKENS = [f"token-of-party-{p}-0123456789" for p in range(3)]
+QUICK = Times(commit=60.0, hold=60.0, halt=60.0)
+RUN = "relay-path.full"
+COORD = "p0r0s0t0"
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Iterator[str]:
+    """A relay in a thread of this process; its URL."""
+    credentials = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
+    up, url, ending = threading.Event(), [""], []
+
+    async def serve() -> None:
+        async with serving(from_json({"db": "relay.db", "credentials": credentials}, tmp_path)) as running:
+            url[0] = running.url
+            ending.append((asyncio.get_running_loop(), running.stop))
+            up.set()
+            await running.finished()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert up.wait(30)
+    yield url[0]
+    loop, stop = ending[0]
+    loop.call_soon_threadsafe(stop)
+    thread.join(30)
+
+
+def make_run(url: str, identity: str) -> tuple[Path, Journal]:
+    """A run folder as the conductor leaves it, with one pod that no SSH reaches."""
+    run_dir = paths.run_dir("relay-path")
+    (run_dir / "relay").mkdir(parents=True)
+    (run_dir / "relay" / "full.json").write_text(json.dumps(TOKENS))
+    at = {"url": url, "group": "g", "engine_run": RUN, "tokens": "full.json", "ca": ""}
+    (run_dir / "relay" / "full.at.json").write_text(json.dumps(at))
+    journal = Journal(run_dir / spawn.JOURNAL, source="test")
+    journal.append(
+        ev.RunCreated(
+            run="relay-path",
+            profile_name="t",
+            job_kind="private",
+            replicas=1,
+            pipeline_stages=1,
+            tensor=1,
+            stages=[],
+            profile={"job": {"kind": "private", "steps": 9}, "halt": {"lease": 0.0, "auto": ["hold", "halt"]}},
+        ),
+        ev.PodChanged(
+            pod="p0r0",
+            party=0,
+            replica=0,
+            provider="local",
+            state="agent",
+            address="u@127.0.0.1:1",
+            identity=identity,
+        ),
+        ev.PhaseStarted(phase="full", engine_run=RUN, steps=9, sid_job=""),
+    )
+    return run_dir, journal

@@ -1,0 +1,67 @@
+"""One registry: bindings, palette, help, command-line verbs and the README say the same, and cannot drift apart."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from ui_desk import desk
+from ui_journals import Story
+
+from uvcc_console.cli.main import VERBS
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.keys import ACTIONS, COMMANDS, Context, bindings, markdown_table
+from uvcc_console.ui.palette import ActionProvider
+from uvcc_console.ui.screens.help import HelpScreen, help_lines
+
+ROOT = Path(__file__).parents[3]
+README = ROOT / "README.md"
+BY_ITSELF = ("palette", "release")  # opening the palette from itself; a release that must not need two keys
+
+
+async def test_bindings_palette_and_help_offer_every_action(tmp_path: Path) -> None:
+    async with desk(Story().full(5), tmp_path) as d:
+        bound = {str(b.id) for b in bindings()}
+        assert bound == {a.id for a in ACTIONS.values() if a.keys}
+        provider = ActionProvider(d.app.screen, cast(Any, None))
+        offered = {a.id for a, _, _ in provider._entries()}
+        assert offered == set(ACTIONS) - set(BY_ITSELF)
+        await d.press("question_mark")
+        assert isinstance(d.app.screen, HelpScreen)
+        text = "".join(span for line in help_lines(Context(Snapshot(), replay=True), "", "", 200) for span, _ in line)
+        missing = [a.label for a in ACTIONS.values() if a.label not in text]
+        assert missing == []
+
+
+def test_every_verb_that_the_registry_names_exists() -> None:
+    for a in ACTIONS.values():
+        for verb in re.findall(r"^uvcc ([a-z]+)", a.cli):
+            assert verb in VERBS, f"{a.id}: uvcc {verb}"
+        assert not a.command or COMMANDS[a.command] is a
+
+
+def test_the_readme_carries_the_registrys_own_table() -> None:
+    assert markdown_table() in README.read_text(), "run: python -m uvcc_console.ui.keys README.md"
+
+
+def test_the_readmes_pictures_are_the_baselines_that_the_tests_hold() -> None:
+    shown = re.findall(r"\]\(([^)\s]+\.svg)\)", README.read_text())
+    assert shown
+    for name in shown:
+        assert name.startswith("tests/console/ui/__snapshots__/test_ui_snapshots/"), name
+        assert (ROOT / name.replace("%5B", "[").replace("%5D", "]")).exists(), name
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=lambda a: a.id)
+def test_a_disabled_action_says_why(action: Any) -> None:
+    ended = Snapshot(run="r", status="ok", ended=1.0)
+    reasons = [
+        action.reason(Context(ended)),
+        action.reason(Context(ended, readonly=True)),
+        action.reason(Context(Snapshot(), has_run=False)),
+    ]
+    assert all(isinstance(r, str) for r in reasons)
+    if action.group == "pods" and not action.id.startswith(("panel", "overview")):
+        assert all(reasons), f"{action.id} is possible on a run that has ended"

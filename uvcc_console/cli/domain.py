@@ -1,0 +1,78 @@
+"""``uvcc domain export|join|consent``: the console of one party's domain, with that party's credentials only."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from uvcc_console.cli import common
+from uvcc_console.cli.main import OK
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+
+CONSENTS = ("full", "terminate")
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser("domain", "The console of one party's domain: export, join, and consent to what needs it.")
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=argparse.ArgumentParser)
+    export = actions.add_parser("export", help="write what a domain's console needs; it holds secrets")
+    export.add_argument("run")
+    export.add_argument("--party", type=int, required=True)
+    export.add_argument("file", type=Path)
+    join = actions.add_parser("join", help="open that console here; uvcc attach shows it again")
+    join.add_argument("file", type=Path)
+    join.add_argument("--headless", action="store_true", help="only start it")
+    consent = actions.add_parser("consent", help="sign for what needs the word of several domains")
+    consent.add_argument("run")
+    consent.add_argument("what", choices=CONSENTS)
+    args = parser.parse_args(argv)
+    return {"export": _export, "join": _join, "consent": _consent}[args.action](args)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from uvcc_console.rollout import domain
+
+    run_dir = common.find_run(args.run)
+    found = domain.export(run_dir, common.load_snapshot(run_dir), args.party)
+    fd = os.open(args.file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as f:
+        json.dump(found, f)
+    common.say(f"{args.file}: the console of P{args.party}; it holds that party's credentials")
+    return OK
+
+
+def _join(args: argparse.Namespace) -> int:
+    from uvcc_console.rollout import domain, spawn
+
+    path: Path = args.file
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as e:
+        raise UnreadableError(f"cannot read {path}: {e}", "uvcc domain export RUN --party P writes one") from e
+    run_dir = domain.join(document)
+    if not spawn.running(run_dir, spawn.HALTD):
+        spawn.start(run_dir, spawn.HALTD)
+    common.say(f"joined as {run_dir.name}; F9 there halts all domains")
+    if args.headless or not sys.stdout.isatty():
+        return OK
+    from uvcc_console.cli.launch import show
+
+    return show(run_dir, readonly=True)
+
+
+def _consent(args: argparse.Namespace) -> int:
+    from uvcc_console.haltd import relay
+    from uvcc_console.rollout import domain
+
+    run_dir = common.find_run(args.run)
+    what: str = args.what
+    s = common.load_snapshot(run_dir)
+    if not (run_dir / domain.DOMAIN).exists():
+        raise ConfigError(f"{run_dir.name} is not a domain's console", "uvcc domain join FILE opens one")
+    for box in relay.mailboxes(run_dir, s.engine_run):
+        box.exchange(relay.consent(run_dir, s.engine_run, what), relay.CONSENT)
+    common.say(f"signed: {what} of {s.engine_run}")
+    return OK
