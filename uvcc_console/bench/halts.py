@@ -48,6 +48,7 @@ class Fleet:
     links: dict[str, PodLink]
     clients: dict[str, AgentClient]
     journal: Journal
+    pods: tuple[Pod, ...]
 
     async def launch(self, engine_run: str) -> None:
         """One worker on every pod, each seen to train."""
@@ -98,7 +99,7 @@ async def fleet(pods: int) -> AsyncIterator[Fleet]:
     home = Path(tempfile.mkdtemp(prefix="ub-"))
     run_dir = home / "runs" / "halts"
     run_dir.mkdir(parents=True)
-    provider = LocalProvider(run_dir, ttl_s=900.0)
+    provider = LocalProvider(run_dir, ttl_s=300.0)
     made: list[Pod] = []
     try:
         wanted = [PodRequest(f"uvcc-halts-p{i % 3}r{i // 3}", i % 3, i // 3) for i in range(pods)]
@@ -115,7 +116,7 @@ async def fleet(pods: int) -> AsyncIterator[Fleet]:
         journal = Journal(run_dir / spawn.JOURNAL, source="bench")
         journal.append(_created(pods), *(_pod(p, links) for p in ready))
         try:
-            yield Fleet(run_dir, links, clients, journal)
+            yield Fleet(run_dir, links, clients, journal, tuple(ready))
         finally:
             journal.append(ev.RunEnded(status="ok"))
             journal.close()

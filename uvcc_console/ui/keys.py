@@ -205,7 +205,7 @@ _ALL = (
            "fetch", "uvcc pod RUN fetch POD", "pods", guarded=True),
     Action("tensorboard", "B", "B", "TensorBoard", "forward the pod's TensorBoard and show the address", _tensorboard,
            "tensorboard", "uvcc tensorboard RUN", "pods", guarded=True),
-    Action("restart", "W", "W", "restart worker", "end the pod's workers, go on from the last checkpoint", _workers,
+    Action("restart", "W", "W", "restart", "end the pod's workers, go on from the last checkpoint", _workers,
            "restart", "uvcc pod RUN restart POD", "pods", guarded=True),
     Action("replace", "P", "P", "replace pod", "delete the pod, with proof, and create another in its place", _replace,
            "replace", "uvcc pod RUN replace POD", "pods", guarded=True),

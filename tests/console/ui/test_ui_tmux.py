@@ -107,6 +107,16 @@ def test_f9_while_a_command_is_typed(story_at: Callable[..., Tmux]) -> None:
     tmux.until(lambda: tmux.asked(ev.HaltRequested) == ["hold"])
 
 
+@pytest.mark.parametrize(("opens", "shows"), [("C-p", "Search"), ("t", "Type "), ("?", "Help")])
+def test_f9_while_something_covers_the_screen(story_at: Callable[..., Tmux], opens: str, shows: str) -> None:
+    """The palette, a question that wants a word typed, the help: a hold goes out from under each of them."""
+    tmux = story_at(Story().full(12), 160, 50)
+    tmux.keys(opens)
+    tmux.until(lambda: shows in tmux.screen)
+    tmux.keys("F9")
+    tmux.until(lambda: tmux.asked(ev.HaltRequested) == ["hold"])
+
+
 @pytest.mark.parametrize("bracketed", [True, False])
 def test_pasted_text_never_acts(story_at: Callable[..., Tmux], bracketed: bool) -> None:
     tmux = story_at(Story().halted(), 160, 50)
