@@ -78,7 +78,8 @@ class Trainer:
         self._first = True
         self._halt_nonce = ""
         self._val: list[Tensor] = []
-        self._route = route_of(cfg.model, cfg.train.seq_len, group.device)
+        paths = route_of(cfg.model, cfg.train.seq_len, group.device)
+        self._route = {f"attn_{branch}": path for branch, path in paths.items()}
 
     @property
     def root(self) -> Path:
@@ -184,7 +185,7 @@ class Trainer:
         if due:
             lr = lr_at(self.cfg.train, self.steps_done - 1)
             extra = self.telemetry.log(self.steps_done, mean, lr, float(norm), data.depth)
-            extra["attention"] = self._route
+            extra |= self._route
         self.writer.heartbeat(
             self.steps_done, "train", "progress", last_collective=self.group.trace.last, loss=loss, **extra
         )

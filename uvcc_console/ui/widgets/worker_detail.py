@@ -8,6 +8,7 @@ from uvcc_console.ui.view import FleetRow, View, party_role
 
 _SHOWN = ("rank", "pid", "msg", "loss", "samples_per_s", "toks_per_s", "dt_fetch_s", "gate_entropy_mean")
 _MORE = ("gate_collapse_frac", "mem_mib", "last_collective", "waiting_on", "halt_nonce")
+_PATHS = ("attn_cmp", "attn_sel", "attn_win")
 
 
 def _facts(view: View, row: FleetRow) -> list[tuple[str, str, str]]:
@@ -18,7 +19,7 @@ def _facts(view: View, row: FleetRow) -> list[tuple[str, str, str]]:
         facts.append(("step", str(row.step), "text"))
     if row.age is not None:
         facts.append(("heartbeat", f"{age(row.age)} ago", row.health.role))
-    for key in (*_SHOWN, *_MORE):
+    for key in (*_SHOWN, *_MORE, *_PATHS):
         value = row.beat.get(key)
         if value not in (None, ""):
             facts.append((key, number(value, 5) if isinstance(value, float) else clean(str(value)), "text"))
