@@ -100,7 +100,9 @@ class StreamProtocol(asyncio.BufferedProtocol):
             self._have += nbytes
             at = 0 if self._who is not None else self._authenticate()
             while self._who is not None and self._body is None and self._have - at >= LENGTH.size:
-                at = self._next_frame(at)
+                before, at = at, self._next_frame(at)
+                if at == before:
+                    break  # the rest of it is still to come
             if at:
                 self._buffer[: self._have - at] = self._buffer[at : self._have]
                 self._have -= at

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import hashlib
+import ipaddress
 import json
 import os
 import socket
@@ -15,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
@@ -24,6 +29,7 @@ from uvcc_engine.transcript.identity import Identity
 
 SID = hashlib.sha256(b"subsession").digest()
 GROUP = "run-1"
+DAY = datetime.timedelta(days=1)
 
 
 def identity(party: int) -> Identity:
@@ -115,6 +121,21 @@ def relay_links(folder: Path, url: str, kind: str = "relay") -> list[dict[str, A
     for p in range(3):
         write_private(folder / f"token{p}", token(p))
     return [{"kind": kind, "relay_url": url, "token_file": str(folder / f"token{p}"), "group": GROUP} for p in range(3)]
+
+
+def certificate(folder: Path) -> Path:
+    """A self-signed certificate of this host in ``cert.pem``, its key in ``key.pem``."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "relay")])
+    now, here = datetime.datetime.now(datetime.UTC), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - DAY, now + DAY)
+    made = made.add_extension(x509.SubjectAlternativeName([here]), critical=False)
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "key.pem").write_bytes(secret)
+    (folder / "cert.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(pem))
+    return folder / "cert.pem"
 
 
 def make_plane(party: int, link: dict[str, Any], log: Log, *, sid: bytes = SID, state: Path | None = None) -> LivePlane:

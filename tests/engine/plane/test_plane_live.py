@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plane_kit import Log, direct_links, make_plane, relay_links, relay_thread, run_parties
+from plane_kit import Log, certificate, direct_links, make_plane, relay_links, relay_thread, run_parties
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.plane import connect
 from uvcc_engine.plane.api import Tag
 
 
-@pytest.fixture(params=["direct", "relay", "stream"])
+@pytest.fixture(params=["direct", "relay", "stream", "relay over TLS", "stream over TLS"])
 def links(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "direct":
         yield direct_links()
+    elif request.param.endswith("TLS"):
+        trusted = {"ca_file": str(certificate(tmp_path))}
+        with relay_thread(tmp_path, stream_listen="127.0.0.1:0", tls_cert="cert.pem", tls_key="key.pem") as url:
+            assert url.startswith("https://")
+            yield [link | trusted for link in relay_links(tmp_path, url, request.param.split()[0])]
     else:
         with relay_thread(tmp_path, stream_listen="127.0.0.1:0") as url:
             yield relay_links(tmp_path, url, request.param)
@@ -123,3 +129,17 @@ def test_recv_control_times_out(links: Any) -> None:
     with pytest.raises(TimeoutError):
         plane.recv_control(0, timeout=0.05)
     plane.close(graceful=False)
+
+
+@pytest.mark.parametrize("kind", ["relay", "stream"])
+def test_a_relay_whose_certificate_is_not_trusted_is_told_nothing(tmp_path: Path, kind: str) -> None:
+    certificate(tmp_path)
+    with relay_thread(tmp_path, stream_listen="127.0.0.1:0", tls_cert="cert.pem", tls_key="key.pem") as url:
+        link, log = relay_links(tmp_path, url, kind)[0], Log()
+        stream = connect.health(url, tmp_path / "cert.pem")["stream"]
+        plane = make_plane(0, link | {"stream": stream, "peer_timeout_s": 0.3}, log)
+        with pytest.raises(PeerLostError):
+            plane.recv(1, Tag(0, 0, 0, 1))
+        plane.close(graceful=False)
+    assert "certificate" in log.named("relay_down")[0]["why"].lower()
+    assert not log.named("link_up")

@@ -274,6 +274,15 @@ def test_the_stream_front_confirms_in_order_and_pushes(relay: Process) -> None:
     assert one.file.read(1) == b""  # and the older connection ends
 
 
+def test_a_request_may_arrive_byte_by_byte(relay: Process) -> None:
+    zero = connect_stream(relay, 0)
+    body = b"".join(wire.request_pieces(0, 1, 0, 1 << 20, [], [wire.Item(1, 0, 0, b"id", b"slowly")]))
+    for byte in struct.pack("<I", len(body)) + body:
+        zero.file.write(bytes([byte]))
+        zero.file.flush()
+    assert zero.read().fates == b"\0"
+
+
 def test_the_stream_front_refuses_strangers_and_nonsense(relay: Process) -> None:
     host, port = relay.ready["stream"].split(":")
     for first, answer in ((stream.hello("not a token"), stream.REFUSED), (b"GET / HTTP/1.1\r\n\r\n", b"")):
