@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +30,7 @@ from uvcc_engine.plane.stream_link import StreamLink, stream_address
 from uvcc_engine.transcript.identity import PublicIdentity
 
 KINDS: Final = ("auto", "direct", "stream", "relay", "nats")
+FAULTS_VARIABLE: Final = "UVCC_PLANE_FAULTS"  # a FaultPlan as JSON: rehearses a bad network in a whole run
 
 
 def open_plane(
@@ -54,8 +57,8 @@ def open_plane(
         waits = replace(waits, first_s=float(link["first_contact_s"]))
     others = {p: public for p, public in peers.items() if p != party}
     carrier = open_link(party, sid_sub, link, tuple(others))
-    if "faults" in link:
-        carrier = FaultyLink(carrier, FaultPlan.from_json(link["faults"]), party)
+    if (plan := _faults(link)) is not None:
+        carrier = FaultyLink(carrier, plan, party)
     now = time.monotonic()
     path = state_dir / f"plane_{coord}.state"
     effect, states = _restore(path, sid_sub, others, bool(link.get("durable")))
@@ -65,6 +68,17 @@ def open_plane(
     }
     save = (lambda effect: durable.save(path, sid_sub, effect, states)) if states else None
     return LivePlane(party, endpoints, carrier, recorder, on_event, waits, save=save, restored=effect)
+
+
+def _faults(link: Mapping[str, Any]) -> FaultPlan | None:
+    """What the link, or else the environment, wants done to its frames."""
+    wanted = link.get("faults")
+    if wanted is None and (text := os.environ.get(FAULTS_VARIABLE)):
+        try:
+            wanted = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{FAULTS_VARIABLE} is not JSON: {error}", 'write it like {"drop": 0.01}') from error
+    return None if wanted is None else FaultPlan.from_json(wanted)
 
 
 def _restore(

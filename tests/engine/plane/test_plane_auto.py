@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from plane_kit import Log, direct_links, free_port, make_plane, relay_links, rel
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.auto import AutoLink
+from uvcc_engine.plane.connect import FAULTS_VARIABLE
+from uvcc_engine.plane.faults import FaultyLink
 from uvcc_engine.plane.live import LivePlane
 
 
@@ -90,3 +93,15 @@ def test_the_ssh_port_is_never_probed() -> None:
         make_plane(1, {"kind": "auto"}, Log())
     with pytest.raises(ConfigError, match="kind"):
         make_plane(1, {"kind": "pigeon"}, Log())
+
+
+def test_the_environment_can_rehearse_a_bad_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = {"kind": "auto", "peers": {"0": f"127.0.0.1:{free_port()}"}}
+    monkeypatch.setenv(FAULTS_VARIABLE, json.dumps({"drop": 0.5, "seed": 3}))
+    plane = make_plane(1, link, Log())
+    assert isinstance(plane._link, FaultyLink)
+    plane.close(graceful=False)
+    for wrong, why in (("{", "JSON"), ('{"dorp": 1}', "dorp")):
+        monkeypatch.setenv(FAULTS_VARIABLE, wrong)
+        with pytest.raises(ConfigError, match=why):
+            make_plane(1, link, Log())
