@@ -9,14 +9,15 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from uvcc_engine.nsa import decode
+from uvcc_engine.nsa import decode, dispatch
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.nsa.rope import rope_tables, rotate
@@ -43,8 +44,32 @@ class Check:
     seconds: float
 
 
+def usable_paths(device: torch.device) -> list[str]:
+    """The attention paths that run here; the kernels only where they are compiled (their interpreter takes minutes)."""
+    kernels = device.type == "cuda" and dispatch.has_triton()
+    return ["masked", "chunked", "flex", *(["triton"] if kernels else [])]
+
+
+@contextmanager
+def _on(path: str) -> Iterator[None]:
+    dispatch.force(path)
+    try:
+        yield
+    finally:
+        dispatch.force(None)
+
+
 def causality(device: torch.device, rows: int) -> str:
-    """Edit token j: every logit before j must keep its bits. Random and block-edge j."""
+    """Edit token j: every logit before j must keep its bits, on every path. Random and block-edge j."""
+    paths = usable_paths(device)
+    for path in paths:
+        with _on(path):
+            found = _edits(device, rows, path)
+    return f"{found} on each of {', '.join(paths)}"
+
+
+def _edits(device: torch.device, rows: int, path: str) -> str:
+    torch.manual_seed(1)
     model = LanguageModel(SHAPE).to(device).eval()
     gen = torch.Generator().manual_seed(1)
     s = 5 * SHAPE.nsa.l_sel + 3
@@ -58,10 +83,33 @@ def causality(device: torch.device, rows: int) -> str:
             edited[0, j] = (edited[0, j] + 1) % 64
             out = model(edited.to(device))
             if not torch.equal(out[:, :j], base[:, :j]):
-                raise AssertionError(f"editing token {j} changed an earlier output")
+                raise AssertionError(f"editing token {j} changed an earlier output on the {path} path")
             if torch.equal(out[:, j], base[:, j]):
                 raise AssertionError(f"editing token {j} did not change its own output: the check would see nothing")
     return f"{len(places)} edits of {s} tokens"
+
+
+def agreement(device: torch.device, rows: int) -> str:
+    """Every path gives the masked one's logits and gradients (float32; FlexAttention has no gradients on a CPU)."""
+    torch.manual_seed(7)
+    model = LanguageModel(replace(SHAPE, n_layers=1)).to(device)
+    tokens = torch.randint(0, 64, (2, 163), generator=torch.Generator().manual_seed(7)).to(device)
+    found: dict[str, list[Tensor]] = {}
+    for path in usable_paths(device):
+        learns = path != "flex" or device.type != "cpu"
+        with _on(path), torch.set_grad_enabled(learns):
+            logits = model(tokens)
+            found[path] = [logits.detach()]
+            if learns:
+                loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+                found[path] += torch.autograd.grad(loss, list(model.parameters()))
+    worst = 0.0
+    for path, ours in found.items():
+        for a, b in zip(ours, found["masked"], strict=False):
+            worst = max(worst, float((a - b).abs().max() / b.abs().max().clamp_min(1e-3)))
+        if worst > 1e-3:
+            raise AssertionError(f"the {path} path differs from the masked one by {worst:.1e}")
+    return f"{', '.join(found)}: worst relative difference {worst:.1e}"
 
 
 def prefill_is_decode(device: torch.device, rows: int) -> str:
@@ -160,6 +208,7 @@ def _gen(device: torch.device, seed: int) -> torch.Generator:
 
 QUICK: dict[str, Callable[[torch.device, int], str]] = {
     "causality": causality,
+    "paths": agreement,
     "prefill = decode": prefill_is_decode,
     "rope shift": rope_shift,
     "gradients": gradients,

@@ -48,6 +48,16 @@ def test_editing_a_token_changes_nothing_before_it(path: str, lengths: tuple[int
     edits_change_nothing_before(small_layer(SMALL).float(), 130, starts_of(*lengths), places)
 
 
+def test_the_path_for_long_rows_computes_in_bf16_too() -> None:
+    layer = small_layer(SMALL).float()
+    x = torch.randn(1, 90, 24, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [results(path, layer, x, None) for path in ("chunked", "masked")]
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, theirs, rtol=0.1, atol=0.1 * float(theirs.abs().max()))
+
+
 @pytest.mark.parametrize("nsa", [SMALL, FLAT])
 @pytest.mark.parametrize("lengths", [(200,), (7,), (90, 9, 101)])
 def test_flex_attention_computes_what_the_masked_path_does(nsa: NSAConfig, lengths: tuple[int, ...]) -> None:

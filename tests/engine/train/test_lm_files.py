@@ -107,6 +107,7 @@ def _save(trainer: Trainer, path: Path) -> None:
     save_file(state.tensors_of(trainer.model, trainer.optimizer), path)
 
 
+@pytest.mark.slow
 def test_two_ranks_with_a_static_graph_are_resumed_by_one(tmp_path: Path) -> None:
     """The cheat sheet's fallback. Accumulation without synchronisation, a static graph, bf16 compression on gloo."""
     settings = ("train.accumulate=2", "ddp.static_graph=true", "ddp.bucket_mb=1", "train.batch_size=4")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from lm_kit import SMALL, free_port, packer_of, run_here, small, start_ranks, wait_for_step
+from safetensors.torch import load_file
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
@@ -39,6 +40,16 @@ def test_loss_falls_and_the_contract_is_written(tmp_path: Path) -> None:
     beats = [json.loads(x) for x in (tmp_path / "heartbeat_rank0.jsonl").read_text().splitlines()]
     assert {"gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "fetch_p95_ms"} <= set(beats[3])
     assert ck.verify(tmp_path / "checkpoints" / "step-12").sha256 == outcome.checkpoint
+
+
+def test_in_bf16_the_weights_stay_fp32_and_a_resume_keeps_its_bits(tmp_path: Path) -> None:
+    cfg = lm_config.from_mapping({**SMALL, "runtime": {"device": "cpu", "precision": "bf16"}})
+    whole = run_here(cfg, tmp_path / "whole")
+    run_here(cfg, tmp_path / "cut", halt_at=5)
+    assert run_here(cfg, tmp_path / "cut", resume=True).tensors_sha256 == whole.tensors_sha256
+    tensors = load_file(tmp_path / "whole" / "checkpoints" / "step-12" / "rank0.safetensors")
+    assert {t.dtype for t in tensors.values()} == {torch.float32}
+    assert whole.tensors_sha256 != run_here(small(), tmp_path / "fp32").tensors_sha256
 
 
 def test_halt_and_resume_end_in_the_same_bits(tmp_path: Path) -> None:
