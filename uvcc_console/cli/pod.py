@@ -33,7 +33,7 @@ def run(argv: list[str]) -> int:
     if args.action not in ALONE and args.pod not in s.pods:
         common.say(f"uvcc: {run_dir.name} has no pod {args.pod!r}\n  pods: {', '.join(s.pods)}")
         return USAGE
-    if args.action == "triage":
+    if args.action == "triage" and not triage.impossible(s):
         common.say("\n".join([*triage.story(s), f"next: {getattr(triage.propose(s), 'change', 'nothing is left')}"]))
     headless.ask(run_dir, args.action, pod=args.pod)
     done = _answer(run_dir / spawn.JOURNAL, s.seq, args.action, args.pod, args.timeout)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
@@ -48,10 +51,29 @@ async def stackdump(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> st
 
 
 async def fetch(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
-    """Bring what one pod may give home now: evidence, tables, logs, stack dumps; checksums are compared."""
+    """Bring what one pod may give home now, while it is written: evidence, tables, logs, stack dumps."""
     phase, member = _phase(ctx), _member(ctx, args)
-    count = await collect.fetch(ctx, phase, member)
-    return f"{count} files in {collect.folder_of(ctx, phase, member).relative_to(ctx.run_dir)}"
+    remote, home = f".uvcc/runs/{phase.engine_run}", ctx.artifacts / "fetched" / f"{phase.name}-{member.name}"
+    listed = await member.ssh.sh(f"cd {remote} && find . -type f ! -path './checkpoints/*'")
+    names = sorted(n for line in listed.splitlines() if collect.wanted(n := line.strip().removeprefix("./")))
+    for name in names:
+        (home / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await member.ssh.get(f"{remote}/{name}", home / name)
+    for name in await _different(member, remote, home, names):  # replaced meanwhile, where others only grow
+        await member.ssh.get(f"{remote}/{name}", home / name)
+    left = await _different(member, remote, home, names)
+    if left:
+        raise UvccError(f"{', '.join(left)} of {member.name} changed while they were fetched", "fetch again")
+    return f"{len(names)} files in {home.relative_to(ctx.run_dir)}"
+
+
+async def _different(member: Member, remote: str, home: Path, names: Sequence[str]) -> list[str]:
+    """Files whose beginning on the pod is not what arrived; what was appended since does not count."""
+    sizes = {name: (home / name).stat().st_size for name in names}
+    script = "".join(f"head -c {size} {shlex.quote(name)} | sha256sum\n" for name, size in sizes.items())
+    sums = (await member.ssh.sh(f"cd {remote}\n{script}", timeout=120.0)).splitlines()
+    found = dict(zip(names, (line.partition(" ")[0] for line in sums), strict=True))
+    return [n for n in names if found[n] != hashlib.sha256((home / n).read_bytes()).hexdigest()]
 
 
 async def restart(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from uvcc_engine.contract.files import write_atomic
 from uvcc_engine.parallel.topology import PARTIES
 
 SIGNERS: Final = "signers.json"
-DOMAIN: Final = "domain.json"
+DOMAIN: Final = spawn.DOMAIN
 TOLD: Final = ("job", "topology", "smoke", "consent")
 HALT: Final = {"lease": 0.0, "auto": ["hold", "halt"]}
 

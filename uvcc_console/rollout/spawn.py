@@ -15,9 +15,10 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.procs import ProcessId, alive, identify
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.errors import ConfigError, UvccError
 
 JOURNAL = "journal.sqlite"
+DOMAIN = "domain.json"  # marks the folder of one domain's console: the run is conducted elsewhere
 CONDUCTOR, HALTD = "conductor", "haltd"
 STARTING_S = 20.0
 _MODULES = {CONDUCTOR: "uvcc_console.rollout.conductor", HALTD: "uvcc_console.haltd"}
@@ -44,7 +45,7 @@ def running(run_dir: Path, name: str) -> int:
 
 def conducted(run_dir: Path) -> bool:
     """Whether a conductor lives or is just being started: it has said nothing yet, but not for long."""
-    if running(run_dir, CONDUCTOR):
+    if running(run_dir, HALTD if (run_dir / DOMAIN).exists() else CONDUCTOR):
         return True
     fresh = time.time() - run_dir.stat().st_mtime < STARTING_S
     return fresh and not (run_dir / f"{CONDUCTOR}.json").exists()
@@ -52,6 +53,10 @@ def conducted(run_dir: Path) -> bool:
 
 def start(run_dir: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
     """Start the conductor or haltd of a run, detached: own session, no terminal, output to ``<name>.log``."""
+    if name == CONDUCTOR and (run_dir / DOMAIN).exists():
+        raise ConfigError(
+            f"{run_dir.name} is one domain's console", "the operator resumes and tears down; F9 halts here"
+        )
     if not running(run_dir, name):
         (run_dir / f"{name}.json").unlink(missing_ok=True)  # of one that died: nobody shall take it for an end
     command = [sys.executable, "-m", _MODULES[name], run_dir.name, *args]

@@ -99,5 +99,8 @@ def test_as_many_domains_must_sign_as_the_profile_wants() -> None:
 def test_what_cannot_be_exported_or_joined_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no relay for its domains"):
         domain.export(tmp_path, fold([]), 0)
+    (tmp_path / spawn.DOMAIN).write_text("{}")
+    with pytest.raises(ConfigError, match="one domain's console"):
+        spawn.start(tmp_path, spawn.CONDUCTOR)
     with pytest.raises(UnreadableError, match="not a domain's file"):
         domain.join({"party": "x"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -103,6 +104,38 @@ async def test_what_cannot_be_done_is_answered_with_its_reason(world: World) -> 
     assert "no pod 'p9r9'" in (await world.ask("fetch", pod="p9r9")).detail
     assert "holds its party's identity" in (await world.ask("replace", pod="p0r0")).detail
     assert not world.desk.take(ev.Intent(action="resume", by="me"))
+
+
+class Shell:
+    """A pod's link that is this machine: commands run in ``root``, and a log grows while it is fetched."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    async def sh(self, command: str, *, timeout: float = 0.0) -> str:
+        done = subprocess.run(["sh", "-c", command], cwd=self.root, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    async def get(self, remote: str, local: Path) -> None:
+        path = self.root / remote
+        local.write_bytes(path.read_bytes())
+        if path.name == "training.csv":
+            with path.open("a") as f:
+                f.write("2,0.4\n")
+
+
+async def test_a_fetch_while_the_run_goes_on_takes_what_may_leave_and_nothing_else(
+    world: World, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pod" / ".uvcc/runs/r.full"
+    (folder / "checkpoints/step-1").mkdir(parents=True)
+    for name in ("training.csv", "stackdump_p0r0s0t0.txt", "inputs.sealed", "relay.token", "checkpoints/step-1/x"):
+        (folder / name).write_text("step,loss\n1,0.5\n")
+    world.ctx.members["p0r0"].link = cast(Any, Shell(tmp_path / "pod"))
+    done = await world.ask("fetch", pod="p0r0")
+    assert (done.ok, done.detail) == (True, "2 files in artifacts/fetched/full-p0r0")
+    home = world.ctx.artifacts / "fetched/full-p0r0"
+    assert sorted(p.name for p in home.iterdir()) == ["stackdump_p0r0s0t0.txt", "training.csv"]
 
 
 async def test_a_restart_ends_the_workers_and_resumes_once_the_stage_asks(world: World) -> None:
