@@ -125,6 +125,7 @@ def mul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int 
 
     ``y.f = 0`` and an integer scale (a bit times a value): 1 round, 24 bytes per output. Otherwise 2 rounds, 40 bytes.
     """
+    _fit_together(x, y, "multiply")
     if x.shape != y.shape or len(places := cuts(x.n)) == 1:
         return (yield from _product_gen(rt, x, y, rt.kernels.mul, scale, dealer))
     a, b = x.reshape(-1), y.reshape(-1)
@@ -145,7 +146,7 @@ def matmul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: i
     _check_matmul(x, y)
     rows = [slice(0, 1)]
     if x.lo.dim() == 2 and y.lo.dim() == 2:
-        rows = cuts(x.shape[0], max(64, 2 * PIECE // max(1, y.shape[1])))
+        rows = cuts(x.shape[0], max(64, PIECE // max(1, y.shape[1])))
     if len(rows) == 1:
         return (yield from _product_gen(rt, x, y, _matmul(rt, x), scale, dealer))
     ready: dict[int, RightFactor] = {}  # by dealer: pieces with one dealer share their prepared right factor
@@ -192,6 +193,7 @@ def product_with_gen(
 
 
 def _check_matmul(x: Share, y: Share) -> None:
+    _one_device(x, y, "multiply")
     if x.shape[-1] != y.shape[-2 if y.lo.dim() > 1 else -1]:
         raise ConfigError(f"matrix product of shapes {tuple(x.shape)} and {tuple(y.shape)}", "inner sizes must agree")
 
@@ -276,5 +278,22 @@ def rescale_gen(rt: Runtime, x: Share, f: int, *, dealer: int = DEALER) -> Steps
 
 
 def _same_scale(x: Share, y: Share, verb: str) -> None:
+    _fit_together(x, y, verb)
     if x.f != y.f:
         raise ConfigError(f"cannot {verb} shares at f={x.f} and f={y.f}", "bring them to one scale with rescale_gen")
+
+
+def _fit_together(x: Share, y: Share, verb: str) -> None:
+    _one_device(x, y, verb)
+    if x.shape != y.shape:
+        try:
+            torch.broadcast_shapes(x.shape, y.shape)
+        except RuntimeError:
+            raise ConfigError(
+                f"cannot {verb} shares of shapes {tuple(x.shape)} and {tuple(y.shape)}", "make one fit the other"
+            ) from None
+
+
+def _one_device(x: Share, y: Share, verb: str) -> None:
+    if x.lo.device != y.lo.device:
+        raise ConfigError(f"cannot {verb} shares on {x.lo.device} and {y.lo.device}", "move both to one device")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc import arithmetic, bits, maximum, nonlinear, prg, selection, shuffle
+from uvcc_engine.mpc import arithmetic, bits, maximum, nonlinear, prg, selection, shuffle, truncation
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import share_of, split
 
@@ -19,7 +19,7 @@ ZERO = torch.zeros(N, dtype=torch.float64)
 SECRET = torch.linspace(-3000.0, 3000.0, N, dtype=torch.float64)
 
 PAIRWISE = ("mul", "matmul", "relu", "exp", "shuffle", "fused", "reduced")
-NAMES = (*PAIRWISE, "max", "argmax", "divide", "softmax", "bits")
+NAMES = (*PAIRWISE, "max", "argmax", "divide", "softmax", "bits", "winner", "sparing")
 
 Program = Callable[[Runtime], object]
 
@@ -54,6 +54,11 @@ def program(name: str, x: Tensor, seed: int = 7) -> Program:
             return rt.run(shuffle.shuffle_gen(rt, value))
         if name == "reduced":
             return rt.run(selection.relu_only_gen(rt, value, width=32))
+        if name == "winner":
+            return rt.run(maximum.matmul_max_gen(rt, matrix, matrix.T.index((slice(None), slice(0, 4)))))
+        if name == "sparing":
+            wide = matrix.T.index((slice(None), slice(0, truncation.SPARING // N * 4)))
+            return rt.run(arithmetic.matmul_gen(rt, matrix, wide, scale=0.1 / 2**16))
         if name == "fused":
             columns = matrix.T.index((slice(None), slice(0, 4)))
             return rt.run(selection.matmul_relu_gen(rt, matrix, columns))

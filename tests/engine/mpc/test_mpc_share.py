@@ -108,6 +108,21 @@ def test_mismatches_are_refused_before_any_message() -> None:
         Share(one.lo, torch.zeros(4, dtype=torch.int64))
     with pytest.raises(ConfigError, match="dtype"):
         Share(torch.zeros(3), torch.zeros(3))
+    with pytest.raises(ConfigError, match=r"add shares of shapes \(3,\) and \(4,\)"):
+        arithmetic.add(one, Share(*[torch.zeros(4, dtype=torch.int64)] * 2, 16))
+    elsewhere = one.map(lambda t: t.to("meta"))
+    with pytest.raises(ConfigError, match="subtract shares on cpu and meta"):
+        arithmetic.sub(one, elsewhere)
+    with pytest.raises(ConfigError, match="lie on cpu and meta"):
+        Share(one.lo, elsewhere.lo, 16)
+
+
+def test_products_of_what_does_not_fit_send_nothing(run: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match=r"multiply shares of shapes \(3,\) and \(4,\)"):
+        run(arithmetic.mul_gen, torch.ones(3), torch.ones(4))
+    for product in (arithmetic.mul_gen, arithmetic.matmul_gen):
+        with pytest.raises(ConfigError, match="multiply shares on cpu and meta"):
+            run(lambda rt, x, act=product: act(rt, x, x.map(lambda t: t.to("meta"))), torch.ones(3, 3))
 
 
 def test_matrix_product_names_the_shapes(run: Callable[..., Any]) -> None:
