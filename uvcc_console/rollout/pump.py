@@ -7,12 +7,16 @@ from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.intake import Intake
 from uvcc_console.rollout.plan import Phase
+from uvcc_engine.contract import wire
 
 
 async def run(bus: Bus, member: Member) -> None:
     """Translate messages until the channel is closed. Events and the cursor they lead to are queued together."""
     async for message in member.channel.messages():
-        intake = member.intakes.get(str(message.get("run", "")))
+        if message.get("op") == wire.TELEMETRY:  # of the pod, whatever runs on it
+            intake = next(iter(member.intakes.values()), None)
+        else:
+            intake = member.intakes.get(str(message.get("run", "")))
         if intake is None:
             continue
         before = dict(intake.cursors)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.fleet.provider import PodRequest
+from uvcc_console.rollout import pump
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.intake import Intake
 
 RUN = "demo-1.full"
@@ -17,6 +24,23 @@ def lines(src: str, *rows: str, off: int = 10) -> dict[str, Any]:
 
 def intake() -> Intake:
     return Intake("p1r0", RUN, "full", "p1r0s0t0")
+
+
+async def test_a_pods_vital_signs_are_journalled_every_half_minute(tmp_path: Path) -> None:
+    class Channel:
+        async def messages(self) -> AsyncIterator[dict[str, Any]]:
+            for ts in (100.0, 102.0, 129.0, 131.0):
+                yield {"op": "telemetry", "ts": ts, "cpu": 0.5, "mem_mib": 900.0, "disk_free_mib": 4000.0, "gpus": []}
+
+    journal = Journal(tmp_path / "journal.sqlite")
+    bus, member = Bus(journal), Member("p0r0", PodRequest("p0r0", 0, 0))
+    member.agent = cast(Any, Channel())
+    member.intakes["r.smoke"] = Intake("p0r0", "r.smoke", "smoke", "p0r0s0t0")
+    await pump.run(bus, member)
+    bus.commit()
+    found = [e for _, e in journal.since(0) if isinstance(e, ev.Telemetry)]
+    assert [e.disk_free_mib for e in found] == [4000.0, 4000.0]
+    journal.close()
 
 
 def test_only_the_newest_heartbeat_of_a_batch_counts_per_worker() -> None:
