@@ -13,7 +13,7 @@ import torch
 from uvcc_engine.mpc.rounds import Steps, par
 from uvcc_engine.mpc.share import Share
 
-PIECE = 1 << 18  # elements
+PIECE = 1 << 19  # elements
 Build = Callable[[int, slice, Sequence[Share | None]], Steps[list[Share]]]
 
 

@@ -187,10 +187,9 @@ class Endpoint:
         body: tuple[Buffer, ...]
         if frame.bulk:
             head, payload = frame.pieces
-            body = (
-                session.seal(generation, fr.nonce(stream, seq), head, aad),
-                session.seal(generation, fr.nonce(stream, seq, 1), payload, aad),
-            )
+            sealed = buffer(len(payload) + fr.TAG_BYTES)  # not cleared first, as a new bytes object would be
+            session.seal_into(generation, fr.nonce(stream, seq, 1), payload, aad, sealed)
+            body = (session.seal(generation, fr.nonce(stream, seq), head, aad), sealed)
         else:
             body = (session.seal(generation, fr.nonce(stream, seq), b"".join(frame.pieces), aad),)
         self.counters.frames_out += 1

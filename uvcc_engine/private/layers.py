@@ -15,7 +15,6 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import add, matmul_gen, mul_gen, mul_public_gen, product_with_gen, public
 from uvcc_engine.mpc.maximum import argmax_one_hot_gen, matmul_max_gen, max_gen
-from uvcc_engine.mpc.pieces import PIECE
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.selection import matmul_relu_gen, relu_gen
 from uvcc_engine.mpc.share import Share, cat
@@ -35,7 +34,7 @@ from uvcc_engine.private.models import (
     Residual,
 )
 
-FUSED = PIECE  # outputs; larger products flow through their rounds in pieces, which is faster than fewer rounds
+FUSED = 1 << 18  # outputs; larger products flow through their rounds in pieces, which is faster than fewer rounds
 
 
 class Layer(Protocol):
