@@ -15,23 +15,15 @@ from collections.abc import Callable
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError
-from uvcc_engine.plane import frame as fr
-from uvcc_engine.plane.api import Buffer
+from uvcc_engine.plane.connection import Connection
 from uvcc_engine.plane.endpoint import Outgoing, Policy
-from uvcc_engine.plane.inbox import buffer
 from uvcc_engine.plane.links import Arrival, Notice
-from uvcc_engine.plane.sockets import OutQueue
 
 _SSH_PORT: Final = 22
-_READ: Final = 1 << 17
-_SOCKET_BUFFER: Final = 4 << 20
-_BACKLOG_BYTES: Final = 1 << 20  # frames taken but not written yet, per peer; few, so that they are still in the cache
 _REFILL_BYTES: Final = 256 << 10  # what is left of a full backlog when its filler is called back
-_LOWAT: Final = 256 << 10
 _REDIAL_S: Final = (0.05, 1.0)
 _STRANGERS: Final = 16
 _STRANGER_S: Final = 15.0
-_DEAD_PATH_MS: Final = 10_000
 _BRISK_S: Final = 200e-6  # an answer this soon: stay awake for the next one
 _GLANCES: Final = 200  # about 200 us
 
@@ -44,98 +36,6 @@ def parse_address(text: str) -> tuple[str, int]:
     if int(port) == _SSH_PORT:
         raise ConfigError(f"{text} is the SSH port", "give the plane a port of its own")
     return host.strip("[]"), int(port)
-
-
-class _Connection:
-    """A socket with frames going out and frames coming in."""
-
-    def __init__(self, sock: socket.socket, now: float, peer: int | None) -> None:
-        self.sock = sock
-        self.peer = peer
-        self.since = now
-        self.connecting = False
-        self.mask = 0  # of the poll
-        self.out = OutQueue()
-        self._buffer = bytearray(_READ)
-        self._view = memoryview(self._buffer)
-        self._start = self._end = 0
-        self._header: fr.Header | None = None
-        self._body: memoryview | None = None  # of a frame larger than what is buffered
-        self._filled = 0
-        self._large = memoryview(b"")  # holds one such body; its content is opened before the next read
-        self._lowat = 1
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PATH_MS)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
-
-    def read(self) -> list[tuple[fr.Header, Buffer]]:
-        """Whole frames that can be had without waiting.
-
-        Raises OSError if the connection is broken or closed, ProtocolError if it does not carry frames.
-        """
-        found: list[tuple[fr.Header, Buffer]] = []
-        while not found:
-            try:
-                if self._body is not None:
-                    count = self.sock.recv_into(self._body[self._filled :])
-                    self._filled += count
-                else:
-                    count = self.sock.recv_into(self._view[self._end :])
-                    self._end += count
-            except BlockingIOError:
-                self._wait_for_more()
-                break
-            if count == 0:
-                raise ConnectionResetError("closed by the other end")
-            self._parse(found)
-        return found
-
-    def _parse(self, found: list[tuple[fr.Header, Buffer]]) -> None:
-        if self._body is not None and self._header is not None:
-            if self._filled < len(self._body):
-                return
-            found.append((self._header, self._body))
-            self._header = self._body = None
-        while True:
-            if self._header is None:
-                if self._end - self._start < fr.HEADER_BYTES:
-                    break
-                self._header = fr.read_header(self._view[self._start : self._start + fr.HEADER_BYTES])
-                self._start += fr.HEADER_BYTES
-            header, have = self._header, self._end - self._start
-            if have >= header.length:
-                found.append((header, bytes(self._view[self._start : self._start + header.length])))
-                self._start += header.length
-                self._header = None
-                continue
-            if header.length > _READ // 2:
-                if not self._large:
-                    self._large = buffer(fr.MAX_BODY)
-                self._body = self._large[: header.length]
-                self._body[:have] = self._view[self._start : self._end]
-                self._filled, self._start = have, self._end
-            break
-        left = self._end - self._start
-        if self._start:
-            self._buffer[:left] = self._buffer[self._start : self._end]
-            self._start, self._end = 0, left
-
-    @property
-    def room(self) -> bool:
-        """True if the backlog takes another frame."""
-        return self.out.bytes < _BACKLOG_BYTES
-
-    def _wait_for_more(self) -> None:
-        """Inside a large body, be woken when there is much to read and not at every segment."""
-        missing = 1 if self._body is None else min(len(self._body) - self._filled, _LOWAT)
-        if missing != self._lowat:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, missing)
-            self._lowat = missing
-
-    def close(self) -> None:
-        self.sock.close()
 
 
 class DirectLink:
@@ -157,8 +57,8 @@ class DirectLink:
         self.policy = policy or Policy()
         self._clock = clock
         self._dial = {p: a for p, a in peers.items() if p != party and a and (not listen or party > p)}
-        self._active: dict[int, _Connection] = {}
-        self._strangers: list[_Connection] = []
+        self._active: dict[int, Connection] = {}
+        self._strangers: list[Connection] = []
         self._next_dial = {p: (0.0, _REDIAL_S[0]) for p in self._dial}
         self._refused: dict[int, float] = {}
         self._met: set[int] = set()
@@ -166,8 +66,8 @@ class DirectLink:
         self._notices: list[Notice] = []
         self._poll = select.epoll()
         self._brisk = False  # the last wait was very short
-        self._by_fd: dict[int, _Connection] = {}
-        self._dirty: set[_Connection] = set()  # with something to write
+        self._by_fd: dict[int, Connection] = {}
+        self._dirty: set[Connection] = set()  # with something to write
         self._listener: socket.socket | None = None
         if listen:
             self._listener = _listen(listen)
@@ -205,7 +105,7 @@ class DirectLink:
         for connection in tuple(self._dirty):
             self._flush(connection)
 
-    def _flush(self, connection: _Connection) -> None:
+    def _flush(self, connection: Connection) -> None:
         try:
             connection.out.flush(connection.sock)
         except OSError as error:
@@ -270,7 +170,7 @@ class DirectLink:
         self._brisk = bool(found) and self._clock() - begun < _BRISK_S
         return found
 
-    def _watch(self, connection: _Connection) -> None:
+    def _watch(self, connection: Connection) -> None:
         """Tell the poll what we want to know of a connection."""
         want = select.EPOLLIN | (select.EPOLLOUT if connection.out or connection.connecting else 0)
         if want != connection.mask and connection.sock.fileno() >= 0:
@@ -278,7 +178,7 @@ class DirectLink:
             change(connection.sock.fileno(), want)
             connection.mask = want
 
-    def _adopt(self, connection: _Connection) -> None:
+    def _adopt(self, connection: Connection) -> None:
         self._strangers.append(connection)
         self._by_fd[connection.sock.fileno()] = connection
         self._watch(connection)
@@ -287,7 +187,7 @@ class DirectLink:
         for stranger in [c for c in self._strangers if now - c.since > _STRANGER_S]:
             self._drop(stranger, TimeoutError("did not prove itself"))
 
-    def _read(self, connection: _Connection) -> list[Arrival]:
+    def _read(self, connection: Connection) -> list[Arrival]:
         try:
             frames = connection.read()
         except OSError as error:
@@ -321,7 +221,7 @@ class DirectLink:
     def _dial_one(self, peer: int, address: str, now: float) -> None:
         try:
             family, kind, proto, _, target = socket.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)[0]
-            connection = _Connection(socket.socket(family, kind, proto), now, peer)
+            connection = Connection(socket.socket(family, kind, proto), now, peer)
         except OSError as error:
             self._refuse(peer, now, error)
             return
@@ -331,7 +231,7 @@ class DirectLink:
         if code not in (0, errno.EINPROGRESS):
             self._drop(connection, OSError(code, "cannot connect"))
 
-    def _connected(self, connection: _Connection, now: float) -> None:
+    def _connected(self, connection: Connection, now: float) -> None:
         code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             self._drop(connection, OSError(code, "cannot connect"))
@@ -349,10 +249,10 @@ class DirectLink:
             return  # it went away before it was taken
         if len(self._strangers) >= _STRANGERS:
             self._drop(self._strangers[0], TimeoutError("too many unproven connections"))
-        self._adopt(_Connection(sock, now, None))
+        self._adopt(Connection(sock, now, None))
 
     def proven(self, src: int, path: object) -> None:
-        assert isinstance(path, _Connection)
+        assert isinstance(path, Connection)
         if self._active.get(src) is path or path not in self._strangers:
             return
         self._strangers.remove(path)
@@ -368,12 +268,12 @@ class DirectLink:
         else:
             self._resets.append(src)
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, connection: Connection) -> None:
         self._by_fd.pop(connection.sock.fileno(), None)
         self._dirty.discard(connection)
         connection.close()  # which takes it out of the poll
 
-    def _drop(self, connection: _Connection, error: Exception) -> None:
+    def _drop(self, connection: Connection, error: Exception) -> None:
         self._forget(connection)
         if connection in self._strangers:
             self._strangers.remove(connection)

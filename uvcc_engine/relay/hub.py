@@ -9,13 +9,13 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from uvcc_engine.plane.frame import crc32c
 from uvcc_engine.relay import wire
 from uvcc_engine.relay.config import Credential, RelayConfig
-from uvcc_engine.relay.db import MessageRow, QueueRow, Reader, SeenRow, Write
+from uvcc_engine.relay.db import MessageRow, Reader, SeenRow, Write
+from uvcc_engine.relay.queues import Book, Held, Mailbox, Queue, Totals, Usage, Waiter
 from uvcc_engine.relay.segments import LARGE
 
 PASSING_S: Final = 10.0  # life of a message in a slot
@@ -23,88 +23,6 @@ NOTICE_TTL_S: Final = 86_400
 _ID_BITS: Final = 40
 
 Schedule = Callable[[Callable[[], None]], None]
-
-
-class Waiter(Protocol):
-    """A consumer that waits for its mailbox."""
-
-    def wake(self) -> None:
-        """There is something to take, or the relay drains. May come more than once."""
-
-    def superseded(self) -> None:
-        """Another consumer reads the mailbox from now on."""
-
-
-class _Held:
-    """A message on its way."""
-
-    __slots__ = ("crc", "durable", "expires", "id", "lease", "msg_id", "payload", "queue", "size", "slot")
-
-    def __init__(
-        self, ident: int, queue: _Queue, msg_id: bytes, slot: int, crc: int, expires: float, size: int
-    ) -> None:
-        self.id = ident
-        self.queue = queue
-        self.msg_id = msg_id
-        self.slot = slot
-        self.crc = crc
-        self.expires = expires
-        self.size = size
-        self.lease = 0.0
-        self.durable = False
-        self.payload: wire.Buffer | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Queue:
-    """What one sender has for one receiver in one box, and which ids it has used."""
-
-    number: int
-    group: str
-    sender: int
-    mailbox: Mailbox
-    open: dict[bytes, _Held] = field(default_factory=dict)
-    seen: dict[bytes, tuple[int, int, float]] = field(default_factory=dict)  # msg_id -> crc, size, until
-
-    def is_durable(self, msg_id: bytes) -> bool:
-        return msg_id in self.seen or self.open[msg_id].durable
-
-
-@dataclass(slots=True, eq=False)
-class Mailbox:
-    """Everything for one receiver in one box of a group."""
-
-    group: str
-    receiver: int
-    box: int
-    ready: deque[_Held] = field(default_factory=deque)
-    leased: dict[int, _Held] = field(default_factory=dict)
-    slots: dict[tuple[int, int], tuple[float, bytes]] = field(default_factory=dict)  # (sender, slot) -> until, payload
-    consumer: int = 0
-    waiter: Waiter | None = None  # the consumer that waits
-
-
-@dataclass(slots=True)
-class Usage:
-    """What one (group, party) has queued."""
-
-    messages: int = 0
-    bytes: int = 0
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters for /metrics."""
-
-    enqueued: int = 0
-    deduplicated: int = 0
-    refused: int = 0
-    delivered: int = 0
-    acknowledged: int = 0
-    expired: int = 0
-    redelivered: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
 
 
 class Hub:
@@ -124,15 +42,11 @@ class Hub:
         self._schedule = schedule
         self._clock = clock
         self.totals = Totals()
-        self.usage: dict[tuple[str, int], Usage] = {}
+        self._book = Book()
         self.draining = False
-        self._boxes: dict[tuple[str, int, int], Mailbox] = {}
-        self._queues: dict[tuple[str, int, int, int], _Queue] = {}
-        self._by_number: dict[int, _Queue] = {}
-        self._new_queues: list[QueueRow] = []
         self._deletes: list[tuple[int]] = []
         self._seen_rows: list[SeenRow] = []
-        self._expiry: list[tuple[float, int, _Held]] = []
+        self._expiry: list[tuple[float, int, Held]] = []
         self._in_memory = 0
         self._next = reader.next_start() << _ID_BITS
         self._load()
@@ -145,7 +59,7 @@ class Hub:
         fates = bytearray(len(items))
         barrier = False  # a repeat of a message that is not durable yet: its answer has to wait as well
         rows: list[MessageRow] = []
-        held: list[_Held] = []
+        held: list[Held] = []
         for n, item in enumerate(items):
             if item.receiver not in who.send_to or (not item.msg_id and item.slot == wire.STORE):
                 fates[n] = wire.FORBIDDEN
@@ -153,7 +67,7 @@ class Hub:
             if item.slot not in (wire.STORE, wire.EXPIRED):
                 self._pass_on(who, box, item, now)
                 continue
-            queue = self._queue(who.group, who.party, item.receiver, box)
+            queue = self._book.queue(who.group, who.party, item.receiver, box)
             payload = item.payload if len(item.payload) >= LARGE else bytes(item.payload)
             crc, size = crc32c(payload), len(payload)
             fates[n] = self._admit(queue, item.msg_id, crc, size, now)
@@ -170,7 +84,7 @@ class Hub:
             return
         self._commit(rows, lambda failure: self._stored(held, fates, failure, done))
 
-    def _admit(self, queue: _Queue, msg_id: bytes, crc: int, size: int, now: float) -> int:
+    def _admit(self, queue: Queue, msg_id: bytes, crc: int, size: int, now: float) -> int:
         known = queue.open.get(msg_id)
         before = (known.crc, known.size) if known is not None else queue.seen.get(msg_id, (None,))[:2]
         if before[0] is not None:
@@ -178,42 +92,39 @@ class Hub:
             self.totals.deduplicated += same
             self.totals.refused += not same
             return wire.DUPLICATE if same else wire.COLLISION
-        usage = self._usage(queue.group, queue.sender)
+        usage = self._book.used(queue.group, queue.sender)
         if usage.messages >= self._config.quota_messages or usage.bytes + size > self._config.quota_bytes:
             self.totals.refused += 1
             return wire.QUOTA
         return wire.STORED
 
-    def _hold(self, queue: _Queue, msg_id: bytes, slot: int, crc: int, expires: float, size: int) -> _Held:
+    def _hold(self, queue: Queue, msg_id: bytes, slot: int, crc: int, expires: float, size: int) -> Held:
         self._next += 1
-        message = _Held(self._next, queue, msg_id, slot, crc, expires, size)
-        queue.open[msg_id] = message
-        usage = self._usage(queue.group, queue.sender)
-        usage.messages += 1
-        usage.bytes += size
+        message = Held(self._next, queue, msg_id, slot, crc, expires, size)
+        self._book.hold(message)
         return message
 
     def _commit(self, rows: list[MessageRow], then: Callable[[Exception | None], None]) -> None:
         deletes, self._deletes = self._deletes, []
         seen, self._seen_rows = self._seen_rows, []
-        queues, self._new_queues = self._new_queues, []
+        queues, self._book.new = self._book.new, []
 
         def done(failure: Exception | None) -> None:  # on the writer's thread
             self._schedule(lambda: after(failure))
 
         def after(failure: Exception | None) -> None:
             if failure is not None:  # nothing of it was written: the bookkeeping goes with the next transaction
-                self._deletes[:0], self._seen_rows[:0], self._new_queues[:0] = deletes, seen, queues
+                self._deletes[:0], self._seen_rows[:0], self._book.new[:0] = deletes, seen, queues
             then(failure)
 
         self._write(Write(queues, rows, deletes, seen, 0.0, done))
 
     def _stored(
-        self, held: list[_Held], fates: bytearray, failure: Exception | None, done: Callable[[bytes], None]
+        self, held: list[Held], fates: bytearray, failure: Exception | None, done: Callable[[bytes], None]
     ) -> None:
         if failure is not None:
             for message in held:
-                self._release(message)
+                self._book.release(message)
             for n, fate in enumerate(fates):
                 fates[n] = wire.FAILED if fate == wire.STORED else fate
             done(bytes(fates))
@@ -223,7 +134,7 @@ class Hub:
         self.totals.enqueued += len(held)
         done(bytes(fates))
 
-    def _arrive(self, message: _Held) -> None:
+    def _arrive(self, message: Held) -> None:
         """A durable message becomes visible to its receiver."""
         mailbox, message.durable = message.queue.mailbox, True
         heapq.heappush(self._expiry, (message.expires, message.id, message))
@@ -238,7 +149,7 @@ class Hub:
             mailbox.waiter.wake()
 
     def _pass_on(self, who: Credential, box: int, item: wire.Item, now: float) -> None:
-        mailbox = self._mailbox(who.group, item.receiver, box)
+        mailbox = self._book.mailbox(who.group, item.receiver, box)
         mailbox.slots.pop((who.party, item.slot), None)
         mailbox.slots[who.party, item.slot] = (now + PASSING_S, bytes(item.payload))
         if mailbox.waiter is not None:
@@ -248,7 +159,7 @@ class Hub:
 
     def take(self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0) -> list[wire.Message]:
         """Lease what is there for ``who``, oldest first: at least one message, further ones up to ``max_bytes``."""
-        mailbox = self._mailbox(who.group, who.party, box)
+        mailbox = self._book.mailbox(who.group, who.party, box)
         now = self._clock()
         self._end_leases(mailbox, now, everything=consumer != mailbox.consumer)
         mailbox.consumer = consumer
@@ -273,13 +184,13 @@ class Hub:
 
     def has_for(self, who: Credential, box: int) -> bool:
         """True if :meth:`take` would find something."""
-        mailbox = self._mailbox(who.group, who.party, box)
+        mailbox = self._book.mailbox(who.group, who.party, box)
         self._end_leases(mailbox, self._clock(), everything=False)
         return bool(mailbox.ready or mailbox.slots)
 
     def release_leases(self, who: Credential, box: int) -> None:
         """What was leased did not reach its consumer: it can be taken again."""
-        self._end_leases(self._mailbox(who.group, who.party, box), self._clock(), everything=True)
+        self._end_leases(self._book.mailbox(who.group, who.party, box), self._clock(), everything=True)
 
     def _end_leases(self, mailbox: Mailbox, now: float, *, everything: bool) -> None:
         back = []
@@ -295,7 +206,7 @@ class Hub:
 
     def acknowledge(self, who: Credential, box: int, deliveries: Sequence[int]) -> list[bool]:
         """Forget delivered messages; False for an id that is not leased to ``who`` (any more)."""
-        mailbox = self._mailbox(who.group, who.party, box)
+        mailbox = self._book.mailbox(who.group, who.party, box)
         now = self._clock()
         fates = []
         for ident in deliveries:
@@ -307,28 +218,19 @@ class Hub:
         self.totals.acknowledged += sum(fates)
         return fates
 
-    def _remember(self, message: _Held, now: float) -> None:
+    def _remember(self, message: Held, now: float) -> None:
         queue, until = message.queue, now + self._config.dedup_s
         queue.seen[message.msg_id] = (message.crc, message.size, until)
         if len(queue.seen) > self._config.dedup_keep:
             del queue.seen[next(iter(queue.seen))]
         self._seen_rows.append((queue.number, message.msg_id, message.crc, message.size, until))
 
-    def _remove(self, message: _Held) -> None:
+    def _remove(self, message: Held) -> None:
         self._deletes.append((message.id,))
         if message.payload is not None:
             self._in_memory -= message.size
-        self._release(message)
+        self._book.release(message)
         message.lease = -1.0  # marks it as gone for the expiry heap
-
-    def _release(self, message: _Held) -> None:
-        queue = message.queue
-        if queue.open.get(message.msg_id) is message:
-            del queue.open[message.msg_id]
-        usage = self._usage(queue.group, queue.sender)
-        usage.messages -= 1
-        usage.bytes -= message.size
-        message.payload = None
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -336,30 +238,30 @@ class Hub:
         """Call about once a second: expire, forget, wake who can have a message whose lease ended, flush."""
         now = self._clock()
         rows: list[MessageRow] = []
-        notices: list[_Held] = []
+        notices: list[Held] = []
         while self._expiry and self._expiry[0][0] <= now:
             _, _, message = heapq.heappop(self._expiry)
             if message.lease < 0:
                 continue
             self._expire(message, now, rows, notices)
-        for queue in self._by_number.values():
+        for queue in self._book.by_number.values():
             while queue.seen and queue.seen[next(iter(queue.seen))][2] <= now:
                 del queue.seen[next(iter(queue.seen))]
-        for mailbox in self._boxes.values():
+        for mailbox in self._book.mailboxes.values():
             self._end_leases(mailbox, now, everything=False)
             if mailbox.ready and mailbox.waiter is not None:
                 mailbox.waiter.wake()
         if rows or self._deletes or self._seen_rows:
             self._commit(rows, lambda failure: self._noticed(notices, failure))
 
-    def _noticed(self, notices: list[_Held], failure: Exception | None) -> None:
+    def _noticed(self, notices: list[Held], failure: Exception | None) -> None:
         for notice in notices:
             if failure is None:
                 self._arrive(notice)
             else:
-                self._release(notice)
+                self._book.release(notice)
 
-    def _expire(self, message: _Held, now: float, rows: list[MessageRow], notices: list[_Held]) -> None:
+    def _expire(self, message: Held, now: float, rows: list[MessageRow], notices: list[Held]) -> None:
         queue, mailbox = message.queue, message.queue.mailbox
         mailbox.leased.pop(message.id, None)
         if message in mailbox.ready:
@@ -369,7 +271,7 @@ class Hub:
         if message.slot == wire.EXPIRED:
             return
         # the sender learns of it: a notice in the sender's own mailbox, from itself
-        own = self._queue(queue.group, queue.sender, queue.sender, mailbox.box)
+        own = self._book.queue(queue.group, queue.sender, queue.sender, mailbox.box)
         payload = bytes([mailbox.receiver]) + message.msg_id
         notice_id = b"expired:" + self._next.to_bytes(8, "big")
         crc = crc32c(payload)
@@ -385,7 +287,7 @@ class Hub:
     def drain(self) -> None:
         """Stop is near: every waiting consumer returns at once."""
         self.draining = True
-        for mailbox in self._boxes.values():
+        for mailbox in self._book.mailboxes.values():
             if mailbox.waiter is not None:
                 mailbox.waiter.wake()
 
@@ -393,59 +295,36 @@ class Hub:
 
     def _load(self) -> None:
         for number, group, sender, receiver, box in self._reader.queues():
-            self._add_queue(number, group, sender, receiver, int.from_bytes(box, "big"))
+            self._book.add(number, group, sender, receiver, int.from_bytes(box, "big"))
         for ident, number, msg_id, slot, crc, expires, size in self._reader.pending():
-            queue = self._by_number[number]
-            message = _Held(ident, queue, msg_id, slot, crc, expires, size)
-            queue.open[msg_id] = message
-            usage = self._usage(queue.group, queue.sender)
-            usage.messages += 1
-            usage.bytes += size
+            queue = self._book.by_number[number]
+            message = Held(ident, queue, msg_id, slot, crc, expires, size)
+            self._book.hold(message)
             self._arrive(message)
         for number, msg_id, crc, size, until in self._reader.seen():
-            self._by_number[number].seen[msg_id] = (crc, size, until)
+            self._book.by_number[number].seen[msg_id] = (crc, size, until)
 
     def await_mail(self, who: Credential, box: int, waiter: Waiter) -> None:
         """Wake ``waiter`` when there is something for ``who``; whoever waited before does no longer."""
-        mailbox = self._mailbox(who.group, who.party, box)
+        mailbox = self._book.mailbox(who.group, who.party, box)
         before, mailbox.waiter = mailbox.waiter, waiter
         if before is not None and before is not waiter:
             before.superseded()
 
     def stop_awaiting(self, who: Credential, box: int, waiter: Waiter) -> None:
         """Undo :meth:`await_mail`."""
-        mailbox = self._mailbox(who.group, who.party, box)
+        mailbox = self._book.mailbox(who.group, who.party, box)
         if mailbox.waiter is waiter:
             mailbox.waiter = None
 
-    def _mailbox(self, group: str, receiver: int, box: int) -> Mailbox:
-        found = self._boxes.get((group, receiver, box))
-        if found is None:
-            found = self._boxes[group, receiver, box] = Mailbox(group, receiver, box)
-        return found
-
-    def _queue(self, group: str, sender: int, receiver: int, box: int) -> _Queue:
-        found = self._queues.get((group, sender, receiver, box))
-        if found is None:
-            number = len(self._by_number) + 1
-            found = self._add_queue(number, group, sender, receiver, box)
-            self._new_queues.append((number, group, sender, receiver, box.to_bytes(8, "big")))
-        return found
-
-    def _add_queue(self, number: int, group: str, sender: int, receiver: int, box: int) -> _Queue:
-        queue = _Queue(number, group, sender, self._mailbox(group, receiver, box))
-        self._queues[group, sender, receiver, box] = self._by_number[number] = queue
-        return queue
-
-    def _usage(self, group: str, party: int) -> Usage:
-        found = self.usage.get((group, party))
-        if found is None:
-            found = self.usage[group, party] = Usage()
-        return found
+    @property
+    def usage(self) -> dict[tuple[str, int], Usage]:
+        """What each (group, party) has queued."""
+        return self._book.usage
 
     def state(self) -> dict[str, Any]:
         """Figures for /metrics."""
-        ready = sum(len(m.ready) for m in self._boxes.values())
-        leased = sum(len(m.leased) for m in self._boxes.values())
-        waiting = sum(m.waiter is not None for m in self._boxes.values())
+        ready = sum(len(m.ready) for m in self._book.mailboxes.values())
+        leased = sum(len(m.leased) for m in self._book.mailboxes.values())
+        waiting = sum(m.waiter is not None for m in self._book.mailboxes.values())
         return {"ready": ready, "leased": leased, "waiting": waiting, "bytes_in_memory": self._in_memory}
