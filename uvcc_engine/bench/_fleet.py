@@ -154,12 +154,13 @@ class Fleet:
         """Start every worker; ``changes`` to their specs."""
         found = ports(len(self.coords) + 3)
         masters, listen = found[:3], dict(zip(self.coords, found[3:], strict=True))
-        for c in self.coords:
-            home, t = self.home(c.party, c.replica), self.size
+        for c in self.coords:  # all of them before the first worker starts, which may end before the last one does
             self.dir(c).mkdir(exist_ok=True)
             for stale in self.dir(c).glob("exit*.json"):
                 stale.unlink()
             (self.dir(c) / ".HALT").unlink(missing_ok=True)
+        for c in self.coords:
+            home, t = self.home(c.party, c.replica), self.size
             others = [p for p in range(3) if p != c.party]
             peers = {str(p): f"127.0.0.1:{listen[Coord(c.replica, p, c.stage, c.tensor)]}" for p in others}
             world = {"RANK": str(t.local_rank(c)), "WORLD_SIZE": str(t.workers_per_party)}

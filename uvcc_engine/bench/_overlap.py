@@ -25,7 +25,7 @@ BAR: Final = 0.6
 _LIMIT_S: Final = 180
 
 
-def hidden_rows(*, microbatches: int = 8, batch: int = 2048, steps: int = 3, model: str = "secureml-a") -> list[Row]:
+def hidden_rows(*, microbatches: int = 8, batch: int = 4096, steps: int = 3, model: str = "secureml-a") -> list[Row]:
     """Both shares at the party where they are least, and the steps' seconds. Raises UvccError if a party fails."""
     found = ports(PARTIES)
     peers = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(found)}

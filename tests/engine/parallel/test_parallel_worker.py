@@ -111,6 +111,12 @@ def test_a_pod_with_anothers_keys_is_refused(forker: Forker, tmp_path: Path) -> 
         (home / "identity" / name).unlink()
     pod_identity(1, 0)._store(home / "identity")
     fleet.launch()
-    until(lambda: (fleet.dir(Coord(1, 1, 0, 0)) / "exit.json").exists(), 120, "the refusal")
-    assert "another pod of P1" in fleet.exit(Coord(1, 1, 0, 0))["error"]
+    refused, sister = Coord(1, 1, 0, 0), Coord(0, 1, 1, 0)
+    until(lambda: (fleet.dir(refused) / "exit.json").exists(), 120, "the refusal")
+    assert "another pod of P1" in fleet.exit(refused)["error"]
+    until(lambda: (fleet.dir(sister) / "exit_rank1.json").exists(), 120, "the end of a wait in vain")
+    said = fleet.exit(sister)
+    assert said["status"] == "failed"
+    assert "will not come to the meeting" in said["error"]
+    assert "another pod of P1" in said["error"]
     fleet.end()
