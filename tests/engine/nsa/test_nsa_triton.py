@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,3 +97,21 @@ def test_the_split_kernel_decodes_what_prefill_computes() -> None:
         dispatch.force("triton")
         for t in range(prompt, prompt + 8):
             torch.testing.assert_close(decode.step(model, state, tokens[:, t]), whole[:, t], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_an_h100(tmp_path: Path) -> None:
+    """Down to machine code for sm_90, which takes Triton and its assembler but no GPU; in a process of its own."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("nsa_compile.py")
+    found = subprocess.run(
+        [sys.executable, str(script)],
+        env={**env, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    sizes = {line.split(":")[0]: int(line.split()[1]) for line in found.stdout.splitlines()}
+    assert len(sizes) == 10
+    assert min(sizes.values()) > 0
