@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.direct import DirectLink
-from uvcc_engine.plane.endpoint import Outgoing, Policy
 from uvcc_engine.plane.links import Arrival, Link, Notice
+from uvcc_engine.plane.policy import Outgoing, Policy
 
 AUTO_POLICY: Final = Policy(timing=Timing(rto_s=2.0, rto_cap_s=30.0), hello_s=0.25, ack_delay_s=0.1, ack_frames=64)
 _GLANCE_S: Final = 0.25  # how often the path that is not waited for is looked at

@@ -19,11 +19,12 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
 from uvcc_engine.plane.auto import AUTO_POLICY, AutoLink, RelayPath
 from uvcc_engine.plane.direct import DirectLink, parse_address
-from uvcc_engine.plane.endpoint import Endpoint, Policy
+from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.faults import FaultPlan, FaultyLink
 from uvcc_engine.plane.links import Link
 from uvcc_engine.plane.live import LivePlane, Waits
 from uvcc_engine.plane.nats_link import NatsLink
+from uvcc_engine.plane.policy import Policy
 from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayLink
 from uvcc_engine.plane.session import SigningIdentity
 from uvcc_engine.plane.stream_link import StreamLink, stream_address

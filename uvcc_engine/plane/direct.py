@@ -16,8 +16,8 @@ from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError
 from uvcc_engine.plane.connection import Connection
-from uvcc_engine.plane.endpoint import Outgoing, Policy
 from uvcc_engine.plane.links import Arrival, Notice
+from uvcc_engine.plane.policy import Outgoing, Policy
 
 _SSH_PORT: Final = 22
 _REFILL_BYTES: Final = 256 << 10  # what is left of a full backlog when its filler is called back

@@ -10,63 +10,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.plane import acks
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Tag
-from uvcc_engine.plane.channel import Acknowledgement, OutFrame, RecvChannel, SendChannel, Timing
+from uvcc_engine.plane.channel import Acknowledgement, OutFrame, RecvChannel, SendChannel
 from uvcc_engine.plane.durable import PeerState
-from uvcc_engine.plane.inbox import Inbox, buffer
+from uvcc_engine.plane.inbox import Inbox
+from uvcc_engine.plane.policy import Counters, Outgoing, Policy, passing
+from uvcc_engine.plane.seals import open_bulk, open_packed, seal
 from uvcc_engine.plane.session import Greeting, Handshake, Session, SigningIdentity
 from uvcc_engine.transcript.identity import PublicIdentity
-
-_CLS_AT: Final = 5  # of the class in a frame header
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """When things happen, in seconds and frames. Links choose: a relay is slower to answer than a socket."""
-
-    timing: Timing = field(default_factory=Timing)
-    hello_s: float = 0.25  # between repeats of a handshake frame, doubling up to hello_cap_s
-    hello_cap_s: float = 4.0
-    ping_s: float = 2.0
-    ack_delay_s: float = 0.02
-    ack_frames: int = 32
-    rekey_frames: int = 1 << 20
-    pack_bytes: int = fr.PACK_FRAME  # a packed frame is closed at this size; a window must hold several
-
-
-class Outgoing(NamedTuple):
-    """A frame to put on the wire.
-
-    ``slot`` 0: to be stored until it is delivered, under the name ``key``. Otherwise only the newest of its slot is
-    worth anything, and none after a while.
-    """
-
-    buffers: tuple[Buffer, ...]
-    size: int
-    slot: int
-    key: tuple[int, int, int, int]  # session, stream, seq, try
-
-
-def _passing(raw: bytes) -> Outgoing:
-    return Outgoing((raw,), len(raw), raw[_CLS_AT], (0, 0, 0, 0))
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened with one peer so far."""
-
-    frames_in: int = 0
-    frames_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    rejected: int = 0
-    stale: int = 0
 
 
 class Endpoint:
@@ -158,12 +114,12 @@ class Endpoint:
     def transmit(self, now: float) -> Iterator[Outgoing]:
         """Everything that has to go on the wire now. Take each item before asking for the next."""
         while self._urgent:
-            yield _passing(self._urgent.pop(0))
+            yield passing(self._urgent.pop(0))
         session = self.session
         if session is None:
             if now >= self._hello_due:
                 for raw in self._handshake.outgoing():
-                    yield _passing(raw)
+                    yield passing(raw)
                 self._hello_due = now + self._hello_gap
                 self._hello_gap = min(2 * self._hello_gap, self.policy.hello_cap_s)
             return
@@ -180,23 +136,10 @@ class Endpoint:
             self._rekey_if_due(session)
             frame.session, frame.generation = session.id, session.generation
             session.sealed_frames += 1
-        cls = fr.BULK if frame.bulk else fr.DATA
-        length = fr.TAG_BYTES + (frame.credit + fr.TAG_BYTES if frame.bulk else frame.credit)
-        generation, seq = frame.generation, frame.seq
-        aad = fr.pack_header(cls, self.me, self.peer, self.sid, session.id, stream, generation, seq, length)
-        body: tuple[Buffer, ...]
-        if frame.bulk:
-            head, payload = frame.pieces
-            sealed = buffer(len(payload) + fr.TAG_BYTES)  # not cleared first, as a new bytes object would be
-            session.seal_into(generation, fr.nonce(stream, seq, 1), payload, aad, sealed)
-            body = (session.seal(generation, fr.nonce(stream, seq), head, aad), sealed)
-        else:
-            body = (session.seal(generation, fr.nonce(stream, seq), b"".join(frame.pieces), aad),)
+        out = seal(session, (self.me, self.peer, self.sid), stream, frame)
         self.counters.frames_out += 1
-        self.counters.bytes_out += length + fr.HEADER_BYTES
-        return Outgoing(
-            (fr.finish(aad, *body), *body), length + fr.HEADER_BYTES, 0, (session.id, stream, seq, frame.tries)
-        )
+        self.counters.bytes_out += out.size
+        return out
 
     def _rekey_if_due(self, session: Session) -> None:
         if session.sealed_frames < self.policy.rekey_frames:
@@ -228,7 +171,7 @@ class Endpoint:
         body = session.seal(generation, fr.nonce(fr.ACK_STREAM, self._ack_seq), plain, aad)
         self._ack_since, self._ack_now, self._say_bye = None, False, False
         self._ping_due = now + self.policy.ping_s
-        return _passing(fr.finish(aad, body) + body)
+        return passing(fr.finish(aad, body) + body)
 
     def _on_ack(self, session: Session, header: fr.Header, body: Buffer, now: float) -> bool:
         plain = session.open(header, fr.nonce(header.stream, header.seq), body)
@@ -297,8 +240,11 @@ class Endpoint:
     def _on_data(self, session: Session, header: fr.Header, body: memoryview, now: float) -> bool:
         stream, seq = header.stream, header.seq
         channel = self.receiving.get(stream) or RecvChannel(stream, self.policy.timing)
-        open_body = self._open_packed if header.cls == fr.DATA else self._open_bulk
-        digest, parts = open_body(session, header, body, channel)
+        if header.cls == fr.DATA:
+            digest, parts = open_packed(session, header, body, self._label_in)
+        else:
+            fresh = not channel.has(seq)  # a repeat must not be opened over what has been received
+            digest, parts = open_bulk(session, header, body, self._label_in, self.inbox.room if fresh else None)
         self.receiving[stream] = channel
         if self._ack_since is None:
             self._ack_since = now
@@ -310,29 +256,6 @@ class Endpoint:
             channel.partial = self.inbox.partial_bytes(stream)
         self._ack_now = self._ack_now or channel.unacknowledged >= self.policy.ack_frames or channel.grants
         return fresh
-
-    def _open_packed(
-        self, session: Session, header: fr.Header, body: memoryview, channel: RecvChannel[list[fr.Part]]
-    ) -> tuple[bytes, list[fr.Part]]:
-        plain = session.open(header, fr.nonce(header.stream, header.seq), body)
-        parts = list(fr.read_packed(memoryview(plain), header.stream, self.peer, self._label_in))
-        return bytes(body[-fr.TAG_BYTES :]), parts
-
-    def _open_bulk(
-        self, session: Session, header: fr.Header, body: memoryview, channel: RecvChannel[list[fr.Part]]
-    ) -> tuple[bytes, list[fr.Part]]:
-        stream, seq, cut = header.stream, header.seq, fr.PART_BYTES + fr.TAG_BYTES
-        if len(body) < cut + fr.TAG_BYTES:
-            raise fr.UnprovenError("a bulk frame is cut short", party=self.peer)
-        head = session.open(header, fr.nonce(stream, seq), body[:cut])
-        tag, chunk, chunks, length, total = fr.read_part(head, 0, stream, self.peer, self._label_in)
-        if length != len(body) - cut - fr.TAG_BYTES:
-            raise fr.UnprovenError(f"a bulk frame of {tag} has another length than it says", party=self.peer)
-        fresh = not channel.has(seq)  # a repeat must not be opened over what has been received
-        room = self.inbox.room(tag, chunk, chunks, total) if fresh else buffer(length)
-        session.open_into(header, fr.nonce(stream, seq, 1), body[cut:], room)
-        digest = bytes(body[cut - fr.TAG_BYTES : cut]) + bytes(body[-fr.TAG_BYTES :])
-        return digest, [fr.Part(tag, chunk, chunks, total, room)]
 
     # -- session changes ---------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.plane.api import Buffer
-from uvcc_engine.plane.endpoint import Outgoing, Policy
 from uvcc_engine.plane.links import Arrival, Link, Notice
+from uvcc_engine.plane.policy import Outgoing, Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from uvcc_engine.plane.api import Buffer
-from uvcc_engine.plane.endpoint import Outgoing, Policy
 from uvcc_engine.plane.frame import Header
+from uvcc_engine.plane.policy import Outgoing, Policy
 
 
 class Arrival(NamedTuple):

@@ -24,8 +24,8 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.channel import Timing
-from uvcc_engine.plane.endpoint import Outgoing, Policy
 from uvcc_engine.plane.links import Arrival, Notice
+from uvcc_engine.plane.policy import Outgoing, Policy
 from uvcc_engine.plane.relay_client import read_token
 
 NATS_POLICY: Final = Policy(timing=Timing(rto_s=3.0, rto_cap_s=60.0), hello_s=0.5, ack_delay_s=0.1, ack_frames=64)

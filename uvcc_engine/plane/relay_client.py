@@ -24,8 +24,8 @@ from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableE
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.channel import Timing
-from uvcc_engine.plane.endpoint import Outgoing, Policy
 from uvcc_engine.plane.links import Arrival, Notice
+from uvcc_engine.plane.policy import Outgoing, Policy
 from uvcc_engine.relay import wire
 
 RELAY_POLICY: Final = Policy(

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.plane.direct import parse_address
-from uvcc_engine.plane.endpoint import Policy
 from uvcc_engine.plane.inbox import buffer
 from uvcc_engine.plane.links import Arrival
+from uvcc_engine.plane.policy import Policy
 from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayBase, read_token
 from uvcc_engine.plane.sockets import OutQueue
 from uvcc_engine.relay import wire

@@ -20,7 +20,8 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.durable import PeerState
-from uvcc_engine.plane.endpoint import Endpoint, Policy
+from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.policy import Policy
 
 POLICY = Policy(
     Timing(rto_s=0.5, rto_cap_s=4.0, window=2048), ack_delay_s=0.05, ack_frames=4, rekey_frames=5, pack_bytes=300

@@ -13,7 +13,8 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.channel import Acknowledgement, RecvChannel, SendChannel, Timing
 from uvcc_engine.plane.durable import PeerState
-from uvcc_engine.plane.endpoint import Endpoint, Policy
+from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.policy import Policy
 
 TIMING = Timing(rto_s=1.0, rto_cap_s=4.0, window=1000)
 
