@@ -16,7 +16,14 @@ from uvcc_console.rollout.profile_schema import CommandJob, LmJob, PrivateJob, P
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
 _JOBS: dict[str, type[BaseModel]] = {"private": PrivateJob, "lm": LmJob, "command": CommandJob}
-_PATHS = (("fleet", "hosts"), ("fleet", "ssh_key"), ("job", "data"), ("job", "labels"))
+_PATHS = (
+    ("fleet", "hosts"),
+    ("fleet", "ssh_key"),
+    ("job", "data"),
+    ("job", "labels"),
+    ("nats", "token_file"),
+    ("nats", "ca_file"),
+)
 _HERE = Path(__file__).resolve().parent
 
 

@@ -187,6 +187,14 @@ class ConsentPart(Strict):
     terminate: int = Field(default=0, ge=0, le=3)
 
 
+class NatsPart(Strict):
+    """The JetStream server of ``link: nats``: its address, and the files here with its token and certificate."""
+
+    url: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+
+
 class Profile(Strict):
     """One way of running. ``dp_preflight``: before the smoke, the run's own layout of ranks meets and is measured."""
 
@@ -194,6 +202,7 @@ class Profile(Strict):
     topology: TopologyPart = TopologyPart()
     fleet: FleetPart = FleetPart()
     link: Literal["auto", "direct", "relay", "stream", "nats"] = "auto"
+    nats: NatsPart = NatsPart()
     smoke: SmokePart = SmokePart()
     gates: GatesPart = GatesPart()
     limits: LimitsPart = LimitsPart()
@@ -208,6 +217,8 @@ class Profile(Strict):
             raise ValueError(
                 f"smoke.replicas is {self.smoke.replicas} but topology.replicas only {self.topology.replicas}"
             )
+        if self.link == "nats" and not self.nats.url.startswith(("nats://", "tls://")):
+            raise ValueError(f"link nats needs the server's address in nats.url, not {self.nats.url!r}")
         if isinstance(self.job, PrivateJob) and self.job.task == "infer" and self.smoke.steps:
             raise ValueError("a job of task infer answers its queries once: give smoke.steps 0")
         return self

@@ -100,6 +100,13 @@ def test_every_known_profile_is_valid_and_says_what_it_does() -> None:
         assert len(one.about) > 40, f"{one.name} does not say what it does and costs"
 
 
+def test_link_nats_wants_the_address_of_its_server() -> None:
+    assert "needs the server's address in nats.url" in str(refused("link=nats"))
+    assert "nats.url, not 'http://x'" in str(refused("link=nats", "nats.url=http://x"))
+    _, loaded = p.load("demo", ["link=nats", "nats.url=nats://broker.example:4222"])
+    assert loaded.nats.url == "nats://broker.example:4222"
+
+
 def test_a_profiles_job_is_a_job_of_the_engine() -> None:
     _, profile = p.load("demo")
     plan = make_plan("demo-1", "demo", profile)

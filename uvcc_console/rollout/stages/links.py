@@ -1,4 +1,4 @@
-"""How the workers of different parties reach each other: the embedded relay, or each other directly."""
+"""How the workers of different parties reach each other: the embedded relay, each other directly, or a broker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from uvcc_console.haltd import relay
 from uvcc_console.rollout import domain
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.plan import Phase, pod_name
+from uvcc_console.rollout.stages.broker import nats_links
 from uvcc_console.rollout.stages.ports import LINKS, free_ports, host_of, listening, python_of
 from uvcc_engine.contract import wire
-from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.parallel.topology import PARTIES, Coord
 
 TOKEN_FILE = "relay.token"
@@ -60,7 +61,7 @@ async def links_for(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
     """The ``link`` of every worker of a phase, by coordinate. Raises UvccError if no kind of link can be had."""
     wanted = ctx.plan.profile.link
     if wanted == "nats":
-        raise ConfigError("link is nats, which this version does not start by itself", "use relay, direct or auto")
+        return await nats_links(ctx, phase)
     if wanted == "auto":
         wanted = "direct" if await reachable(ctx, phase) else "relay"
         ctx.say(_chosen(wanted))

@@ -50,7 +50,7 @@ async def preflight(ctx: Rollout) -> str:
         for name, more in found.items():
             facts[name] |= more
 
-    if profile.job.kind == "private" and profile.link != "direct" and not findings:
+    if profile.job.kind == "private" and profile.link not in ("direct", "nats") and not findings:
         add({name: {"relay_rtt_ms": ms} for name, ms in (await _relay_round_trips(ctx)).items()})
     if isinstance(profile.job, LmJob) and not findings:
         fits = await lm.fits(ctx)
