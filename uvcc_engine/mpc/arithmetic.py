@@ -285,13 +285,10 @@ def _same_scale(x: Share, y: Share, verb: str) -> None:
 
 def _fit_together(x: Share, y: Share, verb: str) -> None:
     _one_device(x, y, verb)
-    if x.shape != y.shape:
-        try:
-            torch.broadcast_shapes(x.shape, y.shape)
-        except RuntimeError:
-            raise ConfigError(
-                f"cannot {verb} shares of shapes {tuple(x.shape)} and {tuple(y.shape)}", "make one fit the other"
-            ) from None
+    if any(a != b and 1 not in (a, b) for a, b in zip(reversed(x.shape), reversed(y.shape), strict=False)):
+        raise ConfigError(
+            f"cannot {verb} shares of shapes {tuple(x.shape)} and {tuple(y.shape)}", "make one fit the other"
+        )
 
 
 def _one_device(x: Share, y: Share, verb: str) -> None:
