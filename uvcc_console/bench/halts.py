@@ -137,7 +137,7 @@ def _created(pods: int) -> ev.Event:
         pipeline_stages=1,
         tensor=1,
         stages=[],
-        profile=PROFILE,
+        profile={**PROFILE, "topology": {"replicas": max(1, pods // 3)}},
     )
 
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 
@@ -13,6 +14,9 @@ from uvcc_console.core import paths
 from uvcc_console.haltd.service import Service
 from uvcc_console.rollout import spawn
 from uvcc_engine.contract.errors import UvccError
+
+
+PRIORITY = -10
 
 
 async def _serve(run: str) -> None:
@@ -31,6 +35,8 @@ def main() -> int:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
+    with contextlib.suppress(OSError):  # where the system allows it: a halt does not queue behind what it is to stop
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     try:
         if spawn.running(paths.run_dir(args.run), spawn.HALTD):
             return 0  # one is enough

@@ -34,7 +34,7 @@ from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError, UvccError
 
 log = logging.getLogger(__name__)
-POLL_S = 0.01
+POLL_S = 0.005
 WARM_S = 5.0
 REAP_EVERY_S = 5.0
 REAP_HALT_S = 120.0

@@ -32,6 +32,7 @@ class View:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._plan: tuple[tuple[str, str, float], dict[str, int]] = (("", "", 0.0), {})
         self.snapshot = Snapshot()
 
     def poll(self) -> list[ev.Event]:
@@ -45,9 +46,18 @@ class View:
             self.snapshot = reduce(self.snapshot, event, seq)
             new.append(event)
             last = max(last, seq)
+            if isinstance(event, ev.PhaseStarted):
+                self._planned_pods(self.snapshot)
         if len(new) < 10_000:  # a full page may have left matching events behind
             self.snapshot = replace(self.snapshot, seq=last)
         return new
+
+    def _planned_pods(self, s: Snapshot) -> dict[str, int]:
+        """The plan is worked out before anybody presses a key: reading a profile takes longer than sending a halt."""
+        key = (s.engine_run, s.phase, s.created)
+        if self._plan[0] != key:
+            self._plan = (key, _planned(s))
+        return self._plan[1]
 
     def targets(self) -> dict[str, int]:
         """The pods that take part in the running phase and how many workers each has; before any phase, none."""
@@ -55,7 +65,7 @@ class View:
         if not s.engine_run:
             return {}
         found: dict[str, int] = {}
-        for pod, workers in _planned(s).items():
+        for pod, workers in self._planned_pods(s).items():
             view = s.pods.get(pod)
             if view is not None and view.state not in ("gone", "planned", "creating"):
                 found[pod] = max(workers, sum(w.pod == pod for w in s.workers.values()))
