@@ -69,7 +69,9 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
     party = check_policy(policy, read_signatures(Path(spec.signatures)), identity, own_code_hash(site))
     coord = _coordinate(spec, policy, identity, party)
     job = PrivateJob.from_json(policy.job)
-    model = fit_model(job, workers=policy.topology.workers_per_party * policy.topology.microbatches)
+    size = policy.topology
+    workers = size.workers_per_party * size.microbatches
+    model = fit_model(job, workers=workers, stages=size.stages, tensor=size.tensor)
     if spec.job and PrivateJob.from_json(spec.job) != job:
         raise ConfigError("the worker's job is not the job of the signed policy", "launch it with the policy's job")
     for value in job.reveal:

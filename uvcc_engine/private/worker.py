@@ -18,6 +18,7 @@ from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.parallel.groups import PartyGroups, Place
+from uvcc_engine.parallel.presence import not_coming
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.private.admission import Admission, admit
@@ -56,7 +57,9 @@ def main(spec: WorkerSpec) -> int:
             writer.describe(_facts(spec, admitted))
             outcome = _connected(spec, admitted, writer, terminated)
         except UvccError as error:
-            outcome = Outcome("failed", 0, error=error)
+            _report(writer, 0, error)
+            not_coming(os.environ, error.what)
+            return error.exit_code
         if outcome.error is not None:
             _report(writer, outcome.step, outcome.error)
             return outcome.error.exit_code
@@ -82,10 +85,15 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
 
     session: Session | None = None
     groups: PartyGroups | None = None
+    last_words = "it stopped"
 
     def check() -> None:
-        if not (session and session.running) and (terminated or Vote.of(writer.poll_halt()).vote == HALT):
+        if session and session.running:
+            return
+        if terminated or Vote.of(writer.poll_halt()).vote == HALT:
             raise _StoppedAtStart("halted before the first step", "start it again")
+        if groups is not None:
+            groups.look()
 
     table = Table(plane, spec.run, check=check)
     try:
@@ -102,7 +110,9 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
     except UvccError as error:
         reason = table.reason_of(error) if isinstance(error, PeerLostError) else error
         table.tell_stopped(reason)
+        last_words = reason.what
         if isinstance(error, _StoppedAtStart):
+            last_words = ""  # the others are asked to halt themselves
             return Outcome("halted", 0)
         return Outcome("failed", session.step if session else 0, error=reason)
     except BaseException as error:
@@ -113,7 +123,7 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
             session.close()
         plane.close(graceful=False)
         if groups is not None:
-            groups.close(graceful=False)
+            groups.close(graceful=False, why=last_words)
 
 
 def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:
