@@ -15,7 +15,6 @@ from uvcc_console.haltd.service import Service
 from uvcc_console.rollout import spawn
 from uvcc_engine.contract.errors import UvccError
 
-
 PRIORITY = -10
 
 
