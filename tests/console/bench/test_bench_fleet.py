@@ -8,7 +8,7 @@ from uvcc_console.bench import halts, pods
 
 
 def test_the_lines_of_many_pods_arrive_and_cost_something() -> None:
-    (row,) = pods.bench(1, pods=3, seconds=0.5)
+    (row,) = pods.bench(1, pods=3, seconds=1.0, least=0.01)  # a loaded machine is no failure
     assert (row.name, row.metric, row.reference) == ("pods_200_cpu", "share", 0.40)
     assert row.value > 0
 
