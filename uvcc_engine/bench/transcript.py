@@ -1,49 +1,31 @@
-"""``bench transcript``: what the transcript costs a step, and how fast an auditor goes through ten million leaves."""
+"""``bench transcript``: what the transcript costs a step, and how fast an auditor verifies ten million leaves."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from uvcc_engine.bench._rehearsal import make_policy
-from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.bench._rehearsal import make_policy, rehearse
+from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
-from uvcc_engine.transcript import files, kinds
+from uvcc_engine.transcript import kinds
 from uvcc_engine.transcript.evidence import WorkerEvidence
 from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.leaf import Leaf
-from uvcc_engine.transcript.replay import summarise
 from uvcc_engine.transcript.store import TranscriptStore
+from uvcc_engine.transcript.verifier import Certificate, verify
 
 _SID: Final = hashlib.sha256(b"bench").digest()
+_EPOCH_LEAVES: Final = 65_536  # of one worker
 _KEYS: Final = {"own_key": bytes(32), "pair_keys": {1: b"1" * 32, 2: b"2" * 32}}
-Row = dict[str, Any]
-
-
-def row(name: str, metric: str, unit: str, runs: Sequence[float], reference: float | None = None) -> Row:
-    """One result in the shape of every benchmark; ``value`` is the median."""
-    value = statistics.median(runs)
-    ratio = value / reference if reference else None
-    spread = {"runs": len(runs), "min": min(runs), "max": max(runs)}
-    return {
-        "name": name,
-        "metric": metric,
-        "value": value,
-        "unit": unit,
-        **spread,
-        "reference": reference,
-        "ratio": ratio,
-    }
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -102,19 +84,6 @@ def sign_time(folder: Path, runs: int) -> Row:
     return row("transcript.finish_epoch", "seconds", "s", found)
 
 
-def write_leaves(path: Path, epochs: int, per_epoch: int) -> None:
-    """A well-formed transcript of P0 with ``epochs`` x ``per_epoch`` leaves, written block by block."""
-    with path.open("wb") as out:
-        for epoch in range(epochs):
-            pieces = []
-            for op in range(per_epoch // 2):
-                digest = hashlib.sha256(b"%d/%d" % (epoch, op)).digest()
-                pieces.append(Leaf(0, kinds.OPEN, 0, 1 + op % 2, op, 0, 0, 64, digest).pack())
-                pieces.append(Leaf(1, kinds.OPEN, 1 + op % 2, 0, op, 0, 0, 64, digest).pack())
-            root = summarise(pieces, _SID, epoch, 0).root
-            out.write(files.header(epoch, len(pieces), _SID, root) + b"".join(pieces))
-
-
 def step_time(folder: Path, runs: int) -> Row:
     """Seconds that the transcript takes of one step of the demonstration job: 84 leaves of 22 KB, signed at its end."""
     workers = _three(folder / "step", runs)
@@ -135,14 +104,28 @@ def step_time(folder: Path, runs: int) -> Row:
     return row("transcript.demo_step", "seconds", "s", found)
 
 
+def write_run(folder: Path, leaves: int) -> Path:
+    """A whole run's evidence with about so many leaves over its three workers; returns its bundle."""
+    epochs = max(2, -(-leaves // (PARTIES * _EPOCH_LEAVES)))
+    ops = max(1, leaves // (epochs * PARTIES * 4))  # an operation leaves four leaves with every worker
+
+    def traffic(workers: Mapping[int, WorkerEvidence], epoch: int, **_: object) -> None:
+        for src, worker in workers.items():
+            for dst in workers.keys() - {src}:
+                for op in range(ops):
+                    payload = b"%d/%d" % (epoch, op)
+                    worker.recorder.record(0, dst, (epoch, 0, op, kinds.RESHARE), payload)
+                    workers[dst].recorder.record(1, src, (epoch, 0, op, kinds.RESHARE), payload)
+
+    return rehearse(folder, steps=epochs - 1, traffic=traffic).bundle
+
+
 def verify_rate(folder: Path, leaves: int, runs: int) -> list[Row]:
-    """Leaves per second through the verifier's pass and the peak memory of its process, which does nothing else."""
-    per_epoch = min(leaves, 1_000_000) // 2 * 2
-    path = folder / files.LEAVES
-    write_leaves(path, leaves // per_epoch, per_epoch)
+    """Leaves per second through a whole ``verify`` (signatures, roots, SEND paired with RECV) and its peak memory."""
+    bundle = write_run(folder, leaves)
     rates, peaks = [], []
     for _ in range(runs):
-        command = [sys.executable, "-m", "uvcc_engine.bench.transcript", "--pass", str(path)]
+        command = [sys.executable, "-m", "uvcc_engine.bench.transcript", "--pass", str(bundle)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         rate, peak = json.loads(done.stdout)
         rates.append(rate)
@@ -153,20 +136,11 @@ def verify_rate(folder: Path, leaves: int, runs: int) -> list[Row]:
     ]
 
 
-def verifier_pass(path: Path) -> tuple[float, float]:
-    """Go through a transcript as the verifier does: leaves per second, and this process's peak memory in bytes."""
-    total = 0
-
-    def work() -> None:
-        nonlocal total
-        for file, block in files.blocks(path):
-            found = summarise(files.chunks(file, block), _SID, block.epoch, 0)
-            if found.root != block.root:
-                raise VerificationError("bench", f"epoch {block.epoch} has another root than was written")
-            total += block.count
-
-    seconds = _timed(work)
-    return total / seconds, _peak_memory()
+def verifier_pass(bundle: Path) -> tuple[float, float]:
+    """Verify a run: leaves per second, and this process's peak memory in bytes."""
+    found: list[Certificate] = []
+    seconds = _timed(lambda: found.append(verify(bundle)))
+    return found[0].leaves / seconds, _peak_memory()
 
 
 def _peak_memory() -> float:
@@ -176,7 +150,7 @@ def _peak_memory() -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark; ``--leaves`` scales the verifier's part (10 million take about a minute to write)."""
+    """Run the benchmark; ``--leaves`` scales the verifier's part (10 million take about two minutes to write)."""
     made = argparse.ArgumentParser(prog="bench transcript", description=__doc__)
     made.add_argument("--leaves", type=int, default=1_000_000)
     made.add_argument("--runs", type=int, default=3)
@@ -190,12 +164,11 @@ def main(argv: Sequence[str]) -> int:
         folder = Path(name)
         rows = [record_rate(folder, min(args.leaves, 20_000), size, args.runs) for size in (64, 4096, 1 << 16)]
         rows += [sign_time(folder, 20 * args.runs), step_time(folder, 10 * args.runs)]
-        rows += verify_rate(folder, args.leaves, args.runs)
+        rows += verify_rate(folder / "run", args.leaves, args.runs)
     if args.json:
-        print(json.dumps(rows))
+        print(to_json(rows))
     else:
-        for r in rows:
-            print(f"{r['name']:28} {r['value']:14.6g} {r['unit']:9} ({r['min']:.6g} .. {r['max']:.6g})")
+        print(to_text(rows))
     return 0
 
 

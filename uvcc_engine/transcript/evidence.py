@@ -44,6 +44,13 @@ from uvcc_engine.transcript.store import TranscriptStore
 _BLIND: Final = "blind"
 
 
+def blinding_keys(identity: Identity, policy: Policy, coord: Coord) -> dict[int, bytes]:
+    """The keys that blind a worker's leaves: by peer, and its own under its own party."""
+    peers = policy.peers(coord.party, coord.replica)
+    keys = {p: identity.pair_secret(public, policy.sid_job, _BLIND) for p, public in peers.items()}
+    return {**keys, coord.party: identity.own_secret(policy.sid_job, _BLIND)}
+
+
 class WorkerEvidence:
     """Transcript, signed roots and signed result of one worker. One user thread, like the plane."""
 
@@ -53,15 +60,12 @@ class WorkerEvidence:
         self.policy = policy
         self.folder = folder
         self._identity = identity
-        sid = policy.sid_job
-        own = identity.own_secret(sid, _BLIND)
-        others = policy.peers(coord.party, coord.replica)
-        keys = {p: identity.pair_secret(public, sid, _BLIND) for p, public in others.items()}
+        keys = blinding_keys(identity, policy, coord)
         self.recorder = TranscriptStore(
             folder,
             party=coord.party,
-            sid_sub=sid_of(sid, coord),
-            own_key=own,
+            sid_sub=sid_of(policy.sid_job, coord),
+            own_key=keys.pop(coord.party),
             pair_keys=keys,
             resume_epoch=resume_epoch,
         )

@@ -12,6 +12,7 @@ import hmac
 import struct
 from typing import Final, NamedTuple
 
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.transcript import kinds
 
 SENT: Final = 0
@@ -87,6 +88,19 @@ def position(kind: int, src: int, dst: int, op: int, chunk: int, stream: int) ->
 def blind_state(key: bytes, sid_sub: bytes, epoch: int) -> hmac.HMAC:
     """HMAC-SHA256 under a pair's (or a party's own) blinding key, fed with session and epoch; copy it per leaf."""
     return hmac.new(key, b"UVCC_BLIND_V1" + sid_sub + struct.pack("<I", epoch), "sha256")
+
+
+def make_record(state: hmac.HMAC, key: Key, payload: Buffer) -> tuple[bytes, bytes]:
+    """(record, blind) of one message; ``state`` from :func:`blind_state`. Raises ConfigError for what is no leaf."""
+    stream, op, chunk, direction, src, dst, kind = key
+    size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    state = state.copy()
+    try:
+        state.update(position(kind, src, dst, op, chunk, stream))
+        blind = state.digest()
+        return RECORD.pack(direction, kind, src, dst, op, chunk, stream, size, blinded_digest(blind, payload)), blind
+    except struct.error as e:
+        raise ConfigError(f"not a leaf: {name_of(key)}: {e}", "op has 32 bits, stream 64") from e
 
 
 def blinded_digest(blind: bytes, payload: Buffer) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +28,10 @@ from uvcc_engine.transcript.leaf import (
     Key,
     Leaf,
     blind_state,
-    blinded_digest,
     epoch_prefix,
     leaf_hash,
+    make_record,
     name_of,
-    position,
 )
 from uvcc_engine.transcript.merkle import inclusion_proof
 from uvcc_engine.transcript.replay import peers_of, summarise
@@ -263,22 +261,14 @@ class TranscriptStore:
             self._to_open.append((key, blind, bytes(payload)))
 
     def _note(self, key: Key, state: Any, payload: Buffer) -> bytes:
-        stream, op, chunk, direction, src, dst, kind = key
-        size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
-        try:
-            state = state.copy()
-            state.update(position(kind, src, dst, op, chunk, stream))
-            blind: bytes = state.digest()
-            record = RECORD.pack(direction, kind, src, dst, op, chunk, stream, size, blinded_digest(blind, payload))
-        except struct.error as e:
-            raise ConfigError(f"not a leaf: {name_of(key)}: {e}", "op has 32 bits, stream 64") from e
+        record, blind = make_record(state, key, payload)
         known = self._leaves.get(key) or self._before.get(key)
         if known is None:
             if self._sealed:
-                raise ProtocolError(f"epoch {self._epoch} had no {name_of(key)} before", _RERUN, party=src)
+                raise ProtocolError(f"epoch {self._epoch} had no {name_of(key)} before", _RERUN, party=key[4])
             self._pending.append(record)
         elif known != record:
-            raise self._conflict(Leaf.unpack(known), size)
+            raise self._conflict(Leaf.unpack(known), Leaf.unpack(record).size)
         self._leaves[key] = record
         return blind
 

@@ -7,7 +7,7 @@ values. Nothing is believed because the bundle says so: even "finished" follows 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -227,13 +227,16 @@ def _locate(one: Coord, two: Coord, epoch: int, folders: Mapping[Coord, Path]) -
     """Which message two workers recorded differently, where their transcripts can be read."""
     if not folders:
         return ""
-    found = []
-    for coord in (one, two):
-        for file, block in files.blocks(folders[coord] / files.LEAVES):
-            if block.epoch == epoch:
-                found.append(list(files.records(file, block)))
-    named = first_difference(found[0], found[1], one.party, two.party) if len(found) == 2 else ""
+    mine, theirs = (_epoch_records(folders[coord], epoch) for coord in (one, two))
+    named = first_difference(mine, theirs, one.party, two.party)
     return f"; first: {named}" if named else ""
+
+
+def _epoch_records(folder: Path, epoch: int) -> Iterator[bytes]:
+    """One epoch's records, streamed; none if the file does not hold it."""
+    for file, block in files.blocks(folder / files.LEAVES):
+        if block.epoch == epoch:
+            yield from files.records(file, block)
 
 
 # ---- result and opened leaves --------------------------------------------------------------------------------------
