@@ -21,6 +21,7 @@ from uvcc_engine.private.inputs import PartyInputs
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import ModelSpec
 from uvcc_engine.private.owners import open_set
+from uvcc_engine.private.seeds import SEEDS
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.policy import Policy, check_policy, read_signatures
 
@@ -75,7 +76,7 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
     if spec.job and PrivateJob.from_json(spec.job) != job:
         raise ConfigError("the worker's job is not the job of the signed policy", "launch it with the policy's job")
     for value in job.reveal:
-        owner_only = value in SEALED and policy.reveals(value, OWNER)
+        owner_only = value in (*SEALED, SEEDS) and policy.reveals(value, OWNER)
         if not owner_only and not policy.reveals(value):
             raise ConfigError(f"the job reveals {value!r}, the policy does not", "list it in the policy, or not at all")
     inputs = open_set(

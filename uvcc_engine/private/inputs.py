@@ -146,7 +146,11 @@ def open_inputs(box: bytes, *, party: int, identity: Identity, owner: str, commi
 
     Raises UnreadableError or VerificationError naming what does not hold.
     """
-    plain, about = unseal(box, recipient=identity, sender=owner)
+    return read_inputs(*unseal(box, recipient=identity, sender=owner), party=party, commitments=commitments)
+
+
+def read_inputs(plain: bytes, about: Mapping[str, Any], *, party: int, commitments: Sequence[str]) -> PartyInputs:
+    """An opened box's inputs, checked as :func:`open_inputs` says."""
     if about != {"format": _FORMAT, "party": party}:
         raise VerificationError("inputs", f"the sealed input says {about}", f"this is party {party}; send its own file")
     halves: list[tuple[int, dict[str, Ring]]] = []

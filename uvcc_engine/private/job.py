@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
 
-REVEALABLE: Final = ("loss", "accuracy", "weights", "predictions")
+REVEALABLE: Final = ("loss", "accuracy", "weights", "predictions", "seeds")
 SCHEDULES: Final = ("linear", "constant")
 OPTIMIZERS: Final = ("sgd", "adam")
 OBJECTIVES: Final = ("cross-entropy", "mse")
@@ -22,8 +22,10 @@ class PrivateJob:
     """One secret-shared training job; the policy carries it, so every party trains exactly this.
 
     ``reveal`` lists what is opened: ``loss`` (the batch mean, every ``loss_every`` steps), ``accuracy`` (the count of
-    correct test rows, once at the end) and ``weights`` (final weights, sealed to the data owner). The batch order, the
-    initial weights and the schedule are public functions of ``seed``. ``objective`` is the loss that is trained on;
+    correct test rows, once at the end), ``weights`` (final weights, sealed to the data owner) and ``seeds`` (each
+    party's secrets of this one session, sealed to the data owner, who can then replay the run and learns all of it).
+    The batch order, the initial weights and the schedule are public functions of ``seed``. ``objective`` is the loss
+    that is trained on;
     In task ``infer`` a trained model answers queries, ``batch`` rows a step, and the only thing to reveal are the
     ``predictions``, sealed to the owner. ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
     """

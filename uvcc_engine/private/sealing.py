@@ -77,13 +77,23 @@ def unseal(box: bytes, *, recipient: Identity, sender: str) -> tuple[bytes, dict
     Raises UnreadableError if it is not a box, VerificationError if it is for another recipient, by another sender, or
     was altered.
     """
+    return open_with(box, box_key(box, recipient=recipient, sender=sender))
+
+
+def box_key(box: bytes, *, recipient: Identity, sender: str) -> bytes:
+    """The key of this one box, which its recipient may hand on; it opens no other box. Raises like :func:`unseal`."""
     header, start = _header(box)
     if header["to"] != recipient.public.x25519:
         raise VerificationError("sealed file", "it is for another recipient", "give each party its own file")
     if header["sender"] != sender:
         raise VerificationError("sealed file", "it is by another sender than the policy names", "seal it again")
     salt = sha256(box[len(MAGIC) + 4 : start])
-    key = _key(*(recipient.pair_secret(_agreement_key(k), salt, "box") for k in (sender, header["ephemeral"])))
+    return _key(*(recipient.pair_secret(_agreement_key(k), salt, "box") for k in (sender, header["ephemeral"])))
+
+
+def open_with(box: bytes, key: bytes) -> tuple[bytes, dict[str, Any]]:
+    """Open a box with its :func:`box_key`. Raises UnreadableError, VerificationError if it was altered."""
+    header, start = _header(box)
     try:
         plain = ChaCha20Poly1305(key).decrypt(_NONCE, box[start:], box[len(MAGIC) + 4 : start])
     except InvalidTag:

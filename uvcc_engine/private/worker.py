@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from uvcc_engine import __version__
+from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
@@ -24,7 +25,8 @@ from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.private.admission import Admission, admit
 from uvcc_engine.private.orders import Orders
 from uvcc_engine.private.ranks import Ranks
-from uvcc_engine.private.session import LateRecorder, Outcome, Session
+from uvcc_engine.private.seeds import SEEDS, seal_seeds, seeds_name
+from uvcc_engine.private.session import LateRecorder, Outcome, Session, pair_keys
 from uvcc_engine.private.votes import HALT, Table, Vote
 from uvcc_engine.transcript.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.roots import sid_of
@@ -58,6 +60,8 @@ def main(spec: WorkerSpec) -> int:
             outcome = _connected(spec, admitted, writer, terminated)
         except UvccError as error:
             _report(writer, 0, error)
+            if SEEDS in admitted.job.reveal:
+                _disclose(spec, admitted)
             not_coming(os.environ, error.what)
             return error.exit_code
         if outcome.error is not None:
@@ -70,6 +74,15 @@ def main(spec: WorkerSpec) -> int:
 def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, terminated: list[int]) -> Outcome:
     """Open the plane, run the session, and tell the peers if it fails."""
     recorder = LateRecorder()
+def _disclose(spec: WorkerSpec, admitted: Admission) -> None:
+    """Seal this session's seeds to the data owner before the first message, so that a failed run has them, too."""
+    a = admitted
+    sealed = Path(spec.inputs).read_bytes()
+    prg = pair_keys(a)
+    box = seal_seeds(a.identity, a.policy, a.coord, prg=prg, attempt=spec.attempt, sealed_inputs=sealed)
+    files.write_atomic(Path(spec.dir) / seeds_name(a.coord), box)
+
+
     patience = PEER_TIMEOUT_S if admitted.policy.topology.workers_per_party == 1 else FLEET_TIMEOUT_S
     plane = open_plane(
         party=admitted.party,

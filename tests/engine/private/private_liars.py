@@ -36,6 +36,19 @@ def alters_an_opened_share(spec: WorkerSpec) -> None:
     LivePlane.send = send  # type: ignore[method-assign]
 
 
+def alters_a_product(spec: WorkerSpec) -> None:
+    """One share of a product, recorded as sent: to its peers this is a share like any other."""
+    honest, done = LivePlane.send, []
+
+    def send(self: LivePlane, dst: int, tag: Any, payload: Any) -> None:
+        if tag.epoch == EPOCH and tag.kind == kinds.RESHARE and not done:
+            done.append(tag)
+            payload = _flipped(payload)
+        honest(self, dst, tag, payload)
+
+    LivePlane.send = send  # type: ignore[method-assign]
+
+
 def sends_other_than_it_records(spec: WorkerSpec) -> None:
     """The wire carries an altered message, the transcript the honest one."""
     honest, done = LivePlane._queue, []

@@ -1,0 +1,135 @@
+"""The owner's replay of runs by whole processes: an honest one holds, and whoever altered one share is named, alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links, shared_digits
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.private import audit as owners_audit
+from uvcc_engine.private.client import write_shared
+from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.private.owners import combine
+from uvcc_engine.private.seeds import open_seeds, seal_seeds
+from uvcc_engine.transcript.leaf import Leaf
+
+JOB = PrivateJob(steps=4, batch=16, checkpoint_every=4, test_rows=50, reveal=("loss", "accuracy", "seeds"))
+LIAR = 1
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    made = Zygote(tmp_path_factory.mktemp("audited"))
+    yield made
+    made.close()
+
+
+def ended(zygote: Zygote, folder: Path, lie: str = "") -> Fleet:
+    """A run to its end, one party lying if asked to; its sealed inputs lie beside it."""
+    fleet = Fleet(folder, zygote, JOB, direct_links())
+    for party in range(3):
+        fleet.dir(party).mkdir()
+        request = {"spec": fleet.spec(party).to_json(), "log": str(fleet.home(party) / "worker.log")}
+        if party == LIAR and lie:
+            request["lie"] = lie
+        fleet.pids.append(zygote.ask(request)["pid"])
+    fleet.wait()
+    write_shared(shared_digits(JOB), folder.parent / "sealed")
+    return fleet
+
+
+def audited(fleet: Fleet) -> owners_audit.Audit:
+    folder = fleet.folder
+    return owners_audit.audit(folder, OWNER, folder.parent / "sealed", fleet.home(0) / "policy.json")
+
+
+def test_an_honest_run_is_as_the_program_computes_it(
+    zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = ended(zygote, tmp_path / "run")
+    OWNER._store(tmp_path / "owner")
+    policy = str(fleet.home(0) / "policy.json")
+    argv = [str(fleet.folder), "--owner", str(tmp_path / "owner"), "--sealed", str(tmp_path / "sealed")]
+    assert owners_audit.main([*argv, "--policy", policy, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert found["epochs"] == JOB.steps + 1
+    assert found["messages"] > 5 * 100
+    assert owners_audit.main(argv) == 2  # no policy.json right there
+    (fleet.dir(2) / "seeds_p2r0s0t0.box").unlink()
+    with pytest.raises(UnreadableError, match="0 files seeds_p2r0s0t0"):
+        audited(fleet)
+
+
+def test_a_share_altered_inside_a_product_goes_unnoticed_by_the_parties_and_is_pinned_on_its_sender(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    found = audited(ended(zygote, tmp_path / "run", "alters_a_product"))
+    assert (found.parties, found.epoch) == ((LIAR,), 2)
+    assert found.what.startswith(f"RESHARE P{LIAR}->")
+    assert f"P{LIAR} at epoch 2" in found.text()
+
+
+def test_an_altered_opening_is_pinned_on_the_one_holder_who_lied(zygote: Zygote, tmp_path: Path) -> None:
+    fleet = ended(zygote, tmp_path / "run", "alters_an_opened_share")
+    assert "disagree on a share" in str(fleet.exit(0)["error"]) + str(fleet.exit(2)["error"])
+    found = audited(fleet)
+    assert (found.parties, found.epoch) == ((LIAR,), 2)
+    assert found.what.startswith(f"OPEN P{LIAR}->")
+
+
+def test_a_message_recorded_otherwise_than_sent_leaves_its_two_ends(zygote: Zygote, tmp_path: Path) -> None:
+    found = audited(ended(zygote, tmp_path / "run", "sends_other_than_it_records"))
+    assert found.epoch == 2
+    assert LIAR in found.parties
+    assert len(found.parties) == 2
+
+
+# ---- without processes ---------------------------------------------------------------------------------------------
+
+
+def test_missing_and_extra_messages_are_found_unless_the_epoch_was_cut_short() -> None:
+    leaves = [Leaf(d, 2, s, t, op, 0, 0, 8, bytes(32)) for op in range(3) for d, s, t in ((0, 0, 1), (1, 1, 0))]
+    program = [leaf.pack() for leaf in leaves]
+    held = {leaf.key: leaf.pack() for leaf in leaves}
+    assert owners_audit.first_deviation(program, held, whole=True) is None
+    gone = held.pop(leaves[2].key)
+    assert owners_audit.first_deviation(program, held, whole=True) == leaves[2]
+    assert owners_audit.first_deviation(program, held, whole=False) is None
+    held[leaves[2].key] = gone
+    extra = Leaf(0, 2, 0, 2, 9, 0, 0, 8, bytes(32))
+    assert owners_audit.first_deviation(program, held | {extra.key: extra.pack()}, whole=True) == extra
+
+
+def test_seeds_are_for_one_owner_one_job_and_agree_at_both_ends(zygote: Zygote, tmp_path: Path) -> None:
+    policy = Fleet(tmp_path / "run", zygote, JOB, direct_links()).policy
+    sealed = shared_digits(JOB)
+    keys = PairKeys(prev=b"p" * 32, next=b"n" * 32, own=b"o" * 32)
+    coord = Coord(0, 0, 0, 0)
+
+    def made(party: int) -> bytes:
+        where = replace(coord, party=party)
+        return seal_seeds(PARTIES[party], policy, where, prg=keys, attempt=0, sealed_inputs=sealed.boxes[party])
+
+    opened = {
+        p: open_seeds(made(p), owner=OWNER, sender=PARTIES[p].public, policy=policy, coord=replace(coord, party=p))
+        for p in range(3)
+    }
+    assert opened[0].inputs(sealed.boxes[0], policy).rows("test_x") == JOB.test_rows
+    with pytest.raises(VerificationError, match="altered"):
+        opened[0].inputs(sealed.boxes[1], policy)
+    with pytest.raises(VerificationError, match="P0 and P1 disclose different secrets"):
+        owners_audit.check_pairs(opened)
+    with pytest.raises(VerificationError, match="the box of p0r1s0t0 says"):
+        away = replace(coord, replica=1)
+        open_seeds(made(0), owner=OWNER, sender=PARTIES[0].public, policy=policy, coord=away)
+    several = combine([sealed, replace(sealed, owner="ab" * 32)])
+    with pytest.raises(ConfigError, match="several owners"):
+        seal_seeds(PARTIES[0], policy, coord, prg=keys, attempt=0, sealed_inputs=several.boxes[0])
