@@ -19,7 +19,7 @@ from uvcc_engine.nsa.layout import Layout
 
 ROWS: Final = 64  # rows (query, head) of a tile
 CHUNK: Final = 16  # tiles that share one load of their block
-SEGMENT: Final = 4096  # queries whose slots are held at once
+SEGMENT: Final = 4096  # queries, over all rows, whose slots are held at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,9 @@ def segments(chosen: Tensor, n_blocks: int, per: int) -> list[Segment]:
     """The work lists of chosen int32 [B, G, S, n_sel]; nothing waits for the device."""
     found = []
     size = CHUNK * (_tile_rows(per) // per)
-    for t0 in range(0, chosen.shape[2], SEGMENT):
-        part = chosen[:, :, t0 : t0 + SEGMENT]
+    step = max(ROWS, SEGMENT // chosen.shape[0])
+    for t0 in range(0, chosen.shape[2], step):
+        part = chosen[:, :, t0 : t0 + step]
         inverse = invert(part, n_blocks)
         count = inverse.offset[..., 1:] - inverse.offset[..., :-1]
         first = F.pad(((count + size - 1) // size).cumsum(-1), (1, 0)).to(torch.int32)
