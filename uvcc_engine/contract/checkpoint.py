@@ -150,6 +150,17 @@ def commit(
     return read_manifest(final)
 
 
+def parts_are_there(root: Path, step: int, token: str, ranks: Iterable[int]) -> bool:
+    """Whether every rank's :func:`write_rank` under ``token`` has returned."""
+    folder = _temporary(root, step, token)
+    return all((folder / _part_name(rank)).exists() for rank in ranks)
+
+
+def is_settled(root: Path, step: int, token: str) -> bool:
+    """Whether what was written under ``token`` is committed: for a rank that wrote its part and does not commit."""
+    return not _temporary(root, step, token).exists() and (step_dir(root, step) / MANIFEST).exists()
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest alone, checked against itself; the files are not read. Raises VerificationError."""
     try:

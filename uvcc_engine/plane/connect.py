@@ -32,6 +32,14 @@ from uvcc_engine.transcript.identity import PublicIdentity
 
 KINDS: Final = ("auto", "direct", "stream", "relay", "nats")
 FAULTS_VARIABLE: Final = "UVCC_PLANE_FAULTS"  # a FaultPlan as JSON: rehearses a bad network in a whole run
+_WAITS: Final = {
+    "peer_timeout_s": "peer_s",
+    "first_contact_s": "first_s",
+    "close_s": "close_s",
+    "order_s": "order_s",
+    "report_s": "report_s",
+    "look_s": "look_s",
+}
 
 
 def open_plane(
@@ -49,13 +57,10 @@ def open_plane(
     """Connect ``party`` with ``peers`` in the subsession ``sid_sub``. Returns at once; receivers wait.
 
     ``link``: ``{kind: auto|direct|stream|relay, relay_url, token_file, ca_file, group, listen, peers, peer_timeout_s,
-    first_contact_s}``.
+    first_contact_s, rto_s, look_s}``, the last two for fleets whose workers outnumber their processors.
     Raises ConfigError on an unusable link, UnreachableError if it cannot listen.
     """
-    names = {"peer_timeout_s": "peer_s", "close_s": "close_s", "order_s": "order_s", "report_s": "report_s"}
-    waits = replace(Waits(), **{field: float(link[name]) for name, field in names.items() if name in link})
-    if "first_contact_s" in link:
-        waits = replace(waits, first_s=float(link["first_contact_s"]))
+    waits = replace(Waits(), **{field: float(link[name]) for name, field in _WAITS.items() if name in link})
     others = {p: public for p, public in peers.items() if p != party}
     carrier = open_link(party, sid_sub, link, tuple(others))
     if (plan := _faults(link)) is not None:
@@ -153,7 +158,8 @@ def _policy(link: Mapping[str, Any], base: Policy) -> Policy:
     """``rto_s``: seconds before an unacknowledged frame is sent again for the first time."""
     if "rto_s" not in link:
         return base
-    return replace(base, timing=replace(base.timing, rto_s=float(link["rto_s"])))
+    rto = float(link["rto_s"])
+    return replace(base, timing=replace(base.timing, rto_s=rto, rto_cap_s=max(rto, base.timing.rto_cap_s)))
 
 
 def _ca_file(link: Mapping[str, Any]) -> Path | None:

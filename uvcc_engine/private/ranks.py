@@ -22,6 +22,7 @@ from uvcc_engine.parallel.groups import Group, PartyGroups
 from uvcc_engine.private.votes import Vote
 
 _NONCE_BYTES: Final = 126
+_SAVED: Final = struct.Struct("<q")
 
 
 class Ranks:
@@ -41,15 +42,20 @@ class Ranks:
         return self.groups.place.rank == self.pod.start
 
     def greatest(self, mine: Vote) -> Vote:
-        """The largest vote of all ranks of this party, the same at each; among equals that of the largest nonce."""
+        """The largest vote of all ranks of this party, the same at each; among equals that of the largest nonce.
+
+        Its ``saved`` is the smallest of all.
+        """
         if self.groups.alone:
             return mine
         self.groups.start_dp()
         nonce = mine.nonce.encode()[:_NONCE_BYTES]
-        found = bytes([mine.vote, len(nonce)]) + nonce.ljust(_NONCE_BYTES, b"\0")
+        found, saved = bytes([mine.vote, len(nonce)]) + nonce.ljust(_NONCE_BYTES, b"\0"), mine.saved
         for group in self._dimensions:
-            found = max(_gathered(group, found), key=lambda one: (one[0], one[2:]))
-        return Vote(found[0], found[2 : 2 + found[1]].decode(errors="replace"))
+            told = _gathered(group, found + _SAVED.pack(saved))
+            found = max((one[: -_SAVED.size] for one in told), key=lambda one: (one[0], one[2:]))
+            saved = min(_SAVED.unpack(one[-_SAVED.size :])[0] for one in told)
+        return Vote(found[0], found[2 : 2 + found[1]].decode(errors="replace"), saved)
 
     @property
     def _dimensions(self) -> tuple[Group, Group, Group]:
@@ -99,17 +105,9 @@ class Ranks:
     # -- checkpoints of a directory that several ranks share ---------------------------------------------------------
 
     def token(self) -> str:
-        """A name for what the ranks of this pod are about to write together."""
+        """A name for what the ranks of this pod write together from now on; call it before the training starts."""
         made = uuid.uuid4().hex[:12] if self.leads_pod else ""
         return self.groups.gather(made.encode(), self.pod)[0].decode()
-
-    def from_lead(self, value: str) -> str:
-        """The pod's lead rank's ``value`` at all its ranks; nobody goes on before the lead has come here."""
-        return self.groups.gather(value.encode(), self.pod)[0].decode()
-
-    def all_here(self) -> None:
-        """Wait for all ranks of this pod."""
-        self.groups.gather(b"", self.pod)
 
 
 def _gathered(group: Group, value: bytes) -> list[bytes]:

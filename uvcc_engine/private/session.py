@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
-from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
 from uvcc_engine.private.admission import SEALED, Admission
+from uvcc_engine.private.atrest import state_name
 from uvcc_engine.private.attempts import begin_attempt
+from uvcc_engine.private.checkpoints import Checkpoints
 from uvcc_engine.private.inference import Predictor
 from uvcc_engine.private.outcome import agree_on_state, own_digests, state_blinds
 from uvcc_engine.private.parallel_training import Learner, ParallelTrainer, stream_of
@@ -33,7 +34,6 @@ from uvcc_engine.transcript.agreement import ForkError
 from uvcc_engine.transcript.evidence import WorkerEvidence
 from uvcc_engine.transcript.roots import sid_of
 
-CHECKPOINTS_KEPT: Final = 4
 _TERMINATED: Final = "sigterm"
 
 
@@ -87,7 +87,7 @@ class Session:
         """``terminated`` says whether SIGTERM came, which counts as a halt request."""
         self._spec, self._admitted, self._writer = spec, admitted, writer
         self._recorder, self._table, self._ranks, self._terminated = recorder, table, ranks, terminated
-        self._root = Path(spec.dir) / files.CHECKPOINTS
+        self._checkpoints = Checkpoints(spec, admitted, writer, ranks)
         keys, sid = pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord)
 
         def runtime(stream: int = 0) -> Runtime:
@@ -137,38 +137,30 @@ class Session:
         while self.step < job.steps:
             decision = self._train_step(self.step)
             self.step += 1
-            manifest = self._scheduled_checkpoint() if self.step % job.checkpoint_every == 0 else None
+            due = self.step % job.checkpoint_every == 0
+            if due:
+                self._scheduled_checkpoint()
             if decision.vote == HOLD:
                 decision = self._hold(decision)
             if decision.vote == HALT:
-                return self._halt(decision, manifest)
+                return self._halt(decision, taken=due)
         return self._finish()
 
     def close(self) -> None:
-        """Release the transcript files. Harmless twice."""
+        """Release the transcript files and end the checkpoints' thread. Harmless twice."""
+        self._checkpoints.close()
         if self._evidence is not None:
             self._evidence.close()
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def _agree_where_to_start(self) -> int:
-        steps = self._verified_steps() if self._spec.resume else []
+        steps = self._checkpoints.verified_steps() if self._spec.resume else []
         policy = self._admitted.policy.hash.hex()
         start = self._table.agree_step(steps, among_ranks=self._ranks.common, attempt=self._spec.attempt, policy=policy)
         self._writer.resume_at(start if self._spec.resume else None)
+        self._checkpoints.open()
         return start
-
-    def _verified_steps(self) -> list[int]:
-        found: list[int] = []
-        for step in ck.steps_present(self._root):
-            try:
-                manifest = ck.verify(ck.step_dir(self._root, step))
-            except VerificationError as error:
-                self._writer.event("checkpoint_refused", level="warn", step=step, detail=str(error))
-                continue
-            if (manifest.run, manifest.step) == (self._spec.run, step):
-                found.append(step)
-        return found
 
     def _open_evidence(self, epoch: int) -> None:
         a = self._admitted
@@ -184,13 +176,11 @@ class Session:
         self._recorder.inner = self._evidence.recorder
 
     def _load(self, step: int) -> None:
-        manifest = ck.verify(ck.step_dir(self._root, step))
-        part = manifest.rank(self._spec.rank)
-        name = ck.rank_file(self._spec.rank)
-        self._trainer.load_state(load_file(manifest.path / name))
+        tensors, part, manifest = self._checkpoints.load(step)
+        self._trainer.load_state(tensors)
         self._loss = part.extra.get("loss")
         if part.extra.get("scheduled"):
-            self._proof.checkpoint(step, part.files[name]["sha256"])
+            self._proof.checkpoint(step, part.files[state_name(self._spec.rank)]["sha256"])
         self._writer.event("resumed", step=step, checkpoint=manifest.sha256)
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -201,9 +191,9 @@ class Session:
     def _begin(self, epoch: int) -> Vote:
         self._rt.begin_epoch(epoch)
         self._proof.begin(epoch)
-        mine = self._vote()
+        mine, stated = self._checkpoints.ballot(self._vote())
         notes = {} if self._agreed else {p: self._proof.agreement(p) for p in self._table.peers}
-        self._table.open_step(epoch, mine, notes)
+        self._table.open_step(epoch, mine, notes, stated)
         return mine
 
     def _settle_votes(self, epoch: int, mine: Vote) -> Vote:
@@ -211,6 +201,7 @@ class Session:
         decision, notes = self._table.close_step(epoch, mine)
         if not self._agreed:
             self._check(notes)
+        self._checkpoints.commit(self._table, decision.saved)
         return decision
 
     def _check(self, notes: Mapping[int, bytes]) -> None:
@@ -254,6 +245,7 @@ class Session:
 
     def _hold(self, decision: Vote) -> Vote:
         nonce = decision.nonce
+        self._checkpoints.settle(self._table)  # who holds may be ended: what was begun is on disk everywhere first
         self._writer.event("held", nonce=nonce, step=self.step)
 
         def stay(current: Vote) -> None:
@@ -266,11 +258,13 @@ class Session:
             self._writer.heartbeat(self.step, "train", "released")
         return after
 
-    def _halt(self, decision: Vote, manifest: ck.Manifest | None) -> Outcome:
-        if manifest is None:
+    def _halt(self, decision: Vote, *, taken: bool) -> Outcome:
+        if not taken:
             self._settle_roots()
-            manifest = self._save(scheduled=False)
+            self._take(scheduled=False)
             self._proof.sync()
+        manifest = self._checkpoints.settle(self._table)
+        assert manifest is not None
         self._writer.event("halted", nonce=decision.nonce, step=self.step, checkpoint=manifest.sha256)
         self._writer.heartbeat(self.step, "halted", "halted", halt_nonce=decision.nonce)
         return Outcome("halted", self.step, manifest.sha256)
@@ -282,44 +276,19 @@ class Session:
         mine = {p: self._proof.agreement(p) for p in self._table.peers}
         self._check(self._table.exchange("root", mine, step=self.step))
 
-    def _scheduled_checkpoint(self) -> ck.Manifest:
-        """Write the checkpoint that the job's schedule asks for, and note it in the transcript.
+    def _scheduled_checkpoint(self) -> None:
+        """Take the checkpoint that the job's schedule asks for, and note it in the transcript.
 
-        What is noted is the hash of the tensors, not of the manifest, which names the run: a rerun of the same policy
-        has the same transcript.
+        What is noted is the hash of this rank's encrypted tensors, not of the manifest, which names the run: a rerun of
+        the same policy has the same transcript.
         """
         self._settle_roots()
-        manifest = self._save(scheduled=True)
-        written = manifest.rank(self._spec.rank).files[ck.rank_file(self._spec.rank)]
-        self._proof.checkpoint(self.step, written["sha256"])
-        if self._ranks.leads_pod:
-            ck.prune(self._root, CHECKPOINTS_KEPT)
-        return manifest
+        self._proof.checkpoint(self.step, self._take(scheduled=True))
 
-    def _save(self, *, scheduled: bool) -> ck.Manifest:
+    def _take(self, *, scheduled: bool) -> str:
         root = self._proof.last_root
-        state = ck.RankState(
-            rank=self._spec.rank,
-            coord=self._spec.coord,
-            epoch_root=root.root.hex() if root is not None else "",
-            cursors={"epoch": self.step, "attempt": self._spec.attempt},
-            extra={"loss": self._loss, "scheduled": scheduled},
-        )
-        content = {ck.rank_file(self._spec.rank): save(self._trainer.state())}
-        token, sha = self._ranks.token(), ""
-        ck.write_rank(self._root, self.step, token, state, content)
-        self._ranks.all_here()
-        if self._ranks.leads_pod:
-            topology = self._spec.topology
-            found = ck.commit(
-                self._root, run=self._spec.run, step=self.step, token=token, ranks=self._ranks.pod, topology=topology
-            )
-            sha = found.sha256
-        sha = self._ranks.from_lead(sha)
-        manifest = ck.read_manifest(ck.step_dir(self._root, self.step))
-        assert manifest.sha256 == sha
-        self._writer.event("checkpoint_written", step=self.step, sha256=manifest.sha256)
-        return manifest
+        extra = {"loss": self._loss, "scheduled": scheduled}
+        return self._checkpoints.take(self.step, self._trainer.state(), root.root.hex() if root else "", extra)
 
     # -- the result --------------------------------------------------------------------------------------------------
 
@@ -347,7 +316,7 @@ class Session:
         for peer, note in self._table.exchange("closing", mine_at_end).items():
             self._proof.check_closing(peer, note)
         self._proof.sync()
-        return self._publish(result, values)
+        return self._publish(result, values, self._checkpoints.settle(self._table))
 
     def _release_weights(self) -> None:
         a = self._admitted
@@ -361,7 +330,7 @@ class Session:
         )
         files.write_atomic(Path(self._spec.dir) / box_name(a.coord), box)
 
-    def _publish(self, result: dict[str, Any], values: dict[str, float]) -> Outcome:
+    def _publish(self, result: dict[str, Any], values: dict[str, float], newest: ck.Manifest | None) -> Outcome:
         if set(SEALED) & set(self._admitted.job.reveal) and self._admitted.coord.replica == 0:
             self._release_weights()
         extra = {k: v for k, v in result.items() if k not in ("result_hash", "values", "signature", "coord")}
@@ -369,6 +338,5 @@ class Session:
         self._writer.event("open_final_done", result_hash=result["result_hash"], values=values)
         self._writer.event("run_done", step=self.step)
         self._writer.heartbeat(self.step, "done", "done")
-        newest = ck.steps_present(self._root)
-        sha = ck.read_manifest(ck.step_dir(self._root, newest[0])).sha256 if newest[:1] == [self.step] else ""
+        sha = newest.sha256 if newest is not None and newest.step == self.step else ""
         return Outcome("done", self.step, sha)

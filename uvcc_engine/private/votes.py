@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from uvcc_engine.contract.control import MODES, HaltRequest
@@ -33,10 +33,14 @@ _SWAP_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What a party wants (0 go on, 1 hold, 2 halt) and the halt request's nonce, if one caused it."""
+    """What a party wants (0 go on, 1 hold, 2 halt) and the halt request's nonce, if one caused it.
+
+    ``saved``: the step of the newest checkpoint on its disk, -1 if there is none.
+    """
 
     vote: int = GO_ON
     nonce: str = ""
+    saved: int = -1
 
     @classmethod
     def of(cls, request: HaltRequest | None) -> Vote:
@@ -70,6 +74,8 @@ class Table:
         self._wait_s = wait_s
         self._check = check
         self.among_ranks: Callable[[Vote], Vote] = lambda vote: vote
+        self.statements: dict[tuple[int, int], str] = {}
+        """What peers signed about their checkpoints, by (party, step)."""
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -141,13 +147,19 @@ class Table:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def open_step(self, step: int, mine: Vote, notes: Mapping[int, bytes]) -> None:
-        """Send this step's vote, with a note to each peer (``notes`` may be empty)."""
-        self.say("vote", _attached(self.peers, notes), step=step, **_vote_json(mine))
+    def open_step(self, step: int, mine: Vote, notes: Mapping[int, bytes], stated: str = "") -> None:
+        """Send this step's vote, with a note to each peer (``notes`` may be empty).
+
+        ``stated``: the signed statement about the checkpoint of ``mine.saved``; peers find it in their ``statements``.
+        """
+        self.say("vote", _attached(self.peers, notes), step=step, stated=stated, **_vote_json(mine))
 
     def close_step(self, step: int, mine: Vote) -> tuple[Vote, dict[int, bytes]]:
         """Read both votes of this step; returns the largest and the notes that came with them."""
         heard = self.hear("vote", step=step)
+        for peer, message in heard.items():
+            if stated := str(message.get("stated", "")):
+                self.statements[peer, _vote_of(message, peer).saved] = stated
         decision = self.among_ranks(_largest([mine, *(_vote_of(m, p) for p, m in heard.items())]))
         return decision, {p: _note_of(m, p) for p, m in heard.items()}
 
@@ -230,21 +242,24 @@ def _note_of(message: Mapping[str, Any], peer: int) -> bytes:
 
 
 def _vote_json(vote: Vote) -> dict[str, Any]:
-    return {"vote": vote.vote, "nonce": vote.nonce}
+    return {"vote": vote.vote, "nonce": vote.nonce, "saved": vote.saved}
 
 
 def _vote_of(message: Mapping[str, Any], peer: int) -> Vote:
-    vote, nonce = message.get("vote"), message.get("nonce")
-    if vote not in (GO_ON, HOLD, HALT) or not isinstance(nonce, str):
+    vote, nonce, saved = message.get("vote"), message.get("nonce"), message.get("saved", -1)
+    if vote not in (GO_ON, HOLD, HALT) or not isinstance(nonce, str) or not isinstance(saved, int) or saved < -1:
         raise ProtocolError(f"P{peer} sent a malformed vote", party=peer)
-    return Vote(int(vote), nonce)
+    return Vote(int(vote), nonce, saved)
 
 
 def _largest(votes: list[Vote]) -> Vote:
-    """The largest vote; its nonce is the first non-empty one among equals (the own vote comes first)."""
+    """The largest vote; its nonce is the first non-empty one among equals (the own vote comes first).
+
+    ``saved`` is the smallest: the checkpoint that all of them have.
+    """
     top = max(v.vote for v in votes)
     nonces = [v.nonce for v in votes if v.vote == top and v.nonce]
-    return replace(Vote(top), nonce=nonces[0] if nonces else "")
+    return Vote(top, nonces[0] if nonces else "", min(v.saved for v in votes))
 
 
 def _stopped(message: Mapping[str, Any], peer: int) -> PeerStoppedError:

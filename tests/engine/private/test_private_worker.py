@@ -18,7 +18,9 @@ from private_kit import CODE, OWNER, PARTIES, Fleet, Zygote, direct_links, relay
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
 from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.private.atrest import decrypt, rest_key, state_name
 from uvcc_engine.private.clear import count_correct, train_clear
+from uvcc_engine.private.commits import read_record
 from uvcc_engine.private.data import load_digits
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import find_model
@@ -120,10 +122,16 @@ def test_the_owner_and_nobody_else_opens_the_final_weights(whole: Fleet) -> None
 
 
 def test_a_checkpoint_holds_two_components_of_the_state_and_parties_share_one(whole: Fleet) -> None:
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
-    states = [load_file(whole.dir(p) / "checkpoints" / "step-10" / "rank0.safetensors") for p in range(3)]
+    sid, about = whole.policy.sid_job, "p{}r0s0t0 at step 10"
+    sealed = [(whole.dir(p) / "checkpoints" / "step-10" / state_name(0)).read_bytes() for p in range(3)]
+    states = [load(decrypt(rest_key(PARTIES[p], sid), sealed[p], about.format(p))) for p in range(3)]
+    with pytest.raises(VerificationError, match="does not open under this pod's key"):
+        decrypt(rest_key(PARTIES[1], sid), sealed[0], about.format(0))
     for p in range(3):
+        commit = read_record(whole.dir(p) / "checkpoints" / "step-10", whole.policy)
+        assert [c["coord"] for c in commit["parties"]] == ["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"]
         for name in ("weight.0", "velocity.1"):
             assert states[p][f"{name}.hi"].equal(states[(p + 1) % 3][f"{name}.lo"])
             assert not states[p][f"{name}.lo"].equal(states[p][f"{name}.hi"])

@@ -113,7 +113,12 @@ async def _shown(ctx: Rollout, pids: dict[str, int]) -> None:
     def shown(s: Snapshot) -> bool:
         return all(c in s.workers and s.workers[c].pid == pid for c, pid in pids.items())
 
-    await ctx.bus.wait(shown, START_S)
+    await ctx.bus.wait(shown, _patience(ctx, START_S))
+
+
+def _patience(ctx: Rollout, usual: float) -> float:
+    """Seconds to wait for something that takes a start and a step, on a fleet whose steps may be long."""
+    return max(usual, 3 * ctx.plan.profile.halt.patience)
 
 
 async def _watch(ctx: Rollout, phase: Phase) -> None:
@@ -183,10 +188,11 @@ async def drill(ctx: Rollout, again: bool) -> str:
         overtaken = s.halt.nonce not in (nonce, before)
         return (s.halt.nonce == nonce and s.halt.done) or overtaken or trouble(s, phase) is not None
 
+    limit = _patience(ctx, DRILL_S)
     try:
-        await ctx.bus.wait(done, DRILL_S)
+        await ctx.bus.wait(done, limit)
     except TimeoutError:
-        raise UvccError(f"the halt drill gave no verdict in {DRILL_S:.0f} s", "see haltd.log; retry") from None
+        raise UvccError(f"the halt drill gave no verdict in {limit:.0f} s", "see haltd.log; retry") from None
     halt = ctx.bus.snapshot.halt
     if halt.nonce != nonce:
         return "overtaken by a real halt"
@@ -205,10 +211,11 @@ async def _training(ctx: Rollout, phase: Phase) -> None:
         views = _views(s, phase)
         return all(w.step > 0 for w in views) or trouble(s, phase) is not None
 
+    limit = _patience(ctx, START_S)
     try:
-        await ctx.bus.wait(ready, START_S)
+        await ctx.bus.wait(ready, limit)
     except TimeoutError:
-        raise UvccError(f"the workers made no step in {START_S:.0f} s", "see their logs; retry") from None
+        raise UvccError(f"the workers made no step in {limit:.0f} s", "see their logs; retry") from None
     await _check(ctx, phase)
 
 

@@ -1,0 +1,149 @@
+"""One worker's checkpoints: taken between two steps, encrypted, written beside the training, committed by all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.private.admission import Admission
+from uvcc_engine.private.atrest import decrypt, encrypt, rest_key, state_name
+from uvcc_engine.private.commits import checked_statement, signed_statement, write_record
+from uvcc_engine.private.ranks import Ranks
+from uvcc_engine.private.saver import Place, Saver
+from uvcc_engine.private.votes import Table, Vote
+
+KEPT: Final = 4
+
+
+class Checkpoints:
+    """What a session does with its run directory's checkpoints. Use it from the training thread only."""
+
+    def __init__(self, spec: WorkerSpec, admitted: Admission, writer: RunWriter, ranks: Ranks) -> None:
+        self.root = Path(spec.dir) / files.CHECKPOINTS
+        self._spec, self._admitted, self._writer, self._ranks = spec, admitted, writer, ranks
+        self._key = rest_key(admitted.identity, admitted.policy.sid_job)
+        self._saver: Saver | None = None
+        self._stated = (-1, "")
+        self._committed = -1
+
+    def open(self) -> None:
+        """Agree with the pod's other ranks on how their files are named from now on."""
+        place = Place(
+            root=self.root,
+            run=self._spec.run,
+            rank=self._spec.rank,
+            pod=self._ranks.pod,
+            leads=self._ranks.leads_pod,
+            token=self._ranks.token(),
+            topology=self._spec.topology,
+            keep=KEPT,
+        )
+        self._saver = Saver(place, lambda step, sha: self._writer.event("checkpoint_written", step=step, sha256=sha))
+
+    @property
+    def _open(self) -> Saver:
+        assert self._saver is not None, "not opened"
+        return self._saver
+
+    def close(self) -> None:
+        """End the writing thread. Harmless twice."""
+        if self._saver is not None:
+            self._saver.close()
+
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    def verified_steps(self) -> list[int]:
+        """Steps of this run's checkpoints of which every byte was read and is as it was written."""
+        found: list[int] = []
+        for step in ck.steps_present(self.root):
+            try:
+                manifest = ck.verify(ck.step_dir(self.root, step))
+            except VerificationError as error:
+                self._writer.event("checkpoint_refused", level="warn", step=step, detail=str(error))
+                continue
+            if (manifest.run, manifest.step) == (self._spec.run, step):
+                found.append(step)
+        return found
+
+    def load(self, step: int) -> tuple[dict[str, Tensor], ck.RankState, ck.Manifest]:
+        """This rank's tensors at ``step``, and what was noted with them.
+
+        Raises VerificationError if the checkpoint was altered, or is not this pod's.
+        """
+        manifest = ck.verify(ck.step_dir(self.root, step))
+        part = manifest.rank(self._spec.rank)
+        sealed = (manifest.path / state_name(self._spec.rank)).read_bytes()
+        return load(decrypt(self._key, sealed, self._about(step))), part, manifest
+
+    def _about(self, step: int) -> str:
+        return f"{self._spec.coord} at step {step}"
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def take(self, step: int, tensors: Mapping[str, Tensor], epoch_root: str, extra: dict[str, Any]) -> str:
+        """Begin to write the state after ``step`` steps; returns the SHA-256 (hex) of this rank's file."""
+        sealed = encrypt(self._key, save(dict(tensors)), self._about(step))
+        state = ck.RankState(
+            rank=self._spec.rank,
+            coord=self._spec.coord,
+            epoch_root=epoch_root,
+            cursors={"epoch": step, "attempt": self._spec.attempt},
+            extra=extra,
+        )
+        self._open.start(step, state, {state_name(self._spec.rank): sealed})
+        return hashlib.sha256(sealed).hexdigest()
+
+    def ballot(self, vote: Vote) -> tuple[Vote, str]:
+        """A vote with what is on this worker's disk, and the signed statement about it, until all have it."""
+        manifest = self._open.saved
+        if manifest is None or manifest.step <= self._committed:
+            return Vote(vote.vote, vote.nonce, manifest.step if manifest else -1), ""
+        return Vote(vote.vote, vote.nonce, manifest.step), self._statement(manifest)
+
+    def _statement(self, manifest: ck.Manifest) -> str:
+        if not self._ranks.leads_pod:
+            return ""
+        if self._stated[0] != manifest.step:
+            a = self._admitted
+            self._stated = (manifest.step, signed_statement(a.identity, a.policy, a.coord, manifest))
+        return self._stated[1]
+
+    def commit(self, table: Table, saved: int) -> None:
+        """Take note that every worker of the fleet has the checkpoint of ``saved``; the lead writes the record."""
+        if saved <= self._committed:
+            return
+        self._committed = saved
+        if not self._ranks.leads_pod or self._stated[0] != saved:
+            return
+        coord, policy = self._admitted.coord, self._admitted.policy
+        said = {p: t for (p, step), t in table.statements.items() if step == saved} | {coord.party: self._stated[1]}
+        if set(said) != {coord.party, *table.peers}:
+            return  # a peer was a checkpoint ahead already; the record of that one follows
+        held = {p: checked_statement(text, policy, replace(coord, party=p), saved) for p, text in said.items()}
+        write_record(self.root, policy, saved, held)
+        table.statements = {at: text for at, text in table.statements.items() if at[1] > saved}
+        self._writer.event(
+            "checkpoint_committed", step=saved, manifests={str(p): h["manifest"] for p, h in held.items()}
+        )
+
+    def settle(self, table: Table) -> ck.Manifest | None:
+        """Wait until the newest checkpoint is on every worker's disk, and commit it. All workers call it together."""
+        manifest = self._open.wait()
+        if manifest is None or manifest.step <= self._committed:
+            return manifest
+        mine = self._statement(manifest).encode()
+        for peer, note in table.exchange("saved", {p: mine for p in table.peers}, step=manifest.step).items():
+            table.statements[peer, manifest.step] = note.decode()
+        self.commit(table, table.among_ranks(Vote(saved=manifest.step)).saved)
+        return manifest
