@@ -212,10 +212,16 @@ def _gantt(record: RunRecord) -> Drawing:
 
     def draw(axes: Axes, rows: Rows) -> None:
         lanes = sorted({r[0] for r in rows})
-        for coord, _, phase, microbatch, start, end in rows:
-            lane = lanes.index(coord)
-            axes.barh(lane, end - start, left=start, color=_COLOURS.get(phase, "#999999"), edgecolor="white", lw=0.4)
-            axes.text((start + end) / 2, lane, str(microbatch), ha="center", va="center", fontsize=6)
+        for lane, coord in enumerate(lanes):
+            bars = [r[2:] for r in rows if r[0] == coord]
+            places, deep = _side_by_side([(start, end) for _, _, start, end in bars])
+            height = 0.8 / deep
+            for (phase, microbatch, start, end), place in zip(bars, places, strict=True):
+                y, colour = lane - 0.4 + height * (place + 0.5), _COLOURS.get(phase, "#999999")
+                axes.barh(y, end - start, height, left=start, color=colour, edgecolor="white", lw=0.4)
+                axes.text(
+                    (start + end) / 2, y, str(microbatch), ha="center", va="center", fontsize=max(3, 6 - deep / 2)
+                )
         axes.set_yticks(range(len(lanes)), lanes)
         axes.invert_yaxis()
         axes.set_xlabel("seconds in the step (blue forward, red backward, grey update)")
@@ -224,6 +230,20 @@ def _gantt(record: RunRecord) -> Drawing:
     why = "no worker reported its schedule (pipeline_tick)"
     columns = ("coord", "step", "phase", "microbatch", "start_s", "end_s")
     return Drawing("fig9_schedule", f"Pipeline schedule as it ran, step {step}", columns, rows, draw, why)
+
+
+def _side_by_side(spans: Sequence[tuple[float, float]]) -> tuple[list[int], int]:
+    """A place for each span, in order of its start, so that no two at one place overlap; and how many places there are.
+
+    A worker has several microbatches on their way at a time: it computes one while another waits for its messages.
+    """
+    ends: list[float] = []
+    places = []
+    for start, end in spans:
+        place = next((i for i, before in enumerate(ends) if before <= start), len(ends))
+        ends[place : place + 1] = [end]
+        places.append(place)
+    return places, max(1, len(ends))
 
 
 def _lines(record: RunRecord, name: str, title: str) -> Drawing:

@@ -13,7 +13,7 @@ from report_run import RUN, START
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.report import metrics
-from uvcc_console.report.figures import write_figures
+from uvcc_console.report.figures import _side_by_side, write_figures
 from uvcc_console.report.record import RunRecord
 
 pytest.importorskip("matplotlib")
@@ -132,3 +132,9 @@ def test_what_has_no_data_is_named_not_drawn(run_dir: Path) -> None:
 def test_matplotlib_is_imported_only_to_draw() -> None:
     code = "import sys; import uvcc_console.report.figures; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_microbatches_on_their_way_together_are_drawn_side_by_side() -> None:
+    assert _side_by_side([(0, 3), (1, 4), (3, 5), (4, 6), (4.5, 7)]) == ([0, 1, 0, 1, 2], 3)
+    assert _side_by_side([(0, 1), (1, 2)]) == ([0, 0], 1)
+    assert _side_by_side([]) == ([], 1)
