@@ -223,6 +223,8 @@ def outcome(watched: Watched, run_dir: Path) -> dict[str, Any]:
 def render(o: dict[str, Any]) -> str:
     """The summary for a reader."""
     word = {True: "verified", False: "NOT VERIFIED", None: "not verified"}[o["verified"]]
+    if o["verified"] is None and o["job"] in ("lm", "command"):
+        word = f"nothing to verify (a job of kind {o['job']} has no proof bundle)"
     lines = [f"{o['run']}: {o['status']}, {word}" + (f" ({o['detail']})" if o["detail"] else "")]
     if o["accuracy"] is not None:
         lines.append(f"  accuracy     {100 * o['accuracy']:.2f} %")

@@ -114,7 +114,7 @@ def write_handoff(run_dir: Path, out: Path | None = None) -> Path:
 
 def _attached(record: RunRecord, phase: str) -> tuple[list[tuple[str, str]], list[str]]:
     wanted = ["run.info", "training.csv", "worker_*.log", "run_full.log"]
-    if record.snapshot.job_kind == "private":
+    if record.snapshot.proves:
         wanted.append(NAME)
     found, missing = [], []
     home = record.artifacts / phase
@@ -178,7 +178,7 @@ def _criteria(record: RunRecord, phase: str) -> Iterator[Criterion]:
     yield _throughput(curves)
     yield _checkpoint_saved(record)
     yield _resumed(record)
-    if record.snapshot.job_kind == "private":
+    if record.snapshot.proves:
         yield _verified(record, phase)
     for gate in record.snapshot.gates:
         fact = f"wanted {gate.wanted}, measured {gate.measured}"

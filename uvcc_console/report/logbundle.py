@@ -154,11 +154,15 @@ def _quote(log: LogFile) -> Iterator[str]:
 
 def _summary(record: RunRecord) -> Iterator[str]:
     s = record.snapshot
-    size = f"{s.replicas} replicas x 3 parties x {s.pipeline_stages} stages x {s.tensor} tensor ranks"
+    parties = "3 parties x " if s.proves else ""
+    size = f"{s.replicas} replicas x {parties}{s.pipeline_stages} stages x {s.tensor} tensor ranks"
     yield f"# {s.run}: all logs, explained"
     yield ""
     yield "This file holds every log of one run, with what to look at first. It was checked to hold no share, key or"
-    yield "token. Nothing in it needs to be believed: the proof bundle is signed, and `uvcc verify` recomputes it."
+    if s.proves:
+        yield "token. Nothing in it needs to be believed: the proof bundle is signed, and `uvcc verify` recomputes it."
+    else:
+        yield f"token. A job of kind {s.job_kind} signs no transcript: these are its logs, not a proof."
     yield ""
     yield "# 1. What ran"
     yield ""
@@ -171,7 +175,10 @@ def _summary(record: RunRecord) -> Iterator[str]:
     yield ""
     yield "# 2. Who"
     yield ""
-    yield "Three domains that do not trust each other; each signs with its own key, born on its own pod."
+    if s.proves:
+        yield "Three domains that do not trust each other; each signs with its own key, born on its own pod."
+    else:
+        yield "The pods that the job ran on."
     yield ""
     yield "| party | replica | pod | provider | address | identity |"
     yield "|---|---|---|---|---|---|"
@@ -196,8 +203,11 @@ def _summary(record: RunRecord) -> Iterator[str]:
 
 def _verdict(record: RunRecord, phase: str) -> list[str]:
     path = record.artifacts / phase / NAME
+    kind = record.snapshot.job_kind
+    if not record.snapshot.proves:
+        return [f"nothing to verify: a job of kind {kind} has no proof bundle, only private training has one"]
     if not path.is_file():
-        return ["no proof bundle: this phase was not finished, or its job kind has none"]
+        return ["no proof bundle: this phase was not finished"]
     try:
         return verify(path, allowed_signers=record.pins() or None).text().splitlines()
     except UvccError as e:

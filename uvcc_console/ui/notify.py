@@ -33,7 +33,8 @@ def state_note(s: Snapshot) -> Note | None:
     if s.ended:
         verdict = s.verdicts.get("full")
         if s.status == "ok":
-            return Note("info", f"{s.run}: done, {'VERIFIED' if verdict and verdict.ok else 'not verified'}")
+            word = "VERIFIED" if verdict and verdict.ok else "not verified"
+            return Note("info", f"{s.run}: done" + (f", {word}" if verdict or s.proves else ""))
         return Note("error", f"{s.run}: ended {s.status.replace('_', ' ')} {s.detail}".rstrip())
     if s.status == "failed":
         return Note("error", f"{s.run}: FAILED {s.detail}")

@@ -33,8 +33,10 @@ def result_lines(view: View, width: int) -> list[Line]:
         first.append((f" {g.ok} VERIFIED ", "green"))
     elif verdict is not None:
         first.append((f" {g.fail} NOT VERIFIED ", "alarm"))
-    else:
+    elif s.proves:
         first.append((f" {g.todo} not verified yet ", "amber"))
+    else:
+        first.append((f" {g.ok} DONE ", "green"))
     for name, value in values.items():
         shown_value = f"{value:.2%}" if "accuracy" in name and value <= 1 else number(value)
         first += [("   ", ""), (f"{name} ", "muted"), (shown_value, "title")]
