@@ -20,6 +20,7 @@ from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.parallel.groups import PartyGroups, Place
 from uvcc_engine.parallel.presence import not_coming
+from uvcc_engine.parallel.topology import Topology
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.private.admission import Admission, admit
@@ -35,6 +36,8 @@ PEER_TIMEOUT_S: Final = 10.0
 """Without any sign of life of a peer for this long the run ends; the plane says something every two seconds."""
 FLEET_TIMEOUT_S: Final = 120.0
 """The same where a party has several workers: one that stands still for a minute must not end all of them."""
+CROWD: Final = 8
+"""So many workers of a party may share a machine's processors before they look and repeat less often."""
 FIRST_CONTACT_S: Final = 600.0
 """How long the first worker waits for the last one to start."""
 
@@ -57,11 +60,11 @@ def main(spec: WorkerSpec) -> int:
         try:
             admitted = admit(spec)
             writer.describe(_facts(spec, admitted))
+            if SEEDS in admitted.job.reveal:
+                _disclose(spec, admitted)
             outcome = _connected(spec, admitted, writer, terminated)
         except UvccError as error:
             _report(writer, 0, error)
-            if SEEDS in admitted.job.reveal:
-                _disclose(spec, admitted)
             not_coming(os.environ, error.what)
             return error.exit_code
         if outcome.error is not None:
@@ -71,9 +74,6 @@ def main(spec: WorkerSpec) -> int:
         return 0
 
 
-def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, terminated: list[int]) -> Outcome:
-    """Open the plane, run the session, and tell the peers if it fails."""
-    recorder = LateRecorder()
 def _disclose(spec: WorkerSpec, admitted: Admission) -> None:
     """Seal this session's seeds to the data owner before the first message, so that a failed run has them, too."""
     a = admitted
@@ -83,14 +83,16 @@ def _disclose(spec: WorkerSpec, admitted: Admission) -> None:
     files.write_atomic(Path(spec.dir) / seeds_name(a.coord), box)
 
 
-    patience = PEER_TIMEOUT_S if admitted.policy.topology.workers_per_party == 1 else FLEET_TIMEOUT_S
+def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, terminated: list[int]) -> Outcome:
+    """Open the plane, run the session, and tell the peers if it fails."""
+    recorder = LateRecorder()
     plane = open_plane(
         party=admitted.party,
         coord=spec.coord,
         sid_sub=sid_of(admitted.policy.sid_job, admitted.coord),
         identity=admitted.identity,
         peers=admitted.policy.peers(admitted.party, admitted.coord.replica),
-        link={"peer_timeout_s": patience, "first_contact_s": FIRST_CONTACT_S, **spec.link},
+        link={**_patience(admitted.policy.topology), **spec.link},
         recorder=recorder,
         state_dir=Path(spec.dir) / "plane",
         on_event=lambda name, fields: _pass_on(writer, name, fields),
@@ -137,6 +139,19 @@ def _disclose(spec: WorkerSpec, admitted: Admission) -> None:
         plane.close(graceful=False)
         if groups is not None:
             groups.close(graceful=False, why=last_words)
+
+
+def _patience(size: Topology) -> dict[str, float]:
+    """How long the plane waits and how often it looks, by the fleet's size.
+
+    Workers that share processors answer late: a frame sent again after half a second, as between two machines, would
+    only add to what delays the answer. A link that broke is noticed at once all the same.
+    """
+    if size.workers_per_party == 1:
+        return {"peer_timeout_s": PEER_TIMEOUT_S, "first_contact_s": FIRST_CONTACT_S}
+    crowd = max(1.0, size.workers_per_party / CROWD)
+    waits = {"peer_timeout_s": FLEET_TIMEOUT_S * crowd, "first_contact_s": FIRST_CONTACT_S, "order_s": 30.0 * crowd}
+    return waits | {"rto_s": 4.0 * crowd, "look_s": 0.005 if crowd == 1.0 else 0.01 * crowd}
 
 
 def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:
