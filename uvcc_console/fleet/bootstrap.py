@@ -36,6 +36,7 @@ CACHES = " ".join(
     f'{name}="${{{name}:-$HOME/{ROOT}/cache/{folder}}}"'
     for name, folder in (("HF_HOME", "hf"), ("TIKTOKEN_CACHE_DIR", "tiktoken"))
 )
+LOG = f"{ROOT}/bootstrap.log"
 ANSWER_S = 90.0
 Progress = Callable[[str, str], None]
 
@@ -83,7 +84,8 @@ async def _choose_python(link: PodLink, packages: Sequence[str], say: Progress) 
         f"{shlex.quote(best['python'])} -m venv --without-pip --system-site-packages {ROOT}/venv\n"
         f"for s in {ROOT}/venv/lib/python*/site-packages; do echo {shlex.quote(best['site'])} >$s/image.pth; done\n"
         f"{venv} -m pip --version >/dev/null 2>&1 || {venv} -m ensurepip >/dev/null || exit 1\n"
-        f"{venv} -m pip install --no-input --disable-pip-version-check --quiet {shlex.join(wanted)}\n",
+        f"{venv} -m pip install --no-input --disable-pip-version-check {shlex.join(wanted)} >>{LOG} 2>&1 ||\n"
+        f"  {{ tail -n 3 {LOG} >&2; exit 1; }}\n",
         timeout=INSTALL_S,
     )
     survey = await _python_on(link, venv, "survey.py", *NEEDED, "--", *packages)

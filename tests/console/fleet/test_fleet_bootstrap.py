@@ -141,6 +141,7 @@ async def test_missing_packages_go_into_a_venv_over_the_image(link: PodLink, whe
     assert found.python == f"{home}/.uvcc/venv/bin/python"
     assert found.versions["uvcc_sample"] == "1.2.3"
     assert found.versions["torch"].startswith("2.")  # the image's, not another one
+    assert "Successfully installed uvcc-sample" in (await link.read(".uvcc/bootstrap.log")).decode().replace("_", "-")
     with pytest.raises(UvccError, match="uvcc_nowhere"):
         await bootstrap(link, wheel, preload="none", packages=["uvcc_nowhere"])
 

@@ -12,7 +12,7 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
-from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
+from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.rollout import conductor
 from uvcc_console.rollout.bus import Bus
@@ -37,10 +37,12 @@ class FakeProvider:
         self.stubborn: set[str] = set()
         self.deletes: list[str] = []
         self.price = 0.0
+        self.wallet: float | None = None
         self.silent = False
 
     async def quote(self, requests: Sequence[PodRequest]) -> Quote:
-        return Quote(tuple(QuoteLine(r, "fake", "here", self.price) for r in requests), at=0.0)
+        funnel = (FunnelStep("offered", 9, 0), FunnelStep("on demand", 8, 1))
+        return Quote(tuple(QuoteLine(r, "fake", "here", self.price) for r in requests), 0.0, funnel, self.wallet)
 
     async def create(self, request: PodRequest) -> Pod:
         self.asked.set()
@@ -88,6 +90,21 @@ async def test_a_fleet_over_the_cap_is_refused_before_anything_is_created(ctx: R
     with pytest.raises(ConfigError, match=r"6\.00 \$/h, limits\.hourly is 0\.00"):
         await provision.quote(ctx)
     assert provider_of(ctx).pods == {}
+
+
+async def test_the_quote_tells_prices_funnel_and_how_long_the_wallet_lasts(ctx: Rollout) -> None:
+    fake = provider_of(ctx)
+    fake.price, fake.wallet = 2.0, 60.0
+    limits = ctx.plan.profile.limits.model_copy(update={"hourly": 10.0, "total": 50.0, "ttl": 7200.0})
+    object.__setattr__(ctx.plan, "profile", ctx.plan.profile.model_copy(update={"limits": limits}))
+    assert await provision.quote(ctx) == "3 pods, 6.00 $/h, 12.00 $ at most, the wallet lasts 10.0 h"
+    events = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite") if isinstance(e, ev.EngineEvent)]
+    assert [e.event for e in events] == ["quote"]
+    assert events[0].fields["funnel"] == ["offered: 9 left, 0 removed", "on demand: 8 left, 1 removed"]
+    fake.wallet = 11.0
+    with pytest.raises(ConfigError, match=r"the wallet holds 11\.00 \$, the run may cost 12\.00"):
+        await provision.quote(ctx)
+    assert fake.pods == {}
 
 
 async def test_every_create_is_in_the_journal_before_the_provider_hears_of_it(ctx: Rollout) -> None:

@@ -64,6 +64,7 @@ class PrimeProvider:
         self._image = ""
         self._rented: set[str] = set()
         self._blocked: dict[tuple[Any, ...], float] = {}
+        self._asking: set[str] = set()  # creates under way here: who asked for them settles them
         self._first: dict[int, asyncio.Lock] = {}
         self._listing = asyncio.Lock()
         self._key_id = ""
@@ -145,7 +146,7 @@ class PrimeProvider:
 
     async def _settled(self, prefix: str) -> None:
         """Wait until all that was asked for shows in the list, or would have by now: the list lags behind creates."""
-        while waiting := self._intents.open(prefix):
+        while waiting := {n: t for n, t in self._intents.open(prefix).items() if n not in self._asking}:
             now = self._clock.now()
             shown = {p.name for p in await self._client.pods()}
             hidden = {name: now - ts for name, ts in waiting.items() if name not in shown}
@@ -203,14 +204,17 @@ class PrimeProvider:
         name = attempt_name(request.name)
         key_id = await self._key()
         body = market.request_body(offer, wanted, name=name, image=image, key_id=key_id, cap=round(cap, 4))
-        self._intents.note(self._clock.now(), name=name, offer=offer.label, price_hr=price)
+        self._asking.add(name)
         try:
+            self._intents.note(self._clock.now(), name=name, offer=offer.label, price_hr=price)
             made = await self._client.create(body)
         except UnreachableError as e:
             made = await self._settle(name, e)
         except PrimeRefused as e:
             self._intents.note(self._clock.now(), name=name, refused=e.kind)
             raise
+        finally:
+            self._asking.discard(name)
         self._intents.note(self._clock.now(), name=name, id=made.id)
         got = made.price_hr if made.price_hr is not None else price
         others = {d for p, d in self._domains.items() if p != request.party}
@@ -303,8 +307,13 @@ class PrimeProvider:
     # end
 
     async def delete(self, pod: Pod) -> None:
-        """Delete every try of this pod and prove each gone. Raises UnreachableError where that could not be proven."""
-        base = base_of(pod.name) or pod.name
+        """Delete every try of this pod and prove each gone. Raises UnreachableError where that could not be proven.
+
+        A pod that ``list`` shows under the name of its own try is one beside the good one: that try alone is deleted.
+        """
+        if base_of(pod.name):
+            return await self._delete_try(pod)
+        base = pod.name
         if not base.startswith("uvcc-"):
             raise ConfigError(f"{pod.name} is no pod of ours", "it is left alone")
         await self._settled(base)
@@ -318,6 +327,11 @@ class PrimeProvider:
         for found in ours.values():
             await self._end(found)
         await self._forget_key()
+
+    async def _delete_try(self, pod: Pod) -> None:
+        for found in await self._client.pods():
+            if found.id == pod.provider_id and found.name == pod.name and not found.over:
+                await self._end(found)
 
     async def _end(self, pod: ApiPod) -> None:
         """Ask until it is absent from the whole list twice, and in the history or unknown to the API."""

@@ -8,7 +8,7 @@ import contextlib
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap
-from uvcc_console.fleet.provider import Pod
+from uvcc_console.fleet.provider import Pod, Quote
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.rollout import pump, spawn
@@ -22,17 +22,37 @@ BACKOFF_S = 0.5
 
 
 async def quote(ctx: Rollout) -> str:
-    """Price the fleet and hold it against the caps; nothing is created yet."""
+    """Price the fleet and hold it against the caps and the wallet; nothing is created yet."""
     limits = ctx.plan.profile.limits
     found = await ctx.provider.quote([m.request for m in ctx.members.values()])
     hourly = found.hourly
+    most = min(limits.total, hourly * limits.ttl / 3600.0)
+    ctx.say(_quoted(found, most))
     if hourly > limits.hourly:
         raise ConfigError(
             f"the fleet costs {hourly:.2f} $/h, limits.hourly is {limits.hourly:.2f}",
             "raise the cap or take fewer pods",
         )
-    ctx.say(ev.CostTick(hourly=0.0, spent=0.0, forecast=hourly * limits.ttl / 3600.0, runway_h=found.runway_h))
-    return f"{len(found.lines)} pods, {hourly:.2f} $/h"
+    if found.wallet is not None and found.wallet < most:
+        # an empty wallet ends pods without a word, so a run that it cannot see through is not begun
+        what = f"the wallet holds {found.wallet:.2f} $, the run may cost {most:.2f}"
+        raise ConfigError(what, "top it up, or lower limits.total or limits.ttl")
+    ctx.say(ev.CostTick(hourly=0.0, spent=0.0, forecast=most, runway_h=found.runway_h))
+    said = f", {most:.2f} $ at most" if hourly else ""
+    lasts = f", the wallet lasts {found.runway_h:.1f} h" if found.runway_h is not None else ""
+    return f"{len(found.lines)} pods, {hourly:.2f} $/h{said}{lasts}"
+
+
+def _quoted(found: Quote, most: float) -> ev.EngineEvent:
+    """The quote for the log: each pod's offer and price, and how many offers each constraint removed."""
+    fields = {
+        "hourly": round(found.hourly, 4),
+        "at_most": round(most, 2),
+        "wallet": found.wallet,
+        "pods": [f"{line.request.name} {line.provider} {line.price_hr:.2f} $/h" for line in found.lines],
+        "funnel": [f"{s.constraint}: {s.left} left, {s.removed} removed" for s in found.funnel],
+    }
+    return ev.EngineEvent(pod="", level="info", event="quote", fields=fields)
 
 
 async def provision(ctx: Rollout) -> str:
