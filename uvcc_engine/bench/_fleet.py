@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,8 @@ def ports(count: int) -> list[int]:
 class Forker:
     """The process that workers are forked from, as on a pod."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
+        """``env`` is added to what this process has, and reaches every worker."""
         site = folder / "site"
         site.mkdir(parents=True)
         (site / "CODE_HASH").write_text(CODE)
@@ -89,7 +90,7 @@ class Forker:
             stdout=subprocess.PIPE,
             text=True,
             cwd=folder,  # so that the code is that of the site, not of the folder this was called from
-            env={**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", **(env or {})},
         )
 
     def ask(self, request: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.bench._fleet import ports
-from uvcc_engine.bench.report import Row, row
+from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.parallel.topology import PARTIES
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from uvcc_engine.bench._plane_party import identity
 from uvcc_engine.bench.plane import RelayProcess, direct_links
-from uvcc_engine.bench.report import Row, row
+from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import PeerLostError, UvccError
 from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.plane.api import Tag

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.bench.report import Row, render, row
+from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.relay import wire
@@ -280,5 +280,5 @@ def main(argv: Sequence[str]) -> int:
             "idle": lambda: idle_rows(args.runs, 10.0 / scale),
         }
         rows = [r for name, part in parts.items() if args.only in (None, name) for r in part()]
-    print(render(rows, as_json=args.json))
+    print(to_json(rows) if args.json else to_text(rows))
     return 0

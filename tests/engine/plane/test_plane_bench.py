@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from uvcc_engine.bench import plane
-from uvcc_engine.bench.report import render, row
+from uvcc_engine.contract.benchrows import row, to_json, to_text
 
 
 def test_a_row_is_a_median_and_its_ratio() -> None:
     made = row("x", "rate", "msg/s", [3.0, 1.0, 2.0], 4.0)
-    assert made == {
+    assert asdict(made) == {
         "name": "x",
         "metric": "rate",
         "value": 2.0,
@@ -23,8 +24,8 @@ def test_a_row_is_a_median_and_its_ratio() -> None:
         "reference": 4.0,
         "ratio": 0.5,
     }
-    assert json.loads(render([made], as_json=True)) == [made]
-    assert "msg/s" in render([made], as_json=False)
+    assert json.loads(to_json([made])) == [asdict(made)]
+    assert "msg/s" in to_text([made])
 
 
 def measure(capsys: pytest.CaptureFixture[str], *parts: str) -> dict[tuple[str, str], dict[str, float]]:
