@@ -27,6 +27,7 @@ from uvcc_engine.parallel.topology import PARTIES, Topology
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.lanes import IN_FLIGHT_VARIABLE
 
+Stage = Sequence[Mapping[str, Any]]  # a stage's ticks: phase, start and end in seconds
 DP_BAR_S: Final = 2.0
 PP_BAR_S: Final = 1.0
 PARTS: Final = ("init", "bubble", "hidden")
@@ -66,19 +67,28 @@ def init_rows(runs: int, size: Topology) -> list[Row]:
 
 
 def bubble_rows(runs: int, stages: int, microbatches: int) -> list[Row]:
-    """The bubble of a step of real 1F1B, at the party where it is largest."""
+    """What real 1F1B loses in a step, per party, and how uneven its stages are.
+
+    The last stage has the loss beside its layer, so the others wait for it whatever the schedule. ``..._busiest`` is
+    the idle share of the busiest stage alone, which bounds the step; with even stages it is the bubble itself.
+    """
     env = {IN_FLIGHT_VARIABLE: "1", "UVCC_PLANE_FAULTS": json.dumps({"latency_s": _LATENCY_S})}
     job = PrivateJob(model="mlp4-digits", steps=2, batch=2 * microbatches, test_rows=8)
-    lost, even = [], []
+    lost, idle, uneven = [], [], []
     for _ in range(runs):
         with trained(job, Topology(1, stages, 1, microbatches), env) as fleet:
             for party in range(PARTIES):
                 ticks = [fleet.events(c, "pipeline_tick") for c in fleet.coords if c.party == party]
                 lost.append(bubble(ticks))
-                even.append(max(map(busy, ticks)) / statistics.mean(map(busy, ticks)))
+                idle.append(bubble([max(ticks, key=busy)], ticks))
+                uneven.append(max(map(busy, ticks)) / statistics.mean(map(busy, ticks)))
     textbook = (stages - 1) / (microbatches + stages - 1)
     name = f"bubble_s{stages}_m{microbatches}"
-    return [row(name, "share", "step", lost, textbook), row(f"{name}_busiest_stage", "ratio", "mean", even, 1.0)]
+    return [
+        row(name, "share", "step", lost, textbook),
+        row(f"{name}_busiest", "share", "step", idle, textbook),
+        row(f"{name}_uneven", "ratio", "mean", uneven, 1.0),
+    ]
 
 
 def busy(ticks: Iterable[Mapping[str, Any]]) -> float:
@@ -86,9 +96,12 @@ def busy(ticks: Iterable[Mapping[str, Any]]) -> float:
     return float(sum(t["end"] - t["start"] for t in ticks if t["phase"] != UPDATE))
 
 
-def bubble(stages: Sequence[Sequence[Mapping[str, Any]]]) -> float:
-    """The share of stages x time in which no microbatch was worked on; the update after the last one is not counted."""
-    work = [t for ticks in stages for t in ticks if t["phase"] != UPDATE]
+def bubble(stages: Sequence[Stage], among: Sequence[Stage] = ()) -> float:
+    """The share of stages x time in which no microbatch was worked on; the update after the last one is not counted.
+
+    The time is from the first to the last tick of these stages, or of all that they are ``among``.
+    """
+    work = [t for ticks in among or stages for t in ticks if t["phase"] != UPDATE]
     whole = max(t["end"] for t in work) - min(t["start"] for t in work)
     return 1.0 - sum(map(busy, stages)) / (len(stages) * float(whole))
 
