@@ -286,7 +286,8 @@ class DirectLink:
         self._refuse(peer, self._clock(), error)
 
     def _refuse(self, peer: int, now: float, error: Exception) -> None:
-        if isinstance(error, OSError) and peer in self._met and peer in self._dial:
+        """A process that closed is dead or starting anew; who listens sees no refusal, only that nobody comes back."""
+        if isinstance(error, OSError) and peer in self._met:
             self._refused.setdefault(peer, now)
 
     # -- state -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
 from uvcc_engine.plane import frame as fr
@@ -250,6 +250,7 @@ class LivePlane:
                 if now >= deadline:
                     return None
                 self._judge(endpoint, tag, start, now)
+                self._judge_others(endpoint.peer)
         finally:
             self._wait = None
             self.waited_s += self._clock() - start
@@ -322,16 +323,25 @@ class LivePlane:
         patience = waits.peer_s if endpoint.heard else max(waits.first_s, waits.peer_s)
         if gone or silent > patience or refused > waits.refused_s:
             why = "ended its session" if gone else "refuses connections" if refused > waits.refused_s else "is silent"
-            since = refused if refused > waits.refused_s else silent
-            self._on_event("peer_lost", {"party": peer, "since_s": round(since, 1), "why": why})
-            cure = "look at that party's log; resume from the last common checkpoint when it is back"
-            raise PeerLostError(f"party {peer} {why} (last sign of life {silent:.0f} s ago)", cure, party=peer)
+            self._lose(peer, why, refused if refused > waits.refused_s else silent, silent)
         if tag is not None and now - start > waits.order_s and (other := endpoint.inbox.waiting(tag.stream)):
             raise ProtocolError(f"party {peer} sent {other} and goes on without {tag}", party=peer)
         if now >= self._next_report:
             self._next_report = now + 6 * waits.report_s
             fields = {"peer": peer, "since_s": round(now - start, 1), "silent_s": round(silent, 1)}
             self._on_event("waiting", fields | {"retransmits": endpoint.retransmits})
+
+    def _judge_others(self, awaited: int) -> None:
+        """Who is awaited may itself wait for a third that is gone, and only we may be the one who dials that one."""
+        for peer, endpoint in self._endpoints.items():
+            refused = self._link.lost(peer)
+            if peer != awaited and not endpoint.bye and refused > self._waits.refused_s:
+                self._lose(peer, "refuses connections", refused, self._clock() - endpoint.last_heard)
+
+    def _lose(self, peer: int, why: str, since: float, silent: float) -> NoReturn:
+        self._on_event("peer_lost", {"party": peer, "since_s": round(since, 1), "why": why})
+        cure = "look at that party's log; resume from the last common checkpoint when it is back"
+        raise PeerLostError(f"party {peer} {why} (last sign of life {silent:.0f} s ago)", cure, party=peer)
 
     def _look_in(self) -> None:
         """Body of the background thread."""
