@@ -1,7 +1,7 @@
 """``uvcc bench console``: the console in a real terminal under load, every figure beside its bar.
 
 Rows: ``first_frame`` (command to first picture), ``idle_cpu_24`` (a quiet live run of 24 pods), ``ingest_24`` (lines
-taken per second when 200,000 are offered) with ``ingest_24_gap`` (longest pause between two ticks meanwhile),
+taken per second when 250,000 are offered) with ``ingest_24_gap`` (longest pause between two ticks meanwhile),
 ``ingest_20k_cpu``, ``halt_dispatch_ui`` (F9 pressed to the request being durable in the journal, under 20,000 lines/s),
 ``rss_1e6`` and ``rss_2e6`` (memory after a million lines and after another), ``chart_6x2000``; and those of
 ``halts`` (24 real pods are halted) and ``pods`` (200 pods are followed).
@@ -28,6 +28,7 @@ from uvcc_engine.contract.errors import UvccError
 
 PODS = feeder.PODS
 READY = b"Ledger"
+OFFERED = 250_000
 
 
 @contextmanager
@@ -96,11 +97,11 @@ def _lines(report: Path) -> tuple[int, float, float]:
 
 
 def ingest(runs: int) -> list[Row]:
-    """Lines taken per second out of 200,000 offered, and the longest pause of the screen meanwhile."""
+    """Lines taken per second out of 250,000 offered, and the longest pause of the screen meanwhile."""
     rates, gaps = [], []
     for _ in range(runs):
         with live_run(PODS) as run_dir, console(run_dir) as (_, report):
-            writer = feed(run_dir, 200_000, 1, 6.0)
+            writer = feed(run_dir, OFFERED, 1, 6.0)
             time.sleep(1.5)
             first, at, _ = _lines(report)
             time.sleep(4.0)
