@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.parallel.place import Place, device_slot
-from uvcc_engine.parallel.presence import LOOK_S, Presence, leave_word, word_of
+from uvcc_engine.parallel.presence import LOOK_S, Presence, leave_word, stay_to_tell, word_of
 
 __all__ = ["Group", "OnEvent", "PartyGroups", "Place", "device_slot"]
 
@@ -35,6 +35,7 @@ TIMEOUT_VARIABLE: Final = "UVCC_GROUP_TIMEOUT_S"
 _POLL_S: Final = (0.001, 0.05)
 _PARTING_S: Final = 10.0
 _LISTEN_S: Final = 3.0
+_JOIN_S: Final = 10.0
 # torch renamed the two; the older names still work but warn, and pods may carry an older torch of their image
 _reduce_scatter: Final = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather: Final = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -211,8 +212,7 @@ class PartyGroups:
             try:
                 found._meet()
             except PeerLostError as error:
-                if found._store is not None:
-                    leave_word(found._store, place.rank, error.what)
+                found._tell(error.what)
                 raise
             finally:
                 found._presence.close()
@@ -231,6 +231,13 @@ class PartyGroups:
         if self._time_to_look():
             self._listen()
 
+    def _tell(self, why: str) -> None:
+        """Say why this rank gives up; the first one, without whom there is no meeting place, stays until all know."""
+        if self._store is not None:
+            leave_word(self._store, self.place.rank, why, lost=self._presence.lost if self._presence else ())
+            if self.place.rank == 0:
+                stay_to_tell(self._store, self.place.world)
+
     def _time_to_look(self) -> bool:
         now, due = time.monotonic(), self._next_look
         self._next_look = now + LOOK_S if now >= due else due
@@ -241,7 +248,7 @@ class PartyGroups:
             return
         party = self.place.coord.party
         try:
-            word = word_of(self._store, party)
+            word = word_of(self._store, self.place.rank, party)
         except RuntimeError as error:
             raise _lost(party, f"{self.place.coord} lost the store of its party", error) from error
         if word is not None:
@@ -259,8 +266,7 @@ class PartyGroups:
                     place.address, place.port, None, True, timeout, False, master_listen_fd=listener.detach()
                 )
             else:
-                self._await_server()
-                self._store = TCPStore(place.address, place.port, None, False, timeout, False)
+                self._store = self._join()
             store = PrefixStore("groups", self._store)
             dist.init_process_group(
                 self._backend, timeout=timeout, world_size=place.world, rank=place.rank, store=store
@@ -284,14 +290,16 @@ class PartyGroups:
                     raise
             pause.wait(0.1)
 
-    def _await_server(self) -> None:
-        """torch's store client backs off for seconds when the server is not there yet; this looks more often."""
+    def _join(self) -> Any:
+        """torch's store client backs off for seconds while no server is there, and hears nobody; this looks itself."""
         place, deadline, pause = self.place, time.monotonic() + self._timeout_s, threading.Event()
         while True:
             try:
                 socket.create_connection((place.address, place.port), 2.0).close()
-                return
-            except OSError:
+                store = TCPStore(place.address, place.port, None, False, timedelta(seconds=_JOIN_S), False)
+                store.set_timeout(timedelta(seconds=self._timeout_s))
+                return store
+            except (OSError, RuntimeError):  # not there yet, or gone between the two
                 if time.monotonic() > deadline:
                     raise
             self._check()

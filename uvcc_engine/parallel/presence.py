@@ -11,7 +11,7 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -20,10 +20,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from uvcc_engine.contract.errors import PeerLostError
 
 LOOK_S: Final = 0.5
-GONE: Final = "gone"
+GONE: Final = "word"
 HEARD: Final = "heard"
 WORD_S: Final = 10.0
-"""For so long a first rank that gives up stays to tell the others."""
+"""For so long a first rank, who serves the meeting place, stays there to tell the others."""
 REACH_S: Final = 15.0
 """For so long another one looks for the meeting place."""
 _ANSWER_S: Final = 3.0
@@ -38,6 +38,7 @@ class Presence:
         self._watched = {(rank + 1) % world, 0} - {rank}
         self._seen: set[int] = set()
         self._missed: set[int] = set()
+        self.lost: list[int] = []
         self._own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._own.bind(self._name(rank))
@@ -58,6 +59,7 @@ class Presence:
                 self._seen.add(rank)
                 self._missed.discard(rank)
             elif rank in self._missed:
+                self.lost.append(rank)
                 raise lost_before(rank, self._party, "its process ended")
             elif rank in self._seen:
                 self._missed.add(rank)
@@ -77,23 +79,41 @@ def lost_before(rank: int, party: int, why: str) -> PeerLostError:
     return PeerLostError(f"rank {rank} of P{party} will not come to the meeting: {why}", "see its log", party=party)
 
 
-def word_of(store: Any, party: int) -> PeerLostError | None:
-    """What a rank said at the meeting place before it gave up; None if nobody did."""
+def word_of(store: Any, rank: int, party: int) -> PeerLostError | None:
+    """What a rank said at the meeting place before it gave up, which ``rank`` has heard now; None if nobody did."""
     if not store.check([GONE]):
         return None
-    store.add(HEARD, 1)
-    rank, _, why = bytes(store.get(GONE)).decode(errors="replace").partition(" ")
-    return lost_before(int(rank) if rank.isdecimal() else -1, party, why)
+    store.set(f"{HEARD}/{rank}", "")
+    who, _, why = bytes(store.get(GONE)).decode(errors="replace").partition(" ")
+    return lost_before(int(who) if who.isdecimal() else -1, party, why)
 
 
-def leave_word(store: Any, rank: int, why: str) -> None:
-    """Say at the meeting place that this rank gives up. The first word stays; harmless if the place is gone."""
+def leave_word(store: Any, rank: int, why: str, *, lost: Iterable[int] = ()) -> None:
+    """Say at the meeting place that this rank gives up. The first word stays; harmless if the place is gone.
+
+    Nobody needs to wait for this rank to hear it, nor for those that are ``lost``.
+    """
     try:
         store.set_timeout(timedelta(seconds=_ANSWER_S))  # its process may stand still
+        for heard in (rank, *lost):
+            store.set(f"{HEARD}/{heard}", "")
         if store.add(f"{GONE}/first", 1) == 1:
             store.set(GONE, f"{rank} {why}")
     except RuntimeError:
         return  # the place is gone, which the others notice by themselves
+
+
+def stay_to_tell(store: Any, world: int, stay_s: float = WORD_S) -> None:
+    """Keep the meeting place open until all ranks have heard the word, or for ``stay_s``.
+
+    For the first rank: whoever comes later than it leaves would look for the place in vain.
+    """
+    pause, end, ranks = threading.Event().wait, time.monotonic() + stay_s, [f"{HEARD}/{rank}" for rank in range(world)]
+    try:
+        while not store.check(ranks) and time.monotonic() < end:
+            pause(0.05)
+    except RuntimeError:
+        return  # the place is gone
 
 
 def not_coming(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S) -> None:
@@ -107,13 +127,12 @@ def not_coming(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S) -> N
         return
     address, port = env.get("MASTER_ADDR", ""), int(env["MASTER_PORT"])
     pause = threading.Event().wait
-    end = time.monotonic() + (stay_s if rank == "0" else REACH_S)
+    end = time.monotonic() + REACH_S
     try:
         if rank == "0":
             store = TCPStore(address, port, None, True, timedelta(seconds=stay_s), False)
             leave_word(store, 0, why)
-            while store.add(HEARD, 0) < int(world) - 1 and time.monotonic() < end:
-                pause(0.05)
+            stay_to_tell(store, int(world), stay_s)
             return
         while not _reachable(address, port):
             if time.monotonic() > end:

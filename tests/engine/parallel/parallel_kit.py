@@ -9,15 +9,17 @@ import struct
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed  # imported before the fork, so that the ranks need not
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.parallel.groups import PartyGroups, Place
-from uvcc_engine.parallel.presence import Presence, not_coming
+from uvcc_engine.parallel.presence import HEARD, Presence, not_coming
 from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.plane.api import Tag
 
@@ -37,16 +39,22 @@ def run_ranks(
     end_gracefully: bool = True,
     dies: int = -1,
     gives_up: Mapping[int, str] = MappingProxyType({}),
+    late: bool = False,
 ) -> list[Any]:
     """``body(groups, events)`` in every rank of party 0; results in rank order, raised exceptions as they are.
 
     The rank that ``dies`` is there and ends before it meets the others, when all have seen it; those that give up tell
-    why.
+    why. ``late``: the last rank starts when those that give up have ended, and the first one knows it.
     """
     torch.set_num_threads(1)
-    port, pipes = free_port(), []
+    port, pipes, ended = free_port(), [], set()
     coords = sorted((c for c in topology.coords() if c.party == 0), key=topology.local_rank)
     for coord in coords:
+        if late and coord == coords[-1]:
+            ended = {rank for rank in gives_up if os.waitpid(pipes[rank][0], 0)}
+            store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60), False)
+            store.wait([f"{HEARD}/0"])
+            del store
         reader, writer = os.pipe()
         if (pid := os.fork()) == 0:
             os.close(reader)
@@ -66,10 +74,11 @@ def run_ranks(
         os.close(writer)
         pipes.append((pid, reader))
     found = []
-    for pid, reader in pipes:
+    for rank, (pid, reader) in enumerate(pipes):
         with os.fdopen(reader, "rb") as stream:
             data = stream.read()
-        os.waitpid(pid, 0)
+        if rank not in ended:
+            os.waitpid(pid, 0)
         found.append(pickle.loads(data) if data else None)
     return found
 

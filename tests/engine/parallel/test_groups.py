@@ -99,13 +99,13 @@ def test_a_rank_that_ends_before_the_meeting_is_named_by_all_others_within_secon
         assert error.party == 0
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_gives_up_before_the_meeting_tells_the_others_why(rank: int) -> None:
+@pytest.mark.parametrize(("rank", "late"), [(0, False), (1, False), (1, True)])
+def test_a_rank_that_gives_up_before_the_meeting_tells_the_others_why(rank: int, late: bool) -> None:
     def absent(groups: PartyGroups, events: Events) -> str:
         return "met without it"
 
     why = "its input is damaged"
-    found = run_ranks(Topology(3), absent, timeout_s=300.0, end_gracefully=False, gives_up={rank: why})
+    found = run_ranks(Topology(3), absent, timeout_s=100.0, end_gracefully=False, gives_up={rank: why}, late=late)
     found.pop(rank)
     for error in found:
         assert isinstance(error, PeerLostError), error
