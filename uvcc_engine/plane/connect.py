@@ -35,6 +35,7 @@ FAULTS_VARIABLE: Final = "UVCC_PLANE_FAULTS"  # a FaultPlan as JSON: rehearses a
 _WAITS: Final = {
     "peer_timeout_s": "peer_s",
     "first_contact_s": "first_s",
+    "refused_s": "refused_s",
     "close_s": "close_s",
     "order_s": "order_s",
     "report_s": "report_s",

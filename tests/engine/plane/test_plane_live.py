@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plane_kit import Log, certificate, direct_links, make_plane, relay_links, relay_thread, run_parties
+from plane_kit import Log, certificate, direct_links, kill, make_plane, relay_links, relay_thread, run_parties
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
 from uvcc_engine.plane import connect
@@ -89,6 +89,41 @@ def test_a_peer_that_says_goodbye_is_lost_at_once_but_its_messages_are_not(links
 
     run_parties(quitter, other)
     assert logs[1].named("peer_lost")[0]["party"] == 0
+
+
+@pytest.mark.parametrize(
+    ("waits", "dead", "awaited"), [(0, 1, 1), (1, 0, 0), (0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 2, 1)]
+)
+def test_a_killed_party_ends_every_wait_whoever_dials_whom(waits: int, dead: int, awaited: int) -> None:
+    """The higher party dials: some of these see a refusal, the others only that nobody comes back."""
+    links = [link | {"refused_s": 0.3} for link in direct_links()]
+    met = threading.Barrier(3)
+    ended = threading.Event()
+    tag = Tag(0, 0, 0, 1)
+
+    def body(party: int) -> None:
+        log = Log()
+        plane = make_plane(party, links[party], log)
+        others = [p for p in range(3) if p != party]
+        for dst in others:
+            plane.send(dst, tag, b"here")
+        for src in others:
+            assert plane.recv(src, tag) == b"here"
+        plane.flush()
+        met.wait(60)
+        if party == dead:
+            kill(plane)
+            return
+        if party == waits:
+            with pytest.raises(PeerLostError, match="refuses connections") as lost:
+                plane.recv(awaited, Tag(0, 0, 1, 1))
+            assert lost.value.party == dead
+            assert [event["party"] for event in log.named("peer_lost")] == [dead]
+            ended.set()
+        assert ended.wait(60)
+        plane.close(graceful=False)
+
+    run_parties(*(lambda p=p: body(p) for p in range(3)))
 
 
 def test_silence_for_longer_than_agreed_is_a_lost_peer(links: Any) -> None:
