@@ -96,33 +96,34 @@ def _alive(home: Path) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(600)
 def test_watch_halt_resume_and_end_verified(home: Path) -> None:
-    terminal = Terminal(home, f"{UVCC} demo --seed 11 --steps 40", 160, 50)
+    terminal = Terminal(home, f"{UVCC} demo --seed 11 --steps 150", 160, 50)
     try:
-        terminal.wait_until(lambda s: "Fleet" in s and "F9" in s, 20, "the first screen")
-        terminal.wait_for(r"FULL .*step (1\d|[2-9])/40", 75)
+        terminal.wait_until(lambda s: "Fleet" in s and "F9" in s, 60, "the first screen")
+        terminal.wait_for(r"FULL .*step [1-9]\d+/150", 180)
         before = _snapshot(home).series["p0r0s0t0"]["loss"]
         assert before.ys()[-1] < before.ys()[0]
         terminal.keys("F9")
-        terminal.wait_for(r"HOLD", 5)
-        halted = terminal.wait_for(r"HALT 3/3 verified at step \d+", 20)
+        terminal.wait_for(r"HOLD", 60)
+        halted = terminal.wait_for(r"HALT 3/3 verified at step \d+", 60)
         assert "HALTED" in halted
         halt = _snapshot(home).halt
         assert halt.verified == halt.total == 3
         assert all(stage == "gone" and checkpoint for stage, _, checkpoint, _ in halt.acks.values())
-        terminal.wait_for(r"full waiting: halted", 15)  # before that a resume is refused, and the screen says why
+        terminal.wait_for(r"full waiting: halted", 60)  # before that a resume is refused, and the screen says why
         terminal.keys("r")
-        terminal.wait_until(lambda s: "✓ VERIFIED" in s and "the same from 3 workers" in s, 75, "the result")
-        terminal.wait_for(r"all gone", 20)
+        terminal.wait_until(lambda s: "✓ VERIFIED" in s and "the same from 3 workers" in s, 240, "the result")
+        terminal.wait_for(r"all gone", 60)
         s = _snapshot(home)
         assert (s.status, s.leaks, s.attempt) == ("ok", (), 1)
         assert s.verdicts["full"].ok
         terminal.resize(80, 24)
-        small = terminal.wait_until(lambda s: "✓ VERIFIED" in s and "F9" in s, 10, "the small layout")
+        small = terminal.wait_until(lambda s: "✓ VERIFIED" in s and "F9" in s, 60, "the small layout")
         assert max(len(line) for line in small.splitlines()) <= 80
         terminal.keys("q")
-        terminal.wait_for(r"left with 0", 10)
-        terminal.wait_until(lambda _: not _alive(home), 10, "every process gone")
+        terminal.wait_for(r"left with 0", 60)
+        terminal.wait_until(lambda _: not _alive(home), 60, "every process gone")
         assert not list(home.glob("uvcc-*")), "a pod's home was left"
     finally:
         terminal.close()

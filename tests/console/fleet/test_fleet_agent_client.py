@@ -82,7 +82,7 @@ async def test_a_lost_link_fails_what_waits_and_comes_back_by_itself(client_of, 
     host.drop()
     with pytest.raises(UnreachableError):
         await waiting
-    await asyncio.wait_for(back.wait(), 5)
+    await asyncio.wait_for(back.wait(), 60)
     agent_fake.answers["probe"] = lambda m: {}
     assert (await client.request("probe"))["ok"]
 
@@ -135,7 +135,7 @@ async def test_garbage_ends_the_session_but_not_the_client(client_of, agent_fake
     _, client = await client_of(on_link=on_link)
     await client.start()
     agent_fake.attached[0].stdout.write(b"Traceback (most recent call last):\n")
-    await asyncio.wait_for(up_again.wait(), 5)
+    await asyncio.wait_for(up_again.wait(), 60)
     assert any("Traceback" in d for d in details)
 
 
@@ -157,7 +157,7 @@ async def test_a_changed_host_key_ends_the_client(client_of, ssh_fake, agent_fak
     await client.start()
     await host.stop()
     await ssh_fake(agent_fake, port=host.port)
-    await asyncio.wait_for(down.wait(), 5)
+    await asyncio.wait_for(down.wait(), 60)
     with pytest.raises(VerificationError):
         await client.request("probe")
 
@@ -201,7 +201,7 @@ async def test_a_reboot_is_noticed_at_the_next_hello(client_of, agent_fake: Agen
     await client.start()
     agent_fake.answers[wire.HELLO] = lambda m: {"boot_id": "two"}
     host.drop()
-    await asyncio.wait_for(back.wait(), 5)
+    await asyncio.wait_for(back.wait(), 60)
     assert told[0] == (True, "")
     assert told[2][0] is True
     assert "rebooted" in told[2][1]

@@ -312,7 +312,7 @@ def test_a_slow_console_gets_every_acknowledgement_and_hears_what_was_dropped(po
 
 
 def relay_health(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/healthz", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/healthz", timeout=60) as answer:
         return dict(json.loads(answer.read()))
 
 
@@ -325,7 +325,7 @@ def test_relay_is_started_found_again_and_stopped(pod: Pod) -> None:
     with pod.console() as console:
         made = console.ask(wire.RELAY, run="r", action="start", config=config)
         assert made["ok"], made
-        with urllib.request.urlopen(f"{made['url']}/healthz", timeout=10) as answer:
+        with urllib.request.urlopen(f"{made['url']}/healthz", timeout=60) as answer:
             assert answer.status == 200
         assert console.ask(wire.RELAY, run="r", action="start", config=config)["pid"] == made["pid"]
         stored = pod.root / "relay" / "r" / "config.json"
@@ -369,7 +369,7 @@ def test_stop_takes_the_relay_along(pod: Pod) -> None:
         assert console.ask(wire.STOP)["ok"]
     assert not who.alive()
     with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", int(made["url"].rsplit(":", 1)[1])), timeout=5)
+        socket.create_connection(("127.0.0.1", int(made["url"].rsplit(":", 1)[1])), timeout=60)
 
 
 def test_shared_modules_are_imported_once(pod: Pod) -> None:
