@@ -63,13 +63,19 @@ async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool) -> tup
         try:
             provider = provider_for(fleet, folder)
             try:
-                for pod in await provider.list(PREFIX):
-                    fate, swept = fate_of(pod.name), False
-                    if sweep and fate == ORPHAN:
-                        await provider.delete(pod)
-                        swept = True
+                found = [(pod, fate_of(pod.name)) for pod in await provider.list(PREFIX)]
+                lost = [pod for pod, fate in found if sweep and fate == ORPHAN]
+                # all at once: each costs money until it is gone, and one that will not go keeps no other
+                ends = await asyncio.gather(*(provider.delete(pod) for pod in lost), return_exceptions=True)
+                failed = {pod.name: e for pod, e in zip(lost, ends, strict=True) if isinstance(e, BaseException)}
+                for pod, fate in found:
+                    swept = pod in lost and pod.name not in failed
                     row = {**asdict(pod), "address": pod.address, "fate": fate, "swept": swept}
                     rows.setdefault((pod.provider, pod.provider_id or pod.name), row)
+                trouble += [f"{fleet['provider']}: {e}" for e in failed.values() if isinstance(e, UvccError)]
+                for e in failed.values():
+                    if not isinstance(e, UvccError):
+                        raise e
             finally:
                 await provider.close()
         except UvccError as e:

@@ -117,13 +117,17 @@ async def sweep(provider: Provider, own: str, members: Iterable[str], *, now: fl
 
     Returns what was ended, each proven gone. Raises UvccError if the list cannot be had or an end not be proven.
     """
-    known, gone = set(members), []
-    for pod in await provider.list(POD_PREFIX):
-        late = pod.name.startswith(own) and pod.name not in known
-        if late or (not pod.name.startswith(own) and abandoned(pod.name, now=now)):
-            await provider.delete(pod)
-            gone.append(pod)
-    return gone
+    known = set(members)
+
+    def lost(name: str) -> bool:
+        return name not in known if name.startswith(own) else abandoned(name, now=now)
+
+    found = [pod for pod in await provider.list(POD_PREFIX) if lost(pod.name)]
+    ends = await asyncio.gather(*(provider.delete(pod) for pod in found), return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end  # only now: one that will not go keeps no other
+    return found
 
 
 async def keep_sweeping(

@@ -12,7 +12,7 @@ import uvicorn
 from primefake import FakePod, PrimeFake
 from primeoffers import offer
 
-from uvcc_console.fleet import localpod
+from uvcc_console.fleet import localpod, procs
 from uvcc_console.fleet.local import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 
@@ -21,7 +21,7 @@ def cpu_market() -> list[dict[str, Any]]:
     """CPU nodes of four providers: what stands behind them has no GPU."""
     names = ("hyperstack", "crusoecloud", "lambdalabs", "nebius")
     return [
-        offer(name, f"cpu-{name}", "X-1", 0.10 + n / 100, gpuType="CPU_NODE", gpuMemory=0)
+        offer(name, f"cpu-{name}", "X-1", 0.10 + n / 100, gpuType="CPU_NODE", gpuMemory=0, sim={"delete_s": 0.2})
         for n, name in enumerate(names)
     ]
 
@@ -36,6 +36,7 @@ class PrimeHost:
         self._folder = folder
         self._local = LocalProvider(folder, ttl_s=600.0)
         self._pods: dict[str, Pod] = {}
+        self.homes: dict[str, Path] = {}  # where each pod ever made lived, by its name on the market
         self._numbers = count()
         self._server = uvicorn.Server(uvicorn.Config(self.fake.app, port=0, log_level="error"))
         self._tasks: list[asyncio.Task[None]] = []
@@ -48,6 +49,7 @@ class PrimeHost:
         authorized.write_text("".join(key["publicKey"] + "\n" for key in self.fake.keys.values()))
         made = await self._local.wait_ready(made)
         self._pods[pod.record["id"]] = made
+        self.homes[pod.record["name"]] = Path(made.provider_id)
         return localpod.USER, made.host, made.port
 
     async def _bury(self) -> None:
@@ -57,6 +59,12 @@ class PrimeHost:
             for pod_id in [i for i in self._pods if self.fake.pods[i].dead is not None]:
                 await self._local.delete(self._pods.pop(pod_id))
             await asyncio.sleep(0.1)
+
+    def standing(self, prefix: str) -> list[str]:
+        """Names of this run's pods whose machine still runs, or still runs something."""
+        there = [p.record["name"] for i, p in self.fake.pods.items() if i in self._pods]
+        left = [n for n, home in self.homes.items() if n in there or procs.marked(str(home))]
+        return [name for name in left if name.startswith(prefix)]
 
     async def __aenter__(self) -> PrimeHost:
         self._tasks = [asyncio.create_task(self._server.serve()), asyncio.create_task(self._bury())]

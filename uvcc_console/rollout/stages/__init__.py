@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
+from uvcc_console.fleet.provider import Pod
+from uvcc_console.fleet.ssh import split_address
 from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.rollout import domain, spawn
 from uvcc_console.rollout.context import Member, Rollout, all_of, readdress
@@ -88,7 +91,7 @@ async def adopt(ctx: Rollout) -> None:
     listed = {p.name: p for p in await ctx.provider.list(ctx.plan.prefix)}
     for member in ctx.members.values():
         if (pod := listed.get(member.request.name)) is not None:
-            readdress(member, pod)
+            readdress(member, _where_it_was(ctx, member, pod))
     done = {v.name for v in ctx.bus.snapshot.stages if v.status in ("ok", "skipped")}
     if "provision" not in done:
         return  # the stages themselves find what exists
@@ -100,6 +103,15 @@ async def adopt(ctx: Rollout) -> None:
     await all_of(_reconnect(ctx, m, "bootstrap" in done) for m in ctx.members.values() if m.pod is not None)
     if not spawn.running(ctx.run_dir, spawn.HALTD):
         spawn.start(ctx.run_dir, spawn.HALTD)
+
+
+def _where_it_was(ctx: Rollout, member: Member, pod: Pod) -> Pod:
+    """A provider's list need not say how to log in; the journal does, for a pod that was ready once."""
+    known = ctx.bus.snapshot.pods.get(member.name)
+    if pod.host or known is None or not known.address:
+        return pod
+    user, host, port = split_address(known.address)
+    return replace(pod, user=user, host=host, port=port)
 
 
 def _built_wheel(ctx: Rollout) -> Wheel | None:
