@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 Event = dict[str, Any]
 
 
