@@ -24,6 +24,7 @@ ENTRIES: Final = {
     "private": "uvcc_engine.private.worker",
     "lm": "uvcc_engine.train.worker",
     "preflight": "uvcc_engine.agent.fabric",
+    "handover": "uvcc_engine.private.handover",
 }
 
 

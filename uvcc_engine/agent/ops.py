@@ -25,7 +25,7 @@ from uvcc_engine.contract.spec import WorkerSpec
 if TYPE_CHECKING:
     from uvcc_engine.agent.service import Agent
 
-_KEYED: Final = ("private", "preflight")  # kinds of worker that speak for their party
+_KEYED: Final = ("private", "preflight", "handover")  # kinds of worker that speak for their party
 Message = Mapping[str, Any]
 Fields = dict[str, Any]
 SIGNALS: Final = {"USR1": signal.SIGUSR1, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL}

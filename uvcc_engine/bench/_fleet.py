@@ -7,6 +7,7 @@ once and talk over direct links. The keys are public: never use this for data th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from uvcc_engine.private.inputs import share_dataset
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.transcript.bundle import assemble_folder
 from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.origin import Origin
 from uvcc_engine.transcript.policy import Policy, PolicyParty, sign_policy, write_signatures
 from uvcc_engine.transcript.verifier import Certificate, verify
 
@@ -109,16 +111,28 @@ class Forker:
 class Fleet:
     """One job on 3 x R pods; ``launch`` starts all workers, ``wait`` returns their exit codes by coordinate."""
 
-    def __init__(self, folder: Path, forker: Forker, job: PrivateJob, size: Topology) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        forker: Forker,
+        job: PrivateJob,
+        size: Topology,
+        *,
+        keys: Callable[[int, int], Identity] = pod_identity,
+        goes_on: Callable[[list[PolicyParty]], Origin] | None = None,
+    ) -> None:
+        """``keys``: the identity of a party's pod of a replica; ``goes_on``: where the job starts, by the parties."""
         self.folder, self.job, self.size, self._forker = folder, job, size, forker
         self.coords = list(size.coords())
-        pods = [[pod_identity(p, r) for p in range(3)] for r in range(size.replicas)]
+        pods = [[keys(p, r) for p in range(3)] for r in range(size.replicas)]
         public = [tuple(i.public for i in row) for row in pods]
         made = share_dataset(dataset_for(job), job.frac_bits, public[0], OWNER, seed=1, replicas=public[1:])
         parties = [
             PolicyParty(p, pods[0][p].public, "local", "here", tuple(row[p].public for row in pods[1:]))
             for p in range(3)
         ]
+        if goes_on is not None:
+            job = self.job = dataclasses.replace(job, start=goes_on(parties))
         self.policy = Policy.build(
             job=job.to_json(),
             model_hash=CODE,
@@ -180,9 +194,43 @@ class Fleet:
                 "lead": self.lead(c),
                 "env": {**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(masters[c.party])},
             }
-            spec = WorkerSpec.from_json(values | changes)
-            request = {"spec": spec.to_json(), "log": str(home / f"worker_{c}.log")}
-            self.pids[c] = int(self._forker.ask(request)["pid"])
+            self.pids[c] = self._start(WorkerSpec.from_json(values | changes))
+
+    def _start(self, spec: WorkerSpec) -> int:
+        c = Coord.parse(spec.coord)
+        log = self.home(c.party, c.replica) / f"worker_{c}.log"
+        return int(self._forker.ask({"spec": spec.to_json(), "log": str(log)})["pid"])
+
+    def hand_over(self, to: Fleet, step: int, pods: Sequence[tuple[int, int]]) -> dict[Coord, int]:
+        """Have some (party, replica) pods of this fleet hand a checkpoint over to another's; returns exit codes.
+
+        The boxes go to the pods of ``to`` that they are for, as the console would carry them.
+        """
+        started = {}
+        for party, replica in pods:
+            c, home, news = Coord(replica, party, 0, 0), self.home(party, replica), to.home(0)
+            values: dict[str, Any] = {
+                "run": f"{RUN}.handover",
+                "kind": "handover",
+                "coord": str(c),
+                "topology": {k: getattr(self.size, k) for k in ("replicas", "stages", "tensor", "microbatches")},
+                "dir": str(home / "handover"),
+                "identity_dir": str(home / "identity"),
+                "policy": str(news / "policy.json"),
+                "signatures": str(news / "policy_signatures.json"),
+                "job": {"from": str(self.dir(c)), "policy": str(home / "policy.json"), "step": step},
+            }
+            started[c] = self._start(WorkerSpec.from_json(values))
+        found = self._forker.ask({"wait": list(started.values()), "seconds": 60.0})
+        made = [self.home(c.party, c.replica) / "handover" / "start" for c in started]
+        for target in (c for c in to.coords if to.lead(c)):
+            start = to.dir(target) / "start"
+            start.mkdir(parents=True, exist_ok=True)
+            for folder in made:
+                for name in ("policy.json", "COMMIT.json", f"c?_p{target.party}r{target.replica}_by_*.box"):
+                    for file in folder.glob(name):
+                        shutil.copy(file, start)
+        return {c: int(found[str(pid)]) for c, pid in started.items()}
 
     def wait(self, seconds: float = 120.0) -> dict[Coord, int]:
         """Exit codes by worker; what still runs after ``seconds`` is killed."""

@@ -14,7 +14,7 @@ from uvcc_engine.contract.files import checked_run_id
 if TYPE_CHECKING:
     from uvcc_engine.parallel.topology import Topology
 
-KINDS: Final = ("private", "lm", "command", "preflight")
+KINDS: Final = ("private", "lm", "command", "preflight", "handover")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

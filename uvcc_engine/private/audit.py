@@ -99,9 +99,9 @@ def replay(policy: Policy, seeds: Mapping[int, Seeds], sealed: Mapping[int, byte
     Raises ConfigError for a job that this replay does not know, VerificationError for inputs that are not the policy's.
     """
     job, size = PrivateJob.from_json(policy.job), policy.topology
-    if size.workers_per_party * size.microbatches != 1 or job.task != "train":
+    if size.workers_per_party * size.microbatches != 1 or job.task != "train" or job.start is not None:
         raise ConfigError(
-            "only a training with one worker per party and one microbatch can be replayed",
+            "only a training with one worker per party and one microbatch, from its beginning, can be replayed",
             "run the same job with replicas, stages, tensor and microbatches of 1",
         )
     model = fit_model(job)

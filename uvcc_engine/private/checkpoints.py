@@ -18,12 +18,19 @@ from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.private.admission import Admission
 from uvcc_engine.private.atrest import decrypt, encrypt, rest_key, state_name
-from uvcc_engine.private.commits import checked_statement, signed_statement, write_record
+from uvcc_engine.private.commits import check_copies, checked_statement, signed_statement, write_record
+from uvcc_engine.private.outcome import state_blinds
 from uvcc_engine.private.ranks import Ranks
 from uvcc_engine.private.saver import Place, Saver
+from uvcc_engine.private.state import HALVES, blind_at, component_digest, half_of
 from uvcc_engine.private.votes import Table, Vote
 
 KEPT: Final = 4
+
+
+def about(coord: str, step: int) -> str:
+    """What a worker's encrypted state is bound to, so that none passes for another."""
+    return f"{coord} at step {step}"
 
 
 class Checkpoints:
@@ -33,6 +40,8 @@ class Checkpoints:
         self.root = Path(spec.dir) / files.CHECKPOINTS
         self._spec, self._admitted, self._writer, self._ranks = spec, admitted, writer, ranks
         self._key = rest_key(admitted.identity, admitted.policy.sid_job)
+        both = state_blinds(admitted.identity, admitted.policy, admitted.coord)
+        self._blinds = dict(zip(HALVES, (both[:32], both[32:]), strict=True))
         self._saver: Saver | None = None
         self._stated = (-1, "")
         self._committed = -1
@@ -84,22 +93,20 @@ class Checkpoints:
         manifest = ck.verify(ck.step_dir(self.root, step))
         part = manifest.rank(self._spec.rank)
         sealed = (manifest.path / state_name(self._spec.rank)).read_bytes()
-        return load(decrypt(self._key, sealed, self._about(step))), part, manifest
-
-    def _about(self, step: int) -> str:
-        return f"{self._spec.coord} at step {step}"
+        return load(decrypt(self._key, sealed, about(self._spec.coord, step))), part, manifest
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def take(self, step: int, tensors: Mapping[str, Tensor], epoch_root: str, extra: dict[str, Any]) -> str:
         """Begin to write the state after ``step`` steps; returns the SHA-256 (hex) of this rank's file."""
-        sealed = encrypt(self._key, save(dict(tensors)), self._about(step))
+        sealed = encrypt(self._key, save(dict(tensors)), about(self._spec.coord, step))
+        digests = [component_digest(half_of(tensors, h).items(), blind_at(self._blinds[h], step)) for h in HALVES]
         state = ck.RankState(
             rank=self._spec.rank,
             coord=self._spec.coord,
             epoch_root=epoch_root,
             cursors={"epoch": step, "attempt": self._spec.attempt},
-            extra=extra,
+            extra={**extra, "components": digests},
         )
         self._open.start(step, state, {state_name(self._spec.rank): sealed})
         return hashlib.sha256(sealed).hexdigest()
@@ -131,6 +138,7 @@ class Checkpoints:
         if set(said) != {coord.party, *table.peers}:
             return  # a peer was a checkpoint ahead already; the record of that one follows
         held = {p: checked_statement(text, policy, replace(coord, party=p), saved) for p, text in said.items()}
+        check_copies(held)
         write_record(self.root, policy, saved, held)
         table.statements = {at: text for at, text in table.statements.items() if at[1] > saved}
         self._writer.event(

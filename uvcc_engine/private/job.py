@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.transcript.origin import Origin
 
 REVEALABLE: Final = ("loss", "accuracy", "weights", "predictions", "seeds")
 SCHEDULES: Final = ("linear", "constant")
@@ -28,6 +29,7 @@ class PrivateJob:
     that is trained on;
     In task ``infer`` a trained model answers queries, ``batch`` rows a step, and the only thing to reveal are the
     ``predictions``, sealed to the owner. ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
+    ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
     model: str = "mlp-digits"
@@ -47,6 +49,7 @@ class PrivateJob:
     beta2: float = 0.99
     objective: str = "cross-entropy"
     task: str = "train"
+    start: Origin | None = None
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -64,6 +67,11 @@ class PrivateJob:
             raise ConfigError(f"job.seed is {self.seed}", "give a seed of 0 to 2^63 - 1")
         if not 0.5 <= self.beta2 <= 0.999:
             raise ConfigError(f"job.beta2 is {self.beta2}", "give Adam's second decay rate in [0.5, 0.999]")
+        if self.start is not None and (self.start.step >= self.steps or self.task != "train"):
+            raise ConfigError(
+                f"job.start is at step {self.start.step} of {self.steps} of task {self.task!r}",
+                "go on from a checkpoint of a training that has steps left",
+            )
         for name, known in (
             ("schedule", SCHEDULES),
             ("optimizer", OPTIMIZERS),
@@ -88,12 +96,19 @@ class PrivateJob:
         for key, value in found.items():
             if key not in kinds:
                 raise ConfigError(f"job: unknown key {key!r}", _nearest(key, kinds))
-            values[key] = _typed(key, value, kinds[key])
+            values[key] = Origin.of_job(found) if key == "start" else _typed(key, value, kinds[key])
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """All fields as plain JSON values; ``from_json`` reads it back unchanged."""
-        return asdict(self) | {"reveal": list(self.reveal)}
+        found = asdict(self) | {"reveal": list(self.reveal)}
+        del found["start"]
+        return found if self.start is None else found | {"start": self.start.to_json()}
+
+    @property
+    def first_step(self) -> int:
+        """The step that this job starts with, from 0."""
+        return self.start.step if self.start is not None else 0
 
     def lr_at(self, step: int) -> float:
         """Learning rate of step ``step`` (from 0)."""

@@ -27,11 +27,13 @@ from uvcc_engine.private.outcome import agree_on_state, own_digests, state_blind
 from uvcc_engine.private.parallel_training import Learner, ParallelTrainer, stream_of
 from uvcc_engine.private.ranks import Ranks
 from uvcc_engine.private.release import box_name, seal_weights
+from uvcc_engine.private.takeover import START, read_start
 from uvcc_engine.private.training import Trainer
 from uvcc_engine.private.votes import HALT, HOLD, Table, Vote
 from uvcc_engine.transcript import kinds
 from uvcc_engine.transcript.agreement import ForkError
 from uvcc_engine.transcript.evidence import WorkerEvidence
+from uvcc_engine.transcript.origin import Origin
 from uvcc_engine.transcript.roots import sid_of
 
 _TERMINATED: Final = "sigterm"
@@ -129,9 +131,11 @@ class Session:
         self.step = self._agree_where_to_start()
         self.running = True
         job = self._admitted.job
-        self._open_evidence(self.step)
-        if self.step:
+        self._open_evidence(self._epoch(self.step))
+        if self.step > job.first_step:
             self._load(self.step)
+        elif job.start is not None:
+            self._take_over(job.start)
         self._writer.event("party_start", party=self._admitted.party, step=self.step, attempt=self._spec.attempt)
         self._writer.heartbeat(self.step, "train", "start")
         while self.step < job.steps:
@@ -158,6 +162,7 @@ class Session:
         steps = self._checkpoints.verified_steps() if self._spec.resume else []
         policy = self._admitted.policy.hash.hex()
         start = self._table.agree_step(steps, among_ranks=self._ranks.common, attempt=self._spec.attempt, policy=policy)
+        start = max(start, self._admitted.job.first_step)
         self._writer.resume_at(start if self._spec.resume else None)
         self._checkpoints.open()
         return start
@@ -182,6 +187,16 @@ class Session:
         if part.extra.get("scheduled"):
             self._proof.checkpoint(step, part.files[state_name(self._spec.rank)]["sha256"])
         self._writer.event("resumed", step=step, checkpoint=manifest.sha256)
+
+    def _take_over(self, start: Origin) -> None:
+        """Begin with the state that another policy's checkpoint left."""
+        a, folder = self._admitted, Path(self._spec.dir) / START
+        self._trainer.load_state(read_start(folder, start, a.policy, a.identity, a.coord, a.job))
+        self._writer.event("taken_over", step=start.step, of=start.of, commit=start.commit)
+
+    def _epoch(self, step: int) -> int:
+        """The transcript counts the steps of its own policy."""
+        return step - self._admitted.job.first_step
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -230,10 +245,11 @@ class Session:
 
     def _train_step(self, step: int) -> Vote:
         job, began = self._admitted.job, time.monotonic()
-        mine = self._begin(step)
+        epoch = self._epoch(step)
+        mine = self._begin(epoch)
         result = self._trainer.step(step)
-        decision = self._settle_votes(step, mine)
-        self._end(step)
+        decision = self._settle_votes(epoch, mine)
+        self._end(epoch)
         rate = job.batch / (time.monotonic() - began)
         if result.loss is not None:
             self._loss = result.loss
@@ -294,7 +310,7 @@ class Session:
 
     def _finish(self) -> Outcome:
         """The last epoch: open what the policy lists, agree on the final state, sign the result."""
-        job, epoch = self._admitted.job, self._admitted.job.steps
+        job, epoch = self._admitted.job, self._epoch(self._admitted.job.steps)
         self._writer.heartbeat(self.step, "evaluate")
         mine = self._begin(epoch)
         values: dict[str, float] = {}

@@ -80,6 +80,8 @@ class WorkerEvidence:
         self._local: list[tuple[int, int, bytes]] = []  # kind, op, payload of leaves for the next epoch
         if resume_epoch == 0:
             self._local.append((kinds.POLICY, 0, policy.hash))
+            if policy.origin is not None:
+                self._local.append((kinds.START, 0, policy.origin.leaf))
         self.last_root: EpochRoot | None = None
         self._open_epoch = -1
         if resume_epoch:

@@ -13,6 +13,7 @@ RESULT: Final = 6  # a revealed or final value (local leaf)
 CHECKPOINT: Final = 7  # a checkpoint became durable (local leaf)
 POLICY: Final = 8  # the policy this session runs under (local leaf)
 PIPELINE: Final = 9  # activations or gradients between stages, inside a party (local leaf)
+START: Final = 10  # the committed checkpoint of another policy that this session starts from (local leaf)
 
 NAMES: Final = {
     OPEN: "OPEN",
@@ -24,4 +25,5 @@ NAMES: Final = {
     CHECKPOINT: "CHECKPOINT",
     POLICY: "POLICY",
     PIPELINE: "PIPELINE",
+    START: "START",
 }

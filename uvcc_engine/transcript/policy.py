@@ -20,6 +20,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, Verificati
 from uvcc_engine.parallel.topology import PARTIES, Topology
 from uvcc_engine.transcript.canonical import canonical, parse_canonical
 from uvcc_engine.transcript.identity import Identity, PublicIdentity, verify_signature
+from uvcc_engine.transcript.origin import Origin
 from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE
 
 VERSION: Final = 1
@@ -249,6 +250,16 @@ class Policy:
     def steps(self) -> int:
         return int(self.job["steps"])
 
+    @property
+    def origin(self) -> Origin | None:
+        """The checkpoint of another policy that this one starts from; None if it starts at the beginning."""
+        return Origin.of_job(self.job)
+
+    @property
+    def first_step(self) -> int:
+        """Steps that were done before this policy; its transcript's epoch e is training step ``first_step`` + e."""
+        return self.origin.step if self.origin is not None else 0
+
     def public(self, party: int, replica: int = 0) -> PublicIdentity:
         """The identity of a party's pod; that of replica 0 is the party's own, which signs the policy."""
         return self.parties[party].of_replica(replica)
@@ -280,6 +291,9 @@ def _job(data: Any) -> Mapping[str, Any]:
     steps = data.get("steps")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ConfigError(f"policy.job.steps is {steps!r}", "it must be a whole number of at least 1")
+    start = Origin.of_job(data)
+    if start is not None and start.step >= steps:
+        raise ConfigError(f"policy.job starts at step {start.step} of {steps}", "there is nothing left to do")
     return data
 
 

@@ -138,7 +138,7 @@ def _check_structure(bundle: Bundle) -> None:
     wanted = sorted(bundle.policy.topology.coords())
     _equal("workers", "the list of workers", [str(w.coord) for w in bundle.workers], [str(c) for c in wanted])
     epochs = len(bundle.workers[0].roots)
-    steps = bundle.policy.steps
+    steps = bundle.policy.steps - bundle.policy.first_step
     if epochs not in (steps, steps + 1):
         raise VerificationError(
             "epochs", f"{epochs} epochs are signed, the policy's {steps} steps need {steps} or one more"
@@ -274,9 +274,10 @@ def _check_openings(policy: Policy, worker: WorkerPart) -> None:
         where = f"opened leaves of {worker.coord} in epoch {statement.root.epoch}"
         _equal("openings", where, count, statement.root.opened)
     last = len(worker.roots) - 1
-    for kind, epoch in ((kinds.POLICY, 0), (kinds.INPUT, 0), (kinds.RESULT, last)):
+    started = [0] if policy.origin is not None else []
+    for kind, epochs in ((kinds.POLICY, [0]), (kinds.START, started), (kinds.INPUT, [0]), (kinds.RESULT, [last])):
         found = [e for k, e in kinds_seen if k == kind]
-        _equal("openings", f"epochs with a {kinds.NAMES[kind]} leaf of {worker.coord}", found, [epoch])
+        _equal("openings", f"epochs with a {kinds.NAMES[kind]} leaf of {worker.coord}", found, epochs)
 
 
 def _check_opening(policy: Policy, worker: WorkerPart, opening: Opening) -> int:
@@ -298,6 +299,8 @@ def _check_opening(policy: Policy, worker: WorkerPart, opening: Opening) -> int:
         _equal("opening", where, opening.payload.hex(), policy.commitments[party])
     elif leaf.kind == kinds.RESULT:
         _equal("opening", where, opening.payload, worker.result[1].core)
+    elif leaf.kind == kinds.START:
+        _equal("opening", where, opening.payload, policy.origin.leaf if policy.origin is not None else b"")
     else:
         _check_checkpoint(where, opening.payload, leaf.op)
     return leaf.kind
