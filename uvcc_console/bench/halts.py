@@ -84,7 +84,7 @@ class Fleet:
 
     def acks(self, nonce: str, stage: str) -> list[ev.HaltAck]:
         found = [e for _, e in self.journal.since(0, 1 << 20, kinds=(ev.HaltAck.kind,)) if isinstance(e, ev.HaltAck)]
-        return [e for e in found if e.nonce == nonce and e.stage == stage]
+        return [e for e in found if e.nonce == nonce and e.stage == stage and not e.gpu]
 
 
 def _append(run_dir: Path, event: ev.Event) -> None:

@@ -94,6 +94,8 @@ class _Waiting:
     def _see(self, event: ev.Event) -> None:
         if not isinstance(event, ev.HaltAck) or event.nonce != self._asked.nonce:
             return
+        if event.gpu:
+            return common.say(f"{event.pod:<8} {event.detail}")
         step = f" at step {event.step}" if event.step >= 0 else ""
         common.say(f"{event.pod:<8} {event.stage}{step} {event.detail}".rstrip())
         if event.stage in ("held", "halted", "gone"):

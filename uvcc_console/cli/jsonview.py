@@ -122,6 +122,8 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
                 pod: {"stage": stage, "step": step, "checkpoint": checkpoint, "ts": ts}
                 for pod, (stage, step, checkpoint, ts) in s.halt.acks.items()
             },
+            "gpus": dict(s.halt.gpus),
+            "pods_gone": sorted(name for name, pod in s.pods.items() if pod.state == "gone"),
         },
         "cost": {"hourly": s.hourly, "spent": s.spent, "forecast": s.forecast, "runway_h": s.runway_h},
         "results": {phase: dict(values) for phase, values in s.results.items()},

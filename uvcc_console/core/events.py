@@ -239,7 +239,10 @@ class HaltRequested(Event):
 @_event("halt_ack")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaltAck(Event):
-    """Evidence from one pod for one nonce: sent | seen | held | halted | gone | released | unknown."""
+    """Evidence from one pod for one nonce: sent | seen | held | halted | gone | released | unknown.
+
+    ``gpu`` comes with a later word about a pod whose processes are gone: empty | used | unknown, or none without a GPU.
+    """
 
     pod: str
     nonce: str
@@ -248,6 +251,7 @@ class HaltAck(Event):
     checkpoint: str = ""
     detail: str = ""
     path: str = "ssh"
+    gpu: str = ""
 
 
 @_event("halt_done")

@@ -81,7 +81,10 @@ class EpochAgreement:
 
 @dataclass(frozen=True, slots=True)
 class HaltView:
-    """The running or last halt. ``acks``: pod -> (stage, step, checkpoint, ts). mode: hold | halt | release."""
+    """The running or last halt. ``acks``: pod -> (stage, step, checkpoint, ts). mode: hold | halt | release.
+
+    ``gpus``: pod -> empty | used | unknown | none, once its processes are gone and its GPUs were looked at.
+    """
 
     nonce: str = ""
     mode: str = ""
@@ -89,6 +92,7 @@ class HaltView:
     drill: bool = False
     asked: float = 0.0
     acks: Mapping[str, tuple[str, int, str, float]] = field(default_factory=lambda: EMPTY)
+    gpus: Mapping[str, str] = field(default_factory=lambda: EMPTY)
     done: bool = False
     verified: int = 0
     total: int = 0

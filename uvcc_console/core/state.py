@@ -287,6 +287,10 @@ _HALT_ORDER = ("unknown", "sent", "seen", "held", "released", "halted", "gone")
 def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
     if e.nonce != s.halt.nonce:
         return s
+    if e.gpu:
+        s = replace(s, halt=replace(s.halt, gpus=_put(s.halt.gpus, e.pod, e.gpu)))
+        level = "info" if e.gpu == "empty" else "error"
+        return s if e.gpu == "none" else _log(s, e, level, e.pod, f"{e.stage}; {e.detail}")
     old = s.halt.acks.get(e.pod)
     rank = {name: i for i, name in enumerate(_HALT_ORDER)}
     if old and e.stage != "unknown" and rank.get(e.stage, 0) < rank.get(old[0], 0):

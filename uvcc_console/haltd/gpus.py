@@ -8,22 +8,21 @@ from typing import Final
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_engine.contract.errors import UvccError
 
-NO_GPU: Final = "no GPU"
-EMPTY: Final = "GPU empty"
+NONE, EMPTY, USED, UNKNOWN = "none", "empty", "used", "unknown"
 _ASK: Final = (
     "command -v nvidia-smi >/dev/null 2>&1 || { echo none; exit 0; }; "
     "nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits"
 )
 
 
-def judge(listed: str, ours: Collection[int]) -> tuple[bool, str]:
-    """Whether nothing of ours is left on the pod's GPUs, and in words what is there. Pure.
+def judge(listed: str, ours: Collection[int]) -> tuple[str, str]:
+    """Whether anything of ours is left on the pod's GPUs (none, empty or used), and in words what is there. Pure.
 
     In a container nvidia-smi may name processes by the host's numbers, so a process that it lists and that is not
     known as ours is told too, but only one of ours is a failure.
     """
     if listed.strip() == "none":
-        return True, NO_GPU
+        return NONE, "no GPU"
     found: dict[int, str] = {}
     for line in listed.splitlines():
         pid, _, used = line.partition(",")
@@ -31,15 +30,15 @@ def judge(listed: str, ours: Collection[int]) -> tuple[bool, str]:
             found[int(pid)] = used.strip()
     left = sorted(set(found) & set(ours))
     if left:
-        return False, "GPU still used by " + ", ".join(f"{pid} ({found[pid]} MiB)" for pid in left)
+        return USED, "GPU still used by " + ", ".join(f"{pid} ({found[pid]} MiB)" for pid in left)
     if found:
-        return True, "GPU free of ours; others there: " + ", ".join(map(str, sorted(found)))
-    return True, EMPTY
+        return EMPTY, "GPU free of ours; others there: " + ", ".join(map(str, sorted(found)))
+    return EMPTY, "GPU empty"
 
 
-async def look(link: PodLink, ours: Collection[int], timeout: float = 15.0) -> tuple[bool, str]:
+async def look(link: PodLink, ours: Collection[int], timeout: float = 15.0) -> tuple[str, str]:
     """Ask the pod. What cannot be asked is unknown, never empty."""
     try:
         return judge(await link.sh(_ASK, timeout=timeout), ours)
     except UvccError as e:
-        return False, f"GPU unknown: {e.what}"
+        return UNKNOWN, f"GPU unknown: {e.what}"

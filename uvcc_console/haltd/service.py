@@ -133,20 +133,19 @@ class Service:
     def _append(self, events: list[ev.Event]) -> None:
         self._journal.append(*events)
         for event in events:
-            if isinstance(event, ev.HaltAck) and event.stage == "gone" and event.pod in self._channels.clients:
+            ended = isinstance(event, ev.HaltAck) and event.stage == "gone" and event.path != "api"  # that pod is gone
+            if isinstance(event, ev.HaltAck) and ended and event.pod in self._channels.clients:
                 task = asyncio.ensure_future(self._gpus(event))
                 self._looking.add(task)
                 task.add_done_callback(self._looking.discard)
 
     async def _gpus(self, gone: ev.HaltAck) -> None:
-        """The processes of a pod are gone: say whether its GPUs are empty as well. A pod without one says nothing."""
+        """The processes of a pod are gone: say whether its GPUs are empty as well, or that it has none."""
         client = self._channels.clients[gone.pod]
         ours = [w.pid for w in self.snapshot.workers.values() if w.pod == gone.pod and w.pid]
-        empty, said = await gpus.look(client.link, ours)
-        if said == gpus.NO_GPU:
-            return
-        self._journal.append(replace(gone, detail=f"{gone.detail}; {said}".lstrip("; "), ts=0.0))
-        if not empty:
+        word, said = await gpus.look(client.link, ours)
+        self._journal.append(replace(gone, detail=said, gpu=word, ts=0.0))
+        if word in (gpus.USED, gpus.UNKNOWN):
             remedy = "log in and end what holds it, or replace the pod"
             self._journal.append(ev.Alert(level="error", name="gpu", text=said, remedy=remedy, subject=gone.pod))
 
@@ -261,6 +260,16 @@ class Service:
             for pod in await provider.list(prefix):
                 if pod.name == prefix:
                     await _delete(provider.delete, pod)
+            if (view := s.pods.get(name)) is not None:
+                gone = ev.PodChanged(
+                    pod=name,
+                    party=view.party,
+                    replica=view.replica,
+                    provider=view.provider,
+                    state="gone",
+                    detail="terminated by the halt",
+                )
+                self._append([gone])
         finally:
             await provider.close()
 

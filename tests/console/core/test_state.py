@@ -199,3 +199,13 @@ def test_unknown_fields_are_dropped_and_every_kind_round_trips() -> None:
     assert ev.from_json("run_ended", 1.0, {"status": "ok", "new_field": 1}) == ev.RunEnded(ts=1.0, status="ok")
     for kind, cls in ev._REGISTRY.items():
         assert cls.kind == kind
+
+
+def test_what_was_seen_on_a_gpu_stands_beside_the_evidence_and_never_replaces_it() -> None:
+    s = fold([ev.HaltRequested(nonce="n", mode="halt", by="x", ts=1.0)])
+    s = fold([ev.HaltAck(pod="p0r0", nonce="n", stage="gone", step=4, checkpoint="c", ts=2.0)], s)
+    before = s.halt.acks["p0r0"]
+    s = fold([ev.HaltAck(pod="p0r0", nonce="n", stage="gone", gpu="used", detail="GPU still used by 7", ts=3.0)], s)
+    s = fold([ev.HaltAck(pod="p1r0", nonce="other", stage="gone", gpu="empty", ts=4.0)], s)
+    assert (s.halt.acks["p0r0"], dict(s.halt.gpus)) == (before, {"p0r0": "used"})
+    assert s.log[-1].level == "error"

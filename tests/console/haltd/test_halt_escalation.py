@@ -56,3 +56,6 @@ async def test_unknown_then_terminated_by_policy(frozen: str, monkeypatch: pytes
         assert done.total == 3
         assert {read_all(found.journal).halt.acks[p][0] for p in ("p0r0", "p2r0")} == {"gone"}
         assert not procs.marked(pod.provider_id)
+        assert {p: v.state for p, v in read_all(found.journal).pods.items()} == {
+            "p0r0": "agent", "p1r0": "gone", "p2r0": "agent"
+        }  # fmt: skip

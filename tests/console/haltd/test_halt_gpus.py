@@ -16,18 +16,18 @@ from uvcc_console.haltd import gpus
 
 
 @pytest.mark.parametrize(
-    ("listed", "empty", "said"),
+    ("listed", "word", "said"),
     [
-        ("none", True, gpus.NO_GPU),
-        ("", True, gpus.EMPTY),
-        ("4711, 512\n", False, "GPU still used by 4711 (512 MiB)"),
-        ("99, 10\n4711, 512\n", False, "GPU still used by 4711 (512 MiB)"),
-        ("99, 10\n", True, "GPU free of ours; others there: 99"),
-        ("4711, [N/A]\n", False, "GPU still used by 4711 ([N/A] MiB)"),
+        ("none", "none", "no GPU"),
+        ("", "empty", "GPU empty"),
+        ("4711, 512\n", "used", "GPU still used by 4711 (512 MiB)"),
+        ("99, 10\n4711, 512\n", "used", "GPU still used by 4711 (512 MiB)"),
+        ("99, 10\n", "empty", "GPU free of ours; others there: 99"),
+        ("4711, [N/A]\n", "used", "GPU still used by 4711 ([N/A] MiB)"),
     ],
 )
-def test_only_what_is_ours_counts_as_left(listed: str, empty: bool, said: str) -> None:
-    assert gpus.judge(listed, [4711, 4712]) == (empty, said)
+def test_only_what_is_ours_counts_as_left(listed: str, word: str, said: str) -> None:
+    assert gpus.judge(listed, [4711, 4712]) == (word, said)
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ async def test_a_pod_is_asked_over_its_link(link: PodLink, monkeypatch: pytest.M
     await link.sh("mkdir -p bin")
     await link.put(script, "bin/nvidia-smi", mode=0o755)
     await link.put(b"4711, 512\n", "apps")
-    assert await gpus.look(link, [4711]) == (False, "GPU still used by 4711 (512 MiB)")
+    assert await gpus.look(link, [4711]) == (gpus.USED, "GPU still used by 4711 (512 MiB)")
     await link.put(b"", "apps")
-    assert await gpus.look(link, [4711]) == (True, gpus.EMPTY)
+    assert await gpus.look(link, [4711]) == (gpus.EMPTY, "GPU empty")
     await link.put(b"#!/bin/sh\necho 'no devices were found' >&2; exit 6\n", "bin/nvidia-smi", mode=0o755)
-    empty, said = await gpus.look(link, [4711])
-    assert not empty
+    word, said = await gpus.look(link, [4711])
+    assert word == gpus.UNKNOWN
     assert "no devices were found" in said

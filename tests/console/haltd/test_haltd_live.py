@@ -167,6 +167,10 @@ async def test_the_sidecars_process_drills_holds_halts_and_ends_with_the_run(run
         acks = run.snapshot.halt.acks
         assert {a[0] for a in acks.values()} == {"gone"}
         assert all(len(a[2]) == 64 for a in acks.values())  # each names its checkpoint
+        async with asyncio.timeout(20):
+            while set(run.snapshot.halt.gpus) != set(acks):
+                await asyncio.sleep(0.02)
+        assert set(run.snapshot.halt.gpus.values()) <= {"none", "empty"}  # whatever machine this is
         run.journal.append(ev.RunEnded(status="ok"))
         assert await asyncio.to_thread(sidecar.wait, 10) == 0
     finally:
@@ -229,6 +233,7 @@ async def test_a_worker_that_does_not_obey_is_terminated_and_told_as_unproven(ru
     done = await run.done("n")
     assert (done.verified, done.total) == (2, 3)
     acks = [e for _, e in run.journal.since(0, kinds=("halt_ack",)) if isinstance(e, ev.HaltAck) and e.pod == "p2r0"]
+    acks = [e for e in acks if not e.gpu]
     assert acks[-1].stage == "gone"
     assert acks[-1].checkpoint == ""
     assert "SIGTERM" in acks[-1].detail

@@ -217,6 +217,7 @@ class Story:
                 record = {"rank": i // 3, "step": step, "phase": "halted", "halt_nonce": nonce}
                 self.add(ev.Heartbeat(pod=self.pod(coord), coord=coord, record=record))
                 self.add(ev.WorkerProcess(pod=self.pod(coord), coord=coord, state="exited", rc=0))
+                self.add(ev.HaltAck(pod=self.pod(coord), nonce=nonce, stage="gone", step=step), 0.02)
             verified = len(self.coords) - unknown
             self.add(
                 ev.HaltDone(
@@ -229,6 +230,9 @@ class Story:
                     drill=drill,
                 )
             )
+            for coord in self.coords[: len(self.coords) - unknown]:
+                gpu = "empty" if self.price else "none"
+                self.add(ev.HaltAck(pod=self.pod(coord), nonce=nonce, stage="gone", detail="GPU empty", gpu=gpu), 0.01)
         if mode == "release":
             self.add(ev.HaltRequested(nonce=nonce, mode="release", by=by, drill=drill), 0.1)
             for coord in self.coords:

@@ -12,14 +12,16 @@ from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
 
 COLUMNS = (
-    Column("pod", "pod", 11, stretch=True),
+    Column("pod", "pod", 9),
     Column("sent", "sent", 5, "c"),
     Column("seen", "seen", 5, "c"),
     Column("held", "held", 9, "c"),
     Column("halted", "halted", 9, "c"),
-    Column("checkpoint", "checkpoint", 13, importance=3),
-    Column("gone", "gone", 5, "c", importance=4),
-    Column("last", "last word", 16, importance=2),
+    Column("checkpoint", "checkpoint", 13, importance=5),
+    Column("gone", "proc gone", 9, "c", importance=1),
+    Column("gpu", "GPU empty", 9, "c", importance=3),
+    Column("ended", "pod gone", 8, "c", importance=4),
+    Column("last", "last word", 16, importance=2, stretch=True),
 )
 _REACHED = {"unknown": -1, "sent": 0, "seen": 1, "held": 2, "released": 2, "halted": 3, "gone": 4}
 _STAGES = ("sent", "seen", "held", "halted", "gone")
@@ -83,7 +85,9 @@ def verified(s: Snapshot) -> int:
 def _cells(view: View, pod: str) -> dict[str, Span]:
     s, g = view.snap, view.glyphs
     party = s.pods[pod].party if pod in s.pods else -1
-    cells: dict[str, Span] = {"pod": (clean(pod), party_role(party))}
+    cells: dict[str, Span] = {"pod": (clean(pod), party_role(party)), "gpu": _gpu(view, pod)}
+    ended = pod in s.pods and s.pods[pod].state == "gone"
+    cells["ended"] = (g.ok, "ok") if ended else (g.dot, "faint")
     ack = s.halt.acks.get(pod)
     if ack is None:
         return cells | {"last": (f"{g.todo} not sent yet", "warn")}
@@ -102,6 +106,18 @@ def _cells(view: View, pod: str) -> dict[str, Span]:
         cells["checkpoint"] = (short(checkpoint, 12), "text")
     word = "released" if stage == "released" else stage
     return cells | {"last": (f"{g.ok} {word} +{max(0.0, ts - s.halt.asked):.1f} s", "ok")}
+
+
+def _gpu(view: View, pod: str) -> Span:
+    """What nvidia-smi on the pod said after its processes were gone; nothing is assumed before it spoke."""
+    g, word = view.glyphs, view.snap.halt.gpus.get(pod, "")
+    if word == "empty":
+        return g.ok, "ok"
+    if word == "used":
+        return f"{g.fail} used", "bad"
+    if word == "none":
+        return "n/a", "muted"
+    return (g.unknown, "bad") if word else (g.dot, "faint")
 
 
 def halt_lines(view: View, width: int) -> list[Line]:
@@ -139,7 +155,8 @@ class HaltPanel(Panel):
     grows = True
     help = (
         "What each pod has proved for this halt: the order sent, seen by its agent, held at a step, halted with a "
-        "checkpoint, process gone. UNKNOWN means no proof either way: treat the pod as running and costing."
+        "checkpoint, process gone, its GPUs empty (n/a: it has none), the pod itself gone at its provider. UNKNOWN "
+        "means no proof either way: treat the pod as running and costing."
     )
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
