@@ -33,8 +33,11 @@ _SESSIONS = 10  # OpenSSH's MaxSessions, so that a console that needs more fails
 
 
 def environment(home: Path) -> dict[str, str]:
-    """What a session sees: nothing of the operator's environment; ``python3`` is the pod's image."""
-    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    """What a session sees: nothing of the operator's environment; ``python3`` is the pod's image.
+
+    Tools of this pod alone lie in ``~/.local/bin``, as on other hosts.
+    """
+    path = f"{home / '.local/bin'}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     names = {"HOME": home, "USER": USER, "LOGNAME": USER, "SHELL": "/bin/sh", "PATH": path, "LANG": "C.UTF-8"}
     return {k: str(v) for k, v in names.items()} | {"TMPDIR": str(home / ".tmp"), procs.MARK: str(home)}
 

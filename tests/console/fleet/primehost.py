@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 from primefake import FakePod, PrimeFake
-from primeoffers import offer
+from primeoffers import market, offer
 
 from uvcc_console.fleet import localpod, procs
 from uvcc_console.fleet.local import LocalProvider
@@ -26,12 +26,49 @@ def cpu_market() -> list[dict[str, Any]]:
     ]
 
 
+def gpu_market() -> list[dict[str, Any]]:
+    """The fake market as it is, with its H100s, and pods that are gone as soon as they are deleted."""
+    return [{**row, "sim": {"delete_s": 0.2}} for row in market()]
+
+
+# what a driver says of a pod's GPUs, as far as it is asked; no CUDA stands behind it
+_NVIDIA_SMI = """#!/bin/sh
+value() {
+  case "$1" in
+    index) echo "$2";; name) echo "NVIDIA H100 80GB HBM3";; driver_version) echo 550.127.05;;
+    uuid) echo "GPU-6f1a2c34-0000-4b5d-8e9f-00000000000$2";;
+    memory.total) echo 81559;; memory.used) echo 1;; utilization.gpu) echo 0;;
+    ecc.errors.uncorrected.volatile.total) echo 0;; *) echo "[N/A]";;
+  esac
+}
+gpu=0
+while [ "$gpu" -lt COUNT ]; do
+  for word in "$@"; do
+    case "$word" in
+      -L) echo "GPU $gpu: $(value name) (UUID: $(value uuid "$gpu"))";;
+      --query-gpu=*)
+        row=
+        for field in $(echo "${word#*=}" | tr , ' '); do row="$row${row:+, }$(value "$field" "$gpu")"; done
+        echo "$row";;
+    esac
+  done
+  gpu=$((gpu + 1))
+done
+"""
+
+
+def _install(tool: Path, gpus: int) -> None:
+    tool.parent.mkdir(parents=True, exist_ok=True)
+    tool.write_text(_NVIDIA_SMI.replace("COUNT", str(gpus)))
+    tool.chmod(0o755)
+
+
 class PrimeHost:
     """``async with PrimeHost(folder) as host: host.url``; pods die with the market's word, and at the end at last."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, offers: list[dict[str, Any]] | None = None) -> None:
         self.fake = PrimeFake(time.time, on_born=self._born)
-        self.fake.offers = cpu_market()
+        self.fake.offers = offers or cpu_market()
         self.fake.boot_s = 0.0
         self._folder = folder
         self._local = LocalProvider(folder, ttl_s=600.0)
@@ -45,6 +82,8 @@ class PrimeHost:
     async def _born(self, pod: FakePod) -> tuple[str, str, int]:
         number = next(self._numbers)
         made = await self._local.create(PodRequest(f"behind-{pod.record['id']}", number % 3, 100 + number // 3))
+        if pod.record["gpuName"] != "CPU_NODE":
+            _install(Path(made.provider_id) / ".local" / "bin" / "nvidia-smi", pod.record["gpuCount"])
         authorized = Path(made.provider_id).with_suffix(".keys")
         authorized.write_text("".join(key["publicKey"] + "\n" for key in self.fake.keys.values()))
         made = await self._local.wait_ready(made)

@@ -1,4 +1,4 @@
-"""``uvcc rollout`` with a shipped profile against the market on a real port: only the address and the GPU differ."""
+"""``uvcc rollout`` with a shipped profile against the market on a real port: only its address differs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from primefake import KEY
-from primehost import PrimeHost
+from primehost import PrimeHost, gpu_market
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
@@ -32,29 +32,23 @@ def temp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-async def test_a_rollout_on_rented_pods_is_verified_and_leaves_nothing_billing(tmp_path: Path, temp: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "replicas"),
+    [
+        pytest.param({}, 2, id="unchanged", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param({"topology.replicas": 1, "smoke.replicas": 1, "job.test_rows": 200}, 1, id="smaller"),
+    ],
+)
+async def test_a_shipped_profile_runs_on_rented_pods_and_leaves_nothing_billing(
+    tmp_path: Path, temp: Path, changed: dict[str, int], replicas: int
+) -> None:
     market = tmp_path / "market"
     market.mkdir()
-    async with PrimeHost(market) as host:
+    async with PrimeHost(market, gpu_market()) as host:
         foreign = host.fake.foreign("somebody-elses")
-        changed = {
-            "fleet.base_url": host.url,
-            "fleet.gpu": "CPU_NODE",
-            "topology.replicas": 1,
-            "smoke.replicas": 1,
-            "job.test_rows": 200,
-        }
-        command = [
-            sys.executable,
-            "-m",
-            "uvcc_console.cli.main",
-            "rollout",
-            str(PROFILE),
-            "--headless",
-            "--json",
-            "--yes",
-        ]
-        command += [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
+        command = [sys.executable, "-m", "uvcc_console.cli.main", "rollout", str(PROFILE), "--headless", "--json"]
+        settings = {"fleet.base_url": host.url, **changed}
+        command += ["--yes", *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("UVCC_", "PRIME_"))}
         env |= {"UVCC_HOME": str(tmp_path / "home"), "UVCC_PRIME_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
         process = await asyncio.create_subprocess_exec(
@@ -67,11 +61,23 @@ async def test_a_rollout_on_rented_pods_is_verified_and_leaves_nothing_billing(t
         assert (summary["verified"], summary["leaks"]) == (True, [])
         assert host.fake.billing == ["somebody-elses"]
         assert not [path for method, path, _ in host.fake.requests if method == "DELETE" and foreign in path]
-        assert len(host.fake.asked("POST", "/pods/")) == 3
+        asked = host.fake.asked("POST", "/pods/")
+        domains = sorted(["crusoecloud", "hyperstack", "lambdalabs"] * replicas)
+        assert sorted(body["provider"]["type"] for body in asked) == domains
+        assert {(body["pod"]["gpuType"], body["pod"]["image"]) for body in asked} == {
+            ("H100_80GB", "cuda_12_4_pytorch_2_4")
+        }
     run_dir = tmp_path / "home" / "runs" / summary["run"]
     events = [e for _, e in iter_events(run_dir / "journal.sqlite")]
     ready = [e for e in events if isinstance(e, ev.PodChanged) and e.state == "ready"]
     assert len({e.provider for e in ready}) == 3  # one domain each
+    checked = [e for e in events if isinstance(e, ev.EngineEvent) and e.event == "dp_preflight_ok"]
+    assert [e.fields["gpus"] for e in checked] == [["NVIDIA H100 80GB HBM3"]] * 3 * replicas
+    # told, since secret shares are computed on processors
+    said = [e for e in events if isinstance(e, ev.Alert) and e.name == "gpu_idle"]
+    assert [e.text.partition(":")[0] for e in said] == [
+        f"{3 * replicas} GPUs stay idle"
+    ]  # told, since secret shares need none
     spent = [e for e in events if isinstance(e, ev.CostTick)][-1]
     assert 0 < spent.spent < 5.0
     texts = [p.read_bytes() for p in run_dir.rglob("*") if p.is_file()]

@@ -9,7 +9,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
-from uvcc_console.rollout.profile_schema import CommandJob, LmJob
+from uvcc_console.rollout.profile_schema import CommandJob, LmJob, PrivateJob
 from uvcc_console.rollout.stages import fabric, lm
 from uvcc_console.rollout.stages.findings import Finding, Wanted, free_memory, judge
 from uvcc_console.rollout.stages.links import relay_link
@@ -18,6 +18,7 @@ from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 
 CPU_OFFER = "CPU"  # how the market names a machine without GPUs; it counts one all the same
+_CHEAPER = "pods without GPUs would do, and cost less: fleet.gpu CPU_NODE"
 _GPU_PROCESSES = "nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv,noheader"
 _PING = """
 import json, ssl, sys, time, urllib.request
@@ -40,7 +41,7 @@ async def preflight(ctx: Rollout) -> str:
     profile = ctx.plan.profile
     probes = await each(ctx.members.values(), _probe)
     gpus = 0 if profile.fleet.gpu.startswith(CPU_OFFER) else profile.fleet.gpus * bool(profile.fleet.gpu)
-    wanted = Wanted(profile.gates, gpus, isinstance(profile.job, LmJob))
+    wanted = Wanted(profile.gates, gpus, computes_on_gpus(profile.job))
     findings = judge(probes, wanted)
     facts = {name: _facts(probe) for name, probe in probes.items()}
     for name, probe in probes.items():
@@ -63,10 +64,24 @@ async def preflight(ctx: Rollout) -> str:
                 findings += found.findings
                 add(dict(found.facts))
     _tell(ctx, facts, findings)
+    if (idle := _idle_gpus(probes)) and not wanted.cuda and not isinstance(profile.job, CommandJob):
+        text = f"{idle} GPUs stay idle: a {profile.job.kind} job of this profile computes on the pods' processors"
+        ctx.say(ev.Alert(level="warn", name="gpu_idle", text=text, remedy=_CHEAPER))
     if findings:
         first = findings[0]
         raise UvccError(f"pod {first.pod}: {first.what}", first.remedy)
     return f"{len(probes)} pods{_summary(facts)}"
+
+
+def computes_on_gpus(job: PrivateJob | LmJob | CommandJob) -> bool:
+    """Whether workers of this job need a torch that reaches the GPUs. Secret shares are computed on processors; a
+    language model is where its profile says ``runtime.device: cpu``; what a command does is its own affair.
+    """
+    return isinstance(job, LmJob) and job.overrides.get("runtime", {}).get("device", "auto") != "cpu"
+
+
+def _idle_gpus(probes: dict[str, dict[str, Any]]) -> int:
+    return sum(len(probe.get("gpus") or ()) for probe in probes.values())
 
 
 def _facts(probe: dict[str, Any]) -> dict[str, Any]:
