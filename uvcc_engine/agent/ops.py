@@ -112,6 +112,7 @@ def _clear_remains(specs: list[WorkerSpec], *, alone: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if alone:
             (directory / files.HALT).unlink(missing_ok=True)
+            (directory / files.LINK).unlink(missing_ok=True)
         for name in (files.exit_name, files.result_name):
             for lead in (False, s.lead):
                 (directory / name(s.rank, lead=lead)).unlink(missing_ok=True)
@@ -152,6 +153,22 @@ def relay(agent: Agent, console: Console, m: Message) -> Fields | None:
     raise ConfigError(f"unknown relay action {action!r}", "start or stop")
 
 
+def relink(agent: Agent, console: Console, m: Message) -> Fields:
+    """Tell the run's workers on this pod where their relay is now; they go on there by themselves."""
+    run, link = files.checked_run_id(str(m["run"])), dict(m["link"])
+    for key in link:
+        if key not in files.LINK_FIELDS or not isinstance(link[key], str):
+            raise ConfigError(f"a relay's place has no {key!r}", f"give {', '.join(files.LINK_FIELDS)}")
+    if not str(link.get("relay_url", "")).startswith(("http://", "https://")):
+        raise ConfigError(f"not a relay URL: {link.get('relay_url')!r}", "write it like https://relay.example:8443")
+    folders = sorted({Path(w.spec.dir) for w in agent.workers.live(run)})
+    if not folders:
+        raise UvccError(f"no worker of run {run} is running on this pod", "launch it with the new link")
+    for folder in folders:
+        files.write_json(folder / files.LINK, link, mode=0o600)
+    return {"told": len(agent.workers.live(run))}
+
+
 def probe_pod(agent: Agent, console: Console, m: Message) -> Fields | None:
     agent.await_probe(probe.GpuQuery(), (wire.PROBE, str(m.get("nonce", ""))))
     return None
@@ -177,6 +194,7 @@ OPS: Final[Mapping[str, Callable[[Agent, Console, Message], Fields | None]]] = {
     wire.SIGNAL: send_signal,
     wire.POLICY: policy,
     wire.RELAY: relay,
+    wire.RELINK: relink,
     wire.PROBE: probe_pod,
     wire.LEASE: lease,
     wire.STOP: stop,

@@ -165,8 +165,8 @@ class Fleet:
     def lead(self, c: Coord) -> bool:
         return c.stage == 0 and c.tensor == 0
 
-    def launch(self, **changes: Any) -> None:
-        """Start every worker; ``changes`` to their specs."""
+    def launch(self, link: Callable[[Coord], dict[str, Any]] | None = None, **changes: Any) -> None:
+        """Start every worker; ``changes`` to their specs. ``link``: what a worker uses in place of direct links."""
         found = ports(len(self.coords) + 3)
         masters, listen = found[:3], dict(zip(self.coords, found[3:], strict=True))
         for c in self.coords:  # all of them before the first worker starts, which may end before the last one does
@@ -190,7 +190,7 @@ class Fleet:
                 "policy": str(home / "policy.json"),
                 "signatures": str(home / "policy_signatures.json"),
                 "inputs": str(home / "inputs"),
-                "link": {"kind": "direct", "listen": f"127.0.0.1:{listen[c]}", "peers": peers},
+                "link": link(c) if link else {"kind": "direct", "listen": f"127.0.0.1:{listen[c]}", "peers": peers},
                 "lead": self.lead(c),
                 "env": {**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(masters[c.party])},
             }

@@ -20,6 +20,7 @@ HALT: Final = "halt"  # {run, mode: hold|halt|release, nonce, deadline_s?}: a ho
 SIGNAL: Final = "signal"  # {run, coord|None, signal: USR1|TERM|KILL}: to process groups by recorded identity
 POLICY: Final = "policy"  # {policy: canonical JSON text}: the agent checks it and signs; ack carries {signature}
 RELAY: Final = "relay"  # {run, action: start|stop, config}; ack carries {url, pid}
+RELINK: Final = "relink"  # {run, link: {relay_url, stream?, token_file?, ca_file?}}: the relay of a run is there now
 PROBE: Final = "probe"  # ack carries the probe JSON (python, torch, gpu, memory, disk, clock)
 LEASE: Final = "lease"  # {ttl_s}: renew (0 = give up); without renewal the agent halts its runs by itself. Every
 # message of a console whose hello gave lease_s > 0 renews as well

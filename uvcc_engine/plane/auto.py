@@ -119,6 +119,8 @@ class AutoLink:
 
     def resets(self) -> list[int]:
         found, self._resets = self._resets + self._direct.resets(), []
+        for relay in self._relays:
+            found += [p for p in relay.resets() if not self._direct.connected(p)]
         return found
 
     def notices(self) -> list[Notice]:
@@ -129,6 +131,9 @@ class AutoLink:
 
     def lost(self, dst: int) -> float:
         return 0.0  # a refused connection says little where there is another way
+
+    def away_s(self) -> float:
+        return 0.0 if all(map(self._direct.connected, self._peers)) else self._relay.down_s()
 
     def unconfirmed(self) -> bool:
         return self._direct.pending() or self._relay.unconfirmed()

@@ -23,6 +23,7 @@ from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.faults import FaultPlan, FaultyLink
 from uvcc_engine.plane.links import Link
 from uvcc_engine.plane.live import LivePlane, Waits
+from uvcc_engine.plane.moving import MovingLink, Whereabouts
 from uvcc_engine.plane.nats_link import NatsLink
 from uvcc_engine.plane.policy import Policy
 from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayLink
@@ -39,6 +40,7 @@ _WAITS: Final = {
     "close_s": "close_s",
     "order_s": "order_s",
     "report_s": "report_s",
+    "relay_s": "away_s",
     "look_s": "look_s",
 }
 
@@ -54,16 +56,18 @@ def open_plane(
     recorder: Recorder | None,
     state_dir: Path,
     on_event: Callable[[str, dict[str, Any]], None],
+    moves: Path | None = None,
 ) -> LivePlane:
     """Connect ``party`` with ``peers`` in the subsession ``sid_sub``. Returns at once; receivers wait.
 
     ``link``: ``{kind: auto|direct|stream|relay, relay_url, token_file, ca_file, group, listen, peers, peer_timeout_s,
-    first_contact_s, rto_s, look_s}``, the last two for fleets whose workers outnumber their processors.
+    first_contact_s, rto_s, look_s}``, the last two for fleets whose workers outnumber their processors. ``moves``: the
+    file that says where the relay is, once it has moved.
     Raises ConfigError on an unusable link, UnreachableError if it cannot listen.
     """
     waits = replace(Waits(), **{field: float(link[name]) for name, field in _WAITS.items() if name in link})
     others = {p: public for p, public in peers.items() if p != party}
-    carrier = open_link(party, sid_sub, link, tuple(others))
+    carrier = open_link(party, sid_sub, link, tuple(others), moves)
     if (plan := _faults(link)) is not None:
         carrier = FaultyLink(carrier, plan, party)
     now = time.monotonic()
@@ -98,21 +102,23 @@ def _restore(
     return found if found is not None else (None, {p: durable.PeerState() for p in peers})
 
 
-def open_link(party: int, sid_sub: bytes, link: Mapping[str, Any], peers: Sequence[int]) -> Link:
+def open_link(
+    party: int, sid_sub: bytes, link: Mapping[str, Any], peers: Sequence[int], moves: Path | None = None
+) -> Link:
     """The bare link of a party. Raises ConfigError, UnreachableError."""
     kind, box = link.get("kind"), fr.sid64(sid_sub)
     if kind == "direct":
         return _direct(party, link)
     if kind == "relay":
-        return _relay(link, box)
+        return _moving(_relay, link, box, peers, moves)
     if kind == "stream":
-        return _stream(link, box)
+        return _moving(_stream, link, box, peers, moves)
     if kind == "nats":
         token_file = Path(link["token_file"]) if link.get("token_file") else None
         url, group = str(link["nats_url"]), str(link["group"])
         return NatsLink(url=url, party=party, group=group, box=box, token_file=token_file, ca_file=_ca_file(link))
     if kind == "auto":
-        return _auto(party, link, box, peers)
+        return _auto(party, link, box, peers, moves)
     raise ConfigError(f"link kind {kind!r} is not known", f"use one of {', '.join(KINDS)}")
 
 
@@ -129,29 +135,43 @@ def _relay(link: Mapping[str, Any], box: int) -> RelayLink:
     return RelayLink(url=url, token_file=token_file, ca_file=_ca_file(link), box=box, policy=policy)
 
 
-def _stream(link: Mapping[str, Any], box: int, announced: str | None = None) -> StreamLink:
+def _moving(
+    make: Callable[[Mapping[str, Any], int], RelayPath],
+    link: Mapping[str, Any],
+    box: int,
+    peers: Sequence[int],
+    moves: Path | None,
+) -> RelayPath:
+    """A link through a relay that may move; it may have done so before this worker started."""
+    if moves is None:
+        return make(link, box)
+    at = Whereabouts(link, moves)
+    at.moved()
+    return MovingLink(lambda there: make(there, box), make(at.link, box), at, peers)
+
+
+def _stream(link: Mapping[str, Any], box: int) -> StreamLink:
     url, ca_file = str(link["relay_url"]), _ca_file(link)
     tls = ssl.create_default_context(cafile=ca_file) if url.startswith("https") else None
-    if announced is None:
-        announced = str(link.get("stream") or "") or health(url, ca_file)["stream"]
+    announced = str(link.get("stream") or "") or health(url, ca_file)["stream"]
     address, token_file = stream_address(url, announced), Path(link["token_file"])
     return StreamLink(address=address, token_file=token_file, tls=tls, box=box, policy=_policy(link, RELAY_POLICY))
 
 
-def _auto(party: int, link: Mapping[str, Any], box: int, peers: Sequence[int]) -> Link:
+def _auto(party: int, link: Mapping[str, Any], box: int, peers: Sequence[int], moves: Path | None) -> Link:
     """Direct where possible, else the relay's stream front if it has one, else its HTTP front."""
     direct = _direct(party, link) if link.get("listen") or link.get("peers") else None
     if not link.get("relay_url"):
         if direct is None:
             raise ConfigError("link auto has neither addresses nor a relay", "give listen and peers, or relay_url")
         return direct
-    relays: list[RelayPath] = [_relay(link, box)]
+    relays = [_moving(_relay, link, box, peers, moves)]
     try:
         announced = str(link.get("stream") or "") or health(str(link["relay_url"]), _ca_file(link), 3.0)["stream"]
     except UnreachableError:
         announced = ""  # not up yet; the HTTP front will do when it is
     if announced:
-        relays.insert(0, _stream(link, box, announced))
+        relays.insert(0, _moving(_stream, {**link, "stream": announced}, box, peers, moves))
     return AutoLink(direct or DirectLink(party, "", {}), relays, peers, policy=_policy(link, AUTO_POLICY))
 
 

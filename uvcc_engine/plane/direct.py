@@ -304,6 +304,9 @@ class DirectLink:
         since = self._refused.get(dst)
         return 0.0 if since is None else self._clock() - since
 
+    def away_s(self) -> float:
+        return 0.0  # nothing stands between the parties
+
     def unconfirmed(self) -> bool:
         return bool(self._dirty)
 

@@ -144,6 +144,9 @@ class FaultyLink:
     def lost(self, dst: int) -> float:
         return self._inner.lost(dst)
 
+    def away_s(self) -> float:
+        return self._inner.away_s()
+
     def unconfirmed(self) -> bool:
         return self._inner.unconfirmed()
 

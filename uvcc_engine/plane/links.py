@@ -59,6 +59,9 @@ class Link(Protocol):
     def lost(self, dst: int) -> float:
         """Seconds for which the peer's host has refused to be reached after it once was; 0 if it has not."""
 
+    def away_s(self) -> float:
+        """Seconds for which what stands between the parties was not reached; 0 while it is, and if nothing does."""
+
     def pending(self) -> bool:
         """True while taken frames have not left yet."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Recorder, Tag
 from uvcc_engine.plane.endpoint import Endpoint
@@ -32,6 +32,7 @@ class Waits:
     first_s: float = 0.0  # the same until its first sign of life, if that is longer: pods start minutes apart
     refused_s: float = 10.0  # its host refuses connections after it had accepted one
     order_s: float = 30.0  # the peer is alive and sends, but not what is due
+    away_s: float = 900.0  # the relay cannot be reached: it may be started again, or elsewhere
     report_s: float = 5.0  # before a wait is worth an event
     close_s: float = 10.0  # for the last acknowledgements
     look_s: float = 0.005  # between two looks beside the user thread; more where workers outnumber processors
@@ -72,6 +73,7 @@ class LivePlane:
         self._next_report = 0.0
         self._retransmits_told = 0
         self._last_exchange = clock()
+        self._away = 0.0  # when the relay was last away
         self._background = threading.Thread(target=self._look_in, name="plane", daemon=True)
         self._background.start()
 
@@ -317,7 +319,12 @@ class LivePlane:
     def _judge(self, endpoint: Endpoint, tag: Tag | None, start: float, now: float) -> None:
         """Is it still sensible to wait? Raises PeerLostError or ProtocolError if not; reports long waits."""
         peer, waits = endpoint.peer, self._waits
-        silent = now - endpoint.last_heard
+        if (away := self._link.away_s()) > waits.away_s:
+            cure = "start it again, or elsewhere and tell every pod"
+            raise UnreachableError(f"the relay has not been reached for {away:.0f} s", cure)
+        if away:
+            self._away = now
+        silent = now - max(endpoint.last_heard, self._away)  # nobody can be heard while the relay is away
         gone = endpoint.bye and endpoint.drained()
         refused = self._link.lost(peer)
         patience = waits.peer_s if endpoint.heard else max(waits.first_s, waits.peer_s)

@@ -132,6 +132,9 @@ class NatsLink:
     def lost(self, dst: int) -> float:
         return 0.0
 
+    def away_s(self) -> float:
+        return 0.0 if self._down_since is None else self._clock() - self._down_since
+
     def unconfirmed(self) -> bool:
         return self.pending()
 

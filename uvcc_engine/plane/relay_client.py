@@ -254,6 +254,9 @@ class RelayBase:
     def lost(self, dst: int) -> float:
         return 0.0
 
+    def away_s(self) -> float:
+        return self.down_s()
+
     def down_s(self) -> float:
         """Seconds since the relay was last reached; 0 while it is."""
         return 0.0 if self._down_since is None else self._clock() - self._down_since

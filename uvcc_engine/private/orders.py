@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from uvcc_engine.contract import control
+from uvcc_engine.contract import control, files
 from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.plane.moving import Whereabouts
 from uvcc_engine.transcript import orders
 
 BEAT_S: Final = 2.0
@@ -57,14 +58,24 @@ class Orders:
     ) -> None:
         self._run, self._coord, self._directory = run, coord, directory
         self._keys = [str(k) for k in link.get("halt_keys") or ()]
-        self._url = str(link.get("relay_url") or "") if self._keys else ""
-        self._token_file = Path(str(link.get("token_file") or ""))
-        self._ca_file = str(link.get("ca_file") or "") or None
+        self._at = Whereabouts(link, directory / files.LINK)
+        self._url = self._token = self._ca_file = ""
+        self._look()
         self._sign, self._last, self._told = sign, last, told
         self._nonces: set[str] = set()
         self._after = -1
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="orders", daemon=True)
+
+    def _look(self) -> bool:
+        """Whether the relay is elsewhere than before; its records are others, too."""
+        moved = self._at.moved()
+        link, before = self._at.link, self._url
+        self._url = str(link.get("relay_url") or "") if self._keys else ""
+        self._token, self._ca_file = str(link.get("token_file") or ""), str(link.get("ca_file") or "")
+        if moved and before:
+            self._after = 0  # all that it has was said after this worker started
+        return moved
 
     def __enter__(self) -> Orders:
         if self._url:
@@ -84,7 +95,7 @@ class Orders:
         at = urlsplit(self._url)
         host = at.hostname or ""
         if at.scheme == "https":
-            tls = ssl.create_default_context(cafile=self._ca_file)
+            tls = ssl.create_default_context(cafile=self._ca_file or None)
             return http.client.HTTPSConnection(host, at.port, timeout=timeout, context=tls)
         return http.client.HTTPConnection(host, at.port, timeout=timeout)
 
@@ -92,6 +103,8 @@ class Orders:
         connection: http.client.HTTPConnection | None = None
         while not self._ending.is_set():
             try:
+                if self._look():
+                    connection = None
                 connection = connection or self._connect(TIMEOUT_S)
                 first = self._after < 0
                 for body in self._ask(connection, 0.0 if first else BEAT_S):
@@ -107,7 +120,7 @@ class Orders:
         content |= {k: v for k, v in self._last().items() if k in SHOWN and isinstance(v, str | int | float)}
         put = {"name": orders.BEAT + self._coord, "body": orders.sealed(content, self._sign)}
         asked = {"put": put, "after": self._after, "wait_s": wait_s, "want": orders.ORDER}
-        token = self._token_file.read_text().strip()
+        token = Path(self._token).read_text().strip()
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         connection.request("POST", "/records", json.dumps(asked), headers)
         reply = connection.getresponse()

@@ -96,6 +96,7 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
         recorder=recorder,
         state_dir=Path(spec.dir) / "plane",
         on_event=lambda name, fields: _pass_on(writer, name, fields),
+        moves=Path(spec.dir) / files.LINK,
     )
 
     session: Session | None = None

@@ -443,3 +443,20 @@ def test_a_relay_that_dies_is_started_again_at_its_addresses(pod: Pod) -> None:
         assert relay_health(made["url"]) == before
         assert [e["event"] for e in console.records("events.jsonl")] == ["relay_restarted"] * 2
         assert console.ask(wire.STOP)["ok"]
+
+
+def test_the_workers_of_a_run_are_told_where_their_relay_is_now(pod: Pod) -> None:
+    pod.start()
+    place = pod.run_dir() / files.LINK
+    with pod.console() as console:
+        refused = console.ask(wire.RELINK, run="r", link={"relay_url": "http://127.0.0.1:1"})
+        assert "no worker of run r" in refused["error"]
+        launched(pod, console)
+        assert console.ask(wire.RELINK, run="r", link={"relay_url": "http://127.0.0.1:1"})["told"] == 1
+        assert files.read_json(place) == {"relay_url": "http://127.0.0.1:1"}
+        for link in ({"relay_url": "127.0.0.1:1"}, {"relay_url": "http://h", "group": "g"}, {"stream": "h:1"}):
+            assert not console.ask(wire.RELINK, run="r", link=link)["ok"]
+        console.ask(wire.SIGNAL, run="r", signal="KILL", coord=None)
+        console.proc("p0r0s0t0", "exited")
+        launched(pod, console)
+        assert not place.exists()  # the launch says where the relay is

@@ -146,7 +146,15 @@ def certificate(folder: Path) -> Path:
     return folder / "cert.pem"
 
 
-def make_plane(party: int, link: dict[str, Any], log: Log, *, sid: bytes = SID, state: Path | None = None) -> LivePlane:
+def make_plane(
+    party: int,
+    link: dict[str, Any],
+    log: Log,
+    *,
+    sid: bytes = SID,
+    state: Path | None = None,
+    moves: Path | None = None,
+) -> LivePlane:
     return open_plane(
         party=party,
         coord=f"p{party}r0s0t0",
@@ -157,6 +165,7 @@ def make_plane(party: int, link: dict[str, Any], log: Log, *, sid: bytes = SID, 
         recorder=log,
         state_dir=state or Path(os.devnull),
         on_event=log.event,
+        moves=moves,
     )
 
 

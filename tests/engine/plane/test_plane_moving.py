@@ -1,0 +1,125 @@
+"""A relay dies in the middle of a conversation and another, empty one takes its place elsewhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plane_kit import Log, direct_links, make_plane, relay_links, relay_thread, run_parties
+
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import UnreachableError, UnreadableError
+from uvcc_engine.plane.api import Tag
+from uvcc_engine.plane.moving import LOOK_S, Whereabouts
+
+ROUNDS = 40
+HALF = ROUNDS // 2
+
+
+def payload(party: int, op: int) -> bytes:
+    return bytes([party, op]) * (1 + 500 * op)
+
+
+@pytest.mark.parametrize("kind", ["relay", "stream", "auto"])
+def test_a_conversation_goes_on_over_a_relay_that_moved(tmp_path: Path, kind: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    logs, place = [Log() for _ in range(3)], tmp_path / files.LINK
+    arrived, moved = threading.Barrier(4), threading.Event()
+
+    def body(party: int, link: dict[str, Any]) -> None:
+        plane = make_plane(party, link, logs[party], moves=place)
+        others = [p for p in range(3) if p != party]
+        for op in range(ROUNDS):
+            if op == HALF:
+                for extra in range(3):  # sent and not received when the relay dies
+                    for p in others:
+                        plane.send(p, Tag(1, 0, extra, 1), payload(party, extra))
+                plane.flush()
+                arrived.wait(60)
+                moved.wait(60)
+                for extra in range(3):
+                    for p in others:
+                        assert bytes(plane.recv(p, Tag(1, 0, extra, 1))) == payload(p, extra)
+            for p in others:
+                plane.send(p, Tag(0, 0, op, 1), payload(party, op))
+            for p in others:
+                assert bytes(plane.recv(p, Tag(0, 0, op, 1))) == payload(p, op)
+        plane.close()
+
+    def mover() -> None:
+        with relay_thread(tmp_path / "a", stream_listen="127.0.0.1:0") as url:
+            links = relay_links(tmp_path / "a", url, kind)
+            begun.extend(links)
+            ready.set()
+            arrived.wait(60)
+        with relay_thread(tmp_path / "b", stream_listen="127.0.0.1:0") as url:
+            files.write_json(place, {"relay_url": url})
+            moved.set()
+            done.wait(120)
+
+    begun: list[dict[str, Any]] = []
+    ready, done = threading.Event(), threading.Event()
+    thread = threading.Thread(target=mover)
+    thread.start()
+    try:
+        assert ready.wait(30)
+        run_parties(*(lambda p=p: body(p, begun[p]) for p in range(3)))
+    finally:
+        moved.set()
+        done.set()
+        arrived.abort()
+        thread.join()
+    for log in logs:
+        assert len(log.named("relay_moved")) == 1
+        assert not log.named("peer_lost")
+        assert len({(r[0], r[1], r[2]) for r in log.records}) == len(log.records)  # nothing came twice
+
+
+def test_nobody_is_lost_while_the_relay_is_away_but_there_is_an_end(tmp_path: Path) -> None:
+    with relay_thread(tmp_path) as url:
+        links = [link | {"peer_timeout_s": 0.2, "relay_s": 1.0} for link in relay_links(tmp_path, url)]
+        planes = [make_plane(p, links[p], Log()) for p in range(3)]
+        run_parties(*(lambda p=p: greet(planes[p]) for p in range(3)))
+    with pytest.raises(UnreachableError, match="the relay has not been reached for"):
+        planes[0].recv(1, Tag(0, 0, 1, 1))
+    for plane in planes:
+        plane.close(graceful=False)
+
+
+def greet(plane: Any) -> None:
+    others = [p for p in range(3) if p != plane.party]
+    for p in others:
+        plane.send(p, Tag(0, 0, 0, 1), b"here")
+    for p in others:
+        plane.recv(p, Tag(0, 0, 0, 1))
+
+
+def test_where_the_relay_is_comes_from_the_newest_word(tmp_path: Path) -> None:
+    now, place = [0.0], tmp_path / files.LINK
+    at = Whereabouts({"relay_url": "http://a", "stream": "a:1", "group": "g"}, place, lambda: now[0])
+    assert not at.moved()
+    files.write_json(place, {"relay_url": "http://b", "kind": "other"})
+    assert not at.moved()  # not looked at so soon
+    now[0] = LOOK_S
+    assert at.moved()
+    assert at.link == {"relay_url": "http://b", "stream": "", "group": "g"}
+    now[0] += LOOK_S
+    assert not at.moved()
+    files.write_json(place, {"relay_url": "http://b"})
+    now[0] += LOOK_S
+    assert not at.moved()
+    place.write_text(json.dumps("elsewhere"))
+    now[0] += LOOK_S
+    with pytest.raises(UnreadableError):
+        at.moved()
+
+
+def test_direct_links_need_no_place(tmp_path: Path) -> None:
+    links = direct_links()
+    planes = [make_plane(p, links[p], Log(), moves=tmp_path / files.LINK) for p in range(3)]
+    run_parties(*(lambda p=p: greet(planes[p]) for p in range(3)))
+    run_parties(*(lambda p=p: planes[p].close() for p in range(3)))

@@ -1,0 +1,123 @@
+"""A relay that moves to another place while a run goes on.
+
+A relay is no party to anything: it keeps frames until they are taken, and what it loses is sent again. So a run needs
+only to be told where the relay is now. The agent writes that into ``link.json`` of the run directory; whoever uses the
+relay looks there twice a second, goes to the new place, and everything that the peers have not acknowledged themselves
+is sent again. What arrives twice is known by its sequence number.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.plane.auto import RelayPath
+from uvcc_engine.plane.links import Arrival, Notice
+from uvcc_engine.plane.policy import Outgoing
+
+LOOK_S: Final = 0.5
+
+
+class Whereabouts:
+    """Where the relay is: what the link says, until ``path`` says otherwise."""
+
+    def __init__(self, link: Mapping[str, Any], path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._seen: tuple[int, int] | None = None
+        self._next_look = 0.0
+        self.link = dict(link)
+
+    def moved(self) -> bool:
+        """Whether ``link`` has changed since the last call; looks at the file twice a second at most."""
+        now = self._clock()
+        if self._path is None or now < self._next_look:
+            return False
+        self._next_look = now + LOOK_S
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return False
+        if (found.st_ino, found.st_mtime_ns) == self._seen:
+            return False
+        self._seen = found.st_ino, found.st_mtime_ns
+        told = {k: str(v) for k, v in files.read_json(self._path).items() if k in files.LINK_FIELDS}
+        before = self.link
+        self.link = {**before, "stream": "", **told}
+        return any(self.link.get(k) != before.get(k) for k in told)
+
+
+class MovingLink:
+    """Implements ``auto.RelayPath`` over whatever ``make`` makes of a link's settings, anew wherever the relay goes."""
+
+    def __init__(
+        self, make: Callable[[Mapping[str, Any]], RelayPath], first: RelayPath, at: Whereabouts, peers: Sequence[int]
+    ) -> None:
+        self._make, self._inner, self._at, self._peers = make, first, at, tuple(peers)
+        self.kind, self.policy = first.kind, first.policy
+        self.eager, self.batch_bytes = first.eager, first.batch_bytes
+        self._due = False
+        self._resets: list[int] = []
+        self._notices: list[Notice] = []
+
+    def _follow(self) -> None:
+        """Go where the relay is now; tried again at the next look if it does not answer there yet."""
+        try:
+            self._due = self._at.moved() or self._due
+            if not self._due:
+                return
+            fresh = self._make(self._at.link)
+        except UvccError as error:
+            self._notices.append(Notice("relay_down", {"url": self._at.link.get("relay_url"), "why": error.what}))
+            return
+        self._due = False
+        self._notices += [*self._inner.notices(), Notice("relay_moved", {"url": str(self._at.link["relay_url"])})]
+        self._inner.close()
+        self._inner = fresh
+        self._resets += self._peers
+
+    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+        self._follow()
+        return self._inner.exchange(wait, src)
+
+    def ready(self, dst: int) -> bool:
+        return self._inner.ready(dst)
+
+    def send(self, dst: int, out: Outgoing) -> None:
+        self._inner.send(dst, out)
+
+    def flush(self) -> None:
+        self._inner.flush()
+
+    def proven(self, src: int, path: object) -> None:
+        self._inner.proven(src, path)
+
+    def resets(self) -> list[int]:
+        found, self._resets = self._resets + self._inner.resets(), []
+        return found
+
+    def notices(self) -> list[Notice]:
+        found, self._notices = self._notices + self._inner.notices(), []
+        return found
+
+    def lost(self, dst: int) -> float:
+        return self._inner.lost(dst)
+
+    def down_s(self) -> float:
+        return self._inner.down_s()
+
+    def away_s(self) -> float:
+        return self._inner.down_s()
+
+    def pending(self) -> bool:
+        return self._inner.pending()
+
+    def unconfirmed(self) -> bool:
+        return self._inner.unconfirmed()
+
+    def close(self) -> None:
+        self._inner.close()
