@@ -12,8 +12,8 @@ from uvcc_console.core import triage
 from uvcc_console.core.journal import Journal
 from uvcc_console.rollout import spawn
 
-ACTIONS = ("stackdump", "fetch", "restart", "replace", "triage", "nccl_debug")
-ALONE = ("triage", "nccl_debug")
+ACTIONS = ("stackdump", "flight", "fetch", "restart", "replace", "triage", "nccl_debug")
+ALONE = ("flight", "triage", "nccl_debug")
 POLL_S = 0.1
 
 
@@ -21,7 +21,7 @@ def run(argv: list[str]) -> int:
     parser = common.Parser("pod", "Have something done to a pod of a live run, through its conductor.")
     parser.add_run()
     parser.add_argument("action", choices=ACTIONS)
-    parser.add_argument("pod", nargs="?", default="", metavar="POD", help="for all but triage and nccl_debug")
+    parser.add_argument("pod", nargs="?", default="", metavar="POD", help="for all but flight, triage and nccl_debug")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="how long to wait for its answer")
     parser.add_json()
     args = parser.parse_args(argv)

@@ -340,6 +340,20 @@ class ActionDone(Event):
     detail: str = ""
 
 
+@_event("flight")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightRead(Event):
+    """The workers' flight recorders were read: who answered, what is wrong, and each worker's newest collective.
+
+    ``folder``: where the answers lie, relative to the run's.
+    """
+
+    folder: str
+    newest: dict[str, str]
+    silent: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+
 @_event("triage")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriageTried(Event):

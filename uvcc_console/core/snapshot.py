@@ -102,6 +102,26 @@ class HaltView:
 
 
 @dataclass(frozen=True, slots=True)
+class FlightView:
+    """The newest reading of the flight recorders: see ``FlightRead``."""
+
+    ts: float
+    folder: str
+    newest: Mapping[str, str]
+    silent: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitView:
+    """A long wait between parties that a worker reported: for whom, how long it had waited, when it said so."""
+
+    peer: str
+    since_s: float
+    ts: float
+
+
+@dataclass(frozen=True, slots=True)
 class TriageView:
     """One change that was tried: where the run stood, and what came of it (\"\" while it still runs)."""
 
@@ -155,6 +175,7 @@ class Snapshot:
     ``status``: planned | running | halted | failed while the run lives (the last two can be resumed); once ``ended``
     is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``: see ``RunCreated``.
     ``checkpoints``: per pod the newest (step, hash); ``facts``: what each directory's lead worker said it runs.
+    ``waits``: by worker, or by pod where the event does not name one.
     """
 
     run: str = ""
@@ -195,8 +216,11 @@ class Snapshot:
     leaks: tuple[str, ...] = ()
     checkpoints: Mapping[str, tuple[int, str]] = field(default_factory=lambda: EMPTY)
     refused_checkpoints: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    watchdog_dumps: int = 0  # stalls that the workers' own watchdogs saw in this phase
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)
     triage: tuple[TriageView, ...] = ()
+    flight: FlightView | None = None
+    waits: Mapping[str, WaitView] = field(default_factory=lambda: EMPTY)
     prediction: ForecastView | None = None
     consents: tuple[tuple[str, str], ...] = ()
     ended: float = 0.0

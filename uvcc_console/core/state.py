@@ -11,6 +11,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
     EpochAgreement,
+    FlightView,
     ForecastView,
     GateView,
     HaltView,
@@ -20,6 +21,7 @@ from uvcc_console.core.snapshot import (
     StageView,
     TriageView,
     VerdictView,
+    WaitView,
     WorkerView,
 )
 
@@ -140,7 +142,10 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         agreed_epoch=-1 if fresh else s.agreed_epoch,
         checkpoints=MappingProxyType({}) if fresh else s.checkpoints,
         refused_checkpoints=MappingProxyType({}),
+        watchdog_dumps=0,
         facts=MappingProxyType({}),
+        flight=None,
+        waits=MappingProxyType({}),
     )
     resumed = f", resume {e.attempt}" if e.attempt else ""
     return _log(s, e, "info", "rollout", f"{e.phase} starts: {e.steps} steps{resumed}, sid_job {e.sid_job[:12]}")
@@ -204,6 +209,11 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
         s = replace(s, checkpoints=_put(s.checkpoints, e.pod, max(newest, s.checkpoints.get(e.pod, (-1, "")))))
     elif e.event == "checkpoint_refused":
         s = replace(s, refused_checkpoints=_put(s.refused_checkpoints, e.pod, str(e.fields.get("detail", ""))))
+    elif e.event == "waiting":
+        waits = WaitView(f"p{e.fields.get('peer')}", float(e.fields.get("since_s") or 0.0), e.ts)
+        s = replace(s, waits=_put(s.waits, str(e.fields.get("coord") or e.pod), waits))
+    elif e.event == "watchdog_dump":
+        s = replace(s, watchdog_dumps=s.watchdog_dumps + 1)
     elif e.event == "run_facts":
         coord = str(e.fields.get("coord") or e.pod)
         return replace(s, facts=_put(s.facts, coord, MappingProxyType(dict(e.fields))))
@@ -353,6 +363,13 @@ def _action_done(s: Snapshot, e: ev.ActionDone) -> Snapshot:
     return _log(s, e, "info" if e.ok else "error", e.pod or "run", text)
 
 
+def _flight(s: Snapshot, e: ev.FlightRead) -> Snapshot:
+    s = replace(s, flight=FlightView(e.ts, e.folder, dict(e.newest), tuple(e.silent), tuple(e.findings)))
+    silent = f"; no answer from {', '.join(e.silent)}" if e.silent else ""
+    text = "; ".join(e.findings) or "nothing differs"
+    return _log(s, e, "warn" if e.findings or e.silent else "info", "flight", f"flight recorder: {text}{silent}")
+
+
 def _triage(s: Snapshot, e: ev.TriageTried) -> Snapshot:
     s = replace(s, triage=(*s.triage, TriageView(e.rung, e.step, e.ts)))
     return _log(s, e, "warn", "triage", f"goes on from step {e.step} with {e.rung}, asked by {e.by}")
@@ -407,6 +424,7 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.Intent: _intent,
     ev.ActionDone: _action_done,
     ev.TriageTried: _triage,
+    ev.FlightRead: _flight,
     ev.Consent: _consent,
     ev.Forecast: _forecast,
     ev.ForecastScored: _scored,

@@ -13,6 +13,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import triage
+from uvcc_console.rollout import flight
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
 from uvcc_console.rollout.plan import Phase
@@ -48,6 +49,11 @@ async def stackdump(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> st
     if not sent:
         raise UvccError(f"no worker of {run} lives on {member.name}", "start it first")
     return f"{', '.join(sent)} write their stacks; see the log, panel 3"
+
+
+async def read_flight(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+    """What the collectives of all workers are at, laid side by side; see panel 4."""
+    return await flight.read(ctx, _phase(ctx))
 
 
 async def fetch(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
@@ -156,6 +162,7 @@ def apply(ctx: Rollout) -> None:
 
 ACTIONS: Mapping[str, Callable[[Rollout, Stages, Mapping[str, Any]], Awaitable[str]]] = {
     "stackdump": stackdump,
+    "flight": read_flight,
     "fetch": fetch,
     "restart": restart,
     "replace": replace_pod,

@@ -199,6 +199,8 @@ _ALL = (
            _triage, "triage", "uvcc pod RUN triage", "pods", guarded=True),
     Action("stackdump", "D", "D", "stack dump", "have the pod's workers write their stacks (SIGUSR1)", _workers,
            "stackdump", "uvcc pod RUN stackdump POD", "pods", guarded=True),
+    Action("flight", "C", "C", "flight recorder", "what every worker's collectives are at, and who differs (panel 4)",
+           _workers, "flight", "uvcc pod RUN flight", "pods", guarded=True),
     Action("nccl", "N", "N", "NCCL debug", "go on from the last checkpoint with NCCL's log for one window", _nccl,
            "nccl", "uvcc pod RUN nccl_debug", "pods", guarded=True),
     Action("fetch", "F", "F", "fetch", "bring the pod's evidence and logs home now", _workers,

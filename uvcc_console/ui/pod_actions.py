@@ -61,6 +61,11 @@ class PodActions:
         if (pod := self._pod(word)) is not None:
             self._intend("stackdump", pod=pod.pod)
 
+    def do_flight(self, _: str) -> None:
+        """All workers' flight recorders, shown in the panel of the collectives."""
+        self._intend("flight")
+        self.app.main.open_page("4")
+
     def do_fetch(self, word: str) -> None:
         """The pod's evidence, now."""
         if (pod := self._pod(word)) is not None:

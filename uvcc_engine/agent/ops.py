@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uvcc_engine.agent import party, probe
 from uvcc_engine.agent.channel import Console
-from uvcc_engine.contract import files, wire
+from uvcc_engine.contract import files, flight, wire
 from uvcc_engine.contract.control import MODES, HaltRequest
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
@@ -138,6 +138,15 @@ def send_signal(agent: Agent, console: Console, m: Message) -> Fields:
     return {"sent": sent}
 
 
+def ask_flight(agent: Agent, console: Console, m: Message) -> Fields:
+    """Have the live workers of a run tell what their collectives are at; they answer in files, within a second."""
+    run = files.checked_run_id(str(m["run"]))
+    live = agent.workers.live(run)
+    for directory in {w.spec.dir for w in live}:
+        flight.ask(Path(directory), run, str(m.get("nonce", "")))
+    return {"asked": [w.spec.coord for w in live]}
+
+
 def policy(agent: Agent, console: Console, m: Message) -> Fields:
     return party.sign_policy(agent.root / "identity", str(m["policy"]))
 
@@ -192,6 +201,7 @@ OPS: Final[Mapping[str, Callable[[Agent, Console, Message], Fields | None]]] = {
     wire.LAUNCH: launch,
     wire.HALT: halt,
     wire.SIGNAL: send_signal,
+    wire.FLIGHT: ask_flight,
     wire.POLICY: policy,
     wire.RELAY: relay,
     wire.RELINK: relink,

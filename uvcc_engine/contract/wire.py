@@ -18,6 +18,7 @@ WATCH: Final = "watch"  # {run, cursors?}: stream this run's files
 LAUNCH: Final = "launch"  # {run, workers: [WorkerSpec...]}: fork one process per spec
 HALT: Final = "halt"  # {run, mode: hold|halt|release, nonce, deadline_s?}: a hold not released in time is a halt
 SIGNAL: Final = "signal"  # {run, coord|None, signal: USR1|TERM|KILL}: to process groups by recorded identity
+FLIGHT: Final = "flight"  # {run}: its workers write flight_<coord>.json, which names this nonce; ack {asked: [coords]}
 POLICY: Final = "policy"  # {policy: canonical JSON text}: the agent checks it and signs; ack carries {signature}
 RELAY: Final = "relay"  # {run, action: start|stop, config}; ack carries {url, pid}
 RELINK: Final = "relink"  # {run, link: {relay_url, stream?, token_file?, ca_file?}}: the relay of a run is there now

@@ -23,6 +23,7 @@ from uvcc_engine.contract.control import Control, HaltRequest
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.eventlog import EventLog
 from uvcc_engine.contract.files import LineFile
+from uvcc_engine.contract.flight import Recorder
 from uvcc_engine.contract.table import Table
 
 BEAT_EVERY_S: Final = 5.0
@@ -245,7 +246,10 @@ class RunWriter:
 
 
 class Ticker:
-    """A thread that keeps a rank's heartbeat fresh while its main thread waits, saying whom it waits for."""
+    """A thread that keeps a rank's heartbeat fresh while its main thread waits, saying whom it waits for.
+
+    It also answers for the rank's flight recorder.
+    """
 
     def __init__(
         self, writer: RunWriter, waiting_on: Callable[[], str | None] = lambda: None, *, period_s: float = 1.0
@@ -262,13 +266,16 @@ class Ticker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._flight = Recorder(writer.directory, writer.run, writer.coord)
         self._stop.set()
         self._thread.join()
 
     def _run(self) -> None:
         while not self._stop.wait(self._period_s):
             try:
-                self._writer.beat_again(self._waiting_on())
+                waiting_on = self._waiting_on()
+                self._writer.beat_again(waiting_on)
+                self._flight.look(waiting_on)
             except UvccError as error:
                 self.error = error  # the main thread meets the same disk at its next line
                 return

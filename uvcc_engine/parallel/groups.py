@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from collections import deque
 from datetime import timedelta
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.distributed.device_mesh import DeviceMesh
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.contract import flight
 from uvcc_engine.parallel.place import Place, device_slot
 from uvcc_engine.parallel.presence import LOOK_S, Presence, leave_word, stay_to_tell, word_of
 
@@ -56,8 +58,10 @@ class Group:
         self._waits: dict[int, tuple[str, float]] = {}  # by thread: what for, and since when (monotonic)
         self._members = list(members)
         self._group = group
+        self.recent: deque[dict[str, Any]] = deque(maxlen=64)  # the newest operations, for the flight recorder
         self._timeout = timedelta(seconds=TIMEOUT_S)
         self._party = -1
+        self._label = f"{name} {' '.join(map(str, members))}"  # members know it alike, other groups have another
 
     @classmethod
     def open(cls, place: Place, name: str, backend: str, timeout_s: float, on_event: OnEvent) -> Group:
@@ -165,12 +169,15 @@ class Group:
         try:
             start().wait(self._timeout)
         except RuntimeError as error:
+        entry = {"group": self._label, "seq": self.operations, "op": what, "state": "started", "ts": time.time()}
+        self.recent.append(entry)
             raise _lost(self._party, f"{numbered} did not finish", error) from error
         finally:
             del self._waits[me]
 
 
 class PartyGroups:
+        entry["state"] = "completed"
     """The store and the groups of one rank. ``alone`` if the party has a single rank: then nothing is opened."""
 
     def __init__(self, place: Place, *, device: str, timeout_s: float, on_event: OnEvent) -> None:
@@ -209,6 +216,7 @@ class PartyGroups:
         if not found.alone:
             found._user_check = check
             found._presence = Presence(f"{place.address}:{place.port}", place.rank, place.world, place.coord.party)
+        flight.provide("sequence", found.sequence)
             try:
                 found._meet()
             except PeerLostError as error:
@@ -370,6 +378,11 @@ class PartyGroups:
 
     def close(self, *, graceful: bool = True, why: str = "it stopped") -> None:
         """Leave the world: at a good end together, so that nobody loses the store, else saying ``why``, if anything.
+
+    def sequence(self) -> list[dict[str, Any]]:
+        """The newest operations of every group of this rank, numbered alike by its members; oldest first."""
+        known = {id(g): g for g in (self.tp, self.pp, self.pp_back, self.dp)}
+        return [entry for group in known.values() for entry in list(group.recent)]
 
         Harmless twice.
         """

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from uvcc_engine import __version__
-from uvcc_engine.contract import files
+from uvcc_engine.contract import files, flight
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
@@ -111,6 +111,7 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
         if groups is not None:
             groups.look()
 
+    flight.provide("plane", plane.stats)
     table = Table(plane, spec.run, check=check)
     try:
         with Ticker(writer, lambda: _waiting_on(plane, groups)), _orders(spec, admitted, writer):
@@ -195,6 +196,8 @@ def _termination() -> Iterator[list[int]]:
 def _pass_on(writer: RunWriter, name: str, fields: dict[str, Any]) -> None:
     """An event of the plane, unless it is the failure that this worker is about to end with and report itself."""
     fatal = name == "peer_lost" or (name == "protocol_error" and not fields.get("dropped"))
+    if name == "waiting":
+        fields = {"coord": writer.coord, **fields}
     if not fatal:
         writer.event(name, "info" if name == "link_up" else "warn", **fields)
 

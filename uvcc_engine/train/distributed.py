@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,23 +17,34 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from uvcc_engine.contract import flight
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.parallel import flight as recorder
 from uvcc_engine.train.config import DDPConfig
 
 
 @dataclass(slots=True)
 class Trace:
-    """The collective a rank is in or was in last, for its heartbeat: a rank that hangs says where."""
+    """The collective a rank is in or was in last, for its heartbeat: a rank that hangs says where.
+
+    All ranks number them alike, so the one whose number is lower is behind. ``recent``: the newest, oldest first.
+    """
 
     last: str = ""
     inside: bool = False
+    count: int = 0
+    recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=64))
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
         """While inside, the rank waits for the others. An error leaves it inside: that is where it ended."""
-        self.last, self.inside = name, True
+        self.count += 1
+        self.last, self.inside = f"{name} #{self.count}", True
+        entry = {"group": "world", "seq": self.count, "op": name, "state": "started", "ts": time.time()}
+        self.recent.append(entry)
         yield
         self.inside = False
+        entry["state"] = "completed"
 
     def waiting_on(self) -> str | None:
         return f"other ranks in {self.last}" if self.inside else None
@@ -108,8 +121,11 @@ def start_group(device: str, timeout_min: float) -> Group:
         torch.cuda.set_device(chosen)
     if world > 1:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
+        recorder.arm()
         dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(minutes=timeout_min))
-    return Group(rank, world, chosen)
+    group = Group(rank, world, chosen)
+    flight.provide("sequence", lambda: list(group.trace.recent))
+    return group
 
 
 def stop_group(group: Group) -> None:

@@ -195,6 +195,28 @@ def test_who_everybody_waits_for_is_named_and_the_first_that_differs() -> None:
     assert "furthest behind: p1r0s0t0" in text
 
 
+def test_where_steps_are_short_the_planes_own_events_name_the_slow_pair() -> None:
+    story = Story().full(3)
+    for coord, named in (("p0r0s0t0", True), ("p2r0s0t0", False)):  # older engines do not say which worker waited
+        fields = {"peer": 1, "since_s": 4.2} | ({"coord": coord} if named else {})
+        story.add(ev.EngineEvent(pod=coord[:4], level="warn", event="waiting", fields=fields))
+    view = view_of(story)
+    text = text_of(plane.wait_lines(view, 120))
+    assert "2 wait for p1" in text
+    assert text.count("p1 4.2 s, ") == 2
+    later = dataclasses.replace(view, now=view.now + 3600)
+    assert "nobody reports waiting" in text_of(plane.wait_lines(later, 120))
+
+
+def test_flight_recorders_name_who_is_behind_before_what_everybody_does() -> None:
+    story = Story().full(3)
+    newest = {c: "world #42 decide, started, 9.0 s old" for c in story.coords[:2]}
+    said = "p0 world: nothing moved for 9 s; p0r1s0t0 is at #41 decide, the others at #42 decide"
+    story.add(ev.FlightRead(folder="artifacts/flight/full-1", newest=newest, silent=["p2r0s0t0"], findings=[said]))
+    text = text_of(plane.flight_lines(view_of(story), 140))
+    assert text.index("nothing moved for 9 s") < text.index("p2r0s0t0 did not answer") < text.index("p0r0s0t0 ")
+
+
 def test_a_dead_path_is_shown_before_it_is_needed() -> None:
     story = Story().full(3)
     story.add(ev.LinkChanged(pod="p1r0", path="ssh", up=False, detail="keepalive"))

@@ -37,17 +37,23 @@ def slow_but_alive(s: Snapshot, now: float) -> Iterator[Finding]:
             )
 
 
-def collective(w: WorkerView) -> tuple[str, int]:
-    """(what, sequence number) of a worker's last collective; (\"\", -1) if it told none."""
-    last: Any = w.beat.get("last_collective")
+def collective(beat: Mapping[str, Any]) -> tuple[str, int]:
+    """(what, sequence number) of a heartbeat's last collective; (\"\", -1) if it told none.
+
+    Trainers tell it as a mapping, as "name #number", or as a name with ``collective_seq`` beside it.
+    """
+    last: Any = beat.get("last_collective")
     if isinstance(last, Mapping):
         return " ".join(str(last[k]) for k in ("group", "op") if k in last), int(last.get("seq", -1))
-    return str(last or ""), int(w.beat.get("collective_seq", -1))
+    what, mark, number = str(last or "").rpartition(" #")
+    if mark and number.isdigit():
+        return what, int(number)
+    return str(last or ""), int(beat.get("collective_seq", -1))
 
 
 def first_that_differs(workers: list[WorkerView]) -> str:
     """The first rank whose last collective is not the one that most are in; empty where all agree."""
-    told = [(w, collective(w)) for w in sorted(workers, key=lambda w: (int(w.beat.get("rank", 0)), w.coord))]
+    told = [(w, collective(w.beat)) for w in sorted(workers, key=lambda w: (int(w.beat.get("rank", 0)), w.coord))]
     told = [(w, c) for w, c in told if c != ("", -1)]
     if not told:
         return ""

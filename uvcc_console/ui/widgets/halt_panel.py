@@ -93,7 +93,7 @@ def _cells(view: View, pod: str) -> dict[str, Span]:
         return cells | {"last": (f"{g.todo} not sent yet", "warn")}
     stage, step, checkpoint, ts = ack
     if stage == "unknown":
-        cells |= {name: (g.unknown, "bad") for name in _STAGES}
+        cells |= {name: (g.unknown, "bad") for name in (*_STAGES, "gpu")}
         return cells | {"last": (f"{g.unknown} UNKNOWN", "alarm")}
     reached = _REACHED.get(stage, -1)
     for i, name in enumerate(_STAGES):

@@ -1,47 +1,54 @@
-"""NCCL & plane: who waits for whom, the last collective of every worker, and which paths reach each pod."""
+"""NCCL & plane: who waits for whom, the last collective of every worker, flight recorders, the paths to each pod."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
+from uvcc_console.core.alerts.progress import collective
 from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.format import age, clock
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit
-from uvcc_console.ui.view import FleetRow, View, fleet_rows, party_role
+from uvcc_console.ui.view import FleetRow, View, coord_parts, fleet_rows, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
 
 PATHS = ("ssh", "relay", "peer", "lease", "api")
+RECENT_S = 60.0
 WAITS = (
     Column("coord", "worker", 9),
     Column("step", "step", 6, "r"),
     Column("phase", "phase", 8, importance=3),
     Column("seq", "seq", 7, "r", importance=2),
-    Column("last", "last collective", 24, importance=1, stretch=True),
-    Column("waits", "waits for", 14),
+    Column("last", "last collective", 20, importance=1),
+    Column("waits", "waits for", 22, stretch=True),
     Column("beat", "heartbeat", 10, importance=2),
 )
 _EVENTS = ("link", "nccl", "gloo", "collective", "open", "peer", "plane", "relay", "retransmit", "flight")
 
 
-def _collective(row: FleetRow) -> tuple[str, str]:
-    """(sequence number, name) of a worker's last collective; heartbeats carry either a text or a mapping."""
-    last = row.beat.get("last_collective")
-    if isinstance(last, dict):
-        name = " ".join(str(last[k]) for k in ("group", "op", "state") if k in last)
-        return str(last.get("seq", "")), name
-    return str(row.beat.get("collective_seq", "")), str(last or "")
+def waits_for(row: FleetRow, view: View) -> tuple[str, str]:
+    """(whom, in words) a worker waits for, by its heartbeat; else for whom it waited for long not long ago.
+
+    Where steps are short every heartbeat comes between two waits: then only the plane's own events name the slow pair.
+    """
+    now = str(row.beat.get("waiting_on") or "")
+    if now:
+        return now.partition(" for ")[0], now
+    wait = view.snap.waits.get(row.coord) or view.snap.waits.get(row.pod)
+    if wait is None or view.now - wait.ts > RECENT_S:
+        return "", ""
+    return wait.peer, f"{wait.peer} {wait.since_s:.1f} s, {age(view.now - wait.ts)} ago"
 
 
-def blame(rows: Sequence[FleetRow]) -> list[tuple[str, int]]:
+def blame(rows: Sequence[FleetRow], view: View) -> list[tuple[str, int]]:
     """Whom the workers wait for, most waited-for first."""
-    return Counter(str(r.beat["waiting_on"]) for r in rows if r.beat.get("waiting_on")).most_common()
+    return Counter(whom for r in rows if (whom := waits_for(r, view)[0])).most_common()
 
 
 def first_behind(rows: Sequence[FleetRow]) -> str:
     """The first worker whose collective sequence number or step is lower than the others', or ""."""
-    numbers = [(int(seq), r) for r in rows if (seq := _collective(r)[0]).isdigit()]
+    numbers = [(seq, r) for r in rows if (seq := collective(r.beat)[1]) >= 0]
     values = numbers or [(r.step, r) for r in rows if r.step >= 0]
     if not values or min(v for v, _ in values) == max(v for v, _ in values):
         return ""
@@ -54,12 +61,13 @@ def wait_lines(view: View, width: int) -> list[Line]:
     rows = [r for r in fleet_rows(view) if r.coord]
     if not rows:
         return [[("no workers yet", "muted")]]
-    waited = blame(rows)
+    waited = blame(rows, view)
     lines: list[Line] = []
     if waited:
         top: list[Span] = [(f"{g.late} ", "warn")]
         for name, count in waited[:4]:
-            top += [(f"{count} wait for ", "muted"), (clean(name), "warn bold"), ("   ", "")]
+            verb = "waits" if count == 1 else "wait"
+            top += [(f"{count} {verb} for ", "muted"), (clean(name), "warn bold"), ("   ", "")]
         lines.append(cut(top, width))
     else:
         lines.append([(f"{g.ok} nobody reports waiting", "ok")])
@@ -67,14 +75,14 @@ def wait_lines(view: View, width: int) -> list[Line]:
         lines.append([("furthest behind: ", "muted"), (behind, "warn bold")])
     chosen = choose(WAITS, width)
     lines.append(cut(head(chosen), width))
-    for r in sorted(rows, key=lambda r: (not r.beat.get("waiting_on"), r.step)):
-        seq, name = _collective(r)
-        waits = str(r.beat.get("waiting_on", "") or "")
+    for r in sorted(rows, key=lambda r: (not r.beat.get("waiting_on"), not waits_for(r, view)[0], r.step)):
+        name, seq = collective(r.beat)
+        waits = waits_for(r, view)[1]
         cells: dict[str, Span] = {
             "coord": (r.coord, party_role(r.party)),
             "step": (str(r.step) if r.step >= 0 else g.dot, "text"),
             "phase": (clean(r.phase), "muted"),
-            "seq": (seq, "text"),
+            "seq": (str(seq) if seq >= 0 else "", "text"),
             "last": (clean(name) or g.dot, "text" if name else "faint"),
             "waits": (clean(waits) or g.dot, "warn" if waits else "faint"),
             "beat": (f"{r.health.glyph} {age(r.age)}" if r.age is not None else g.dot, r.health.role),
@@ -105,6 +113,23 @@ def path_lines(view: View, width: int) -> list[Line]:
     return lines
 
 
+def flight_lines(view: View, width: int) -> list[Line]:
+    """The last reading of the flight recorders: what is wrong first, then each worker's newest collective."""
+    f, g = view.snap.flight, view.glyphs
+    if f is None:
+        return []
+    head_: list[Span] = [("flight recorders ", "muted bold"), (clock(f.ts, utc=view.utc), "faint")]
+    head_.append((f"  {len(f.newest)} answered, kept in {clean(f.folder)}", "muted"))
+    lines: list[Line] = [cut(head_, width)]
+    lines += [cut([(f"{g.late} ", "warn"), (clean(text), "warn bold")], width) for text in f.findings]
+    lines += [cut([(f"{g.unknown} {clean(coord)} did not answer", "bad")], width) for coord in f.silent]
+    if not f.findings and not f.silent:
+        lines.append([(f"{g.ok} nothing differs", "ok")])
+    for coord, text in sorted(f.newest.items()):
+        lines.append(cut([(fit(coord, 10), party_role(coord_parts(coord)[0])), (clean(text), "text")], width))
+    return lines
+
+
 def _event(entry: LogEntry) -> bool:
     return any(entry.text.lower().startswith(word) or f"_{word}" in entry.text[:40].lower() for word in _EVENTS)
 
@@ -131,11 +156,14 @@ class PlanePanel(Panel):
     number = "4"
     help = (
         "Who waits for whom across parties and inside them, the last collective of every worker with its sequence "
-        "number (the first that differs is named), and which paths reach each pod."
+        "number (the first that differs is named), and which paths reach each pod. C reads every worker's flight "
+        "recorder and lays them side by side."
     )
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         lines = wait_lines(view, width)
+        if recorders := flight_lines(view, width):
+            lines += [[("", "")], *recorders]
         if paths := path_lines(view, width):
             lines += [[("", "")], *paths]
         if events := event_lines(view, width, height - len(lines) - 1):
