@@ -16,7 +16,9 @@ from uvcc_engine.plane.direct import DirectLink
 from uvcc_engine.plane.links import Arrival, Link, Notice
 from uvcc_engine.plane.policy import Outgoing, Policy
 
-AUTO_POLICY: Final = Policy(timing=Timing(rto_s=2.0, rto_cap_s=30.0), hello_s=0.25, ack_delay_s=0.1, ack_frames=64)
+AUTO_POLICY: Final = Policy(
+    timing=Timing(rto_s=2.0, rto_floor_s=0.75, rto_cap_s=30.0), hello_s=0.25, ack_delay_s=0.1, ack_frames=64
+)
 _GLANCE_S: Final = 0.25  # how often the path that is not waited for is looked at
 _GIVE_UP_S: Final = 5.0  # a relay front that is down for so long is replaced by the next one
 

@@ -14,6 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.plane.api import Buffer
+from uvcc_engine.plane.roundtrip import RoundTrip
 
 MAX_AHEAD: Final = 1 << 16  # frames that may arrive in front of a missing one
 MAX_RANGES: Final = 64  # selective ranges of one acknowledgement
@@ -25,9 +26,14 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds and bytes. ``window`` is the credit of a channel in bytes beyond what its reader has taken."""
+    """Seconds and bytes. ``window`` is the credit of a channel in bytes beyond what its reader has taken.
+
+    A frame is sent again after ``rto_s`` until round trips have been measured, then after what they take, but not
+    before ``rto_floor_s`` (0: ``rto_s``).
+    """
 
     rto_s: float = 0.5
+    rto_floor_s: float = 0.0
     rto_cap_s: float = 10.0
     window: int = 64 << 20
 
@@ -35,7 +41,7 @@ class Timing:
 class OutFrame:
     """A frame that the sender keeps: its plain pieces, so that every transmission seals the same bytes."""
 
-    __slots__ = ("bulk", "credit", "due", "generation", "pieces", "queued_at", "seq", "session", "tries")
+    __slots__ = ("bulk", "credit", "due", "generation", "pieces", "queued_at", "sent_at", "seq", "session", "tries")
 
     def __init__(self, seq: int, now: float, *, bulk: bool = False) -> None:
         self.seq = seq
@@ -43,6 +49,7 @@ class OutFrame:
         self.pieces: list[Buffer] = []
         self.credit = 0
         self.queued_at = now
+        self.sent_at = 0.0
         self.due = 0.0
         self.tries = 0
         self.session = 0
@@ -61,9 +68,10 @@ class Acknowledgement(NamedTuple):
 class SendChannel:
     """Sending side of a channel."""
 
-    def __init__(self, stream: int, timing: Timing, *, next_seq: int = 0) -> None:
+    def __init__(self, stream: int, timing: Timing, *, next_seq: int = 0, trip: RoundTrip | None = None) -> None:
         self.stream = stream
         self.timing = timing
+        self.trip = trip or RoundTrip(timing.rto_s, timing.rto_floor_s)  # shared by the channels to one peer
         self.next_seq = next_seq
         self.waiting: deque[OutFrame] = deque()
         self.inflight: dict[int, OutFrame] = {}
@@ -105,7 +113,8 @@ class SendChannel:
             yield frame
 
     def _sent(self, frame: OutFrame, now: float) -> None:
-        frame.due = now + min(self.timing.rto_s * (1 << min(frame.tries, 20)), self.timing.rto_cap_s)
+        frame.due = now + min(self.trip.timeout_s * (1 << min(frame.tries, 20)), self.timing.rto_cap_s)
+        frame.sent_at = now
         frame.tries += 1
 
     def acknowledge(self, ack: Acknowledgement, now: float, party: int) -> None:
@@ -113,12 +122,15 @@ class SendChannel:
         top = ack.ranges[-1][1] if ack.ranges else ack.expected
         if max(ack.expected, top) > self.next_seq - len(self.waiting):
             raise ProtocolError(f"acknowledged frame {top - 1} of stream {self.stream}, never sent", party=party)
+        newest = None
         while self.inflight and (first := next(iter(self.inflight))) < ack.expected:
-            del self.inflight[first]
+            newest = self.inflight.pop(first)
         for start, end in ack.ranges:
             for seq in range(start, end) if end - start < len(self.inflight) else list(self.inflight):
                 if start <= seq < end:
-                    self.inflight.pop(seq, None)
+                    newest = self.inflight.pop(seq, None) or newest
+        if newest is not None and newest.tries == 1:  # of one sent twice nobody knows which was acknowledged
+            self.trip.measured(now - newest.sent_at)
         if ack.ranges:
             self._fast_retransmit(ack.ranges[-1][1], now)
         self.limit = max(self.limit, ack.limit)

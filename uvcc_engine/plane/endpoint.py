@@ -20,6 +20,7 @@ from uvcc_engine.plane.channel import Acknowledgement, OutFrame, RecvChannel, Se
 from uvcc_engine.plane.durable import PeerState
 from uvcc_engine.plane.inbox import Inbox
 from uvcc_engine.plane.policy import Counters, Outgoing, Policy, passing
+from uvcc_engine.plane.roundtrip import RoundTrip
 from uvcc_engine.plane.seals import open_bulk, open_packed, seal
 from uvcc_engine.plane.session import Greeting, Handshake, Session, SigningIdentity
 from uvcc_engine.transcript.identity import PublicIdentity
@@ -54,6 +55,7 @@ class Endpoint:
         self.bye = False
         self.session: Session | None = None
         self.sending: dict[int, SendChannel] = {}
+        self._trip = RoundTrip(self.policy.timing.rto_s, self.policy.timing.rto_floor_s)
         self.receiving: dict[int, RecvChannel[list[fr.Part]]] = {}
         self._handshake = Handshake(me, peer, sid_sub, identity, peer_identity, self._cursors, entropy)
         self._label_out = fr.Labeler(sid_sub, me, peer)
@@ -84,7 +86,7 @@ class Endpoint:
     def _enqueue(self, tag: Tag, payload: Buffer, now: float) -> None:
         channel = self.sending.get(tag.stream)
         if channel is None:
-            channel = self.sending[tag.stream] = SendChannel(tag.stream, self.policy.timing)
+            channel = self.sending[tag.stream] = SendChannel(tag.stream, self.policy.timing, trip=self._trip)
         view = payload if isinstance(payload, bytes) else memoryview(payload).cast("B")
         total = len(view)
         if total <= fr.PACK_LIMIT:

@@ -28,7 +28,9 @@ from uvcc_engine.plane.links import Arrival, Notice
 from uvcc_engine.plane.policy import Outgoing, Policy
 from uvcc_engine.plane.relay_client import read_token
 
-NATS_POLICY: Final = Policy(timing=Timing(rto_s=3.0, rto_cap_s=60.0), hello_s=0.5, ack_delay_s=0.1, ack_frames=64)
+NATS_POLICY: Final = Policy(
+    timing=Timing(rto_s=3.0, rto_floor_s=0.75, rto_cap_s=60.0), hello_s=0.5, ack_delay_s=0.1, ack_frames=64
+)
 _PIECE = struct.Struct("<QIQHHHxx")  # session, stream, seq, try, piece, pieces
 _UNSENT: Final = 32 << 20
 _FETCH: Final = 256

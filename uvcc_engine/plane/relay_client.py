@@ -29,7 +29,11 @@ from uvcc_engine.plane.policy import Outgoing, Policy
 from uvcc_engine.relay import wire
 
 RELAY_POLICY: Final = Policy(
-    timing=Timing(rto_s=4.0, rto_cap_s=60.0), hello_s=0.5, hello_cap_s=4.0, ack_delay_s=0.25, ack_frames=64
+    timing=Timing(rto_s=4.0, rto_floor_s=0.75, rto_cap_s=60.0),
+    hello_s=0.5,
+    hello_cap_s=4.0,
+    ack_delay_s=0.25,
+    ack_frames=64,
 )
 _MAX_REQUEST: Final = 8 << 20
 _MAX_REPLY: Final = 16 << 20

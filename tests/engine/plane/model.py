@@ -24,7 +24,11 @@ from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.policy import Policy
 
 POLICY = Policy(
-    Timing(rto_s=0.5, rto_cap_s=4.0, window=2048), ack_delay_s=0.05, ack_frames=4, rekey_frames=5, pack_bytes=300
+    Timing(rto_s=0.5, rto_floor_s=0.1, rto_cap_s=4.0, window=2048),
+    ack_delay_s=0.05,
+    ack_frames=4,
+    rekey_frames=5,
+    pack_bytes=300,
 )
 SIZES = st.sampled_from([0, 8, 100, 700])
 

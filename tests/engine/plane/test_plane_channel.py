@@ -42,6 +42,28 @@ def test_retransmission_backs_off_up_to_the_cap() -> None:
     assert channel.idle
 
 
+def test_the_first_retransmission_waits_for_what_a_round_trip_takes() -> None:
+    channel = SendChannel(0, Timing(rto_s=4.0, rto_floor_s=0.5, rto_cap_s=60.0, window=1000))
+    now, waits = 0.0, []
+    for seq, trip in enumerate([0.2] * 20 + [3.0] * 12):
+        channel.add(channel.new_frame(now), (b"x",), 1)
+        list(channel.transmit(now))
+        waits.append(channel.next_due - now)
+        channel.acknowledge(ack(seq + 1), now + trip, 1)
+        now += trip
+    assert waits[0] == 4.0  # nothing is known yet
+    assert waits[19] == pytest.approx(0.5)  # not before the floor, although 0.2 s would do
+    assert waits[31] > 3.0  # a link that became slow is not flooded
+
+
+def test_of_a_frame_sent_twice_no_round_trip_is_measured() -> None:
+    channel = SendChannel(0, Timing(rto_s=4.0, rto_floor_s=0.5, rto_cap_s=60.0, window=1000))
+    channel.add(channel.new_frame(0.0), (b"x",), 1)
+    assert [len(list(channel.transmit(t))) for t in (0.0, 4.0)] == [1, 1]
+    channel.acknowledge(ack(1), 4.1, 1)  # of which of the two?
+    assert channel.trip.timeout_s == 4.0
+
+
 def test_credit_stops_the_sender_and_a_grant_lets_it_go_on() -> None:
     channel = sending(12)
     assert [f.seq for f in channel.transmit(0.0)] == list(range(10))
