@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from collections import deque
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -23,8 +24,9 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
-from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.contract import flight
+from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.parallel import unix_group
 from uvcc_engine.parallel.place import Place, device_slot
 from uvcc_engine.parallel.presence import LOOK_S, Presence, leave_word, stay_to_tell, word_of
 
@@ -34,6 +36,7 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 DIMENSIONS: Final = ("dp", "pp", "tp")
 TIMEOUT_S: Final = 300.0
 TIMEOUT_VARIABLE: Final = "UVCC_GROUP_TIMEOUT_S"
+BACKEND_VARIABLE: Final = "UVCC_GROUP_BACKEND"
 _POLL_S: Final = (0.001, 0.05)
 _PARTING_S: Final = 10.0
 _LISTEN_S: Final = 3.0
@@ -55,13 +58,13 @@ class Group:
         self.size = len(members)
         self.index = index
         self.operations = 0
+        self.recent: deque[dict[str, Any]] = deque(maxlen=64)  # the newest operations, for the flight recorder
         self._waits: dict[int, tuple[str, float]] = {}  # by thread: what for, and since when (monotonic)
         self._members = list(members)
+        self._label = f"{name} {' '.join(map(str, members))}"  # members know it alike, other groups have another
         self._group = group
-        self.recent: deque[dict[str, Any]] = deque(maxlen=64)  # the newest operations, for the flight recorder
         self._timeout = timedelta(seconds=TIMEOUT_S)
         self._party = -1
-        self._label = f"{name} {' '.join(map(str, members))}"  # members know it alike, other groups have another
 
     @classmethod
     def open(cls, place: Place, name: str, backend: str, timeout_s: float, on_event: OnEvent) -> Group:
@@ -166,18 +169,18 @@ class Group:
         self.operations += 1
         numbered = f"{self.name} #{self.operations} {what}"
         self._waits[me] = (numbered, time.monotonic())
+        entry = {"group": self._label, "seq": self.operations, "op": what, "state": "started", "ts": time.time()}
+        self.recent.append(entry)
         try:
             start().wait(self._timeout)
         except RuntimeError as error:
-        entry = {"group": self._label, "seq": self.operations, "op": what, "state": "started", "ts": time.time()}
-        self.recent.append(entry)
             raise _lost(self._party, f"{numbered} did not finish", error) from error
         finally:
             del self._waits[me]
+        entry["state"] = "completed"
 
 
 class PartyGroups:
-        entry["state"] = "completed"
     """The store and the groups of one rank. ``alone`` if the party has a single rank: then nothing is opened."""
 
     def __init__(self, place: Place, *, device: str, timeout_s: float, on_event: OnEvent) -> None:
@@ -185,7 +188,7 @@ class PartyGroups:
         self.place = place
         self.alone = place.world == 1
         self._device = torch.device(device).type
-        self._backend = "nccl" if self._device == "cuda" else "gloo"
+        self._backend = _backend(self._device, place)
         self._timeout_s = timeout_s
         self._on_event = on_event
         self._store: Any = None
@@ -213,10 +216,10 @@ class PartyGroups:
         """
         limit = timeout_s or float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_S))
         found = cls(place, device=device, timeout_s=limit, on_event=on_event)
+        flight.provide("sequence", found.sequence)
         if not found.alone:
             found._user_check = check
             found._presence = Presence(f"{place.address}:{place.port}", place.rank, place.world, place.coord.party)
-        flight.provide("sequence", found.sequence)
             try:
                 found._meet()
             except PeerLostError as error:
@@ -376,13 +379,13 @@ class PartyGroups:
                 return f"{waiting[0]} for {time.monotonic() - waiting[1]:.1f} s"
         return None
 
-    def close(self, *, graceful: bool = True, why: str = "it stopped") -> None:
-        """Leave the world: at a good end together, so that nobody loses the store, else saying ``why``, if anything.
-
     def sequence(self) -> list[dict[str, Any]]:
         """The newest operations of every group of this rank, numbered alike by its members; oldest first."""
         known = {id(g): g for g in (self.tp, self.pp, self.pp_back, self.dp)}
         return [entry for group in known.values() for entry in list(group.recent)]
+
+    def close(self, *, graceful: bool = True, why: str = "it stopped") -> None:
+        """Leave the world: at a good end together, so that nobody loses the store, else saying ``why``, if anything.
 
         Harmless twice.
         """
@@ -405,6 +408,20 @@ class PartyGroups:
         while self.place.rank == 0 and gone < self.place.world and time.monotonic() < deadline:
             pause.wait(_POLL_S[0])
             gone = store.add("gone", 0)
+
+
+def _backend(device: str, place: Place) -> str:
+    """NCCL between GPUs, gloo between CPUs of several machines, Unix sockets between ranks that meet on this one.
+
+    ``UVCC_GROUP_BACKEND`` = gloo or unix overrides the last two. Raises ConfigError.
+    """
+    if device == "cuda":
+        return "nccl"
+    here = place.address.startswith("127.")
+    wanted = os.environ.get(BACKEND_VARIABLE) or (unix_group.NAME if here and sys.platform == "linux" else "gloo")
+    if wanted not in ("gloo", unix_group.NAME):
+        raise ConfigError(f"{BACKEND_VARIABLE} is {wanted!r}", f"use gloo or {unix_group.NAME}")
+    return unix_group.register() if wanted == unix_group.NAME else wanted
 
 
 def _lost(party: int, what: str, error: BaseException) -> PeerLostError:
