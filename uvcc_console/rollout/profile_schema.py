@@ -141,7 +141,8 @@ class SmokePart(Strict):
 
 class GatesPart(Strict):
     """What must be measured before the full run starts. ``toks_per_s`` and ``gate_entropy`` are floors, 0 = no gate;
-    ``gate_collapse`` (share of collapsed gates, 1 = no gate) and ``gpu_mem_mib`` (reserved, 0 = no gate) ceilings."""
+    ``gate_collapse`` (share of collapsed gates, 1 = no gate), ``gpu_mem_mib`` (reserved, 0 = no gate) and
+    ``watchdog_dumps`` (stalls, -1 = no gate) ceilings."""
 
     loss_falls: bool = True
     result_hashes: int = Field(default=1, ge=1)
@@ -153,6 +154,7 @@ class GatesPart(Strict):
     gate_entropy: float = Field(default=0.0, ge=0)
     gate_collapse: float = Field(default=1.0, ge=0, le=1)
     gpu_mem_mib: float = Field(default=0.0, ge=0)
+    watchdog_dumps: int = Field(default=-1, ge=-1)
 
 
 class LimitsPart(Strict):

@@ -19,19 +19,21 @@ Peer = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [1, S, H, d], k and v [1, S, G, d] -> [1, S, H, d]."""
 
 
-def find(cfg: NSAConfig) -> dict[str, Peer]:
-    """Name -> peer; those that are not installed are absent."""
+def find(cfg: NSAConfig) -> tuple[dict[str, Peer], list[str]]:
+    """Name -> peer, and for each that is absent why."""
     found: dict[str, Peer] = {}
+    absent: list[str] = []
     for name, module, make in (
         ("fla", "fla.ops.nsa.parallel", _fla),
         ("xunhaolai", "native_sparse_attention.ops", _xunhao_lai),
     ):
         try:
             there = importlib.import_module(module)
-        except ImportError:
+        except ImportError as e:
+            absent.append(f"{name} ({e})")
             continue
         found[name] = make(there, cfg)
-    return found
+    return found, absent
 
 
 def _fla(module: Any, cfg: NSAConfig) -> Peer:

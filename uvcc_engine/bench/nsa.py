@@ -156,12 +156,19 @@ def decoding(name: str, device: torch.device, runs: int) -> Row:
         return _versus(name, lambda: timed(sparse, device), lambda: timed(full, device), runs)
 
 
-def peers(device: torch.device, runs: int) -> list[Row]:
+def peers(device: torch.device, runs: int, say: Callable[[str], None]) -> list[Row]:
     """Each installed peer at 64k tokens, forward and backward; the reference is ours, the ratio ours / theirs."""
+    there, absent = _peers.find(WIDE.nsa)
+    if device.type != "cuda":
+        absent = [*absent, *(f"{name} (it needs a CUDA device)" for name in there)]
+    if absent:
+        say(f"peers left out: {', '.join(absent)}")
+    if device.type != "cuda" or not there:
+        return []
     s = TOKENS["64k"]
     x = inputs(WIDE, s, device)
     sparse, found = Sparse(WIDE, s, device, x.q.dtype), []
-    for name, peer in _peers.find(WIDE.nsa).items():
+    for name, peer in there.items():
 
         def run(y: Inputs, peer: _peers.Peer = peer) -> Tensor:
             return peer(y.q, y.k[1], y.v[1])
@@ -185,10 +192,14 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     cuda = torch.cuda.is_available()
     known = GPU_ROWS if cuda else (*CPU_ROWS, *GPU_ROWS)
-    names = pick(args.rows, known, GPU_ROWS, cuda, lambda text: print(text, file=sys.stderr))
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    names = pick(args.rows, known, GPU_ROWS, cuda, say)
     device, runs = torch.device("cuda" if cuda else "cpu"), max(1, args.runs)
     rows = [decoding(n, device, runs) if n.startswith("decode") else attention(n, M7C, device, runs) for n in names]
-    if cuda and not args.rows:
-        rows += peers(device, runs)
+    if not args.rows:
+        rows += peers(device, runs, say)
     print(to_json(rows) if args.json else to_text(rows))
     return 0

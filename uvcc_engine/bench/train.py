@@ -26,10 +26,11 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.config import LMConfig
-from uvcc_engine.train.data import ByteTokenizer, Cursor, Packer
+from uvcc_engine.train.data import Cursor, Packer
 from uvcc_engine.train.distributed import Group
 from uvcc_engine.train.loop import Trainer
 from uvcc_engine.train.sources import Synthetic
+from uvcc_engine.train.tokenizer import ByteTokenizer
 
 CPU_ROWS: Final = ("showcase_vs_dense", "m7c_byte_512_vs_dense", "overhead_share")
 GPU_ROWS: Final = ("m7c_2048_gpu",)
@@ -108,7 +109,7 @@ def measure(names: Sequence[str], threads: Sequence[int], runs: int) -> list[Row
                 continue
             if name == "overhead_share":
                 torch.set_num_threads(1)
-                found.append(overhead(steps=200, runs=min(runs, 3)))
+                found.append(overhead(steps=200, runs=runs))
                 continue
             for n in threads:
                 torch.set_num_threads(n)

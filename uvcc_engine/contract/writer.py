@@ -29,6 +29,7 @@ from uvcc_engine.contract.table import Table
 BEAT_EVERY_S: Final = 5.0
 SAME_STEP_EVERY_S: Final = 0.5
 WAIT_TOLD_S: Final = 2.0
+MEMORY_EVERY_S: Final = 1.0
 HEARTBEAT_KEEP_BYTES: Final = 16 << 20
 STATUSES: Final = ("done", "halted", "failed")
 _PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
@@ -36,8 +37,8 @@ _PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 def resident_mib() -> float:
     """Resident memory of this process in MiB."""
-    with open("/proc/self/statm", "rb") as f:
-        return round(int(f.read().split()[1]) * _PAGE_MIB, 1)
+    with open("/proc/self/statm", "rb", buffering=0) as f:
+        return round(int(f.read(256).split()[1]) * _PAGE_MIB, 1)
 
 
 class RunWriter:
@@ -72,6 +73,8 @@ class RunWriter:
         self._tables: dict[str, Table] = {}
         self._last: dict[str, Any] = {}
         self._last_ts = 0.0
+        self._memory = (-MEMORY_EVERY_S, 0.0)  # when it was read, MiB
+        self._beat_bytes = self._beats.size()
         self._carried: dict[str, Any] = {}
 
     @classmethod
@@ -236,12 +239,18 @@ class RunWriter:
     def _write_beat(self, now: float, record: dict[str, Any]) -> None:
         whole = {"ts": round(now, 3), "rank": self.rank, "coord": self.coord, "pid": os.getpid()}
         whole |= record
-        whole["mem_mib"] = record.get("mem_mib", resident_mib())
-        if self._beats.size() > HEARTBEAT_KEEP_BYTES:
+        if "mem_mib" not in record:
+            if not 0 <= now - self._memory[0] < MEMORY_EVERY_S:
+                self._memory = (now, resident_mib())
+            whole["mem_mib"] = self._memory[1]
+        if self._beat_bytes > HEARTBEAT_KEEP_BYTES:
             self._beats.close()
             os.replace(self._beats.path, self._beats.path.with_name(self._beats.path.name + ".1"))
             self._beats = LineFile(self._beats.path)
-        self._beats.append(json.dumps(whole, separators=(",", ":"), ensure_ascii=False))
+            self._beat_bytes = 0
+        line = json.dumps(whole, separators=(",", ":"), ensure_ascii=False)
+        self._beats.append(line)
+        self._beat_bytes += len(line) + 1
         self._last, self._last_ts = record, now
 
 

@@ -19,6 +19,7 @@ from uvcc_engine.train import memory, probe
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import choose_device, vram_mib
 from uvcc_engine.train.job import check_plan, check_world, resolve
+from uvcc_engine.train.marks import check_marks
 
 
 def check(job: Mapping[str, Any], ranks: int, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def check(job: Mapping[str, Any], ranks: int, environ: Mapping[str, str]) -> dic
     check_plan(cfg, job.get("plan") or {})
     check_world(cfg, ranks)
     device = choose_device(cfg.runtime.device, 0)
+    check_marks(cfg.runtime.nvtx, device)
     if device.type == "cuda":
         check_gpus(ranks)
     room = memory.check(cfg, ranks, device)

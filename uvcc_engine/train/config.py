@@ -23,11 +23,12 @@ from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """Where text comes from. ``source``: local (files below ``path``), python_docs (the manual that each Python
-    carries), fineweb_edu (hub stream) or synthetic."""
+    carries), fineweb_edu (hub stream; ``path`` may name another dataset or a folder of its shards) or synthetic."""
 
     source: str = "local"
     path: str = ""
     tokenizer: str = "byte"  # byte (256 symbols, 0 = end of document) or gpt2 (50257, 50256 = end of document)
+    merges: str = ""  # file with GPT-2's merges (vocab.bpe or merges.txt); empty = tiktoken fetches them
     val_percent: int = 1  # documents whose hash falls in this share are held out, for ever
     queue: int = 4  # prefetched batches
     retries: int = 5  # attempts per fetch before a source counts as unreachable
@@ -42,6 +43,7 @@ class RuntimeConfig:
     gradient_checkpointing: bool = False
     checkpoint_layers: str = ""  # "a:b" = blocks a to b - 1 only; empty = all
     compile: bool = False
+    nvtx: bool = False  # mark fetch, forward, backward and optimizer for a CUDA profiler
 
     def recomputed(self, n_layers: int) -> range:
         """The blocks whose activations are computed again in the backward pass. Raises ConfigError."""
@@ -106,6 +108,10 @@ class LMConfig:
         _one_of("ddp.compress", self.ddp.compress, ("bf16", "off"))
         if self.data.source == "local" and not self.data.path:
             raise ConfigError("data.path is missing", "name a file or folder of text, or set data.source")
+        if self.data.path and self.data.source not in ("local", "fineweb_edu"):
+            raise ConfigError(f"data.path has no effect with data.source={self.data.source}", "remove one of them")
+        if self.data.merges and self.data.tokenizer != "gpt2":
+            raise ConfigError(f"data.merges has no effect with data.tokenizer={self.data.tokenizer}", "remove it")
         wanted = VOCAB[self.data.tokenizer]
         if self.model.vocab != wanted:
             raise ConfigError(

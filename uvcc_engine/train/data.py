@@ -1,8 +1,8 @@
 """Text -> fixed rows of packed documents, in an order that a checkpoint can name and a resume can continue.
 
-Documents go to rank ``number % world`` and the held-out share is decided by the text's hash, so no split can leak and
-every rank reads its documents once. Rows are packed back to back with an end-of-document token between documents;
-nothing is truncated or padded.
+Every document has one rank that reads it, in a world of any size, and the held-out share is decided by the text's hash,
+so no split can leak and each document is read once in a pass, also over a change of the world. Rows are packed back to
+back with an end-of-document token between documents; nothing is truncated or padded.
 """
 
 from __future__ import annotations
@@ -14,67 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
+from uvcc_engine.contract.errors import UnreachableError, UnreadableError
 from uvcc_engine.train.sources import Source, Stream
-
-
-class Tokenizer(Protocol):
-    """Text to ids; ``eos`` ends a document."""
-
-    eos: int
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: list[int]) -> str: ...
-
-
-class ByteTokenizer:
-    """UTF-8 bytes; 0, which text does not contain, ends a document."""
-
-    eos = 0
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.replace("\0", " ").encode())
-
-    def decode(self, ids: list[int]) -> str:
-        return bytes(ids).decode(errors="replace")
-
-
-def make_tokenizer(name: str) -> Tokenizer:
-    """byte or gpt2. Raises ConfigError with the cure if the GPT-2 vocabulary cannot be had."""
-    if name == "byte":
-        return ByteTokenizer()
-    try:
-        import tiktoken
-    except ImportError as e:
-        raise ConfigError(
-            "the gpt2 tokenizer needs tiktoken", "pip install 'uvcc[train]', or data.tokenizer: byte"
-        ) from e
-    try:
-        return _GPT2(tiktoken.get_encoding("gpt2"))
-    except OSError as e:
-        raise UnreachableError(
-            f"cannot fetch the GPT-2 vocabulary: {e}", "set TIKTOKEN_CACHE_DIR to a copy, or data.tokenizer: byte"
-        ) from e
-
-
-class _GPT2:
-    eos = 50256
-
-    def __init__(self, encoding: Any) -> None:
-        self._encoding = encoding
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._encoding.encode_ordinary(text)
-        return ids
-
-    def decode(self, ids: list[int]) -> str:
-        return str(self._encoding.decode(ids))
+from uvcc_engine.train.tokenizer import Tokenizer
 
 
 def held_out(text: str, percent: int) -> bool:
@@ -84,18 +31,37 @@ def held_out(text: str, percent: int) -> bool:
 
 @dataclass(slots=True)
 class Cursor:
-    """Where a rank stands: the next document's number, the tokens read but not yet in a row, the source's own state."""
+    """Where a rank stands: the next document's number, the tokens read but not yet in a row, the source's facts.
+
+    ``earlier``: for each earlier world of ranks that this one goes on from, how far each of its ranks had read.
+    """
 
     document: int = 0
     tokens: list[int] = field(default_factory=list)
     source: dict[str, Any] = field(default_factory=dict)
+    earlier: list[list[int]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {"document": self.document, "tokens": self.tokens, "source": self.source}
+        return {"document": self.document, "tokens": self.tokens, "source": self.source, "earlier": self.earlier}
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Cursor:
-        return cls(int(raw["document"]), [int(t) for t in raw["tokens"]], dict(raw["source"]))
+        earlier = [[int(n) for n in ranks] for ranks in raw["earlier"]]
+        return cls(int(raw["document"]), [int(t) for t in raw["tokens"]], dict(raw["source"]), earlier)
+
+
+def for_another_world(before: dict[int, Cursor], world: int, lead: bool) -> Cursor:
+    """The cursor of each rank of a new world, from those of the one before it (``world`` ranks, some maybe lost).
+
+    The new ranks begin at the first document that some rank had not read and leave out what others had; the lead gets
+    the tokens that were in no row yet. A rank whose cursor is lost counts as far as the farthest one.
+    """
+    farthest = max(c.document for c in before.values())
+    places = [before[r].document if r in before else farthest for r in range(world)]
+    known = [before[r] for r in sorted(before)]
+    begin = min(places)
+    earlier = [ranks for ranks in (*known[0].earlier, places) if max(ranks) > begin]
+    return Cursor(begin, [t for c in known for t in c.tokens] if lead else [], dict(known[0].source), earlier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +74,7 @@ class Batch:
 
 
 MAX_SKIPPED = 100_000
-"""So many documents of other ranks or of the other split in a row mean that none of ours will ever come."""
+"""So many documents of the other split in a row mean that none of ours will ever come."""
 
 
 class Packer:
@@ -135,6 +101,7 @@ class Packer:
         self._cursor = cursor or Cursor()
         self._retries, self._pause = retries, pause
         self._stream: Stream | None = None
+        self.documents = 0  # read so far by this rank, of both splits
 
     def batch(self, rows: int) -> Batch:
         """The next ``rows`` rows. Raises UnreachableError if the source keeps failing."""
@@ -144,7 +111,10 @@ class Packer:
         while len(pending) < rows * self._width:
             number, text = self._next_document()
             self._cursor.document = number + 1
-            if number % self._world == self._rank and held_out(text, self._percent) == self._val:
+            if not self._mine(number):
+                continue
+            self.documents += 1
+            if held_out(text, self._percent) == self._val:
                 pending.extend(self._tokenizer.encode(text))
                 pending.append(self._tokenizer.eos)
                 skipped = 0
@@ -153,9 +123,16 @@ class Packer:
                 raise UnreadableError(f"no {split} document in {skipped} documents", "change data.val_percent")
         flat = [pending.popleft() for _ in range(rows * self._width)]
         self._cursor.tokens = list(pending)
-        self._cursor.source = self._stream.state() if self._stream else {}
         tokens = torch.tensor(flat, dtype=torch.int64).view(rows, self._width)
         return Batch(tokens, self._cursor.to_json(), time.perf_counter() - began)
+
+    def _mine(self, number: int) -> bool:
+        """Whether this rank reads the document and no rank of an earlier world had."""
+        assert self._stream is not None
+        owner = self._stream.owner
+        return owner(number, self._world) == self._rank and all(
+            number >= ranks[owner(number, len(ranks))] for ranks in self._cursor.earlier
+        )
 
     def _next_document(self) -> tuple[int, str]:
         """Reads on over failures of the source, from the document behind the last one that arrived."""
@@ -164,11 +141,12 @@ class Packer:
                 if self._stream is None:
                     c = self._cursor
                     self._stream = self._source.open(c.document, self._rank, self._world, c.source)
+                    c.source = self._stream.facts()
                 return next(self._stream)
             except StopIteration:
                 raise UnreachableError("the data source has ended", "fewer steps, or another source") from None
             except OSError as e:
-                self._cursor.source, self._stream = self._stream.state() if self._stream else {}, None
+                self._stream = None
                 if attempt == self._retries:
                     raise UnreachableError(
                         f"the data source fails: {e}", "check the network, or use local shards: data.source: local"
@@ -184,7 +162,7 @@ def doc_ids(tokens: Tensor, eos: int) -> Tensor:
 
 
 class Prefetcher:
-    """Reads batches ahead on a thread; ``get`` hands them over in order with the time spent waiting.
+    """Reads batches ahead on a thread; ``get`` hands them over in order. A batch tells how long its reading took.
 
     ``stop`` joins the thread. An error of the source is raised by ``get``.
     """

@@ -79,6 +79,7 @@ KNOWN: Final[dict[str, tuple[str, Callable[[str], Callable[[LMConfig], LMConfig]
     "NSA_GC_REENTRANT": ("reentrant checkpointing (never: it breaks DDP)", _always("0")),
     "NSA_OPT_FUSED": ("fused AdamW (always on)", _always("1")),
     "NSA_LOG_GRAD_NORM": ("the true gradient norm (always logged)", _always("1")),
+    "NSA_NVTX": ("runtime.nvtx", lambda v: _runtime(nvtx=_flag(v))),
     "NSA_SDPA_AUDIT": ("the path of each branch (always in the heartbeat)", lambda v: (_flag(v), lambda c: c)[1]),
     "NSA_ROPE_SCALE": ("model.rope_scale", lambda v: lambda c: replace(c, model=replace(c.model, rope_scale=float(v)))),
     "NSA_FWE_PREFETCH": ("prefetching (always on)", _always("1")),
@@ -93,6 +94,8 @@ KNOWN: Final[dict[str, tuple[str, Callable[[str], Callable[[LMConfig], LMConfig]
 
 
 PASSED_ON: Final = {
+    "NCCL_BLOCKING_WAIT": "read by torch's NCCL group as TORCH_NCCL_BLOCKING_WAIT",
+    "NCCL_ASYNC_ERROR_HANDLING": "read by torch's NCCL group as TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_": "read by NCCL",
     "TORCH_NCCL_": "read by torch's NCCL group",
     "TORCH_DISTRIBUTED_DEBUG": "read by torch's process groups",
@@ -117,6 +120,8 @@ def apply(cfg: LMConfig, environ: Mapping[str, str]) -> tuple[LMConfig, list[Eff
         except ValueError as e:
             raise ConfigError(f"{name}={environ[name]!r}: {e}", f"it sets {meaning}") from e
         effects.append(Effect(name, environ[name], meaning))
-    for start, meaning in PASSED_ON.items():
-        effects += [Effect(n, environ[n], meaning) for n in sorted(environ) if n.startswith(start)]
+    for name in sorted(environ):
+        found = next((meaning for start, meaning in PASSED_ON.items() if name.startswith(start)), "")
+        if found:
+            effects.append(Effect(name, environ[name], found))
     return cfg, effects

@@ -18,14 +18,16 @@ from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.nsa.blocks import doc_starts
-from uvcc_engine.nsa.model import LanguageModel, gate_metrics, route_of
+from uvcc_engine.nsa.model import LanguageModel, route_of
 from uvcc_engine.train import state
 from uvcc_engine.train.config import LMConfig
-from uvcc_engine.train.data import Batch, Cursor, Packer, Prefetcher, Tokenizer, doc_ids
+from uvcc_engine.train.data import Batch, Cursor, Packer, Prefetcher, doc_ids
 from uvcc_engine.train.distributed import Group, without_sync, wrap
 from uvcc_engine.train.job import check_world
+from uvcc_engine.train.marks import check_marks, marked
 from uvcc_engine.train.schedule import lr_at, make_optimizer
 from uvcc_engine.train.telemetry import Telemetry
+from uvcc_engine.train.tokenizer import Tokenizer
 
 HOLD_POLL_S = 0.05
 
@@ -65,6 +67,7 @@ class Trainer:
         on_alive: Callable[[bool], None] = lambda stepped: None,
     ) -> None:
         check_world(cfg, group.world)
+        check_marks(cfg.runtime.nvtx, group.device)
         torch.manual_seed(cfg.train.seed)
         self.cfg, self.group, self.writer = cfg, group, writer
         self.model = LanguageModel(cfg.model).to(group.device)
@@ -119,19 +122,24 @@ class Trainer:
 
     def _step(self, data: Prefetcher) -> tuple[float, Batch]:
         """Forward and backward of every micro-batch; gradients are left in place. Returns (mean loss, last batch)."""
-        t = self.cfg.train
+        t, nvtx = self.cfg.train, self.cfg.runtime.nvtx
         for group in self.optimizer.param_groups:
             group["lr"] = lr_at(t, self.steps_done)
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.group.device)
         window = self.telemetry.window
+        window.waited_s = 0.0
         for micro in range(t.accumulate):
-            batch = data.get()
+            asked = self._clock()
+            with marked("fetch", nvtx):
+                batch = data.get()
+            window.waited_s += self._clock() - asked
             window.fetch.append(batch.fetch_s)
             window.tokens += batch.tokens[:, 1:].numel() * self.group.world
             with without_sync(self._wrapped, micro < t.accumulate - 1 and not self._first):
-                loss = self._loss(batch.tokens.to(self.group.device)) / t.accumulate
-                with self.group.trace.of("backward"):
+                with marked("forward", nvtx):
+                    loss = self._loss(batch.tokens.to(self.group.device)) / t.accumulate
+                with self.group.trace.of("backward"), marked("backward", nvtx):
                     loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             self._first = False
@@ -143,7 +151,7 @@ class Trainer:
         gates: list[Tensor] | None = [] if watch else None
         loss = self._cross_entropy(self._forward, tokens, gates=gates)
         if gates:
-            self.telemetry.gates = gate_metrics(gates)
+            self.telemetry.gates_of(gates)
         return loss
 
     def _cross_entropy(self, forward: Callable[..., Tensor], tokens: Tensor, **options: Any) -> Tensor:
@@ -174,8 +182,9 @@ class Trainer:
         return next((r for r in known if r.vote == decision), HaltRequest("halt"))
 
     def _finish_step(self, loss: float, data: Prefetcher) -> None:
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.train.grad_clip)
-        self.optimizer.step()
+        with marked("optimizer", self.cfg.runtime.nvtx):
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.train.grad_clip)
+            self.optimizer.step()
         self.steps_done += 1
         self._on_alive(True)
         extra: dict[str, object] = {}

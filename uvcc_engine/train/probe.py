@@ -12,9 +12,10 @@ from typing import Any
 
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.config import LMConfig
-from uvcc_engine.train.data import Packer, make_tokenizer
+from uvcc_engine.train.data import Packer
 from uvcc_engine.train.job import check_world, overrides, resolve
 from uvcc_engine.train.sources import make_source
+from uvcc_engine.train.tokenizer import make_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Probe:
 def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> Probe:
     """Read batches as rank ``rank`` would. Raises what a training would: UnreachableError, ConfigError."""
     check_world(cfg, world)
-    tokenizer = make_tokenizer(cfg.data.tokenizer)
+    tokenizer = make_tokenizer(cfg.data.tokenizer, cfg.data.merges)
     packer = Packer(
         make_source(cfg.data, cfg.train.seed),
         tokenizer,
@@ -62,7 +63,7 @@ def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> Probe:
         [b.fetch_s for b in found],
         rows,
         width,
-        int(found[-1].cursor["document"]),
+        packer.documents,
         sum(int((b.tokens == tokenizer.eos).sum()) for b in found),
         tokenizer.decode([t for t in first if t != tokenizer.eos])[:160],
     )

@@ -1,7 +1,7 @@
 """Where documents come from. A source is opened at a document number and yields (number, text) from there on.
 
-Numbers are the source's own order and the same on every rank; document n belongs to rank ``n % world``. A source that
-can read one rank's part alone yields only that rank's numbers; the others yield all and the reader keeps its own.
+Numbers are the source's own order: the same on every rank and in a world of any size. Which rank reads which number is
+the stream's to say; it yields that rank's numbers in rising order, and may yield others' between them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.train.config import DataConfig
@@ -23,19 +24,23 @@ class Stream(Protocol):
 
     def __next__(self) -> tuple[int, str]: ...
 
-    def state(self) -> dict[str, Any]:
-        """What ``open`` needs to go on behind the last document without reading what lies before; may be empty."""
+    def owner(self, number: int, world: int) -> int:
+        """The rank that reads a document in a world of ``world`` ranks."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What gives the numbers their meaning: ``open`` refuses a source of which they do not hold any more."""
         ...
 
 
 class Source(Protocol):
-    """Opens streams. ``state`` is that of an earlier stream of the same rank and world, or empty."""
+    """Opens streams at the first document that ``rank`` has not read. ``facts`` are an earlier stream's, or empty."""
 
-    def open(self, first: int, rank: int, world: int, state: dict[str, Any]) -> Stream: ...
+    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream: ...
 
 
 class _Numbered:
-    """A stream that is found again by its number alone."""
+    """A stream whose documents are dealt to the ranks in turn."""
 
     def __init__(self, documents: Iterator[tuple[int, str]]) -> None:
         self._documents = documents
@@ -43,7 +48,10 @@ class _Numbered:
     def __next__(self) -> tuple[int, str]:
         return next(self._documents)
 
-    def state(self) -> dict[str, Any]:
+    def owner(self, number: int, world: int) -> int:
+        return number % world
+
+    def facts(self) -> dict[str, Any]:
         return {}
 
 
@@ -56,7 +64,7 @@ class LocalText:
 
     path: Path
 
-    def open(self, first: int, rank: int, world: int, state: dict[str, Any]) -> Stream:
+    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream:
         return _Numbered(_endless(self, first))
 
     def one_pass(self) -> Iterator[str]:
@@ -64,7 +72,8 @@ class LocalText:
         path = self.path
         files = sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".jsonl")) if path.is_dir() else [path]
         if not files or not all(p.is_file() for p in files):
-            raise UnreadableError(f"no text at {path}", "data.path names a .txt or .jsonl file, or a folder of them")
+            cure = "data.path names a .txt or .jsonl file, or a folder of them; for .parquet data.source: fineweb_edu"
+            raise UnreadableError(f"no text at {path}", cure)
         for file in files:
             if file.suffix == ".jsonl":
                 yield from _json_lines(file)
@@ -99,7 +108,7 @@ class PythonManual:
     its paragraphs' topics in name order; starts over at the end. Raises UnreadableError where it was stripped off.
     """
 
-    def open(self, first: int, rank: int, world: int, state: dict[str, Any]) -> Stream:
+    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream:
         return _Numbered(_endless(self, first))
 
     def one_pass(self) -> Iterator[str]:
@@ -130,7 +139,7 @@ class Synthetic:
 
     seed: int
 
-    def open(self, first: int, rank: int, world: int, state: dict[str, Any]) -> Stream:
+    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream:
         return _Numbered(self._documents(first))
 
     def _documents(self, first: int) -> Iterator[tuple[int, str]]:
@@ -144,62 +153,94 @@ class Synthetic:
             number += 1
 
 
+FINEWEB_EDU: Final = "HuggingFaceFW/fineweb-edu"
+ROWS: Final = 1 << 32
+"""Row k of the v-th shard to be read has the number ``v * ROWS + k``; shards count on from pass to pass."""
+
+
 @dataclass(frozen=True, slots=True)
 class FineWeb:
-    """HuggingFaceFW/fineweb-edu as a stream; each rank reads its own shards and no others.
+    """A dataset of the hub, or a folder of its shards, as a stream; each rank reads its own shards and no others.
 
-    The k-th document of rank r has number ``k * world + r``. Raises ConfigError without the ``train`` extra.
+    Where there are fewer shards than ranks, all read all shards and keep their own rows. Raises ConfigError without
+    the ``train`` extra, UnreadableError if the shards are not those that a cursor speaks of.
     """
 
-    name: str = "HuggingFaceFW/fineweb-edu"
+    name: str = FINEWEB_EDU
 
-    def open(self, first: int, rank: int, world: int, state: dict[str, Any]) -> Stream:
+    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream:
         try:
             import datasets
-            from datasets.distributed import split_dataset_by_node
         except ImportError as e:
             raise ConfigError(
                 "FineWeb-Edu needs the datasets library", "pip install 'uvcc[train]', or data.source: local"
             ) from e
-        with _network_errors():
+        with _failed_reads():
             whole = datasets.load_dataset(self.name, split="train", streaming=True)
-        mine = split_dataset_by_node(whole, rank=rank, world_size=world)
-        done = -(-(first - rank) // world) if first > rank else 0
-        if state:
-            mine.load_state_dict(state)
-        elif done:
-            mine = mine.skip(done)
-        return _HubStream(mine, done, rank, world)
+        stream = _Shards(whole, first, rank, world)
+        if facts and facts != stream.facts():
+            raise UnreadableError(
+                f"{self.name} has {whole.num_shards} shards now, the checkpoint's had {facts.get('shards')}",
+                "give data.path the copy that the run began with, or begin a new run",
+            )
+        return stream
+
+
+_BELOW: Final = ("httpx", "httpx2", "httpcore", "httpcore2", "aiohttp", "requests", "pyarrow")
 
 
 @contextmanager
-def _network_errors() -> Iterator[None]:
-    """The hub's client lets its HTTP library's own errors through; to a reader they are failed reads like any other."""
-    import httpx
+def _failed_reads() -> Iterator[None]:
+    """The datasets library lets errors of what it reads with through; to a reader they are failed reads like any other.
 
+    Which HTTP library that is changes with the hub's client, and none need be installed for any other source.
+    """
     try:
         yield
-    except httpx.HTTPError as e:
-        raise OSError(f"{type(e).__name__}: {e}") from e
+    except Exception as e:
+        if any(base.__module__.partition(".")[0] in _BELOW for base in type(e).__mro__):
+            raise OSError(f"{type(e).__name__}: {e}") from e
+        raise
 
 
-class _HubStream:
-    """Numbers a rank's documents; its state names shard and row, so that going on downloads nothing twice."""
+class _Shards:
+    """A rank's shards one after the other, pass after pass."""
 
-    def __init__(self, dataset: Any, done: int, rank: int, world: int) -> None:
-        self._dataset, self._rows = dataset, iter(dataset)
-        self._done, self._rank, self._world = done, rank, world
+    def __init__(self, whole: Any, first: int, rank: int, world: int) -> None:
+        self._whole, self._shards = whole, int(whole.num_shards)
+        self._documents = self._read(first, rank, world)
 
     def __next__(self) -> tuple[int, str]:
-        with _network_errors():
-            row = next(self._rows)
-        number = self._done * self._world + self._rank
-        self._done += 1
-        return number, str(row["text"])
+        with _failed_reads():
+            return next(self._documents)
 
-    def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._dataset.state_dict()
-        return found
+    def owner(self, number: int, world: int) -> int:
+        return number % world if world > self._shards else number // ROWS % self._shards % world
+
+    def facts(self) -> dict[str, Any]:
+        return {"shards": self._shards}
+
+    def _read(self, first: int, rank: int, world: int) -> Iterator[tuple[int, str]]:
+        empty = 0
+        for shard in count(first // ROWS):
+            if world <= self._shards and self.owner(shard * ROWS, world) != rank:
+                continue
+            number = begin = max(first, shard * ROWS)
+            for text in self._texts(shard % self._shards, begin % ROWS):
+                yield number, text
+                number += 1
+            empty = empty + 1 if number == begin else 0
+            if empty > self._shards:
+                raise UnreadableError("no document in any shard of this rank", "look at the dataset")
+
+    def _texts(self, shard: int, skip: int) -> Iterator[str]:
+        from datasets.distributed import split_dataset_by_node
+
+        rows = split_dataset_by_node(self._whole, rank=shard, world_size=self._shards)
+        for row in rows.skip(skip) if skip else rows:
+            if "text" not in row:
+                raise UnreadableError(f"the dataset has no column text, but {', '.join(row)}", "name another one")
+            yield str(row["text"])
 
 
 def make_source(cfg: DataConfig, seed: int) -> Source:
@@ -208,4 +249,4 @@ def make_source(cfg: DataConfig, seed: int) -> Source:
         return LocalText(Path(cfg.path).expanduser())
     if cfg.source == "python_docs":
         return PythonManual()
-    return Synthetic(seed) if cfg.source == "synthetic" else FineWeb()
+    return Synthetic(seed) if cfg.source == "synthetic" else FineWeb(cfg.path or FINEWEB_EDU)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.train.data import Cursor
+from uvcc_engine.train.data import Cursor, for_another_world
 from uvcc_engine.train.distributed import Group
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -102,8 +102,7 @@ def restore(
 ) -> tuple[int, Cursor]:
     """Load a verified checkpoint; returns (steps done, this rank's data cursor).
 
-    In a world of another size every rank goes on at the first document that some rank had not read, and rank 0 gets
-    the tokens that were read but not yet in a row: a few documents are read twice, none is lost.
+    In a world of another size every document is still read once: see ``for_another_world``.
     """
     from safetensors.torch import load_file
 
@@ -112,6 +111,6 @@ def restore(
         mine = manifest.rank(group.rank)
         torch.set_rng_state(torch.tensor(list(bytes.fromhex(mine.rng["torch"])), dtype=torch.uint8))
         return manifest.step, Cursor.from_json(mine.cursors["data"])
-    cursors = [Cursor.from_json(r.cursors["data"]) for _, r in sorted(manifest.ranks.items())]
-    left = [token for c in cursors for token in c.tokens] if group.lead else []
-    return manifest.step, Cursor(min(c.document for c in cursors), left)
+    mine_only = {rank: r.cursors["data"] for rank, r in manifest.ranks.items()}
+    before = {rank: Cursor.from_json(raw) for found in group.gather(mine_only) for rank, raw in found.items()}
+    return manifest.step, for_another_world(before, int(manifest.topology.get("replicas", 1)), group.lead)

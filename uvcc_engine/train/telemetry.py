@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.writer import RunWriter
-from uvcc_engine.nsa.model import GateMetrics
+from uvcc_engine.nsa.model import GateMetrics, gate_metrics
 from uvcc_engine.train.tensorboard import ScalarFile
 
 ENV_JSON: Final = "env.json"
@@ -31,7 +32,8 @@ class Window:
     began: float
     tokens: int = 0
     own_s: float = 0.0  # what telling figures and asking for halts took
-    fetch: list[float] = field(default_factory=list)
+    waited_s: float = 0.0  # what the newest step waited for its batches
+    fetch: list[float] = field(default_factory=list)  # what reading each batch took, on the thread that reads ahead
 
 
 class Telemetry:
@@ -49,6 +51,12 @@ class Telemetry:
         """Begin a new window: after a hold, an evaluation or a checkpoint, which are no training time."""
         self.window = Window(self._clock())
 
+    def gates_of(self, gates: list[Tensor]) -> None:
+        """Take the step's gates of all layers into the next log line."""
+        began = self._clock()
+        self.gates = gate_metrics(gates)
+        self.window.own_s += self._clock() - began
+
     def log(self, step: int, mean_loss: float, lr: float, norm: float, queue_depth: int) -> dict[str, Any]:
         """A row of training.csv and a point of each curve; returns the heartbeat's extra fields."""
         w, now = self.window, self._clock()
@@ -58,7 +66,7 @@ class Telemetry:
         self.writer.metrics(step, mean_loss, lr, rate)
         if self._curves:
             self._curves.add(step, {"train/loss": mean_loss, "train/toks_per_s": rate, "train/lr": lr})
-        extra: dict[str, Any] = {"grad_norm": norm, "queue_depth": queue_depth, **_fetch(w.fetch), **self._gpu()}
+        extra: dict[str, Any] = {"grad_norm": norm, "queue_depth": queue_depth, **_fetch(w), **self._gpu()}
         extra["own_share"] = round(w.own_s / max(1e-9, now - w.began), 5)
         if self.gates:
             extra |= {f"gate_{k}": list(v) if isinstance(v, tuple) else v for k, v in asdict(self.gates).items()}
@@ -88,13 +96,13 @@ class Telemetry:
         return {"gpu_mem_alloc_mib": allocated / 2**20, "gpu_mem_reserved_mib": reserved / 2**20}
 
 
-def _fetch(times: list[float]) -> dict[str, float]:
-    """Newest fetch in s, p50 and p95 in ms over the window."""
-    if not times:
+def _fetch(w: Window) -> dict[str, float]:
+    """How long the newest step waited for data, in s; p50 and p95 of reading a batch over the window, in ms."""
+    if not w.fetch:
         return {}
-    ordered = sorted(times)
+    ordered = sorted(w.fetch)
     p50, p95 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]
-    return {"dt_fetch_s": times[-1], "fetch_p50_ms": 1e3 * p50, "fetch_p95_ms": 1e3 * p95}
+    return {"dt_fetch_s": round(w.waited_s, 6), "fetch_p50_ms": 1e3 * p50, "fetch_p95_ms": 1e3 * p95}
 
 
 def write_env(directory: Path, versions: Mapping[str, Any]) -> None:

@@ -26,12 +26,13 @@ from uvcc_engine.train import env as lm_env
 from uvcc_engine.train import memory
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
-from uvcc_engine.train.data import Cursor, Packer, make_tokenizer
+from uvcc_engine.train.data import Cursor, Packer
 from uvcc_engine.train.distributed import Group, choose_device, start_group, stop_group, vram_mib
 from uvcc_engine.train.job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import Trainer
 from uvcc_engine.train.sources import make_source
 from uvcc_engine.train.telemetry import write_env
+from uvcc_engine.train.tokenizer import make_tokenizer
 from uvcc_engine.train.watchdog import Watchdog
 
 
@@ -106,7 +107,7 @@ def _train(
 
     step = manifest.step if manifest else 0
     try:
-        tokenizer = make_tokenizer(cfg.data.tokenizer)
+        tokenizer = make_tokenizer(cfg.data.tokenizer, cfg.data.merges)
         trainer = Trainer(
             cfg,
             group,
@@ -144,9 +145,10 @@ def _train(
 def name_failure(error: RuntimeError | MemoryError, group: Group) -> UvccError:
     """What torch's error means for the operator: memory, a lost rank (gloo and NCCL raise RuntimeError), or the step.
 
-    Torch's CPU allocator raises a RuntimeError too; its text is all that tells it from the others.
+    Torch's CPU allocator raises a RuntimeError too; its text is all that tells it from the others. Of gloo's text only
+    the fact is kept; the whole is in the rank's log.
     """
-    text = str(error) or type(error).__name__
+    text = str(error).partition("\n")[0].partition(" This is typically")[0] or type(error).__name__
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text:
         where = "GPU memory" if group.device.type == "cuda" else "memory"
         return UvccError(f"out of {where}: {text}", memory.CURE)

@@ -195,6 +195,15 @@ def test_ceilings_are_gates_only_when_asked_for() -> None:
     assert (found["gpu_mem_mib"].ok, found["gpu_mem_mib"].wanted) == (True, "<= 40960")
 
 
+def test_a_stall_in_the_smoke_is_a_gate_when_asked_for() -> None:
+    stalled = ev.EngineEvent(ts=1.0, pod="p0r0", level="warn", event="watchdog_dump", fields={"age_s": 70.0})
+    s = running(stalled)
+    assert "watchdog_dumps" not in {g.name for g in measure(s, GatesPart(), "full")}
+    (gate,) = (g for g in measure(s, GatesPart(watchdog_dumps=0), "full") if g.name == "watchdog_dumps")
+    assert (gate.ok, gate.wanted, gate.measured) == (False, "<= 0", "1")
+    assert next(g for g in measure(s, GatesPart(watchdog_dumps=1), "full") if g.name == "watchdog_dumps").ok
+
+
 def test_secrets_and_checkpoints_never_leave_a_pod() -> None:
     digest = "a" * 64
     names = [

@@ -71,7 +71,7 @@ class Operator:
                 return s
             assert not s.ended, f"ended while waiting for {what}: {s.detail}"
             time.sleep(0.05)
-        raise AssertionError(f"no {what} in {limit} s: {s.stage} {s.status} {s.detail}")
+        raise AssertionError(f"no {what} in {limit:.0f} s: {s.stage} {s.status} {s.detail}")
 
 
 pytestmark = pytest.mark.timeout(900)
@@ -124,14 +124,16 @@ def test_halted_killed_and_resumed_it_ends_in_the_bits_of_the_uninterrupted_run(
     operator.run("resume", run)
     s = operator.wait("steps after the resume", lambda s: s.phase == "full" and s.step >= halted_at + 20)
     victim = s.workers["p0r1s0t0"]
+    killed = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)
     s = operator.wait("named failure", lambda s: s.status == "failed", 60.0)  # not after one of the waits of minutes
+    print(f"halted at step {halted_at}; the killed rank had its name after {time.monotonic() - killed:.1f} s")
     assert "p0r1s0t0" in s.detail
     assert "SIGKILL" in s.detail
 
     done = json.loads(operator.run("resume", run, "--wait", "--json"))
     assert done["status"] == "ok"
-    names = ("loss_falls", "toks_per_s", "gate_entropy", "gate_collapse", "halt_drill_s")
+    names = ("loss_falls", "toks_per_s", "gate_entropy", "gate_collapse", "watchdog_dumps", "halt_drill_s")
     assert done["gates"] == dict.fromkeys(names, True)
     assert [p.wait(300) for p in whole] == [0, 0]
     expected = json.loads((tmp_path / "whole" / "result.json").read_text())["result_hash"]

@@ -82,5 +82,6 @@ def test_gate_metrics_see_a_collapse() -> None:
     assert metrics.collapse_frac == 0.5
 
 
+@pytest.mark.slow  # 20 s alone, minutes on a busy machine; the self-test with --full has it, too
 def test_a_short_training_finds_needles_that_only_compression_and_selection_reach() -> None:
     assert selftest.needle(torch.device("cpu"), 0).startswith("found")

@@ -1,4 +1,4 @@
-"""A small language model run: its config, one rank in this process, two ranks in processes of their own."""
+"""A small language model run: its config, one rank in this process, two ranks in processes of their own, a hub."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 import torch
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.control import HaltRequest, write_halt
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train.data import ByteTokenizer, Cursor, Packer
+from uvcc_engine.train.data import Cursor, Packer
 from uvcc_engine.train.distributed import Group
 from uvcc_engine.train.loop import Outcome, Trainer
 from uvcc_engine.train.sources import Synthetic
+from uvcc_engine.train.tokenizer import ByteTokenizer
 
 SMALL = {
     "model": {"vocab": 256, "dim": 32, "n_layers": 1, "n_heads": 2, "n_kv_groups": 1, "d_k": 16, "d_v": 16},
@@ -66,6 +71,9 @@ def run_here(cfg: lm_config.LMConfig, directory: Path, *, halt_at: int = 0, resu
         return trainer.run()
 
 
+PATIENCE_S = 150.0  # for a machine that is busy with other tests
+
+
 def start_ranks(directory: Path, port: int, *extra: str, world: int = 2) -> list[subprocess.Popen[str]]:
     text = directory / "text.txt"
     if not text.exists():
@@ -100,7 +108,12 @@ def free_port() -> int:
 def wait_for_step(directory: Path, step: int, processes: list[subprocess.Popen[str]]) -> None:
     """Until the last rank has done ``step``; AssertionError with what the ranks said if one of them ends before."""
     beats = directory / "run" / f"heartbeat_rank{len(processes) - 1}.jsonl"
+    end = time.monotonic() + PATIENCE_S
     while all(p.poll() is None for p in processes):
+        if time.monotonic() > end:
+            for process in processes:
+                process.kill()
+            raise AssertionError(f"{beats.name} has no step {step} after {PATIENCE_S:.0f} s")
         with suppress(subprocess.TimeoutExpired):
             processes[0].wait(0.05)
         if beats.exists() and any(
@@ -108,3 +121,37 @@ def wait_for_step(directory: Path, step: int, processes: list[subprocess.Popen[s
         ):
             return
     raise AssertionError([p.communicate()[1] for p in processes])
+
+
+class Hub:
+    """A dataset of three shards of forty documents, as the datasets library shows it; ``fail`` is asked before each."""
+
+    num_shards = 3
+
+    def __init__(self, fail: Callable[[], None], shard: int = -1, skip: int = 0) -> None:
+        self.fail, self.shard, self.from_row = fail, shard, skip
+
+    def skip(self, n: int) -> Hub:
+        return Hub(self.fail, self.shard, n)
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        for row in range(self.from_row, 40):
+            self.fail()
+            yield {"text": f"shard {self.shard} row {row}. " * 4}
+
+
+def with_hub(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None] = lambda: None) -> list[Hub]:
+    """Put such a hub in the library's place; returns the list of its datasets as they are opened."""
+    opened: list[Hub] = []
+
+    def load(name: str, *, split: str, streaming: bool) -> Hub:
+        assert (name, split, streaming) == ("HuggingFaceFW/fineweb-edu", "train", True)
+        opened.append(Hub(fail))
+        return opened[-1]
+
+    module, distributed = ModuleType("datasets"), ModuleType("datasets.distributed")
+    module.load_dataset = load  # type: ignore[attr-defined]
+    distributed.split_dataset_by_node = lambda d, rank, world_size: Hub(d.fail, rank)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setitem(sys.modules, "datasets.distributed", distributed)
+    return opened

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from uvcc_engine.bench import _turns, ab, nsa, train
+from uvcc_engine.bench import _peers, _turns, ab, nsa, train
 from uvcc_engine.bench._lm import Step, dense
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
@@ -102,6 +103,19 @@ def test_a_comparison_prints_both_and_an_interval(capsys: pytest.CaptureFixture[
     a, b = json.loads(capsys.readouterr().out)
     assert b["reference"] == a["value"]
     assert b["ratio_low"] <= b["ratio"] <= b["ratio_high"]
+
+
+def test_peers_that_cannot_be_measured_are_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for package in ("fla", "native_sparse_attention"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert nsa.peers(CPU, 1, said.append) == []
+    (text,) = said
+    assert text.startswith("peers left out: fla (")
+    assert ", xunhaolai (" in text
+    monkeypatch.setattr(_peers, "find", lambda cfg: ({"fla": lambda q, k, v: q}, []))
+    assert nsa.peers(CPU, 1, said.append) == []
+    assert said[-1] == "peers left out: fla (it needs a CUDA device)"
 
 
 @pytest.mark.parametrize("name", ["attn_fwd_s", "attn_bwd_s", "decode_s"])

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pytest
 import torch
-from lm_kit import free_port, run_here, small, start_ranks, wait_for_step
+from lm_kit import PATIENCE_S, free_port, run_here, small, start_ranks, wait_for_step
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.train import state
 from uvcc_engine.train.distributed import Group
 from uvcc_engine.train.loop import Trainer
+from uvcc_engine.train.telemetry import Telemetry
 from uvcc_engine.train.tensorboard import ScalarFile
 from uvcc_engine.train.worker import train
 
@@ -64,6 +67,9 @@ def test_a_run_leaves_curves_metrics_and_what_each_heartbeat_says(tmp_path: Path
     beat = json.loads((tmp_path / "heartbeat_rank0.jsonl").read_text().splitlines()[-2])
     assert {beat[f"attn_{branch}"] for branch in ("cmp", "sel", "win")} == {"masked"}
     assert 0 <= beat["own_share"] < 1
+    assert beat["dt_fetch_s"] >= 0
+    assert beat["queue_depth"] >= 0
+    assert 0 < beat["fetch_p50_ms"] <= beat["fetch_p95_ms"]
 
 
 def test_the_worker_names_versions_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +79,26 @@ def test_the_worker_names_versions_and_variables(tmp_path: Path, monkeypatch: py
     assert env["torch"] == torch.__version__
     assert env["env"]["NCCL_ALGO"] == "Ring"
     assert json.loads((tmp_path / "run.json").read_text())["parameters"] > 0
+
+
+def test_a_signal_dumps_the_stacks_and_another_one_halts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Telemetry.log
+
+    def and_signal(self: Telemetry, step: int, *args: Any) -> dict[str, Any]:
+        if step in (2, 4):
+            os.kill(os.getpid(), signal.SIGUSR1 if step == 2 else signal.SIGTERM)
+        return log(self, step, *args)
+
+    monkeypatch.setattr(Telemetry, "log", and_signal)
+    assert train(small(steps=400), tmp_path, "lm") == 0
+    end = json.loads((tmp_path / "exit.json").read_text())
+    assert end["status"] == "halted"
+    assert 4 <= end["step"] < 400
+    assert ck.verify(ck.step_dir(tmp_path / "checkpoints", end["step"])).sha256 == end["checkpoint"]
+    assert "in and_signal" in (tmp_path / "stackdump_rank0.txt").read_text()
+    monkeypatch.setattr(Telemetry, "log", log)
+    assert train(small(steps=end["step"] + 2), tmp_path, "lm") == 0
+    assert json.loads((tmp_path / "exit.json").read_text())["status"] == "done"
 
 
 def test_what_was_read_but_not_in_a_row_yet_survives_a_change_of_the_world(tmp_path: Path) -> None:
@@ -86,15 +112,22 @@ def test_what_was_read_but_not_in_a_row_yet_survives_a_change_of_the_world(tmp_p
     token, root = "0" * 12, tmp_path / "checkpoints"
     tensors = lambda path: _save(trainer, path)  # noqa: E731
     for rank, (document, left) in enumerate([(9, [1, 2]), (6, [3])]):
-        cursor = {"document": document, "tokens": left, "source": {}}
+        cursor = {"document": document, "tokens": left, "source": {}, "earlier": []}
         rank_state = ck.RankState(rank=rank, coord=f"p0r{rank}s0t0", cursors={"data": cursor}, rng={"torch": ""})
         ck.write_rank(root, 4, token, rank_state, {ck.rank_file(0): tensors} if rank == 0 else {})
     ck.commit(root, run="lm", step=4, token=token, ranks=[0, 1], topology={"replicas": 2, "stages": 1, "tensor": 1})
     manifest = ck.verify(ck.step_dir(root, 4))
     step, cursor = state.restore(manifest, Group(0, 1, torch.device("cpu")), trainer.model, trainer.optimizer)
-    assert (step, cursor.document, cursor.tokens) == (4, 6, [1, 2, 3])
-    _, other = state.restore(manifest, Group(2, 3, torch.device("cpu")), trainer.model, trainer.optimizer)
-    assert (other.document, other.tokens) == (6, [])
+    assert (step, cursor.document, cursor.tokens, cursor.earlier) == (4, 6, [1, 2, 3], [[9, 6]])
+    _, other = state.restore(manifest, _OnOnePod(2, 3, torch.device("cpu")), trainer.model, trainer.optimizer)
+    assert (other.document, other.tokens, other.earlier) == (6, [], [[9, 6]])
+
+
+class _OnOnePod(Group):
+    """Ranks that all see the same directory, and so would say the same."""
+
+    def gather(self, value: object) -> list[object]:
+        return [value] * self.world
 
 
 class _Eos:
@@ -114,12 +147,12 @@ def test_two_ranks_with_a_static_graph_are_resumed_by_one(tmp_path: Path) -> Non
     both = start_ranks(tmp_path, free_port(), *(x for s in settings for x in ("--set", s)))
     wait_for_step(tmp_path, 4, both)
     (tmp_path / "run" / ".HALT").touch()
-    assert [p.wait(timeout=60) for p in both] == [0, 0]
+    assert [p.wait(timeout=PATIENCE_S) for p in both] == [0, 0]
     halted = json.loads((tmp_path / "run" / "exit.json").read_text())
     (tmp_path / "run" / ".HALT").unlink()
     steps = halted["step"] + 3
     (one,) = start_ranks(tmp_path, free_port(), "--set", f"train.steps={steps}", world=1)
-    assert one.wait(timeout=60) == 0, one.communicate()[1]
+    assert one.wait(timeout=PATIENCE_S) == 0, one.communicate()[1]
     end = json.loads((tmp_path / "run" / "exit.json").read_text())
     assert (end["status"], end["step"]) == ("done", steps)
     events = (tmp_path / "run" / "events.jsonl").read_text()

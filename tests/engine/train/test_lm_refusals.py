@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import httpx
 import pytest
 import torch
 import torch.nn.functional as F
-from lm_kit import SMALL, small
+from lm_kit import SMALL, run_here, small, with_hub
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableError, UvccError
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
@@ -24,9 +22,10 @@ from uvcc_engine.train import env as lm_env
 from uvcc_engine.train import memory, worker
 from uvcc_engine.train.check import check
 from uvcc_engine.train.config import DataConfig
-from uvcc_engine.train.data import ByteTokenizer, Packer, make_tokenizer
+from uvcc_engine.train.data import Packer
 from uvcc_engine.train.distributed import Group
 from uvcc_engine.train.sources import make_source
+from uvcc_engine.train.tokenizer import ByteTokenizer, make_tokenizer
 
 CPU = torch.device("cpu")
 
@@ -97,51 +96,6 @@ def test_a_vocabulary_that_cannot_be_fetched_is_named(monkeypatch: pytest.Monkey
         make_tokenizer("gpt2")
 
 
-class _Hub:
-    """A hub of 40 documents in shards, as the datasets library shows it; ``fail`` is asked before each document."""
-
-    def __init__(self, fail: Callable[[], None]) -> None:
-        self.fail, self.place, self.read = fail, 0, []
-        self._step = 1
-
-    def split(self, rank: int, world: int) -> _Hub:
-        self.place, self._step = rank, world
-        return self
-
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        while True:
-            self.fail()
-            self.read.append(self.place)
-            self.place += self._step
-            yield {"text": f"document {self.place - self._step}. " * 4}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place = state["place"]
-
-    def skip(self, n: int) -> _Hub:
-        self.place += n * self._step
-        return self
-
-
-def _with_hub(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> list[_Hub]:
-    opened: list[_Hub] = []
-
-    def load(name: str, *, split: str, streaming: bool) -> _Hub:
-        assert (name, split, streaming) == ("HuggingFaceFW/fineweb-edu", "train", True)
-        opened.append(_Hub(fail))
-        return opened[-1]
-
-    module, distributed = ModuleType("datasets"), ModuleType("datasets.distributed")
-    module.load_dataset = load  # type: ignore[attr-defined]
-    distributed.split_dataset_by_node = lambda d, rank, world_size: d.split(rank, world_size)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    monkeypatch.setitem(sys.modules, "datasets.distributed", distributed)
-    return opened
-
-
 def _hub_packer(retries: int, pauses: list[float]) -> Packer:
     source = make_source(DataConfig(source="fineweb_edu"), 0)
     more = {"val": False, "val_percent": 0, "retries": retries, "pause": pauses.append}
@@ -156,20 +110,19 @@ def test_a_hub_that_fails_now_and_then_costs_no_document(monkeypatch: pytest.Mon
         if next(calls) % 3 == 2:
             raise error
 
-    opened, pauses = _with_hub(monkeypatch, fail), []
+    opened, pauses = with_hub(monkeypatch, fail), []
     packer = _hub_packer(3, pauses)
     text = bytes(packer.batch(20).tokens.flatten().tolist()).decode()
-    assert text.split("\0")[:-1] == [f"document {n}. " * 4 for n in range(1, 2 * text.count("\0"), 2)]
+    whole = text.split("\0")[:-1]
+    assert whole == [f"shard 1 row {n}. " * 4 for n in range(len(whole))]
     assert len(opened) == len(pauses) + 1 > 3
-    read = [n for hub in opened for n in hub.read]
-    assert len(read) == len(set(read))
 
 
 def test_an_unreachable_hub_is_named_after_its_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ConnectionError("name resolution failed")
 
-    _with_hub(monkeypatch, fail)
+    with_hub(monkeypatch, fail)
     pauses: list[float] = []
     with pytest.raises(UnreachableError, match=r"name resolution failed.*data\.source: local"):
         _hub_packer(3, pauses).batch(1)
@@ -197,9 +150,11 @@ def test_running_out_of_memory_is_named_after() -> None:
     assert worker.name_failure(torch.OutOfMemoryError("40 GiB"), alone).what == "out of memory: 40 GiB"
     with pytest.raises(RuntimeError), pair.trace.of("backward"):
         raise RuntimeError("Connection closed by peer")
-    lost = worker.name_failure(RuntimeError("Connection closed by peer"), pair)
+    gloo = "Connection closed by peer. This is typically caused by a remote worker. GLHF!\n\nAt:\n  loop.py(1)"
+    lost = worker.name_failure(RuntimeError(gloo), pair)
     assert isinstance(lost, PeerLostError)
-    assert "a collective failed in backward: Connection closed" in lost.what
+    assert lost.what.startswith("a collective failed in backward")
+    assert lost.what.endswith(": Connection closed by peer.")
     assert worker.name_failure(RuntimeError("sizes differ"), alone).what == "the step failed: sizes differ"
 
 
@@ -280,3 +235,57 @@ def test_a_broken_checkpoint_is_said_and_the_one_before_it_is_resumed(tmp_path: 
     assert refused["fields"]["detail"].startswith("step-6: ")
     assert next(e for e in events if e["event"] == "resumed")["fields"]["step"] == 4
     assert json.loads((tmp_path / "exit.json").read_text())["step"] == 8
+
+
+def test_marks_for_a_profiler_need_a_cuda_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg, (effect,) = lm_env.apply(small(steps=2), {"NSA_NVTX": "1"})
+    assert (effect.name, effect.value, effect.meaning) == ("NSA_NVTX", "1", "runtime.nvtx")
+    assert cfg.runtime.nvtx
+    with pytest.raises(ConfigError, match=r"runtime\.nvtx marks ranges for a CUDA profiler, but no CUDA device"):
+        check(SMALL, 1, {"NSA_NVTX": "1"})
+    monkeypatch.setattr("uvcc_engine.train.loop.check_marks", lambda nvtx, device: None)
+    open_ranges: list[str] = []
+    seen: list[str] = []
+
+    def push(name: str) -> None:
+        open_ranges.append(name)
+        seen.append("/".join(open_ranges))
+
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", push)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", open_ranges.pop)
+    run_here(cfg, tmp_path)
+    assert seen == ["fetch", "forward", "backward", "optimizer"] * 2
+    assert open_ranges == []
+
+
+def test_the_cheat_sheets_environment_is_taken_whole() -> None:
+    """Every NSA_*, NCCL_* and torch variable that the operators' pages name, with the values that they give."""
+    environ = {
+        "NSA_PREFILL_BATCHED": "1",
+        "NSA_SEL_RANGES_V2": "1",
+        "NSA_DDP_COMPRESS": "bf16",
+        "NSA_DDP_BUCKET_MB": "25",
+        "NSA_DDP_FIND_UNUSED": "0",
+        "NSA_DDP_STATIC_GRAPH": "1",
+        "NSA_DDP_DISABLE_GC": "1",
+        "NSA_PG_TIMEOUT_MIN": "15",
+        "NSA_NVTX": "1",
+        "NSA_SDPA_AUDIT": "1",
+        "NCCL_ALGO": "Ring",
+        "NCCL_PROTO": "Simple",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SOCKET_IFNAME": "^lo,docker0",
+        "NCCL_DEBUG": "WARN",
+        "NCCL_ASYNC_ERROR_HANDLING": "1",
+        "NCCL_BLOCKING_WAIT": "1",
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+        "CUDA_LAUNCH_BLOCKING": "1",
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:256,expandable_segments:True",
+    }
+    _, effects = lm_env.apply(small(), environ)
+    assert {e.name: e.value for e in effects} == environ
+    assert all(e.meaning for e in effects)
+    old = next(e for e in effects if e.name == "NCCL_BLOCKING_WAIT")
+    assert "TORCH_NCCL_BLOCKING_WAIT" in old.meaning

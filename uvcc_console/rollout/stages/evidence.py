@@ -88,6 +88,9 @@ def measure(s: Snapshot, gates: GatesPart, phase: str) -> Iterator[ev.GateMeasur
             shown = f"{max(found):.3g}" if found else "not reported"
             good = bool(found) and max(found) <= ceiling
             yield ev.GateMeasured(name=name, ok=good, wanted=f"<= {ceiling:g}", measured=shown)
+    if gates.watchdog_dumps >= 0:
+        dumps, most = s.watchdog_dumps, gates.watchdog_dumps
+        yield ev.GateMeasured(name="watchdog_dumps", ok=dumps <= most, wanted=f"<= {most}", measured=str(dumps))
     if gates.halt_drill_s > 0:
         took = s.halt.last_drill_s
         shown = f"{took:.1f} s" if took is not None else "no drill"

@@ -20,12 +20,55 @@ def rows_of(base, n_stride, n, there, WIDTH: tl.constexpr, PADDED: tl.constexpr)
 
 
 @triton.jit
+def put_rows(base, n_stride, n, there, value, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Store what ``rows_of`` would read."""
+    d = tl.arange(0, PADDED)
+    place = base + n[:, None] * n_stride + d[None]
+    tl.store(place, value.to(base.dtype.element_ty), mask=there[:, None] & (d < WIDTH)[None])
+
+
+@triton.jit
 def seen(i, there, t, start, window, STRIDE: tl.constexpr, SPAN: tl.constexpr):
     """[len(t), len(i)]: which queries see which keys."""
     first = i * STRIDE
     last = first + SPAN - 1
     inside = (last[None] <= t[:, None]) & (first[None] >= start[:, None]) & (last[None] > (t - window)[:, None])
     return inside & there[None]
+
+
+@triton.jit
+def _product(a, b, ACC: tl.constexpr):
+    """a b, accumulated in ACC and never in TF32."""
+    return tl.dot(a, b, out_dtype=ACC, input_precision="ieee")
+
+
+@triton.jit
+def _place(heads, PER: tl.constexpr):
+    """This program's row of [B, H], its batch, head and group."""
+    row = tl.program_id(1)
+    h = row % heads
+    return row.to(tl.int64), (row // heads).to(tl.int64), h, h // PER
+
+
+@triton.jit
+def _queries(q, starts, t, s, q_b, q_s, q_h, starts_b, b, h, DK: tl.constexpr, DKP: tl.constexpr):
+    """Which of queries ``t`` exist, where their documents start, and the queries themselves."""
+    real = t < s
+    start = tl.load(starts + b * starts_b + t, mask=real, other=0)
+    return real, start, rows_of(q + b * q_b + h * q_h, q_s, t, real, DK, DKP)
+
+
+@triton.jit
+def _scores(q, keys, i, there, t, start, window, scale, STRIDE: tl.constexpr, SPAN: tl.constexpr, ACC: tl.constexpr):
+    """[len(t), len(i)]; -inf where a query does not see a key."""
+    s = _product(q, tl.trans(keys), ACC) * scale
+    return tl.where(seen(i, there, t, start, window, STRIDE, SPAN), s, float("-inf"))
+
+
+@triton.jit
+def _score_slope(p, grad, values, delta, natural, ACC: tl.constexpr):
+    """Gradient of the scores behind probabilities ``p``, given that of the output."""
+    return p * (_product(grad, tl.trans(values), ACC) - delta[:, None]) * natural
 
 
 @triton.jit
@@ -41,16 +84,14 @@ def _attend(
     for base in range(lo, hi, BN):
         i = base + tl.arange(0, BN)
         there = i < hi
-        keys = rows_of(k, k_n, i, there, DK, DKP)
-        s = tl.dot(q, tl.trans(keys), out_dtype=ACC, input_precision="ieee") * scale
-        s = tl.where(seen(i, there, t, start, window, STRIDE, SPAN), s, float("-inf"))
+        s = _scores(q, rows_of(k, k_n, i, there, DK, DKP), i, there, t, start, window, scale, STRIDE, SPAN, ACC)
         new = tl.maximum(top, tl.max(s, 1))
         safe = tl.where(new == float("-inf"), 0.0, new)
         p = tl.exp2(s - safe[:, None])
         shrink = tl.exp2(top - safe)
         values = rows_of(v, v_n, i, there, DV, DVP)
         total = total * shrink + tl.sum(p, 1)
-        o = o * shrink[:, None] + tl.dot(p.to(values.dtype), values, out_dtype=ACC, input_precision="ieee")
+        o = o * shrink[:, None] + _product(p.to(values.dtype), values, ACC)
         top = new
     none = total == 0
     total = tl.where(none, 1.0, total)
@@ -58,12 +99,21 @@ def _attend(
 
 
 @triton.jit
-def _limits(q0, q1, first, window, n_cmp, STRIDE: tl.constexpr, SPAN: tl.constexpr, BN: tl.constexpr):
-    """The compression blocks and the window keys that any of queries q0..q1-1 may see."""
+def _tile(
+    q, starts, s, heads, n_cmp, window, q_b, q_s, q_h, starts_b, PER: tl.constexpr, STRIDE: tl.constexpr,
+    SPAN: tl.constexpr, DK: tl.constexpr, DKP: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """This program's place and queries, with the blocks c_lo..c_hi-1 and window keys w_lo..q1-1 that any may see."""
+    row, b, h, g = _place(heads, PER)
+    q0 = tl.program_id(0) * BQ
+    q1 = tl.minimum(q0 + BQ, s)
+    t = q0 + tl.arange(0, BQ)
+    real, start, tile = _queries(q, starts, t, s, q_b, q_s, q_h, starts_b, b, h, DK, DKP)
+    first = tl.load(starts + b * starts_b + q0)
     c_hi = tl.minimum(n_cmp, tl.maximum(q1 - SPAN + STRIDE, 0) // STRIDE)
     c_lo = tl.minimum(first // STRIDE // BN * BN, c_hi)
     w_lo = tl.maximum(tl.maximum(q0 - window + 1, first), 0)
-    return c_lo, c_hi, w_lo
+    return row, b, h, g, t, real, start, tile, c_lo, c_hi, w_lo, q1
 
 
 @triton.jit
@@ -75,52 +125,42 @@ def forward(
     DKP: tl.constexpr, DVP: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one head. o_cmp, o_win [B, S, H, DV] and lse [2, B, H, S] are contiguous."""
-    row = tl.program_id(1)
-    b, h = (row // heads).to(tl.int64), row % heads
-    g = h // PER
-    q0 = tl.program_id(0) * BQ
-    t = q0 + tl.arange(0, BQ)
-    real = t < s
-    first = tl.load(starts + b * starts_b + q0)
-    start = tl.load(starts + b * starts_b + t, mask=real, other=0)
-    tile = rows_of(q + b * q_b + h * q_h, q_s, t, real, DK, DKP)
-    c_lo, c_hi, w_lo = _limits(q0, tl.minimum(q0 + BQ, s), first, window, n_cmp, STRIDE, SPAN, BN)
+    row, b, h, g, t, real, start, tile, c_lo, c_hi, w_lo, q1 = _tile(
+        q, starts, s, heads, n_cmp, window, q_b, q_s, q_h, starts_b, PER, STRIDE, SPAN, DK, DKP, BQ, BN
+    )
+    mine = (b * s * heads + h) * DV
+    at = row * s + t
     o, z = _attend(
         tile, kc + b * kc_b + g * kc_g, kc_s, vc + b * vc_b + g * vc_g, vc_s, t, start, c_lo, c_hi, far, scale,
         STRIDE, SPAN, DK, DV, DKP, DVP, BQ, BN, ACC,
     )  # fmt: skip
-    d = tl.arange(0, DVP)
-    place = ((b * s + t[:, None]) * heads + h) * DV + d[None]
-    fits = real[:, None] & (d < DV)[None]
-    tl.store(o_cmp + place, o.to(o_cmp.dtype.element_ty), mask=fits)
-    tl.store(lse + row.to(tl.int64) * s + t, z, mask=real)
+    put_rows(o_cmp + mine, heads * DV, t, real, o, DV, DVP)
+    tl.store(lse + at, z, mask=real)
     o, z = _attend(
-        tile, kw + b * kw_b + g * kw_g, kw_s, vw + b * vw_b + g * vw_g, vw_s, t, start, w_lo,
-        tl.minimum(q0 + BQ, s), window, scale, 1, 1, DK, DV, DKP, DVP, BQ, BN, ACC,
+        tile, kw + b * kw_b + g * kw_g, kw_s, vw + b * vw_b + g * vw_g, vw_s, t, start, w_lo, q1, window, scale,
+        1, 1, DK, DV, DKP, DVP, BQ, BN, ACC,
     )  # fmt: skip
-    tl.store(o_win + place, o.to(o_win.dtype.element_ty), mask=fits)
-    rows = tl.num_programs(1).to(tl.int64)
-    tl.store(lse + (rows + row) * s + t, z, mask=real)
+    put_rows(o_win + mine, heads * DV, t, real, o, DV, DVP)
+    tl.store(lse + tl.num_programs(1).to(tl.int64) * s + at, z, mask=real)
 
 
 @triton.jit
 def _slope(
-    q, do, lse, delta, k, k_n, v, v_n, t, start, lo, hi, window, scale, natural, dq,
+    q, do, lse, delta, at, real, k, k_n, v, v_n, t, start, lo, hi, window, scale, natural, dq, do_n,
     STRIDE: tl.constexpr, SPAN: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DKP: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """``dq`` plus what one band adds to the gradient of its queries."""
+    """``dq`` plus what one band adds to the gradient of its queries; lse and delta are read at ``at``."""
+    grad = rows_of(do, do_n, t, real, DV, DVP)
+    z = tl.load(lse + at, mask=real, other=0)
+    z_grad = tl.load(delta + at, mask=real, other=0)
     for base in range(lo, hi, BN):
         i = base + tl.arange(0, BN)
         there = i < hi
         keys = rows_of(k, k_n, i, there, DK, DKP)
-        s = tl.dot(q, tl.trans(keys), out_dtype=ACC, input_precision="ieee") * scale
-        s = tl.where(seen(i, there, t, start, window, STRIDE, SPAN), s, float("-inf"))
-        p = tl.exp2(s - lse[:, None])
-        values = rows_of(v, v_n, i, there, DV, DVP)
-        dp = tl.dot(do, tl.trans(values), out_dtype=ACC, input_precision="ieee")
-        ds = p * (dp - delta[:, None]) * natural
-        dq += tl.dot(ds.to(keys.dtype), keys, out_dtype=ACC, input_precision="ieee")
+        s = _scores(q, keys, i, there, t, start, window, scale, STRIDE, SPAN, ACC)
+        ds = _score_slope(tl.exp2(s - z[:, None]), grad, rows_of(v, v_n, i, there, DV, DVP), z_grad, natural, ACC)
+        dq += _product(ds.to(keys.dtype), keys, ACC)
     return dq
 
 
@@ -133,36 +173,22 @@ def backward_q(
     DKP: tl.constexpr, DVP: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """dq [B, S, H, DK] of both bands. do_* are contiguous [B, S, H, DV]; lse, delta [2, B, H, S]."""
-    row = tl.program_id(1)
-    rows = tl.num_programs(1).to(tl.int64)
-    b, h = (row // heads).to(tl.int64), row % heads
-    g = h // PER
-    q0 = tl.program_id(0) * BQ
-    t = q0 + tl.arange(0, BQ)
-    real = t < s
-    first = tl.load(starts + b * starts_b + q0)
-    start = tl.load(starts + b * starts_b + t, mask=real, other=0)
-    tile = rows_of(q + b * q_b + h * q_h, q_s, t, real, DK, DKP)
-    c_lo, c_hi, w_lo = _limits(q0, tl.minimum(q0 + BQ, s), first, window, n_cmp, STRIDE, SPAN, BN)
+    row, b, h, g, t, real, start, tile, c_lo, c_hi, w_lo, q1 = _tile(
+        q, starts, s, heads, n_cmp, window, q_b, q_s, q_h, starts_b, PER, STRIDE, SPAN, DK, DKP, BQ, BN
+    )
     mine = (b * s * heads + h) * DV
+    at = row * s + t
     found = tl.zeros([BQ, DKP], ACC)
-    at = row.to(tl.int64) * s + t
     found = _slope(
-        tile, rows_of(do_cmp + mine, heads * DV, t, real, DV, DVP),
-        tl.load(lse + at, mask=real, other=0), tl.load(delta + at, mask=real, other=0),
-        kc + b * kc_b + g * kc_g, kc_s, vc + b * vc_b + g * vc_g, vc_s, t, start, c_lo, c_hi, far, scale, natural,
-        found, STRIDE, SPAN, DK, DV, DKP, DVP, BN, ACC,
+        tile, do_cmp + mine, lse, delta, at, real, kc + b * kc_b + g * kc_g, kc_s, vc + b * vc_b + g * vc_g, vc_s,
+        t, start, c_lo, c_hi, far, scale, natural, found, heads * DV, STRIDE, SPAN, DK, DV, DKP, DVP, BN, ACC,
     )  # fmt: skip
-    at += rows * s
+    at += tl.num_programs(1).to(tl.int64) * s
     found = _slope(
-        tile, rows_of(do_win + mine, heads * DV, t, real, DV, DVP),
-        tl.load(lse + at, mask=real, other=0), tl.load(delta + at, mask=real, other=0),
-        kw + b * kw_b + g * kw_g, kw_s, vw + b * vw_b + g * vw_g, vw_s, t, start, w_lo,
-        tl.minimum(q0 + BQ, s), window, scale, natural, found, 1, 1, DK, DV, DKP, DVP, BN, ACC,
+        tile, do_win + mine, lse, delta, at, real, kw + b * kw_b + g * kw_g, kw_s, vw + b * vw_b + g * vw_g, vw_s,
+        t, start, w_lo, q1, window, scale, natural, found, heads * DV, 1, 1, DK, DV, DKP, DVP, BN, ACC,
     )  # fmt: skip
-    d = tl.arange(0, DKP)
-    place = ((b * s + t[:, None]) * heads + h) * DK + d[None]
-    tl.store(dq + place, found.to(dq.dtype.element_ty), mask=real[:, None] & (d < DK)[None])
+    put_rows(dq + (b * s * heads + h) * DK, heads * DK, t, real, found, DK, DKP)
 
 
 @triton.jit
@@ -173,33 +199,24 @@ def backward_kv(
     DKP: tl.constexpr, DVP: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One head's part of dk [B, H, n, DK] and dv [B, H, n, DV] of one band, for one tile of keys."""
-    row = tl.program_id(1)
-    b, h = (row // heads).to(tl.int64), row % heads
-    g = h // PER
+    row, b, h, g = _place(heads, PER)
     base = tl.program_id(0) * BN
     i = base + tl.arange(0, BN)
     there = i < n
     keys = rows_of(k + b * k_b + g * k_g, k_s, i, there, DK, DKP)
     values = rows_of(v + b * v_b + g * v_g, v_s, i, there, DV, DVP)
     grad_k, grad_v = tl.zeros([BN, DKP], ACC), tl.zeros([BN, DVP], ACC)
-    mine = row.to(tl.int64) * s
     end = tl.minimum(s, (tl.minimum(base + BN, n) - 1) * STRIDE + SPAN - 1 + window)
     for q0 in range(base * STRIDE + SPAN - 1, end, BQ):
         t = q0 + tl.arange(0, BQ)
-        real = t < s
-        start = tl.load(starts + b * starts_b + t, mask=real, other=0)
-        tile = rows_of(q + b * q_b + h * q_h, q_s, t, real, DK, DKP)
+        real, start, tile = _queries(q, starts, t, s, q_b, q_s, q_h, starts_b, b, h, DK, DKP)
         grad = rows_of(do + (b * s * heads + h) * DV, heads * DV, t, real, DV, DVP)
-        z = tl.load(lse + mine + t, mask=real, other=0)
-        z_grad = tl.load(delta + mine + t, mask=real, other=0)
-        score = tl.dot(tile, tl.trans(keys), out_dtype=ACC, input_precision="ieee") * scale
-        live = seen(i, there, t, start, window, STRIDE, SPAN) & real[:, None]
-        p = tl.exp2(tl.where(live, score, float("-inf")) - z[:, None])
-        grad_v += tl.dot(tl.trans(p).to(grad.dtype), grad, out_dtype=ACC, input_precision="ieee")
-        dp = tl.dot(grad, tl.trans(values), out_dtype=ACC, input_precision="ieee")
-        ds = p * (dp - z_grad[:, None]) * natural
-        grad_k += tl.dot(tl.trans(ds).to(tile.dtype), tile, out_dtype=ACC, input_precision="ieee")
-    at = row.to(tl.int64) * n + i[:, None]
-    d, e = tl.arange(0, DKP), tl.arange(0, DVP)
-    tl.store(dk + at * DK + d[None], grad_k, mask=there[:, None] & (d < DK)[None])
-    tl.store(dv + at * DV + e[None], grad_v, mask=there[:, None] & (e < DV)[None])
+        z = tl.load(lse + row * s + t, mask=real, other=0)
+        z_grad = tl.load(delta + row * s + t, mask=real, other=0)
+        score = _scores(tile, keys, i, there, t, start, window, scale, STRIDE, SPAN, ACC)
+        p = tl.exp2(tl.where(real[:, None], score, float("-inf")) - z[:, None])
+        grad_v += _product(tl.trans(p).to(grad.dtype), grad, ACC)
+        ds = _score_slope(p, grad, values, z_grad, natural, ACC)
+        grad_k += _product(tl.trans(ds).to(tile.dtype), tile, ACC)
+    put_rows(dk + row * n * DK, DK, i, there, grad_k, DK, DKP)
+    put_rows(dv + row * n * DV, DV, i, there, grad_v, DV, DVP)
