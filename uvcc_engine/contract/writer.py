@@ -71,6 +71,7 @@ class RunWriter:
         self._events = EventLog(directory / files.EVENTS, coord, clock)
         self._beats = LineFile(directory / files.heartbeat_name(rank))
         self._tables: dict[str, Table] = {}
+        self.heard: Callable[[str, Mapping[str, Any]], None] = lambda name, fields: None
         self._last: dict[str, Any] = {}
         self._last_ts = 0.0
         self._memory = (-MEMORY_EVERY_S, 0.0)  # when it was read, MiB
@@ -180,9 +181,10 @@ class RunWriter:
             return True
 
     def event(self, name: str, level: str = "info", **fields: Any) -> None:
-        """One line of ``events.jsonl``."""
+        """One line of ``events.jsonl``; ``heard`` hears of it, in this thread."""
         with self._lock:
             self._events.append(name, level, fields)
+        self.heard(name, fields)
 
     def poll_halt(self) -> HaltRequest | None:
         """What the control file asks of this run now."""
@@ -266,6 +268,7 @@ class Ticker:
         self._writer = writer
         self._waiting_on = waiting_on
         self._period_s = period_s
+        self._flight = Recorder(writer.directory, writer.run, writer.coord)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self.error: UvccError | None = None
@@ -275,7 +278,6 @@ class Ticker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._flight = Recorder(writer.directory, writer.run, writer.coord)
         self._stop.set()
         self._thread.join()
 
