@@ -1,8 +1,12 @@
-"""``uvcc domain export|join|consent``: the console of one party's domain, with that party's credentials only."""
+"""``uvcc domain export|join|open|consent``: the console of one party's domain, with that party's credentials only.
+
+``uvcc --party P`` is ``uvcc domain open --party P``.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -25,11 +29,15 @@ def run(argv: list[str]) -> int:
     join = actions.add_parser("join", help="open that console here; uvcc attach shows it again")
     join.add_argument("file", type=Path)
     join.add_argument("--headless", action="store_true", help="only start it")
+    again = actions.add_parser("open", help="open a console that was joined here again: uvcc --party P is the same")
+    again.add_argument("run", nargs="?", default="", help="the newest without one")
+    again.add_argument("--party", type=int, required=True)
+    again.add_argument("--headless", action="store_true", help="only start it")
     consent = actions.add_parser("consent", help="sign for what needs the word of several domains")
     consent.add_argument("run")
     consent.add_argument("what", choices=CONSENTS)
     args = parser.parse_args(argv)
-    return {"export": _export, "join": _join, "consent": _consent}[args.action](args)
+    return {"export": _export, "join": _join, "open": _open, "consent": _consent}[args.action](args)
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -45,18 +53,38 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _join(args: argparse.Namespace) -> int:
-    from uvcc_console.rollout import domain, spawn
+    from uvcc_console.rollout import domain
 
     path: Path = args.file
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as e:
         raise UnreadableError(f"cannot read {path}: {e}", "uvcc domain export RUN --party P writes one") from e
-    run_dir = domain.join(document)
+    return _show(domain.join(document), args.headless)
+
+
+def _open(args: argparse.Namespace) -> int:
+    from uvcc_console.core import paths
+    from uvcc_console.rollout import spawn
+
+    found: list[tuple[float, Path]] = []
+    for record in paths.runs_dir().glob(f"*/{spawn.DOMAIN}"):
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(record.read_text()).get("party") == args.party and record.parent.name.startswith(args.run):
+                found.append((record.stat().st_mtime, record.parent))
+    if not found:
+        what = f"no console of P{args.party}'s domain was joined here" + (f" for {args.run}" if args.run else "")
+        raise ConfigError(what, "uvcc domain join FILE, with the file that the operator exported for that party")
+    return _show(max(found)[1], args.headless)
+
+
+def _show(run_dir: Path, headless: bool) -> int:
+    from uvcc_console.rollout import spawn
+
     if not spawn.running(run_dir, spawn.HALTD):
         spawn.start(run_dir, spawn.HALTD)
     common.say(f"joined as {run_dir.name}; F9 there halts all domains")
-    if args.headless or not sys.stdout.isatty():
+    if headless or not sys.stdout.isatty():
         return OK
     from uvcc_console.cli.launch import show
 

@@ -28,7 +28,7 @@ VERBS: Final[dict[str, str]] = {
     "halt": "stop a run with proof; --drill only rehearses it",
     "resume": "go on from the last common checkpoint",
     "pod": "stack dump, fetch, restart, replace, triage: what the console's keys do",
-    "domain": "the console of one party's domain: export, join, consent",
+    "domain": "the console of one party's domain: export, join, open, consent",
     "teardown": "delete a run's pods and prove it",
     "verify": "check a proof bundle",
     "bundle": "one explained log file of a run",
@@ -41,7 +41,7 @@ VERBS: Final[dict[str, str]] = {
     "tensorboard": "a run's TensorBoard through its pod's SSH connection",
     "bench": "the console's own benchmarks",
 }
-_USAGE = "usage: uvcc [VERB] [options]      (without a verb: the console)"
+_USAGE = "usage: uvcc [VERB] [options]      (without a verb: the console; --party P: that of one domain)"
 
 
 def usage() -> str:
@@ -85,6 +85,8 @@ def _guarded(args: list[str]) -> int:
 
 
 def _dispatch(args: list[str]) -> int:
+    if args and args[0].partition("=")[0] == "--party":  # one domain's console
+        args = ["domain", "open", *args]
     verb = args[0] if args else "console"
     if verb != "console" and verb not in VERBS:
         import difflib

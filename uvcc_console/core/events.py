@@ -390,12 +390,13 @@ class Forecast(Event):
 @_event("forecast_scored")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastScored(Event):
-    """What the full run really took; ``sigmas``: how many errors the forecast of its time was off."""
+    """What the full run really took; ``sigmas``: how many errors the forecast of its time (of its bytes) was off."""
 
     seconds: float
     cost: float
     bytes: float
     sigmas: float
+    bytes_sigmas: float = 0.0
 
 
 @_event("run_ended")

@@ -147,6 +147,7 @@ class ForecastView:
     cost_was: float = 0.0
     bytes_were: float = 0.0
     sigmas: float = 0.0
+    bytes_sigmas: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

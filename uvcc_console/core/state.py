@@ -172,9 +172,11 @@ def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
     )
     s = replace(s, workers=_put(s.workers, e.coord, w))
     measured = {name: float(r[name]) for name in BEAT_SERIES if isinstance(r.get(name), int | float)}
-    took = _step_time(old, r, step)
+    took, moved = _step_time(old, r, step), _moved(old, r, step)
     if took is not None:
         measured["step_s"] = took
+    if moved is not None:
+        measured["bytes"] = moved
     return _extend(s, e.coord, step, measured) if measured and step > old.step >= 0 else s
 
 
@@ -184,6 +186,14 @@ def _step_time(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None
     if step <= old.step or r.get("phase") != old.beat.get("phase") or not isinstance(now, int | float):
         return None
     return (now - before) / (step - old.step) if isinstance(before, int | float) and now > before else None
+
+
+def _moved(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
+    """Bytes a step between two heartbeats that count them; a worker that was started again counts from nothing."""
+    now, before = r.get("sent_bytes"), old.beat.get("sent_bytes")
+    if step <= old.step or not isinstance(now, int) or not isinstance(before, int) or now < before:
+        return None
+    return (now - before) / (step - old.step)
 
 
 def _extend(s: Snapshot, coord: str, step: int, values: Mapping[str, float]) -> Snapshot:
@@ -390,6 +400,7 @@ def _scored(s: Snapshot, e: ev.ForecastScored) -> Snapshot:
     if s.prediction is None:
         return s
     view = replace(s.prediction, scored=True, took_s=e.seconds, cost_was=e.cost, bytes_were=e.bytes, sigmas=e.sigmas)
+    view = replace(view, bytes_sigmas=e.bytes_sigmas)
     text = f"took {e.seconds:.0f} s, {s.prediction.seconds:.0f} s were forecast: off by {e.sigmas:.1f} of its error"
     return _log(replace(s, prediction=view), e, "info", "forecast", text)
 

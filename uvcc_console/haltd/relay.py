@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.keys import operator_key, public_line
+from uvcc_console.haltd.roots import Published
 from uvcc_console.rollout import halt
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.transcript import orders, sshsig
@@ -125,7 +126,7 @@ class RelayPath:
 
     ``report(pod, coord, stage, step, checkpoint)`` takes the evidence, ``append`` writes events. What a domain orders
     or signs at the relay becomes an event of this journal. A domain's own console has nothing but the relay, so there
-    the workers' signs of life are its heartbeats.
+    the workers' signs of life are its heartbeats, and the roots in them its ledger.
     """
 
     def __init__(self, run_dir: Path, append: Callable[[list[ev.Event]], None], report: Report) -> None:
@@ -139,6 +140,7 @@ class RelayPath:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._taken: set[tuple[str, str]] = set()
         self._domain = (run_dir / "domain.json").exists()
+        self._roots = Published()
 
     def follow(self, ladder: halt.Ladder | None, s: Snapshot, now: float) -> None:
         """Call often with the monotonic time; never blocks."""
@@ -229,8 +231,9 @@ class RelayPath:
             return
         box.heard[pod.pod] = time.monotonic()
         if self._domain:
-            record = {k: v for k, v in beat.items() if k not in ("type", "run", "coord")}
-            self._append([ev.Heartbeat(pod=pod.pod, coord=coord, record=record)])
+            record = {k: v for k, v in beat.items() if k not in ("type", "run", "coord", "roots")}
+            roots = self._roots.take(coord, beat.get("roots"))
+            self._append([ev.Heartbeat(pod=pod.pod, coord=coord, record=record), *roots])
         stage = {"hold": "held", "held": "held", "halted": "halted"}.get(str(beat.get("phase", "")), "")
         if stage and beat.get("halt_nonce") == s.halt.nonce:
             self._report(pod.pod, coord, stage, int(beat.get("step", -1)), str(beat.get("checkpoint", "")))

@@ -20,18 +20,19 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.fleet.agent_client import AgentClient
+from uvcc_console.fleet.inventory import jump_to
 from uvcc_console.fleet.keys import operator_key
-from uvcc_console.fleet.provider import Pod, jump_to, provider_for
+from uvcc_console.fleet.provider import Pod, provider_for
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.haltd import gpus
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.haltd.relay import RelayPath
 from uvcc_console.haltd.view import View
-from uvcc_console.rollout import certificate, halt, spawn
+from uvcc_console.rollout import certificate, domain, halt, spawn
 from uvcc_console.rollout.profile_schema import seconds
 from uvcc_engine.contract import wire
-from uvcc_engine.contract.errors import UnreachableError, UnreadableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
 log = logging.getLogger(__name__)
 POLL_S = 0.005
@@ -119,6 +120,7 @@ class Service:
         self._reaper = Reaper()
         self._reaping: asyncio.Task[None] | None = None
         self._looking: set[asyncio.Future[None]] = set()
+        self._refused = False  # that domains have not signed for a termination was told
         self._successor: subprocess.Popen[bytes] | None = None
         self._journal = Journal(run_dir / spawn.JOURNAL, source="haltd")
         self._view = View(self._journal)
@@ -252,8 +254,17 @@ class Service:
         return certificate.issue(self._run_dir, done, engine_run, pods, at=time.time()).sha256 if engine_run else ""
 
     async def _terminate(self, name: str) -> None:
-        """Delete a pod at its provider; returns when it is proven gone."""
+        """Delete a pod at its provider; returns when it is proven gone.
+
+        Raises ConfigError while domains must still sign for it; the ladder asks again.
+        """
         s = self.snapshot
+        if why := domain.missing(s, "terminate"):
+            if not self._refused:
+                remedy = "a domain signs with: uvcc domain consent RUN terminate"
+                self._append([ev.Alert(level="error", name="consent", text=why, remedy=remedy, subject=name)])
+            self._refused = True
+            raise ConfigError(why)
         provider = provider_for(dict(s.profile.get("fleet", {})), self._run_dir)
         try:
             prefix = f"uvcc-{s.run}-{name}"

@@ -22,6 +22,7 @@ KINDS = tuple(
         ev.HaltRequested,
         ev.HaltAck,
         ev.HaltDone,
+        ev.Consent,
         ev.RunEnded,
     )
 )

@@ -161,7 +161,8 @@ def foretell(ctx: Rollout) -> None:
             return
         said: ev.Event | None = None
         if event.name == SMOKE and s.phase == SMOKE:
-            said = forecast.foretell(s, ctx.plan.phases[FULL].steps)
+            full = ctx.plan.phases[FULL]
+            said = forecast.foretell(s, full.steps, len(full.coords()))
         elif event.name == FULL:
             view = next(v for v in s.stages if v.name == FULL)
             said = forecast.score(s, view.ended - view.started)

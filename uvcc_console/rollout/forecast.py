@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -41,12 +42,34 @@ def _extrapolate(values: Sequence[float], steps: int) -> tuple[float, float]:
     return mean * steps, max(error * steps, LEAST_ERROR * mean * steps)
 
 
-def foretell(s: Snapshot, steps: int) -> ev.Forecast | None:
-    """The forecast for ``steps`` steps from the smoke that the snapshot shows; None if it measured no step."""
+def _volumes(s: Snapshot) -> list[float]:
+    """Bytes a step and worker, as counted between heartbeats, or of a smoke too short for that, since its start."""
+    if found := _steps(s, "bytes"):
+        return found
+    return [float(w.beat["sent_bytes"]) / w.step for w in s.workers.values() if w.beat.get("sent_bytes") and w.step > 0]
+
+
+def moved(s: Snapshot) -> float:
+    """Bytes that the running phase's workers sent over all its steps; steps that no two heartbeats enclose count as
+    the others."""
+    total = 0.0
+    for by_name in s.series.values():
+        line = by_name.get("bytes")
+        if line is None or not len(line):
+            continue
+        xs, ys = list(line.xs()), list(line.ys())
+        weights = [1.0, *(b - a for a, b in itertools.pairwise(xs))]
+        total += sum(w * y for w, y in zip(weights, ys, strict=True)) / sum(weights) * xs[-1]
+    return total
+
+
+def foretell(s: Snapshot, steps: int, workers: int = 0) -> ev.Forecast | None:
+    """The forecast for ``steps`` steps of ``workers`` (0: as many) from the smoke; None if that measured no step."""
     seconds, error = _extrapolate(_step_times(s), steps)
     if not seconds:
         return None
-    volume, volume_error = _extrapolate(_steps(s, "bytes"), steps)
+    volume, volume_error = _extrapolate(_volumes(s), steps)
+    workers = workers or max(1, len(s.workers))
     an_hour = s.hourly / 3600.0
     return ev.Forecast(
         steps=steps,
@@ -54,8 +77,8 @@ def foretell(s: Snapshot, steps: int) -> ev.Forecast | None:
         seconds_error=error,
         cost=seconds * an_hour,
         cost_error=error * an_hour,
-        bytes=volume * max(1, len(s.workers)),
-        bytes_error=volume_error * max(1, len(s.workers)),
+        bytes=volume * workers,
+        bytes_error=volume_error * workers,
     )
 
 
@@ -63,6 +86,8 @@ def score(s: Snapshot, seconds: float) -> ev.ForecastScored | None:
     """Hold the forecast against what the full run took; None without one."""
     if s.prediction is None:
         return None
-    moved = sum(sum(by_name["bytes"].ys()) for by_name in s.series.values() if "bytes" in by_name)
-    off = abs(seconds - s.prediction.seconds) / max(s.prediction.seconds_error, 1e-9)
-    return ev.ForecastScored(seconds=seconds, cost=seconds * s.hourly / 3600.0, bytes=moved, sigmas=off)
+    p, volume = s.prediction, moved(s)
+    off = abs(seconds - p.seconds) / max(p.seconds_error, 1e-9)
+    bytes_off = abs(volume - p.bytes) / p.bytes_error if volume and p.bytes_error else 0.0
+    cost = seconds * s.hourly / 3600.0
+    return ev.ForecastScored(seconds=seconds, cost=cost, bytes=volume, sigmas=off, bytes_sigmas=bytes_off)

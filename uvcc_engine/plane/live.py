@@ -205,6 +205,11 @@ class LivePlane:
         peer, since, tag = wait
         return {"peer": peer, "since_s": round(self._clock() - since, 3), "tag": list(tag) if tag else "control"}
 
+    @property
+    def sent_bytes(self) -> int:
+        """What went out to both peers so far, frames and repeats included."""
+        return sum(endpoint.counters.bytes_out for endpoint in self._endpoints.values())
+
     def stats(self) -> dict[str, Any]:
         """Per peer and channel: queued, in flight, age of the oldest, retransmissions, bytes."""
         now = self._clock()

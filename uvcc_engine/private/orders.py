@@ -11,7 +11,8 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -28,6 +29,34 @@ TIMEOUT_S: Final = 10.0
 SHOWN: Final = ("step", "phase", "loss", "samples_per_s", "halt_nonce", "checkpoint", "waiting_on", "ts")
 
 
+class Roots:
+    """The roots that a worker has signed last, for who sees nothing of it but its signs of life.
+
+    Parties leave theirs at moments seconds apart, so besides the newest epochs those that are multiples of
+    ``STRIDE`` stay for longer: of these all parties' roots meet in one picture.
+    """
+
+    STRIDE: Final = 16
+    KEEP: Final = 8
+
+    def __init__(self) -> None:
+        self._new: deque[dict[str, Any]] = deque(maxlen=self.KEEP)
+        self._old: deque[dict[str, Any]] = deque(maxlen=self.KEEP)
+
+    def note(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Hear of an event of the run."""
+        if event == "epoch_root":
+            root = {"epoch": fields["epoch"], "root": fields["root"], "pairs": dict(fields.get("pairs") or {})}
+            self._new.append(root)
+            if root["epoch"] % self.STRIDE == 0:
+                self._old.append(root)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Every root kept, by epoch."""
+        found = {root["epoch"]: root for root in (*self._old, *self._new)}
+        return [found[epoch] for epoch in sorted(found)]
+
+
 def may_obey(before: HaltRequest | None, asked: HaltRequest) -> bool:
     """Whether an order that came late, twice or out of order may still count. A halt is final."""
     if before is None:
@@ -42,7 +71,8 @@ def may_obey(before: HaltRequest | None, asked: HaltRequest) -> bool:
 class Orders:
     """A thread beside the worker; use as a context. Without a relay or keys it does nothing.
 
-    ``sign`` signs with the party's identity, ``last`` gives the newest heartbeat record, ``told`` hears of an order.
+    ``sign`` signs with the party's identity, ``last`` gives the newest heartbeat record, ``roots`` those of the last
+    epochs; ``told`` hears of an order.
     """
 
     def __init__(
@@ -55,13 +85,14 @@ class Orders:
         sign: Callable[[bytes], str],
         last: Callable[[], Mapping[str, Any]],
         told: Callable[[HaltRequest], None],
+        roots: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
     ) -> None:
         self._run, self._coord, self._directory = run, coord, directory
         self._keys = [str(k) for k in link.get("halt_keys") or ()]
         self._at = Whereabouts(link, directory / files.LINK)
         self._url = self._token = self._ca_file = ""
         self._look()
-        self._sign, self._last, self._told = sign, last, told
+        self._sign, self._last, self._told, self._roots = sign, last, told, roots
         self._nonces: set[str] = set()
         self._after = -1
         self._ending = threading.Event()
@@ -118,6 +149,8 @@ class Orders:
         """Leave the heartbeat, wait for orders; their bodies. Raises OSError, HTTPException or ValueError."""
         content = {"type": "beat", "run": self._run, "coord": self._coord, "at": round(time.time(), 3)}
         content |= {k: v for k, v in self._last().items() if k in SHOWN and isinstance(v, str | int | float)}
+        if roots := self._roots():
+            content["roots"] = json.dumps(list(roots), separators=(",", ":"))
         put = {"name": orders.BEAT + self._coord, "body": orders.sealed(content, self._sign)}
         asked = {"put": put, "after": self._after, "wait_s": wait_s, "want": orders.ORDER}
         token = Path(self._token).read_text().strip()

@@ -85,10 +85,12 @@ class Session:
         table: Table,
         ranks: Ranks,
         terminated: Callable[[], bool],
+        sent: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``terminated`` says whether SIGTERM came, which counts as a halt request."""
+        """``terminated``: whether SIGTERM came, which counts as a halt request; ``sent``: bytes to the peers so far."""
         self._spec, self._admitted, self._writer = spec, admitted, writer
         self._recorder, self._table, self._ranks, self._terminated = recorder, table, ranks, terminated
+        self._sent = sent
         self._checkpoints = Checkpoints(spec, admitted, writer, ranks)
         keys, sid = pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord)
 
@@ -254,7 +256,7 @@ class Session:
         if result.loss is not None:
             self._loss = result.loss
             self._writer.metrics(step + 1, result.loss, job.lr_at(step), 0.0, rate)
-        self._writer.heartbeat(step + 1, "train", samples_per_s=round(rate, 1))
+        self._writer.heartbeat(step + 1, "train", samples_per_s=round(rate, 1), sent_bytes=self._sent())
         return decision
 
     # -- hold, halt, checkpoints -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from uvcc_engine.parallel.topology import Topology
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.private.admission import Admission, admit
-from uvcc_engine.private.orders import Orders
+from uvcc_engine.private.orders import Orders, Roots
 from uvcc_engine.private.ranks import Ranks
 from uvcc_engine.private.seeds import SEEDS, seal_seeds, seeds_name
 from uvcc_engine.private.session import LateRecorder, Outcome, Session, pair_keys
@@ -119,7 +119,17 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
             groups = PartyGroups.open(place, on_event=lambda name, fields: writer.event(name, **fields), check=check)
             ranks = Ranks(groups)
             table.among_ranks = ranks.greatest
-            session = Session(spec, admitted, writer, plane, recorder, table, ranks, lambda: bool(terminated))
+            session = Session(
+                spec,
+                admitted,
+                writer,
+                plane,
+                recorder,
+                table,
+                ranks,
+                terminated=lambda: bool(terminated),
+                sent=lambda: plane.sent_bytes,
+            )
             outcome = session.run()
         plane.close()
         groups.close()
@@ -158,6 +168,8 @@ def _patience(size: Topology) -> dict[str, float]:
 
 def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:
     """The halt path over the relay, if this run has a relay."""
+    roots = Roots()
+    writer.heard = roots.note
     return Orders(
         spec.link,
         spec.run,
@@ -166,6 +178,7 @@ def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:
         sign=partial(admitted.identity.sign, BEAT_NAMESPACE),
         last=lambda: writer.last_beat,
         told=lambda asked: writer.event("order_obeyed", "warn", nonce=asked.nonce, mode=asked.mode, path="relay"),
+        roots=roots.listed,
     )
 
 

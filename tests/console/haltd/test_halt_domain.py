@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,21 @@ from typing import Any
 import pytest
 from relaykit import COORD, QUICK, RUN, TOKENS, make_run, relay  # noqa: F401
 
+from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
+from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
 from uvcc_console.fleet.keys import KEY_FILE
 from uvcc_console.haltd import relay as over_relay
+from uvcc_console.haltd import service as service_module
+from uvcc_console.haltd.roots import Published
 from uvcc_console.haltd.service import Service
 from uvcc_console.rollout import domain, spawn
 from uvcc_engine.contract.control import read_halt
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.private.orders import Orders
+from uvcc_engine.private.orders import Orders, Roots
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.orders import BEAT_NAMESPACE
 
@@ -57,11 +63,18 @@ async def test_a_domain_halts_all_with_its_own_key_and_the_operator_sees_who(rel
         phase = "hold" if asked.mode == "hold" else "halted"
         return {"step": 5, "phase": phase, "halt_nonce": asked.nonce, "checkpoint": "c0ffee"}
 
+    roots = Roots()
+    for epoch in range(40):
+        roots.note("epoch_root", {"coord": COORD, "epoch": epoch, "root": f"{epoch:064x}", "pairs": {"p1r0s0t0": "ab"}})
+
     services = [asyncio.create_task(Service(folder, times=QUICK).run()) for folder in (run_dir, theirs)]
     try:
-        with Orders(link, RUN, COORD, pod, sign=partial(identity.sign, BEAT_NAMESPACE), last=beat, told=lambda a: None):
+        sign = partial(identity.sign, BEAT_NAMESPACE)
+        with Orders(link, RUN, COORD, pod, sign=sign, last=beat, told=lambda a: None, roots=roots.listed):
             seen = await _until(theirs, lambda s: COORD in s.workers)
             assert (seen.workers[COORD].step, seen.workers[COORD].beat["loss"]) == (4, 0.5)
+            assert (seen.workers[COORD].root_epoch, seen.workers[COORD].root) == (39, f"{39:064x}")
+            assert [a.epoch for a in seen.agreement] == [0, 16, *range(32, 40)]
             desk = Journal(theirs / spawn.JOURNAL, source="tui")
             desk.append(ev.HaltRequested(nonce="from-p1", mode="halt", by="me"))
             desk.close()
@@ -79,6 +92,30 @@ async def test_a_domain_halts_all_with_its_own_key_and_the_operator_sees_who(rel
         journal.close()
 
 
+def _listed(coord: str, epochs: range, peer: str, digest: str = "same") -> str:
+    return json.dumps([{"epoch": e, "root": f"{coord}-{e}", "pairs": {peer: digest}} for e in epochs])
+
+
+def test_published_roots_are_told_once_and_the_first_disagreement_is_a_fork() -> None:
+    published = Published()
+    first = published.take("p0r0s0t0", _listed("p0r0s0t0", range(3), "p1r0s0t0"))
+    again = published.take("p0r0s0t0", _listed("p0r0s0t0", range(1, 4), "p1r0s0t0"))
+    assert [e.epoch for e in (*first, *again) if isinstance(e, ev.RootReported)] == [0, 1, 2, 3]
+    agreed = published.take("p1r0s0t0", _listed("p1r0s0t0", range(2), "p0r0s0t0"))
+    assert not [e for e in agreed if isinstance(e, ev.ForkDetected)]
+    forked = published.take("p1r0s0t0", _listed("p1r0s0t0", range(2, 4), "p0r0s0t0", "other"))
+    (fork,) = [e for e in forked if isinstance(e, ev.ForkDetected)]
+    assert (fork.epoch, fork.parties) == (2, [0, 1])
+    assert fold([*first, *agreed, fork]).fork
+
+
+@pytest.mark.parametrize(
+    "damaged", [None, "", "{", "[1]", '[{"epoch": 1}]', '[{"epoch": "x", "root": "a", "pairs": {}}]']
+)
+def test_a_damaged_list_of_roots_is_no_list(damaged: object) -> None:
+    assert Published().take("p0r0s0t0", damaged) == []
+
+
 def test_as_many_domains_must_sign_as_the_profile_wants() -> None:
     created = ev.RunCreated(
         run="r",
@@ -94,6 +131,54 @@ def test_as_many_domains_must_sign_as_the_profile_wants() -> None:
     assert domain.missing(s, "full") == "full needs the signatures of 2 of 3 domains; signed by P0"
     assert domain.missing(s, "terminate") == ""
     assert domain.missing(fold([ev.Consent(what="full", by="P2")], s), "full") == ""
+
+
+async def test_nothing_is_terminated_before_as_many_domains_have_signed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, journal = make_run("http://127.0.0.1:1", Identity.create(tmp_path / "identity").public.ed25519)
+    created = next(e for _, e in journal.since(0) if isinstance(e, ev.RunCreated))
+    journal.append(dataclasses.replace(created, profile={**created.profile, "consent": {"terminate": 2}}))
+    asked: list[str] = []
+
+    def provider_for(*_: Any) -> Any:
+        asked.append("provider")
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(service_module, "provider_for", provider_for)
+    service = Service(run_dir, times=QUICK)
+    for domains in ((), ("P0",)):
+        journal.append(*(ev.Consent(what="terminate", by=by) for by in domains))
+        service._view.poll()
+        with pytest.raises(ConfigError, match="needs the signatures of 2 of 3 domains"):
+            await service._terminate("p0r0")
+    assert asked == []
+    journal.append(ev.Consent(what="terminate", by="P2"))
+    service._view.poll()
+    with pytest.raises(ConfigError, match="far enough"):
+        await service._terminate("p0r0")
+    told = [e for _, e in journal.since(0, kinds=("alert",)) if isinstance(e, ev.Alert)]
+    assert [(a.name, a.subject) for a in told] == [("consent", "p0r0")]
+    await service._channels.close()
+    service._relay.close()
+    journal.close()
+
+
+def test_party_opens_the_newest_console_of_that_domain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(spawn, "running", lambda run_dir, name: 1)
+    assert main(["--party", "1", "--headless"]) != 0
+    assert "no console of P1's domain was joined here" in capsys.readouterr().err
+    for number, (name, party) in enumerate((("old-p1", 1), ("new-p1", 1), ("newer-p0", 0))):
+        folder = paths.run_dir(name)
+        folder.mkdir(parents=True)
+        (folder / spawn.DOMAIN).write_text(json.dumps({"run": name, "party": party}))
+        os.utime(folder / spawn.DOMAIN, (number, number))
+    assert main(["--party=1", "--headless"]) == 0
+    assert "joined as new-p1" in capsys.readouterr().err
+    assert main(["domain", "open", "old", "--party", "1", "--headless"]) == 0
+    assert "joined as old-p1" in capsys.readouterr().err
 
 
 def test_what_cannot_be_exported_or_joined_says_why(tmp_path: Path) -> None:

@@ -198,4 +198,31 @@ def test_a_forecast_has_an_error_bar_and_is_scored(tmp_path: Path) -> None:
     view = world.bus.snapshot.prediction
     assert view is not None
     assert (view.scored, view.took_s) == (True, 125.0)
+
+
+def test_bytes_are_foretold_from_what_the_smoke_counted_for_all_of_the_fulls_workers_and_scored(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    start = 1 << 20  # the handshake is not the steps'
+    for step, sent in enumerate([start, start + 1000, start + 2000, start + 3060]):
+        record = {"ts": float(step), "step": step, "phase": "train", "sent_bytes": sent}
+        world.bus.commit(ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record=record))
+    said = forecast.foretell(world.bus.snapshot, 50, workers=6)
+    assert said is not None
+    assert said.bytes == pytest.approx(1030 * 50 * 6)  # the first measured step pays for starting
+    assert said.bytes_error == pytest.approx(0.1 * said.bytes)
+    world.bus.commit(said, ev.PhaseStarted(phase="full", engine_run="r.again", steps=50, sid_job=""))
+    for step in (0, 1, 3, 50):  # heartbeats between were dropped
+        record = {"ts": float(step), "step": step, "phase": "train", "sent_bytes": start + 1133 * step}
+        world.bus.commit(ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record=record))
+    assert forecast.moved(world.bus.snapshot) == pytest.approx(1133 * 50)
+    scored = forecast.score(world.bus.snapshot, 50.0)
+    assert scored is not None
+    assert scored.bytes_sigmas == pytest.approx(abs(1133 * 50 - said.bytes) / said.bytes_error)
+
+
+def test_a_smoke_too_short_to_count_between_steps_tells_bytes_since_its_start(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    record = {"ts": 1.0, "step": 2, "phase": "train", "sent_bytes": 2000, "samples_per_s": 10.0}
+    world.bus.commit(ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record=record))
+    assert forecast._volumes(world.bus.snapshot) == [1000.0]
     world.journal.close()

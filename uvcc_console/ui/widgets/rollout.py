@@ -40,16 +40,29 @@ def gate_lines(view: View, width: int) -> list[Line]:
     return [[("gates", "muted bold")], *lines] if lines else []
 
 
+def megabytes(count: float) -> str:
+    """Three digits of what a run moves."""
+    return (
+        f"{count / 1e6:.1f} MB"
+        if count < 1e8
+        else f"{count / 1e6:,.0f} MB"
+        if count < 1e10
+        else f"{count / 1e9:.0f} GB"
+    )
+
+
 def forecast_lines(view: View, width: int) -> list[Line]:
     """What the smoke said of the full run, with its error, and what became of it."""
     f = view.snap.prediction
     if f is None:
         return []
     off = f"  took {duration(f.took_s)}, off by {f.sigmas:.1f} errors" if f.scored else ""
+    if f.scored and f.bytes_were:
+        off += f"; moved {megabytes(f.bytes_were)}, off by {f.bytes_sigmas:.1f}"
     said: list[Span] = [
         (f"{duration(f.seconds)} (error {duration(f.seconds_error)})", "text"),
         (f"  ${f.cost:.2f} (error ${f.cost_error:.2f})", "text"),
-        (f"  {f.bytes / 1e6:.0f} MB (error {f.bytes_error / 1e6:.0f} MB)" if f.bytes else "", "text"),
+        (f"  {megabytes(f.bytes)} (error {megabytes(f.bytes_error)})" if f.bytes else "", "text"),
     ]
     head: list[Line] = [[("", "")], [(f"forecast of the full run's {f.steps} steps", "muted bold")]]
     return [*head, *wrap([*said, (off, "ok" if f.sigmas <= 2 else "warn")], width, "  ")]
