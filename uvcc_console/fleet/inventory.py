@@ -82,6 +82,13 @@ def _host(entry: Any, n: int, path: Path) -> Host:
         raise ConfigError(f"inventory {path}, entry {n}: {key}: {error['msg']}") from None
 
 
+def jump_to(fleet: Mapping[str, Any], address: str) -> str:
+    """The jump host (``user@host:port``) through which this address is reached; empty for a direct way."""
+    if fleet.get("provider") != InventoryProvider.name:
+        return ""
+    return next((h.jump for h in read_hosts(Path(str(fleet["hosts"]))) if h.address == address), "")
+
+
 def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> InventoryProvider:
     if not fleet.get("hosts"):
         raise ConfigError("fleet.hosts is missing", "it names the YAML file that lists the hosts")

@@ -131,15 +131,6 @@ _PROVIDERS: dict[str, str] = {
 }
 
 
-def jump_to(fleet: Mapping[str, Any], address: str) -> str:
-    """The jump host (``user@host:port``) through which this address is reached; empty for a direct way."""
-    if fleet.get("provider") != "inventory":
-        return ""
-    from uvcc_console.fleet.inventory import read_hosts
-
-    return next((h.jump for h in read_hosts(Path(str(fleet["hosts"]))) if h.address == address), "")
-
-
 def provider_for(fleet: Mapping[str, Any], run_dir: Path, *, ttl_s: float = 3600.0) -> Provider:
     """The provider that a profile's ``fleet`` section names; ``ttl_s`` is the run's longest life.
 
