@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from uvcc_console.core import paths
 from uvcc_console.haltd.service import Service
@@ -18,16 +19,16 @@ from uvcc_engine.contract.errors import UvccError
 
 NICE = -10
 REALTIME = 1
+THREADS = 8
 
 
-def first_in_line() -> str:
-    """Where the system allows it, no halt queues behind what it is to stop; returns what it allowed.
+def precede() -> str:
+    """Where the system allows it, nothing runs before this thread; returns what it allowed.
 
-    The sidecar sleeps most of the time: real-time scheduling costs nobody anything, and it is not passed on to what
-    the sidecar starts. Objects that live as long as the process are taken out of the garbage collector's sight.
+    The sidecar sleeps most of the time: real-time scheduling costs nobody anything. It is not passed on to what the
+    sidecar starts, and its own threads take it each for itself: one that waited while it holds the interpreter's lock
+    would hold up the others.
     """
-    gc.collect()
-    gc.freeze()
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(REALTIME))
         return "real time"
@@ -37,8 +38,16 @@ def first_in_line() -> str:
     return "none"
 
 
+def first_in_line() -> str:
+    """No halt queues behind what it is to stop, nor behind a sweep of the garbage collector; see ``precede``."""
+    gc.collect()
+    gc.freeze()  # what lives as long as the process
+    return precede()
+
+
 async def _serve(run: str) -> None:
     run_dir = paths.run_dir(run)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "haltd", initializer=precede))
     task = asyncio.ensure_future(Service(run_dir).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

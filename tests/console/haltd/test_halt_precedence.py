@@ -10,12 +10,16 @@ import pytest
 
 _ASK = """
 import gc, json, os, subprocess, sys
-from uvcc_console.haltd.__main__ import first_in_line
+from concurrent.futures import ThreadPoolExecutor
+from uvcc_console.haltd.__main__ import first_in_line, precede
 granted = first_in_line()
+with ThreadPoolExecutor(1, initializer=precede) as pool:
+    thread = pool.submit(os.sched_getscheduler, 0).result() & ~os.SCHED_RESET_ON_FORK
 look = "import os; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
 child = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
 own = [os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, os.getpriority(os.PRIO_PROCESS, 0)]
-print(json.dumps({"granted": granted, "own": own, "child": [int(x) for x in child], "frozen": gc.get_freeze_count()}))
+seen = [int(x) for x in child]
+print(json.dumps({"granted": granted, "own": own, "thread": thread, "child": seen, "frozen": gc.get_freeze_count()}))
 """
 
 
@@ -30,3 +34,4 @@ def test_precedence_is_taken_where_allowed_and_not_passed_on() -> None:
     assert {"real time": policy == os.SCHED_RR, "nice": nice < 0, "none": True}[found["granted"]]
     if found["granted"] == "real time":  # a conductor that the sidecar starts must not inherit it
         assert found["child"][0] == os.SCHED_OTHER
+        assert found["thread"] == os.SCHED_RR
