@@ -19,6 +19,7 @@ from torch import Tensor
 
 from uvcc_engine.mpc.arithmetic import matmul_gen, mul_gen, sub
 from uvcc_engine.mpc.boolean import drelu_bits_gen
+from uvcc_engine.mpc.gated import matmul_gated_gen
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
 from uvcc_engine.mpc.maximum import matmul_max_gen
 from uvcc_engine.mpc.nonlinear import softmax_of_shifted_gen
@@ -100,8 +101,7 @@ def mlp_step_gen(rt: Runtime, x: Share, y: Share, weights: list[Share], lr: floa
         if i == 0:
             change = yield from gradient
         else:
-            change, back = yield from par(gradient, matmul_gen(rt, delta, weights[i].T))
-            delta = yield from mul_gen(rt, back, bits[i - 1])
+            change, delta = yield from par(gradient, matmul_gated_gen(rt, delta, weights[i].T, bits[i - 1]))
         new.insert(0, sub(weights[i], change))
     return new
 

@@ -148,7 +148,7 @@ def matmul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: i
     if x.lo.dim() == 2 and y.lo.dim() == 2:
         rows = cuts(x.shape[0], max(64, PIECE // max(1, y.shape[1])))
     if len(rows) == 1:
-        return (yield from _product_gen(rt, x, y, _matmul(rt, x), scale, dealer))
+        return (yield from _product_gen(rt, x, y, matmul_local(rt, x), scale, dealer))
     ready: dict[int, RightFactor] = {}  # by dealer: pieces with one dealer share their prepared right factor
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
@@ -163,7 +163,8 @@ def matmul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: i
     return product
 
 
-def _matmul(rt: Runtime, x: Share) -> Local:
+def matmul_local(rt: Runtime, x: Share) -> Local:
+    """The matrix products of one party's factors, added up."""
     rows = x.shape[0] if x.lo.dim() == 2 else 0
     return lambda xs, ys: rt.kernels.right_factor(ys, rows)(xs)
 
@@ -171,7 +172,7 @@ def _matmul(rt: Runtime, x: Share) -> Local:
 def matmul_open_gen(rt: Runtime, x: Share, y: Share, opened: Opened, *, dealer: int = DEALER) -> Steps[Share]:
     """``matmul_gen`` that lets a comparison beside it start from the masked product (``opened``)."""
     _check_matmul(x, y)
-    return (yield from _product_gen(rt, x, y, _matmul(rt, x), 1.0, dealer, opened))
+    return (yield from _product_gen(rt, x, y, matmul_local(rt, x), 1.0, dealer, opened))
 
 
 def product_with_gen(
@@ -185,11 +186,17 @@ def product_with_gen(
 ) -> Steps[Share]:
     """Any bilinear ``local(x, y)`` (convolution, einsum) as a secure product. Costs as ``mul_gen`` per output."""
 
+    return (yield from _product_gen(rt, x, y, bilinear(local), scale, dealer))
+
+
+def bilinear(local: Callable[[Tensor, Tensor], Tensor]) -> Local:
+    """The sum of ``local`` over the pairs of factors."""
+
     def total(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
         found = local(xs[0], ys[0])
         return found if len(xs) == 1 else found + local(xs[1], ys[1])
 
-    return (yield from _product_gen(rt, x, y, total, scale, dealer))
+    return total
 
 
 def _check_matmul(x: Share, y: Share) -> None:
@@ -208,6 +215,14 @@ def _product_gen(
     opened: Opened | None = None,
     out: Share | None = None,
 ) -> Steps[Share]:
+    z, shift = additive_product(rt, x, y, local, scale, dealer)
+    if shift > 0:
+        return (yield from truncate_product_gen(rt, z, shift, x.f, dealer, opened=opened, out=out))
+    return (yield from reshare_gen(rt, z, x.f, out))
+
+
+def additive_product(rt: Runtime, x: Share, y: Share, local: Local, scale: float, dealer: int) -> tuple[Tensor, int]:
+    """This party's additive share of ``x * y * scale``, re-randomised, and by how many bits to truncate it. Local."""
     factor, extra = integer_scale(scale)
     if extra < 0:
         factor, extra = factor << -extra, 0
@@ -215,10 +230,7 @@ def _product_gen(
     role = roles(rt, dealer) if shift > 0 else None
     z = local(terms(role, x), partners(role, y))
     draws = rt.draws()
-    z = rt.kernels.blind(z, factor, draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape))
-    if shift > 0:
-        return (yield from truncate_product_gen(rt, z, shift, x.f, dealer, opened=opened, out=out))
-    return (yield from reshare_gen(rt, z, x.f, out))
+    return rt.kernels.blind(z, factor, draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape)), shift
 
 
 def reshare_gen(rt: Runtime, z: Tensor, f: int, out: Share | None = None) -> Steps[Share]:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from uvcc_engine.mpc.arithmetic import DEALER, add_ring, public, scale_int, sub
 from uvcc_engine.mpc.boolean import PairBits, to_bool_share_gen
-from uvcc_engine.mpc.carry import Batch, BatchMasks, level, merge_gen
+from uvcc_engine.mpc.carry import Batch, BatchMasks, merge_gen
+from uvcc_engine.mpc.layout import level
 from uvcc_engine.mpc.roles import known, online_part, roles
 from uvcc_engine.mpc.runtime import Round, Runtime, Steps
 from uvcc_engine.mpc.selection import b2a_gen, drelu_arithmetic_gen

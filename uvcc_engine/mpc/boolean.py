@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.carry import Tree, and_level_gen, carry_gen, level, tree
+from uvcc_engine.mpc.carry import Tree, and_level_gen, carry_gen, tree
+from uvcc_engine.mpc.layout import level
 from uvcc_engine.mpc.pieces import cuts
 from uvcc_engine.mpc.roles import known, online_part, roles
 from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
@@ -24,7 +25,7 @@ DIGIT = 3  # 21 digits of 3 bits make the 63 bits below the sign
 QUICK: Tree = tree(((5, 1), (4, 4)), ((5, 1),))
 SPARING: Tree = tree(((3, 1), (3, 6)), ((3, 1), (4, 1)), ((2, 1),))
 HALF: Tree = tree(((3, 1), (3, 2), (2, 1)), ((4, 1),))  # 11 digits for the 31 bits below the sign of the reduced ring
-BULK = 1 << 14  # elements from which bytes matter more than a round
+BULK = 1 << 15  # elements from which bytes matter more than a round
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""The exponential of what is not positive, and a first guess of the reciprocal of a sum of such powers.
+"""The exponential of what is not positive, and the inverse and the logarithm of a sum of such powers.
 
 The parties exponentiate their own summands in the clear: with ``x = u + v`` (``roles``), ``e^x = e^u e^v``, and only
 the carry of ``u + v`` past the range is computed under masks (the idea of Kelkar et al., "Secure Poisson regression",
@@ -8,7 +8,8 @@ same ``e^v``: it comes from tables that are rounded exactly, and one IEEE multip
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from functools import lru_cache
@@ -37,6 +38,10 @@ _HALF = 10  # the 20 bits of an exponent below 16 at 16 fractional bits, in two 
 _CONTEXT = Context(prec=40)
 LOOKUP_BITS = 8
 SUM_LIMIT = 15  # summands whose total stays below 16
+LOOKUP_F = 42  # fractional bits of what is looked up: an inverse times a power stays below 2^59
+LOOKUP_ERROR = 2.0**-13  # of the inverse, relative, and of the logarithm; for sums from 1 - 2^-8 on
+INVERSE, LOG = "inverse", "log"  # what can be looked up
+_WITHIN = 13  # bits of the place within a cell of the lookup
 
 
 @lru_cache(maxsize=4)
@@ -161,12 +166,13 @@ def _before_truncation_gen(rt: Runtime, flat: Share, dealer: int) -> Steps[Tenso
     return (yield from _gated_gen(rt, at, keep))
 
 
-def powers_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share, Share]]:
-    """``e^x`` of ``[rows, n]``, ``n <= 15``, ``x <= 0`` with a zero in every row: (powers, their sum, a guess of its
-    inverse).
+def powers_gen(
+    rt: Runtime, x: Share, look_up: Sequence[str] = (INVERSE,), *, dealer: int = DEALER
+) -> Steps[list[Share]]:
+    """``e^x`` of ``[rows, n]``, ``n <= 15``, ``x <= 0`` with a zero in every row: powers, their sum, what to look up.
 
-    Sum and guess are ``[rows, 1]``; ``|1 - sum guess| < 0.07``. 6 rounds: the guess starts from the powers while they
-    are being truncated.
+    The sum, its ``INVERSE`` and its ``LOG`` are ``[rows, 1]``; what is looked up has ``LOOKUP_F`` fractional bits and
+    an error below ``LOOKUP_ERROR``. 6 rounds: the lookup starts from the powers while they are being truncated.
     """
     rows, n = x.shape
     if n > SUM_LIMIT:
@@ -179,49 +185,81 @@ def powers_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Sh
         return known(part)[: x.n].reshape(rows, n).sum(1)
 
     truncation = truncate_pair_gen(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer, opened=opened)
-    guess = _inverse_guess_gen(rt, rows, dealer, lambda: total(opened.u), lambda: total(opened.v), x.f)
-    out, inverse = yield from par(truncation, guess)
+    looked_up = _look_up_gen(rt, rows, look_up, dealer, lambda: total(opened.u), lambda: total(opened.v))
+    out, found = yield from par(truncation, looked_up)
     powers = out.map(lambda t: t[: x.n].reshape(rows, n))
-    return powers, powers.sum(1, keepdim=True), inverse.reshape(rows, 1)
+    return [powers, powers.sum(1, keepdim=True), *[found.index(i).reshape(rows, 1) for i in range(len(look_up))]]
 
 
-def _inverse_guess_gen(
-    rt: Runtime, rows: int, dealer: int, u: Callable[[], Tensor], v: Callable[[], Tensor], f: int
+def _look_up_gen(
+    rt: Runtime,
+    rows: int,
+    functions: Sequence[str],
+    dealer: int,
+    u: Callable[[], Tensor],
+    v: Callable[[], Tensor],
 ) -> Steps[Share]:
-    """A guess of ``1 / s`` for ``1 <= s < 16``, from ``u + v = s 2^60 (mod 2^64)``, to run beside what opens ``v``.
+    """Functions of ``1 <= s < 16``, ``[functions, rows]``, from ``u + v = s 2^60 (mod 2^64)``, to run beside what
+    opens ``v``.
 
-    The dealer shares the table of ``1 / s`` turned by the upper bits of its ``u``; the online parties pick the entry
-    of their ``v``. The carry of the lower bits is ignored: entry ``i`` stands for ``i / 16 <= s < (i + 2) / 16``. 2
-    rounds, 2 KiB per row.
+    The upper bits of ``u`` and ``v`` name one of 256 cells, up to the carry of the lower ones; over two cells a
+    parabola ``a + b t + c t^2`` will do, with ``t`` the sum of the two places within. The dealer knows its own place,
+    so the parabola is one in the online parties' place alone: they pick its three shared coefficients, turned by the
+    dealer's cell, and evaluate it by themselves. 2 rounds, 6 KiB per row and function.
     """
     role = roles(rt, dealer)
-    size = 1 << LOOKUP_BITS
+    size, count = 1 << LOOKUP_BITS, len(functions)
     draws = rt.draws()
-    right = draws.ring(role.with_right, rows, size) if not role.is_left else None
+    right = draws.ring(role.with_right, count, 3, rows, size) if not role.is_left else None
     message = Round()
     y: Tensor | None = None
     if role.is_dealer:
-        place = torch.arange(size, device=rt.device)
-        turned = _inverses(f, rt.device)[(_upper(u())[:, None] + place) & (size - 1)]
-        message.send(role.left, kinds.DEALER, turned - known(right))
+        cell, place = _cell_and_place(u())
+        turned = (cell[:, None] + torch.arange(size, device=rt.device)) & (size - 1)
+        a, b, c = torch.stack([_parabolas(name, rt.device) for name in functions], 1)[..., turned]
+        at = place[:, None]
+        dealt = torch.stack([a + at * (b + at * c), b + 2 * at * c, c], 1)
+        message.send(role.left, kinds.DEALER, dealt - known(right))
         yield message
     else:
         if role.is_left:
-            message.want(role.d, kinds.DEALER, torch.int64, rows, size)
+            message.want(role.d, kinds.DEALER, torch.int64, count, 3, rows, size)
         got: list[Tensor] = yield message
+        cell, place = _cell_and_place(v())
         table = got[0] if role.is_left else known(right)
-        y = table.gather(1, _upper(v())[:, None]).squeeze(1)
-    return (yield from pair_to_share_gen(rt, y, torch.Size((rows,)), f, dealer))
+        a, b, c = table.gather(3, cell[:, None].expand(count, 3, rows, 1)).squeeze(3).unbind(1)
+        y = a + place * (b + place * c)
+    return (yield from pair_to_share_gen(rt, y, torch.Size((count, rows)), LOOKUP_F, dealer))
 
 
-def _upper(x: Tensor) -> Tensor:
-    return (x >> (64 - LOOKUP_BITS)) & ((1 << LOOKUP_BITS) - 1)
+def _cell_and_place(x: Tensor) -> tuple[Tensor, Tensor]:
+    cell = (x >> (64 - LOOKUP_BITS)) & ((1 << LOOKUP_BITS) - 1)
+    return cell, (x >> (64 - LOOKUP_BITS - _WITHIN)) & ((1 << _WITHIN) - 1)
 
 
-def _inverses(f: int, device: torch.device) -> Tensor:
-    """Entry ``i``: ``1 / s`` in the middle of its two cells, zero where no sum of powers lies."""
-    entries = [0 if i < 8 else round(2.0**f * 16 / (i + 1)) for i in range(1 << LOOKUP_BITS)]
-    return torch.tensor(entries, dtype=torch.int64, device=device)
+@lru_cache(maxsize=8)
+def _parabolas(name: str, device: torch.device) -> Tensor:
+    """``[3, 256]``: coefficients of 1, t and t^2 for every cell, in whole units; zero where no sum of powers lies."""
+    rows = [_parabola(name, i) if i >= 8 else (0, 0, 0) for i in range(1 << LOOKUP_BITS)]
+    return torch.tensor(rows, dtype=torch.int64, device=device).t().contiguous()
+
+
+def _parabola(name: str, i: int) -> tuple[int, int, int]:
+    """The function of ``(i + t) / 16`` for ``0 <= t <= 2`` through its three Chebyshev points; each coefficient is
+    rounded so that the lower ones make up for it. The same on every machine."""
+    far = math.sqrt(3.0) / 2
+    points = [Decimal((i + 1 + x) / 16) for x in (-far, 0.0, far)]
+    low, mid, high = (float(_CONTEXT.divide(1, s) if name == INVERSE else _CONTEXT.ln(s)) for s in points)
+    c = (low - 2 * mid + high) / (2 * far * far)
+    slope = (high - low) / (2 * far)
+    unit = 2.0**-LOOKUP_F * 2.0**_WITHIN
+    whole_c = round(c / (unit * 2.0**_WITHIN))
+    less_c = c - whole_c * unit * 2.0**_WITHIN
+    b = slope - 2 * c + 2 * less_c  # t^2 is 2 t - 1/2, up to a half
+    whole_b = round(b / unit)
+    a = mid - slope + c - less_c / 2 + (b - whole_b * unit)
+    a += b * 2.0**-_WITHIN  # what the two places leave out, on average
+    return round(a * 2.0**LOOKUP_F), whole_b, whole_c
 
 
 def exp(rt: Runtime, x: Share) -> Share:

@@ -31,7 +31,6 @@ from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
 
 LEAST_SUM = 1.0 - 2.0**-8  # of powers of which the largest is one, up to rounding
-GUESS_ERROR = 0.07  # of the guess that comes with a sum of powers
 _SQUARE_BITS = 60  # of a square below 2 in absolute value, so that it can be truncated
 
 
@@ -47,18 +46,8 @@ def divide_gen(
     if not 0 < low <= high:
         raise ConfigError(f"division on the range [{low}, {high}]", "the range must be positive")
     slope, offset, worst = line_for_reciprocal(low, high)
-    guess = affine(rt, denominator, slope, offset)
-    return (yield from divide_from_gen(rt, numerator, denominator, guess, worst, dealer=dealer))
-
-
-def divide_from_gen(
-    rt: Runtime, numerator: Share, denominator: Share, guess: Share, worst: float, *, dealer: int = DEALER
-) -> Steps[Share]:
-    """``numerator / denominator`` from a guess of the inverse with ``|1 - denominator guess| <= worst``.
-
-    2 rounds, and 2 for each of ``log2(14 / -log2 worst)`` factors: 6 rounds from ``powers_gen``'s guess.
-    """
     factors = max(1, math.ceil(math.log2(14 / -math.log2(worst)))) if worst > 2.0**-14 else 1
+    guess = affine(rt, denominator, slope, offset)
     product, quotient = yield from par(
         mul_gen(rt, denominator, guess, dealer=dealer), mul_gen(rt, numerator, guess, dealer=dealer)
     )
@@ -98,8 +87,8 @@ def reciprocal_gen(rt: Runtime, x: Share, low: float, high: float, *, dealer: in
 def softmax_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share, Share]]:
     """Softmax over the last axis of ``[..., n]``: (probabilities, maximum ``[..., 1]``, sum of ``e^(x - max)``).
 
-    18 rounds for n <= 10: maximum 6, exponential 6, division 6. Longer rows take more for the maximum and, above 15
-    entries, for the division.
+    14 rounds for n <= 10: maximum 6, exponential and inverse 6, their product 2. Longer rows take more for the maximum
+    and, above 15 entries, for the division.
     """
     n = x.shape[-1]
     flat = x.reshape(-1, n)
@@ -110,14 +99,14 @@ def softmax_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[S
 
 
 def softmax_of_shifted_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
-    """(probabilities, sum of powers) of ``[rows, n]`` whose rows have maximum zero: 12 rounds for n <= 15."""
+    """(probabilities, sum of powers) of ``[rows, n]`` whose rows have maximum zero: 8 rounds for n <= 15."""
     n = x.shape[-1]
     if n > SUM_LIMIT:
         powers = yield from exp_gen(rt, x, dealer=dealer)
         total = powers.sum(-1, keepdim=True)
         return (yield from divide_gen(rt, powers, total, LEAST_SUM, float(n), dealer=dealer)), total
-    powers, total, guess = yield from powers_gen(rt, x, dealer=dealer)
-    return (yield from divide_from_gen(rt, powers, total, guess, GUESS_ERROR, dealer=dealer)), total
+    powers, total, inverse = yield from powers_gen(rt, x, dealer=dealer)
+    return (yield from mul_gen(rt, powers, inverse, dealer=dealer)), total
 
 
 def chebyshev_gen(

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
-from uvcc_engine.mpc.kernels.plain import wire_dtype
+from uvcc_engine.mpc.layout import wire_dtype
 
 _STEP = 1 << 18
 _ZEROS = memoryview(bytes(_STEP))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
-from uvcc_engine.mpc.kernels.base import kernels_for
+from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.prg import OWN, STREAMS, Draws, PairKeys, derive_key
 from uvcc_engine.mpc.rounds import Fork, Inbox, Outbox, Round, Steps, message_kind, par
 from uvcc_engine.plane.api import Plane, Tag

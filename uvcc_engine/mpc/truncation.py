@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels.plain import narrow, shift_logical, wire_dtype
+from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
+from uvcc_engine.mpc.layout import wire_dtype
 from uvcc_engine.mpc.prg import OWN
 from uvcc_engine.mpc.roles import Roles, assemble, known, places, roles
 from uvcc_engine.mpc.runtime import Round, Runtime, Steps

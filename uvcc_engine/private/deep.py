@@ -196,7 +196,7 @@ class EmbeddingLayer:
 class AttentionLayer(_Weightless):
     """Causal softmax attention over (rows * positions, 3 width): queries, keys and values side by side.
 
-    Forward 26 rounds and more for more than 10 positions, backward 8 (Vaswani et al., 2017).
+    Forward 22 rounds and more for more than 10 positions, backward 8 (Vaswani et al., 2017).
     """
 
     def __init__(self, spec: Attention) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import add, matmul_gen, mul_gen, mul_public_gen, product_with_gen, public
+from uvcc_engine.mpc.gated import matmul_gated_gen, product_gated_gen
 from uvcc_engine.mpc.maximum import argmax_one_hot_gen, matmul_max_gen, max_gen
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.selection import matmul_relu_gen, relu_gen
@@ -79,6 +80,11 @@ class DenseLayer:
         assert self.weight is not None
         return (yield from matmul_gen(rt, grad, self.weight.index(slice(0, -1)).T))
 
+    def gated_gradient_gen(self, rt: Runtime, grad: Share, bits: Share) -> Steps[Share]:
+        """The input gradient times bits of its shape."""
+        assert self.weight is not None
+        return (yield from matmul_gated_gen(rt, grad, self.weight.index(slice(0, -1)).T, bits))
+
     def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
         assert self._seen is not None
         return (yield from matmul_gen(rt, self._seen.T, grad, scale=scale))
@@ -115,6 +121,13 @@ class ConvLayer:
         kernel = self.weight.index(slice(0, -1))
         last = grad.map(lambda t: maps.channels_last(t, self._spec.out))
         return (yield from product_with_gen(rt, last, kernel, self._back))
+
+    def gated_gradient_gen(self, rt: Runtime, grad: Share, bits: Share) -> Steps[Share]:
+        """See ``DenseLayer.gated_gradient_gen``."""
+        assert self.weight is not None
+        kernel = self.weight.index(slice(0, -1))
+        last = grad.map(lambda t: maps.channels_last(t, self._spec.out))
+        return (yield from product_gated_gen(rt, last, kernel, bits, self._back))
 
     def _back(self, grad: Tensor, kernel: Tensor) -> Tensor:
         return maps.add_patches(grad @ kernel.T, self._spec)
@@ -179,7 +192,8 @@ def _spread(grad: Tensor, spec: Pool) -> Tensor:
 class ReluLayer:
     """max(0, x): forward 5 rounds and keeps the secret sign bits; backward 1 round.
 
-    Behind a product of up to ``FUSED`` outputs the two take 5 rounds together.
+    Behind a product of up to ``FUSED`` outputs the two take 5 rounds together, and on the way back the product that
+    comes down and the choice by the bits take 2.
     """
 
     weight: Share | None = None
@@ -203,6 +217,13 @@ class ReluLayer:
     def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
         assert self._positive is not None
         return (yield from mul_gen(rt, grad, self._positive))
+
+    def before_gen(self, rt: Runtime, layer: DenseLayer | ConvLayer, grad: Share) -> Steps[Share]:
+        """The gradient of the inputs from that of the outputs of the layer above."""
+        assert self._positive is not None
+        if self._positive.n > FUSED:
+            return (yield from self.input_gradient_gen(rt, (yield from layer.input_gradient_gen(rt, grad))))
+        return (yield from layer.gated_gradient_gen(rt, grad, self._positive))
 
     def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
         raise ConfigError("a ReLU has no weight")
@@ -366,5 +387,10 @@ def _through_residual_gen(
 def _descend_gen(
     rt: Runtime, layers: Sequence[Layer], at: int, lowest: int, grad: Share, update: Update, then: Then | None
 ) -> Steps[None]:
-    below = yield from layers[at].input_gradient_gen(rt, grad)
+    layer, following = layers[at], layers[at - 1] if at > lowest else None
+    if isinstance(layer, DenseLayer | ConvLayer) and isinstance(following, ReluLayer):
+        at -= 1
+        below = yield from following.before_gen(rt, layer, grad)
+    else:
+        below = yield from layer.input_gradient_gen(rt, grad)
     yield from _backward_from_gen(rt, layers, at - 1, lowest, below, update, then)

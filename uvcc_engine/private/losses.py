@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from uvcc_engine.mpc import exponential
-from uvcc_engine.mpc.arithmetic import product_with_gen, rescale_gen, sub
-from uvcc_engine.mpc.exponential import SUM_LIMIT, exp_gen
+from uvcc_engine.mpc.arithmetic import mul_gen, product_with_gen, rescale_gen, sub
+from uvcc_engine.mpc.exponential import INVERSE, LOG, SUM_LIMIT, exp_gen
 from uvcc_engine.mpc.maximum import argmax_one_hot_gen, max_gen
-from uvcc_engine.mpc.nonlinear import GUESS_ERROR, divide_from_gen, divide_gen, log_gen
+from uvcc_engine.mpc.nonlinear import divide_gen, log_gen
 from uvcc_engine.mpc.opening import open_ring_gen
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
@@ -27,19 +27,21 @@ _LEAST = 1.0 - 2.0**-8  # the largest power is 1, up to rounding
 class Powers:
     """Logits less their maximum, (rows, classes), their exponentials, and the exponentials' row sums (rows, 1).
 
-    ``guess`` of the sums' inverses, if there are few classes.
+    ``inverse`` and ``log`` of the sums, if there are few classes (and the loss is wanted).
     """
 
     shifted: Share
     powers: Share
     total: Share
-    guess: Share | None = None
+    inverse: Share | None = None
+    log: Share | None = None
 
 
-def powers_gen(rt: Runtime, logits: Share, top: Share | None = None) -> Steps[Powers]:
+def powers_gen(rt: Runtime, logits: Share, top: Share | None = None, *, loss: bool = True) -> Steps[Powers]:
     """Exponentials of the logits less their row maximum ``top``: 6 rounds, and 6 for the maximum of up to 10 classes.
 
-    At a scale that the exponential does not take, 2 more, and the result has f = 16.
+    At a scale that the exponential does not take, 2 more, and the result has f = 16. ``loss``: whether it will be
+    asked for.
     """
     if top is None:
         top = yield from max_gen(rt, logits)
@@ -47,33 +49,38 @@ def powers_gen(rt: Runtime, logits: Share, top: Share | None = None) -> Steps[Po
     if shifted.shape[-1] > SUM_LIMIT:
         powers = yield from exp_gen(rt, shifted)
         return Powers(shifted, powers, powers.sum(-1, keepdim=True))
-    return Powers(shifted, *(yield from exponential.powers_gen(rt, shifted)))
+    return Powers(shifted, *(yield from exponential.powers_gen(rt, shifted, (INVERSE, LOG) if loss else (INVERSE,))))
 
 
 def gradient_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[Share]:
-    """softmax - y, the gradient of the summed cross-entropy with respect to the logits: 6 rounds for 15 classes."""
-    if at.guess is None:
+    """softmax - y, the gradient of the summed cross-entropy by the logits: 2 rounds for up to 15 classes."""
+    if at.inverse is None:
         classes = at.powers.shape[-1]
         probabilities = yield from divide_gen(rt, at.powers, at.total, _LEAST, float(classes))
     else:
-        probabilities = yield from divide_from_gen(rt, at.powers, at.total, at.guess, GUESS_ERROR)
+        probabilities = yield from mul_gen(rt, at.powers, at.inverse)
     return sub((yield from rescale_gen(rt, probabilities, targets.f)), targets)
 
 
 def total_loss_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[Share]:
     """The summed cross-entropy of the rows, log(sum e^shifted) - shifted[label], still shared: one element.
 
-    10 rounds for 10 classes; the logarithm and the product with the targets run side by side.
+    2 rounds for up to 15 classes, 10 for more; the logarithm and the product with the targets go side by side.
     """
-    classes = at.powers.shape[-1]
-    logs, picked = yield from par(
-        log_gen(rt, at.total, _LEAST, float(classes)), product_with_gen(rt, at.shifted, targets, _dot)
-    )
-    return sub(logs.sum(0), picked)
+    if at.log is not None:
+        logs = rescale_gen(rt, at.log.sum(0), at.shifted.f)
+    else:
+        logs = _log_gen(rt, at)
+    total, picked = yield from par(logs, product_with_gen(rt, at.shifted, targets, _dot))
+    return sub(total, picked)
+
+
+def _log_gen(rt: Runtime, at: Powers) -> Steps[Share]:
+    return (yield from log_gen(rt, at.total, _LEAST, float(at.powers.shape[-1]))).sum(0)
 
 
 def mean_loss_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[float]:
-    """Open the mean cross-entropy of the batch; nothing else is revealed. 11 rounds for 10 classes."""
+    """Open the mean cross-entropy of the batch; nothing else is revealed. 3 rounds for up to 15 classes."""
     total = yield from total_loss_gen(rt, at, targets)
     opened = yield from open_ring_gen(rt, total)
     return float(opened.item()) / 2.0**total.f / at.powers.shape[0]

@@ -61,7 +61,7 @@ class Trainer:
         return [("weight", self.weights), *self._optimizer.moments.items()]
 
     def step(self, step: int) -> StepResult:
-        """Train on the batch of step ``step`` (from 0). 28 rounds for a two-layer network of 10 classes."""
+        """Train on the batch of step ``step`` (from 0). 23 rounds for a two-layer network of 10 classes."""
         rows = torch.from_numpy(batch_rows(self._job.seed, step, self._job.batch, self._tensors["train_x"].shape[0]))
         self._optimizer.step = step
         return self._rt.run(self._step_gen(rows, reveal=self._job.reveals_loss(step)))
@@ -73,7 +73,8 @@ class Trainer:
         if self._job.objective == "mse":
             outputs = yield from nn.forward_gen(self._rt, self._layers, x)
             return (yield from self._squares_gen(outputs, y, reveal=reveal))
-        powers = yield from losses.powers_gen(self._rt, *(yield from nn.forward_max_gen(self._rt, self._layers, x)))
+        logits, top = yield from nn.forward_max_gen(self._rt, self._layers, x)
+        powers = yield from losses.powers_gen(self._rt, logits, top, loss=reveal)
         if not reveal:
             yield from self._learn_gen(powers, y)
             return StepResult(None)

@@ -18,6 +18,7 @@ from uvcc_engine.contract import files, flight
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
+from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.parallel.groups import PartyGroups, Place
 from uvcc_engine.parallel.presence import not_coming
 from uvcc_engine.parallel.topology import Topology
@@ -52,6 +53,7 @@ def main(spec: WorkerSpec) -> int:
     Exit codes: 0 done or halted, 2 something to configure, 3 protocol violation, 4 a peer is lost, 1 other failures.
     """
     directory = Path(spec.dir)
+    LOOPS.compile_beside()
     with (
         RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer,
         _termination() as terminated,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,20 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc import arithmetic, selection
 from uvcc_engine.mpc.boolean import QUICK, SPARING
-from uvcc_engine.mpc.carry import Level, level, tree
+from uvcc_engine.mpc.carry import tree
 from uvcc_engine.mpc.kernels import cpu, limbs
-from uvcc_engine.mpc.kernels.base import kernels_for
+from uvcc_engine.mpc.kernels.choose import kernels_for
+from uvcc_engine.mpc.kernels.compile import main as compile_loops
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
-from uvcc_engine.mpc.kernels.plain import PlainKernels, wire_dtype
+from uvcc_engine.mpc.kernels.loops import LOOPS, Loops, mark
+from uvcc_engine.mpc.kernels.plain import PlainKernels
+from uvcc_engine.mpc.kernels.warm import warm
+from uvcc_engine.mpc.layout import Level, level, wire_dtype
+from uvcc_engine.mpc.local import LocalPlanes
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.share import Share
 
 PLAIN, CPU = PlainKernels(), CpuKernels()
 N = COMPILE_FROM + 192
@@ -36,6 +45,70 @@ needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reas
 @needs_numba
 def test_the_compiled_kernels_are_in_use() -> None:
     assert CPU._jit is not None
+
+
+@needs_numba
+def test_warming_up_compiles_whatever_the_protocols_call() -> None:
+    loops = LOOPS.get()
+    assert loops is not None
+    warm(CPU)
+    compiled = {name: fn for name, fn in vars(loops).items() if hasattr(fn, "signatures")}
+    before = {name: list(fn.signatures) for name, fn in compiled.items()}
+
+    def body(rt: Runtime) -> None:
+        x = Share(random(N).clone(), random(N + 1)[1:].clone())
+        rt.run(selection.relu_gen(rt, x))
+        rt.run(selection.relu_only_gen(rt, x, width=32))
+        for shift in (12, 24, 40):
+            rt.run(arithmetic.mul_gen(rt, x, x.with_f(shift)))
+
+    LocalPlanes(3).run_three(body)
+    assert {name: list(fn.signatures) for name, fn in compiled.items()} == before
+    assert [name for name, fn in compiled.items() if not fn.signatures and name != "bits_to_ints"] == []
+
+
+@needs_numba
+def test_a_worker_does_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    started: list[list[str]] = []
+
+    class Maker:
+        returncode: int | None = None
+
+        def __init__(self, command: list[str], **_: object) -> None:
+            started.append(command)
+
+        def poll(self) -> int | None:
+            return self.returncode
+
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.subprocess.Popen", Maker)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops._LOOK_S", 0.0)
+    found = Loops()
+    found.compile_beside()
+    assert found.get() is None
+    assert found.get() is None
+    assert [c[-1] for c in started] == ["uvcc_engine.mpc.kernels.compile"]
+    assert mark().parent == tmp_path
+    mark().touch()
+    assert found.get() is not None
+    failed = Loops()
+    failed.compile_beside()
+    mark().unlink()
+    assert failed.get() is None
+    monkeypatch.setattr(Maker, "returncode", 1)
+    assert failed.get() is not None  # compiled by whoever needs it, then
+
+
+@needs_numba
+def test_compiling_twice_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "new"))
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.compile.os.nice", lambda _: 0)
+    calls: list[object] = []
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.warm.warm", calls.append)
+    assert compile_loops() == 0
+    assert compile_loops() == 0
+    assert len(calls) == 1
+    assert mark().exists()
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 130, N - 5])
@@ -142,11 +215,10 @@ def test_the_trees_cover_63_bits() -> None:
 
 
 def test_without_numba_large_tensors_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(cpu.importlib, "import_module", refuse)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(cpu, "LOOPS", Loops())
     slow = CpuKernels()
+    assert slow._jit is None
     x = random(N)
     assert torch.equal(slow.to_planes(x), PLAIN.to_planes(x))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc import arithmetic, bits, maximum, nonlinear, prg, selection, shuffle, truncation
+from uvcc_engine.mpc import arithmetic, bits, gated, maximum, nonlinear, prg, selection, shuffle, truncation
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import share_of, split
 
@@ -18,7 +18,7 @@ N = 4096
 ZERO = torch.zeros(N, dtype=torch.float64)
 SECRET = torch.linspace(-3000.0, 3000.0, N, dtype=torch.float64)
 
-PAIRWISE = ("mul", "matmul", "relu", "exp", "shuffle", "fused", "reduced")
+PAIRWISE = ("mul", "matmul", "relu", "exp", "shuffle", "fused", "reduced", "gated")
 NAMES = (*PAIRWISE, "max", "argmax", "divide", "softmax", "bits", "winner", "sparing")
 
 Program = Callable[[Runtime], object]
@@ -30,6 +30,7 @@ def program(name: str, x: Tensor, seed: int = 7) -> Program:
     parts = split(x, 16, source.randbytes)
     table = split(rows, 16, source.randbytes)
     small = split(-(x.abs() / 500 + 0.5), 16, source.randbytes)
+    signs = split((rows > 100).to(torch.float64) / 2.0**16, 16, source.randbytes)
     near = split(x.abs() / 1000 + 1, 16, source.randbytes)
 
     def run(rt: Runtime) -> object:
@@ -59,6 +60,9 @@ def program(name: str, x: Tensor, seed: int = 7) -> Program:
         if name == "sparing":
             wide = matrix.T.index((slice(None), slice(0, truncation.SPARING // N * 4)))
             return rt.run(arithmetic.matmul_gen(rt, matrix, wide, scale=0.1 / 2**16))
+        if name == "gated":
+            kept, columns = share_of(signs, rt.party, 0), matrix.T.index((slice(None), slice(0, 4)))
+            return rt.run(gated.matmul_gated_gen(rt, matrix, columns, kept, scale=0.1 / 64))
         if name == "fused":
             columns = matrix.T.index((slice(None), slice(0, 4)))
             return rt.run(selection.matmul_relu_gen(rt, matrix, columns))

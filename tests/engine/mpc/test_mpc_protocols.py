@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc import arithmetic, boolean, exponential, maximum, nonlinear, pieces, selection, truncation
+from uvcc_engine.mpc import arithmetic, boolean, exponential, gated, maximum, nonlinear, pieces, selection, truncation
 from uvcc_engine.mpc.runtime import Runtime, Steps
 from uvcc_engine.mpc.share import Share
 
@@ -49,6 +49,32 @@ def test_matrix_product_with_folded_scale(run: Run, gen: torch.Generator) -> Non
     assert (scaled.value - x @ y / 512).abs().max() <= UNIT
     rough = run(lambda rt, a, b: arithmetic.matmul_gen(rt, a, b, scale=0.1 / 48), x, y)
     assert (rough.value - x @ y * (0.1 / 48)).abs().max() <= 2 * UNIT
+
+
+@pytest.mark.parametrize("dealer", [0, 1, 2])
+@pytest.mark.parametrize(("scale", "each"), [(1.0, 62), (2.0**-9, 68), (2.0**-20, 71)])
+def test_a_product_and_the_choice_by_a_bit_take_the_product_s_rounds(
+    run: Run, gen: torch.Generator, dealer: int, scale: float, each: int
+) -> None:
+    x, y = fixed(normal(gen, 30, 40, scale=20)), fixed(normal(gen, 40, 20, scale=20))
+    bits = (torch.rand(30, 20, generator=gen) < 0.5).to(torch.float64)
+
+    def build(rt: Runtime, a: Share, b: Share, kept: Share) -> Steps[Share]:
+        whole = kept.with_f(0)
+        return (yield from gated.matmul_gated_gen(rt, a, b, whole, scale=scale, dealer=dealer))
+
+    out = run(build, x, y, bits / 2.0**16)
+    assert (out.value - (x @ y) * bits * scale).abs().max() <= UNIT
+    assert (out.value[bits == 0] == 0).all()
+    assert (out.rounds, out.bytes_total) == (2, each * 600)
+
+
+def test_a_gate_that_does_not_fit_is_refused(run: Run) -> None:
+    x = torch.ones(4, 4, dtype=torch.float64)
+    with pytest.raises(ConfigError, match="gate at f=16"):
+        run(gated.matmul_gated_gen, x, x, x)
+    with pytest.raises(ConfigError, match=r"gate of shape \(3, 4\)"):
+        run(lambda rt, a, b, c: gated.matmul_gated_gen(rt, a, b, c.with_f(0)), x, x, x[:3])
 
 
 def test_batched_matrix_product_broadcasts(run: Run, gen: torch.Generator) -> None:
@@ -192,14 +218,14 @@ def test_reciprocal(run: Run, gen: torch.Generator, low: float, high: float, rou
     assert out.rounds == rounds
 
 
-def test_softmax_in_18_rounds(run: Run, gen: torch.Generator) -> None:
+def test_softmax_in_14_rounds(run: Run, gen: torch.Generator) -> None:
     x = fixed(normal(gen, 64, 10, scale=5))
     x[0] = 0.0
     x[1, 0] = 100.0
     out = run(nonlinear.softmax_gen, x)
     assert (out.values[0] - x.softmax(-1)).abs().max() < 8 * UNIT
     assert torch.equal(out.values[1], x.max(-1, keepdim=True).values)
-    assert out.rounds == 18
+    assert out.rounds == 14
 
 
 def test_softmax_of_long_rows(run: Run, gen: torch.Generator) -> None:
@@ -208,16 +234,18 @@ def test_softmax_of_long_rows(run: Run, gen: torch.Generator) -> None:
     assert (out.values[0] - x.softmax(-1)).abs().max() < 20 * UNIT
 
 
-def test_powers_come_with_a_guess_of_the_inverse_of_their_sum(run: Run, gen: torch.Generator) -> None:
+def test_powers_come_with_inverse_and_logarithm_of_their_sum(run: Run, gen: torch.Generator) -> None:
     x = fixed(-torch.rand(300, 15, generator=gen, dtype=torch.float64) * 3)
     x[:, 0] = 0.0
     x[0] = 0.0
-    x[1, 1:] = -100.0
-    out = run(exponential.powers_gen, x)
-    powers, total, guess = out.values
+    x[1:200, 1:] = -100.0
+    x[2:200, 1] = fixed(-torch.linspace(0.0, 16.0, 198, dtype=torch.float64))
+    out = run(lambda rt, s: exponential.powers_gen(rt, s, (exponential.INVERSE, exponential.LOG)), x)
+    powers, total, inverse, log = out.values
     assert (powers - x.exp()).abs().max() < 1.6 * UNIT
     assert torch.equal(total, powers.sum(1, keepdim=True))
-    assert (1 - total * guess).abs().max() < nonlinear.GUESS_ERROR
+    assert (1 - total * inverse).abs().max() < exponential.LOOKUP_ERROR
+    assert (total.log() - log).abs().max() < exponential.LOOKUP_ERROR
     assert out.rounds == 6
     with pytest.raises(ConfigError, match="16 powers"):
         run(exponential.powers_gen, -torch.ones(2, 16))

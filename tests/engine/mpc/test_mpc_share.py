@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc import arithmetic
-from uvcc_engine.mpc.kernels.base import kernels_for
+from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.roles import Roles
 from uvcc_engine.mpc.share import Share, cat, decode, encode, reconstruct, share_of, split
 

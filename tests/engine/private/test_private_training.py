@@ -101,8 +101,8 @@ def test_private_steps_follow_the_clear_ones(tiny: list[dict[str, Any]]) -> None
     assert abs(tiny[0]["correct"] - clear.correct) <= 1
 
 
-def test_a_step_takes_at_most_28_rounds_and_the_loss_adds_none(tiny: list[dict[str, Any]]) -> None:
-    assert max(r["rounds"] for r in tiny) <= 28
+def test_a_step_takes_at_most_23_rounds_and_the_loss_adds_none(tiny: list[dict[str, Any]]) -> None:
+    assert max(r["rounds"] for r in tiny) <= 23
     silent = train(replace(TINY, steps=1, reveal=("accuracy",)))
     assert silent[0]["rounds"] == tiny[0]["rounds"]
     assert silent[0]["losses"] == [None]

@@ -6,17 +6,11 @@ All tensors are int64 and wrap modulo 2^64; bit planes and words are bit-sliced,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from uvcc_engine.contract.errors import ConfigError
-
-if TYPE_CHECKING:
-    from uvcc_engine.mpc.carry import Level
-
+from uvcc_engine.mpc.layout import Level
 
 RightFactor = Callable[[Sequence[Tensor]], Tensor]
 
@@ -87,19 +81,3 @@ class Kernels(Protocol):
         p_out: Tensor | None,
     ) -> None:
         """Evaluate the groups' generate and propagate shares into ``[groups, w]`` tensors (None: not wanted)."""
-
-
-@lru_cache(maxsize=8)
-def kernels_for(device: torch.device) -> Kernels:
-    """The kernels of a device. ConfigError for a device without any."""
-    if device.type == "cpu":
-        from uvcc_engine.mpc.kernels.cpu import CpuKernels
-
-        return CpuKernels()
-    if device.type == "cuda":
-        try:
-            from uvcc_engine.mpc.kernels.cuda import CudaKernels
-        except ImportError as why:
-            raise ConfigError(f"device {device} needs Triton: {why}", "install triton, or run the job on cpu") from why
-        return CudaKernels()
-    raise ConfigError(f"no secret-sharing kernels for device {device}", "run the job on cpu")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +13,9 @@ from torch import Tensor
 
 from uvcc_engine.mpc.kernels import limbs
 from uvcc_engine.mpc.kernels.base import RightFactor
-from uvcc_engine.mpc.kernels.plain import PlainKernels, wire_dtype
-
-if TYPE_CHECKING:
-    from uvcc_engine.mpc.carry import Level
+from uvcc_engine.mpc.kernels.loops import LOOPS
+from uvcc_engine.mpc.kernels.plain import PlainKernels
+from uvcc_engine.mpc.layout import Level, wire_dtype
 
 COMPILE_FROM = 1 << 14  # elements; below, loading the compiled code would cost more than it saves
 _WORDS = COMPILE_FROM // 64
@@ -29,14 +26,10 @@ LIMBS_FROM = 1 << 26  # multiplications from which eight-bit digits pay, on proc
 class CpuKernels(PlainKernels):
     """``kernels.base.Kernels`` for the CPU."""
 
-    @cached_property
+    @property
     def _jit(self) -> Any:
-        """The compiled loops, or None where numba is not installed."""
-        try:
-            return importlib.import_module("uvcc_engine.mpc.kernels.jit")
-        except ImportError:
-            logging.getLogger(__name__).warning("numba is not installed: large secret-shared tensors will be slow")
-            return None
+        """The compiled loops, or None while there are none."""
+        return LOOPS.get()
 
     def _fast(self, enough: bool, *tensors: Tensor) -> bool:
         return enough and all(t.is_contiguous() for t in tensors) and self._jit is not None

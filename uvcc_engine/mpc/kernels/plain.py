@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from uvcc_engine.mpc.carry import Level
+from uvcc_engine.mpc.layout import Level, wire_dtype
 
 _SWAPS = (
     (32, 0x00000000FFFFFFFF),
@@ -29,13 +27,6 @@ def shift_logical(x: Tensor, s: int) -> Tensor:
 def narrow(x: Tensor, s: int) -> Tensor:
     """To the wire type for numbers modulo 2^s. Masks fill the whole type, so no carry above bit ``s`` shows."""
     return x.to(wire_dtype(s))
-
-
-def wire_dtype(bits: int) -> torch.dtype:
-    """The narrowest integer type that carries values modulo 2^``bits``."""
-    if bits <= 16:
-        return torch.int16
-    return torch.int32 if bits <= 32 else torch.int64
 
 
 class PlainKernels:

@@ -1,0 +1,86 @@
+"""Where the compiled loops come from: compiled once per installation, beside the work that could already use them.
+
+Compiling takes seconds, once; numba keeps the machine code beside ``jit``'s source (or in NUMBA_CACHE_DIR). A process
+that asked for ``compile_beside`` does not wait: it starts one process that compiles everything, and works with torch
+until a mark in that folder says that the cache is complete. Both give the same numbers. Without it, or where the folder
+cannot be written, whoever first needs a loop compiles it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+log = logging.getLogger(__name__)
+_MODULE: Final = "uvcc_engine.mpc.kernels.jit"
+_LOOK_S: Final = 0.25  # between two looks for the mark
+
+
+def folder() -> Path:
+    """Where numba keeps what it compiled, and the mark lies."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    return Path(chosen) if chosen else Path(__file__).parent / "__pycache__"
+
+
+def mark() -> Path:
+    """The file that says that all loops of this source are compiled, by this Python."""
+    source = Path(__file__).with_name("jit.py").read_bytes()
+    return folder() / f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"
+
+
+class Loops:
+    """The compiled loops of one process: there, on their way, or not to be had."""
+
+    def __init__(self) -> None:
+        self._found: ModuleType | None = None
+        self._missing = importlib.util.find_spec("numba") is None
+        self._beside = False
+        self._maker: subprocess.Popen[bytes] | None = None
+        self._next_look = 0.0
+
+    def compile_beside(self) -> None:
+        """From now on, never wait for the compiler."""
+        self._beside = True
+
+    def get(self) -> ModuleType | None:
+        """The module of the loops, or None: not installed, or not compiled yet."""
+        if self._found is None and not self._missing:
+            self._found = self._look()
+        return self._found
+
+    def _look(self) -> ModuleType | None:
+        if self._beside and not self._compiled():
+            return None
+        try:
+            return importlib.import_module(_MODULE)
+        except ImportError:
+            self._missing = True
+            return None
+
+    def _compiled(self) -> bool:
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_S
+        if mark().exists():
+            self._maker = None
+            return True
+        if self._maker is None:
+            command = [sys.executable, "-m", "uvcc_engine.mpc.kernels.compile"]
+            self._maker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        elif self._maker.poll():
+            log.warning("the loops could not be compiled beside the work (%s): compiling now", self._maker.returncode)
+            return True
+        return False
+
+
+LOOPS = Loops()

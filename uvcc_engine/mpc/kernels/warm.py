@@ -1,0 +1,42 @@
+"""Calls every compiled loop with every combination of types that the protocols call it with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, LIMBS_FROM, CpuKernels
+from uvcc_engine.mpc.layout import level, wire_dtype
+
+_N = COMPILE_FROM
+_WORDS = _N // 64
+
+
+def warm(kernels: CpuKernels) -> None:
+    """Call each kernel once for every combination of types; on tensors of zeros, as large as it takes."""
+
+    def zeros(*shape: int, bits: int = 64) -> Tensor:
+        return torch.zeros(shape, dtype=wire_dtype(bits))
+
+    x, words = zeros(_N), zeros(_WORDS)
+    for factors in ([x], [x, x]):
+        kernels.mul(factors, factors)
+    kernels.blind(zeros(_N), 3, x, x)
+    for s in (16, 32, 50):
+        half = zeros(_N, bits=s)
+        kernels.truncate_deal(x, x, x, half, half, half, s)
+        c, part = kernels.truncate_open(x, x, x, half, half, s)
+        kernels.truncate_close(c, part, half, s)
+    kernels.select_deal(words, [x], zeros(2, _N))
+    kernels.select(words, [x], [x], zeros(2, _N), 1)
+    planes = kernels.to_planes(x, 63)
+    kernels.deal_digits(planes, 3, zeros(147, _WORDS), zeros(147, _WORDS))
+    g, p = kernels.pick_digits(zeros(147, _WORDS), planes, 3, -1)
+    plan = level(3, generate=True, carry_on=True)
+    single, product = (zeros(len(rows), 7, _WORDS) for rows in (plan.singles, plan.products))
+    kernels.mask_products(plan, single, single, product, product)
+    kernels.close(plan, g, p, single, single)
+    kernels.merge(plan, single, single, product, -1, zeros(7, _WORDS), zeros(7, _WORDS))
+    side = round(LIMBS_FROM ** (1 / 3)) + 16 & ~15
+    matrix = zeros(side, side)
+    kernels.right_factor([matrix, matrix], side)([matrix, matrix])

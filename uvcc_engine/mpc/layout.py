@@ -1,0 +1,56 @@
+"""How things lie in memory and on the wire: the masks of a merging step, the types that carry numbers modulo 2^s.
+
+Everything else in ``mpc`` may import this; it imports nothing of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+
+def wire_dtype(bits: int) -> torch.dtype:
+    """The narrowest integer type that carries values modulo 2^``bits``."""
+    if bits <= 16:
+        return torch.int16
+    return torch.int32 if bits <= 32 else torch.int64
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How the masks of one merging step are laid out: all products of masks that its polynomial needs.
+
+    Table entries: ``M[S]`` over subsets ``S`` of the propagate masks ``1..m-1`` (entry 0 is the constant one), then
+    (``generate``) for each ``j`` the products of generate mask ``j`` with subsets of the propagate masks above it,
+    then (``carry_on``) the products of propagate mask 0 with all ``S``. ``singles`` are the entries that are one mask
+    alone, in the order in which bits are opened: propagate 1..m-1, generate 0..m-1, propagate 0.
+    """
+
+    m: int
+    generate: bool
+    carry_on: bool
+    singles: tuple[int, ...]
+    products: tuple[int, ...]
+
+    @property
+    def entries(self) -> int:
+        return 1 + len(self.singles) + len(self.products)
+
+
+@lru_cache(maxsize=64)
+def level(m: int, *, generate: bool, carry_on: bool) -> Level:
+    """The layout for groups of ``m``; ``generate=False`` is a plain AND of ``m`` bits."""
+    half = 1 << (m - 1)
+    singles = [1 << k for k in range(m - 1)]
+    at = half
+    if generate:
+        for j in range(m):
+            singles.append(at)
+            at += 1 << (m - 1 - j)
+    if carry_on:
+        singles.append(at)
+        at += half
+    products = sorted(set(range(1, at)) - set(singles))
+    return Level(m, generate, carry_on, tuple(singles), tuple(products))
