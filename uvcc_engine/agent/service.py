@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 TICK_S: Final = 0.1
 HALT_TICK_S: Final = 0.02
 IDLE_TICK_S: Final = 0.5
+TICK_SHARE: Final = 20.0  # a pause is so many times as long as the tick before: many agents leave workers room
 TELEMETRY_S: Final = 2.0
 
 
@@ -286,6 +287,7 @@ class Agent:
     # time passing
 
     def _tick(self) -> None:
+        began = time.monotonic()
         for worker in self.workers.check_adopted():
             self._worker_ended(worker)
         busy = self._check_halts()
@@ -300,7 +302,8 @@ class Agent:
         if self._ending is not None:
             self._go_on_ending(self._ending)
         self._flush_zygote()
-        self._next_tick = time.monotonic() + (0.0 if busy else self._pace())
+        now = time.monotonic()
+        self._next_tick = now + (0.0 if busy else max(self._pace(), min(TICK_SHARE * (now - began), IDLE_TICK_S)))
 
     def _pace(self) -> float:
         if self.halts or self._ending or self._relays_awaited or self._probes_awaited:

@@ -190,6 +190,8 @@ class PartyGroups:
         self._device = torch.device(device).type
         self._backend = _backend(self._device, place)
         self._timeout_s = timeout_s
+        # ranks that come up on few processors must not keep them busy with asking for each other
+        self._longest_poll = _POLL_S[1] * max(1.0, place.world / 16)
         self._on_event = on_event
         self._store: Any = None
         self._user_check: Callable[[], None] = lambda: None
@@ -314,7 +316,7 @@ class PartyGroups:
                 if time.monotonic() > deadline:
                     raise
             self._check()
-            pause.wait(0.02)
+            pause.wait(self._longest_poll)
 
     def _group(self, name: str) -> Group:
         return Group.open(self.place, name, self._backend, self._timeout_s, self._on_event)
@@ -366,7 +368,7 @@ class PartyGroups:
                     )
                 self._check()
                 pause.wait(wait)
-                wait = min(2 * wait, _POLL_S[1])
+                wait = min(2 * wait, self._longest_poll)
             return [bytes(self._store.get(key)) for key in keys]
         except RuntimeError as error:
             raise _lost(self.place.coord.party, f"{self.place.coord} lost the store of its party", error) from error

@@ -103,8 +103,16 @@ class Intake:
     passes go on computing while it waits.
     """
 
-    def __init__(self, pipe: Pipe, direction: str, microbatches: int, device: torch.device) -> None:
-        self._pipe, self._direction, self._device = pipe, direction, device
+    def __init__(
+        self,
+        pipe: Pipe,
+        direction: str,
+        microbatches: int,
+        device: torch.device,
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``told`` is called, on that thread, whenever :meth:`arrived` has another answer."""
+        self._pipe, self._direction, self._device, self._told = pipe, direction, device, told
         self._due = -1
         self._there: dict[int, Tensor] = {}
         self._failed: UvccError | None = None
@@ -122,10 +130,12 @@ class Intake:
                 with self._news:
                     self._there[m] = x
                     self._news.notify_all()
+                self._told()
         except UvccError as error:
             with self._news:
                 self._failed = error
                 self._news.notify_all()
+            self._told()
 
     def _answered(self, microbatch: int) -> bool:
         return microbatch in self._there or self._failed is not None

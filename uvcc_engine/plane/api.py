@@ -65,3 +65,11 @@ class WatchedPlane(Plane, Protocol):
 
         Raises as ``recv``.
         """
+
+
+@runtime_checkable
+class Nudged(Protocol):
+    """A plane or a link that another thread can bring back from a wait: from ``wait_any``, to ask ``other`` again."""
+
+    def nudge(self) -> None:
+        """End the wait, now or when it begins. Any thread may call it."""

@@ -42,6 +42,7 @@ _WAITS: Final = {
     "report_s": "report_s",
     "relay_s": "away_s",
     "look_s": "look_s",
+    "idle_s": "idle_s",
 }
 
 
@@ -126,7 +127,8 @@ def _direct(party: int, link: Mapping[str, Any]) -> DirectLink:
     addresses = {int(p): str(a) for p, a in dict(link.get("peers") or {}).items()}
     for address in addresses.values():
         parse_address(address)
-    return DirectLink(party, str(link.get("listen") or ""), addresses, policy=_policy(link, Policy()))
+    policy, spins = _policy(link, Policy()), bool(link.get("spins", True))
+    return DirectLink(party, str(link.get("listen") or ""), addresses, policy=policy, spins=spins)
 
 
 def _relay(link: Mapping[str, Any], box: int) -> RelayLink:

@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -52,8 +53,12 @@ class DirectLink:
         peers: dict[int, str],
         clock: Callable[[], float] = time.monotonic,
         policy: Policy | None = None,
+        *,
+        spins: bool = True,
     ) -> None:
-        """``peers``: host:port of the parties that can be dialled. Raises UnreachableError if it cannot listen."""
+        """``peers``: host:port of the parties that can be dialled. ``spins``: ask a few times before sleeping, where
+        answers come at once; not for processes that outnumber the processors. Raises UnreachableError if it cannot
+        listen."""
         self.policy = policy or Policy()
         self._clock = clock
         self._dial = {p: a for p, a in peers.items() if p != party and a and (not listen or party > p)}
@@ -65,6 +70,11 @@ class DirectLink:
         self._resets: list[int] = []
         self._notices: list[Notice] = []
         self._poll = select.epoll()
+        self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._nudge)  # not at close: another thread may still nudge
+        self._nudged = False
+        self._poll.register(self._nudge, select.EPOLLIN)
+        self._spins = spins
         self._brisk = False  # the last wait was very short
         self._by_fd: dict[int, Connection] = {}
         self._dirty: set[Connection] = set()  # with something to write
@@ -101,6 +111,10 @@ class DirectLink:
             if not connection.room:
                 self._flush(connection)
 
+    def nudge(self) -> None:
+        """See ``api.Nudged``."""
+        os.eventfd_write(self._nudge, 1)
+
     def flush(self) -> None:
         for connection in tuple(self._dirty):
             self._flush(connection)
@@ -127,7 +141,8 @@ class DirectLink:
         while True:
             arrivals = self._look(end, now)
             now = self._clock()
-            if arrivals or now >= end or self._resets or self._notices:
+            if arrivals or now >= end or self._resets or self._notices or self._nudged:
+                self._nudged = False
                 return arrivals
             if any(c.out.bytes <= _REFILL_BYTES for c in full):
                 return []  # the next frames are sealed while these are still on their way
@@ -143,7 +158,10 @@ class DirectLink:
         arrivals: list[Arrival] = []
         for fd, event in self._events(max(0.0, until - now)):
             found = self._by_fd.get(fd)
-            if found is None:
+            if fd == self._nudge:
+                os.eventfd_read(fd)
+                self._nudged = True
+            elif found is None:
                 self._accept(now)
             elif found.connecting:
                 self._connected(found, now)
@@ -167,7 +185,7 @@ class DirectLink:
                 os.sched_yield()
         begun = self._clock()
         found = self._poll.poll(wait)
-        self._brisk = bool(found) and self._clock() - begun < _BRISK_S
+        self._brisk = self._spins and bool(found) and self._clock() - begun < _BRISK_S
         return found
 
     def _watch(self, connection: Connection) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
 from uvcc_engine.plane import frame as fr
-from uvcc_engine.plane.api import Buffer, Recorder, Tag
+from uvcc_engine.plane.api import Buffer, Nudged, Recorder, Tag
 from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.links import Link
 
@@ -36,6 +36,7 @@ class Waits:
     report_s: float = 5.0  # before a wait is worth an event
     close_s: float = 10.0  # for the last acknowledgements
     look_s: float = 0.005  # between two looks beside the user thread; more where workers outnumber processors
+    idle_s: float = 0.02  # the same while there is nothing to do for it
 
 
 class LivePlane:
@@ -122,8 +123,14 @@ class LivePlane:
             self._raise_failure()
             if ready() is None:
                 src, tag = next(want for want in wants[0] if not self._holds([want]))
-                longest = _LONGEST_WAIT if other is None else self._waits.look_s
+                nudged = other is None or isinstance(self._link, Nudged)
+                longest = _LONGEST_WAIT if nudged else self._waits.look_s
                 self._await(self._endpoints[src], tag, ready, None, longest)
+
+    def nudge(self) -> None:
+        """See ``api.Nudged``; over a link that cannot be nudged ``other`` is asked every ``look_s``."""
+        if isinstance(self._link, Nudged):
+            self._link.nudge()
 
     def send_control(self, dst: int, body: bytes) -> None:
         """See ``Plane.send_control``. Still works towards the others after one peer broke the protocol."""
@@ -361,23 +368,24 @@ class LivePlane:
         pause = 0.01
         while not self._closed.wait(pause):
             if not self._lock.acquire(blocking=False):
-                pause = 4 * self._waits.look_s  # the user thread drives
+                pause = self._waits.idle_s  # the user thread drives
                 continue
             try:
                 if not self._closed.is_set() and self._broken is None:
-                    pause = self._background_round(link)
+                    pause = self._background_round(link, pause)
             except UvccError as error:
                 self._broken = error  # the user thread learns of it at its next call
             finally:
                 self._lock.release()
 
-    def _background_round(self, link: Link) -> float:
+    def _background_round(self, link: Link, pause: float) -> float:
+        """One look; returns when to look again. It looks less and less often while there is nothing to do."""
         now = self._clock()
         if link.eager:
             before = sum(e.counters.frames_in for e in self._endpoints.values())
             self._drive(0.0, None)
             busy = link.pending() or before != sum(e.counters.frames_in for e in self._endpoints.values())
-            return 0.001 if busy else 0.01
+            return 0.001 if busy else min(max(2 * pause, 0.01), self._waits.idle_s)
         due = min(e.next_due() for e in self._endpoints.values()) <= now
         if due or now - self._last_exchange > 0.25 or any(e.queued_bytes for e in self._endpoints.values()):
             self._drive(0.0, None)

@@ -72,7 +72,14 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
     job = PrivateJob.from_json(policy.job)
     size = policy.topology
     workers = size.workers_per_party * size.microbatches
-    model = fit_model(job, workers=workers, stages=size.stages, tensor=size.tensor)
+    model = fit_model(
+        job,
+        workers=workers,
+        replicas=size.replicas,
+        stages=size.stages,
+        tensor=size.tensor,
+        microbatches=size.microbatches,
+    )
     if spec.job and PrivateJob.from_json(spec.job) != job:
         raise ConfigError("the worker's job is not the job of the signed policy", "launch it with the policy's job")
     for value in job.reveal:

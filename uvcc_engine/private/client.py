@@ -135,7 +135,8 @@ def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
 def check(args: argparse.Namespace) -> dict[str, Any]:
     """Whether a job and this owner's data fit, without keys and parties; what ``--check`` prints."""
     job = PrivateJob.from_json(files.read_json(args.check))
-    model = fit_model(job, workers=args.workers, stages=args.stages, tensor=args.tensor)
+    size = {name: getattr(args, name) for name in ("workers", "replicas", "stages", "tensor", "microbatches")}
+    model = fit_model(job, **size)
     rows = {} if job.task == "infer" and not (args.data or args.weights) else _rows(input_tensors(job, args))
     return {"ok": True, "model": model.name, "weights": [list(w.weight_shape) for w in model.weights], "rows": rows}
 
@@ -228,8 +229,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--weights", type=Path, help="the model's weights (.npz), where the job's task is infer")
     parser.add_argument("--model", help="with --open: the job's model, where tensor ranks hold slices of its weights")
     parser.add_argument("--workers", type=int, default=1, help="with --check: workers per party, times microbatches")
+    parser.add_argument("--replicas", type=int, default=1, help="with --check: replicas per party")
     parser.add_argument("--stages", type=int, default=1, help="with --check: pipeline stages")
     parser.add_argument("--tensor", type=int, default=1, help="with --check: tensor ranks")
+    parser.add_argument("--microbatches", type=int, default=1, help="with --check: microbatches of a replica's batch")
     parser.add_argument("--data", type=Path, help=".npz, .npy, .csv, .pt or IDX file; the packaged digits without it")
     parser.add_argument("--labels", type=Path, help="labels file, where --data holds one array only")
     parser.add_argument("--seed", type=int, help="make keys and shares deterministic (demonstrations, reruns)")

@@ -20,11 +20,20 @@ QUERY: Final = "query_x"
 PREDICTION: Final = "prediction"
 
 
-def fit_model(job: PrivateJob, *, workers: int = 1, stages: int = 1, tensor: int = 1) -> ModelSpec:
+def fit_model(
+    job: PrivateJob,
+    *,
+    workers: int = 1,
+    replicas: int = 1,
+    stages: int = 1,
+    tensor: int = 1,
+    microbatches: int = 1,
+) -> ModelSpec:
     """The model of a job. Raises ConfigError if there is none of that name, or if job and model do not fit.
 
     ``workers``: per party, times the microbatches; more than one trains by SGD on the cross-entropy, and what it trains
-    must divide into ``stages`` and over ``tensor`` ranks.
+    must divide into ``stages`` and over ``tensor`` ranks, and a replica's batch into ``microbatches``, and each
+    of ``replicas`` needs rows to test on.
     """
     model = find_model(job.model)
     if job.frac_bits < model.frac_bits:
@@ -45,7 +54,25 @@ def fit_model(job: PrivateJob, *, workers: int = 1, stages: int = 1, tensor: int
     if workers > 1:
         place_layers(model, tensor)
         stage_bounds(model, stages)
+        _check_rows_of_ranks(job, model, replicas, tensor, microbatches)
     return model
+
+
+def _check_rows_of_ranks(job: PrivateJob, model: ModelSpec, replicas: int, tensor: int, microbatches: int) -> None:
+    """Every tensor rank needs a line of every microbatch: a position of a row, where rows have positions."""
+    tested = job.test_rows // replicas
+    if "accuracy" in job.reveal and tested * model.positions < tensor:
+        raise ConfigError(
+            f"job.test_rows is {job.test_rows}: {tested * model.positions} lines for a replica's {tensor} tensor ranks",
+            f"give at least {replicas * -(-tensor // model.positions)}",
+        )
+    rows = job.batch // microbatches
+    if rows * model.positions < tensor:
+        raise ConfigError(
+            f"a batch of {job.batch} rows in {microbatches} microbatches gives {tensor} tensor ranks"
+            f" {rows * model.positions} lines each time",
+            f"give a batch of at least {microbatches * -(-tensor // model.positions)} rows per replica",
+        )
 
 
 def check_tensors(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob, model: ModelSpec) -> None:

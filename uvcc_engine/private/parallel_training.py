@@ -27,7 +27,7 @@ from uvcc_engine.mpc.share import Share
 from uvcc_engine.parallel.groups import OnEvent, PartyGroups
 from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Intake, Pipe, Record
 from uvcc_engine.parallel.schedule import one_f_one_b
-from uvcc_engine.plane.api import WatchedPlane
+from uvcc_engine.plane.api import Nudged, WatchedPlane
 from uvcc_engine.private import losses
 from uvcc_engine.private.additive import settle_gen
 from uvcc_engine.private.components import Ring
@@ -114,6 +114,7 @@ class ParallelTrainer:
         self._pipe = Pipe(groups.pp, groups.pp_back, record)
         if not isinstance(main.plane, WatchedPlane):
             raise ConfigError("this plane cannot say what has arrived", "train several microbatches on another")
+        self._nudge = main.plane.nudge if isinstance(main.plane, Nudged) else _nobody
         self._depth = min(in_flight(os.environ), size.microbatches)
         self._overlap = Overlap(main.plane, self._depth, groups.tp)
         self._passes: dict[int, Pass] = {}
@@ -182,7 +183,7 @@ class ParallelTrainer:
         size, device = self._groups.place.topology, self._lanes.main.device
         count = size.microbatches
         sources = {
-            direction: None if at_end else Intake(self._pipe, direction, count, device)
+            direction: None if at_end else Intake(self._pipe, direction, count, device, self._nudge)
             for direction, at_end in ((FORWARD, self._pipe.first), (BACKWARD, self._pipe.last))
         }
         for direction, m in one_f_one_b(self._groups.pp.index, size.stages, count, self._depth):
@@ -313,7 +314,9 @@ class ParallelTrainer:
         rows = int(self._tensors["test_x"].shape[0])
         mine = torch.arange(rows)[bounds(rows, size.replicas, groups.place.coord.replica)]
         hits = [public(self._lanes.main, torch.zeros(1), f=self._job.frac_bits)]
-        for m, some in enumerate(torch.split(mine, _EVAL_ROWS)):
+        count = -(-len(mine) // _EVAL_ROWS)
+        for m in range(count):  # parts of one size, up to one: a tensor rank without a row could not take part
+            some = mine[bounds(len(mine), count, m)]
             rt = self._lanes.of(FORWARD, m)
             on = self._pass(rt, some)
             x = self._tensors["test_x"].index(some) if self._pipe.first else self._receive(FORWARD, m)
@@ -375,6 +378,10 @@ class ParallelTrainer:
             for number, share in zip(self._stage.numbers, shares, strict=True)
         ]
         return component_digest(named, blind)
+
+
+def _nobody() -> None:
+    """What is called where nobody waits."""
 
 
 def _nothing_gen() -> Steps[None]:

@@ -165,7 +165,9 @@ def _patience(size: Topology) -> dict[str, float]:
         return {"peer_timeout_s": PEER_TIMEOUT_S, "first_contact_s": FIRST_CONTACT_S}
     crowd = max(1.0, size.workers_per_party / CROWD)
     waits = {"peer_timeout_s": FLEET_TIMEOUT_S * crowd, "first_contact_s": FIRST_CONTACT_S, "order_s": 30.0 * crowd}
-    return waits | {"rto_s": 4.0 * crowd, "look_s": 0.005 if crowd == 1.0 else 0.01 * crowd}
+    waits |= {"rto_s": 4.0 * crowd, "look_s": 0.005 if crowd == 1.0 else 0.01 * crowd}
+    roomy = (os.cpu_count() or 1) >= 2 * size.workers_per_party
+    return waits if roomy else waits | {"spins": 0.0, "idle_s": min(0.02 * size.workers_per_party, 1.0)}
 
 
 def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:

@@ -18,7 +18,12 @@ from uvcc_engine.parallel.topology import Coord, Topology
 Events = list[tuple[str, dict[str, Any]]]
 
 
-def test_a_world_of_eight_adds_gathers_broadcasts_and_passes_on_along_each_dimension() -> None:
+@pytest.mark.parametrize("backend", ["unix", "gloo"])
+def test_a_world_of_eight_adds_gathers_broadcasts_and_passes_on_along_each_dimension(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UVCC_GROUP_BACKEND", backend)
+
     def body(groups: PartyGroups, events: Events) -> dict[str, Any]:
         c = groups.place.coord
         found: dict[str, Any] = {"rank": groups.place.rank}

@@ -84,6 +84,7 @@ async def check_job(ctx: Rollout) -> None:
     wanted.write_text(json.dumps(dict(phase.job)))
     t = phase.topology
     sizes = {"--workers": t.workers_per_party * t.microbatches, "--stages": t.stages, "--tensor": t.tensor}
+    sizes |= {"--replicas": t.replicas, "--microbatches": t.microbatches}
     command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--check", str(wanted)]
     command += [part for flag, size in sizes.items() for part in (flag, str(size))]
     await _run([*command, *_owners_files(job)], "checking the job", CHECK_S)
