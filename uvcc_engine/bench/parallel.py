@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from uvcc_engine.bench._fleet import Fleet, Forker
 from uvcc_engine.bench._overlap import hidden_rows
+from uvcc_engine.bench._phase6 import phase6_rows
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.parallel.pipeline import UPDATE
@@ -31,6 +32,7 @@ Stage = Sequence[Mapping[str, Any]]  # a stage's ticks: phase, start and end in 
 DP_BAR_S: Final = 2.0
 PP_BAR_S: Final = 1.0
 PARTS: Final = ("init", "bubble", "hidden")
+PHASE6: Final = "phase6"
 _LATENCY_S: Final = 0.02
 _LIMIT_S: Final = 300.0
 
@@ -69,11 +71,11 @@ def init_rows(runs: int, size: Topology) -> list[Row]:
 def bubble_rows(runs: int, stages: int, microbatches: int) -> list[Row]:
     """What real 1F1B loses in a step, per party, and how uneven its stages are.
 
-    The last stage has the loss beside its layer, so the others wait for it whatever the schedule. ``..._busiest`` is
-    the idle share of the busiest stage alone, which bounds the step; with even stages it is the bubble itself.
+    The model cuts into stages of nearly equal cost, the loss included (``splits.stage_bounds``); ``..._uneven`` says
+    how nearly. ``..._busiest`` is the idle share of the busiest stage alone, which bounds the step.
     """
     env = {IN_FLIGHT_VARIABLE: "1", "UVCC_PLANE_FAULTS": json.dumps({"latency_s": _LATENCY_S})}
-    job = PrivateJob(model="mlp4-digits", steps=2, batch=2 * microbatches, test_rows=8)
+    job = PrivateJob(model="mlp10-digits", steps=2, batch=2 * microbatches, test_rows=8)
     lost, idle, uneven = [], [], []
     for _ in range(runs):
         with trained(job, Topology(1, stages, 1, microbatches), env) as fleet:
@@ -110,13 +112,16 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="uvcc-engine bench parallel", description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--only", choices=(*PARTS, PHASE6))
+    parser.add_argument("--phase6", action="store_true", help="192 workers on this machine, twice: takes minutes")
     args = parser.parse_args(argv)
     parts: dict[str, Callable[[], list[Row]]] = {
         "init": lambda: init_rows(args.runs, Topology(2, 4, 1, 4)),
         "bubble": lambda: bubble_rows(args.runs, 4, 32),
         "hidden": hidden_rows,
+        PHASE6: lambda: phase6_rows(2),
     }
-    rows = [r for name in PARTS if args.only in (None, name) for r in parts[name]()]
+    wanted = (*PARTS, PHASE6) if args.phase6 else PARTS
+    rows = [r for name in ((args.only,) if args.only else wanted) for r in parts[name]()]
     print(to_json(rows) if args.json else to_text(rows))
     return 0

@@ -34,6 +34,9 @@ WHOLE: Final = "whole"
 COLUMNS: Final = "columns"
 ROWS: Final = "rows"
 HEADS: Final = "heads"
+_ROUND: Final = 2048  # products of one row in the time of a round of messages, in small microbatches
+_ROUNDS: Final = {Dense: 4, Relu: 6, Gelu: 15, LayerNorm: 43, Attention: 30, Embedding: 2}  # both ways
+_LOSS_ROUNDS: Final = 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +167,10 @@ def weights_of(layers: Sequence[Placed]) -> list[Placed]:
 
 
 def stage_bounds(model: ModelSpec, stages: int) -> list[range]:
-    """Layer numbers of each stage: contiguous, every stage with a weight, the largest stage as small as can be.
+    """Layer numbers of each stage: contiguous, every stage with a weight, the costliest stage as cheap as can be.
 
-    A layer without a weight stays with the one before it. Raises ConfigError if there are fewer weights than stages.
+    The last stage has the loss, too, which takes as many rounds as several layers. A layer without a weight stays with
+    the one before it. Raises ConfigError if there are fewer weights than stages.
     """
     starts = [i for i, spec in enumerate(model.layers) if isinstance(spec, Dense | Embedding | LayerNorm | Residual)]
     if len(starts) < stages:
@@ -177,17 +181,19 @@ def stage_bounds(model: ModelSpec, stages: int) -> list[range]:
     starts[0] = 0
     ends = [*starts[1:], len(model.layers)]
     costs = [_cost(model.layers[a:b]) for a, b in zip(starts, ends, strict=True)]
+    costs[-1] += _LOSS_ROUNDS * _ROUND
     counts = _partition(costs, stages)
     units = [0, *accumulate(counts)]
     return [range(starts[units[s]], ends[units[s + 1] - 1]) for s in range(stages)]
 
 
 def _cost(layers: Sequence[LayerSpec]) -> int:
-    """Work of some layers on one row, in products: entries of weights, and what comparisons cost beside them."""
-    return sum(_cost_of(spec) for spec in layers)
+    """Work of some layers on one row, forward and backward, in products; every round of messages counts as many."""
+    return sum(_products(spec) + _ROUND * _ROUNDS.get(type(spec), 0) for spec in layers)
 
 
-def _cost_of(spec: LayerSpec) -> int:
+def _products(spec: LayerSpec) -> int:
+    """Entries of weights, and what comparisons cost beside them."""
     if isinstance(spec, Residual):
         return _cost(spec.layers)
     if isinstance(spec, Dense):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from uvcc_engine.bench._phase6 import phase6_rows
 from uvcc_engine.bench.parallel import bubble, init_rows
 from uvcc_engine.parallel.schedule import one_f_one_b
 from uvcc_engine.parallel.topology import Topology
@@ -43,3 +44,15 @@ def test_groups_of_a_real_fleet_are_timed() -> None:
     rows = {r.name: r for r in init_rows(1, Topology(2, 2, 1, 2))}
     assert set(rows) == {"dp_init_p50", "pp_init_p50"}
     assert all(0 < r.value < r.max + 1e-9 and r.ratio for r in rows.values())
+
+
+def test_the_scale_run_counts_roots_and_opens_of_every_worker_twice() -> None:
+    rows = {r.name: r for r in phase6_rows(2, Topology(1, 1, 2, 2))}
+    assert {name: rows[f"phase6_6_{name}"].value for name in ("roots", "forward_opens", "backward_opens")} == {
+        "roots": 1.0,
+        "forward_opens": 1.0,
+        "backward_opens": 1.0,
+    }
+    assert rows["phase6_6_timeouts"].value == rows["phase6_6_aborts"].value == 0
+    assert 6 << 20 < rows["phase6_6_memory"].value < 6 << 30
+    assert rows["phase6_6"].runs == 2
