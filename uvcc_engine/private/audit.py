@@ -29,6 +29,7 @@ from uvcc_engine.private.seeds import Seeds, check_pairs, open_seeds, seeds_name
 from uvcc_engine.private.training import Trainer
 from uvcc_engine.transcript import files
 from uvcc_engine.transcript.bundle import POLICY_FILE, find_folders
+from uvcc_engine.transcript.digests import pieces
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.leaf import RECEIVED, RECORD, SENT, WIRE_KINDS, Key, Leaf, blind_state, make_record
 from uvcc_engine.transcript.policy import Policy
@@ -71,8 +72,9 @@ class _Notes:
 
     def _note(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
         src, dst = (peer, self.party) if direction else (self.party, peer)
-        key = (tag.stream, tag.op, 0, direction, src, dst, tag.kind)
-        self.records.append(make_record(self._states[peer], key, payload)[0])
+        for chunk, piece in pieces(payload):
+            key = (tag.stream, tag.op, chunk, direction, src, dst, tag.kind)
+            self.records.append(make_record(self._states[peer], key, piece)[0])
 
     def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
         self._note(SENT, dst, tag, payload)

@@ -54,21 +54,44 @@ def _split(n: int) -> int:
     return 1 << ((n - 1).bit_length() - 1)
 
 
-def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """Audit path of leaf ``index``, lowest sibling first. Raises IndexError outside the tree."""
-    if not 0 <= index < len(leaves):
-        raise IndexError(f"leaf {index} of {len(leaves)}")
-    path: list[bytes] = []
-    low, high = 0, len(leaves)
+def _siblings(index: int, size: int) -> list[tuple[int, int]]:
+    """The ranges of leaves beside the way from leaf ``index`` to the root, the largest first."""
+    if not 0 <= index < size:
+        raise IndexError(f"leaf {index} of {size}")
+    found: list[tuple[int, int]] = []
+    low, high = 0, size
     while high - low > 1:
         middle = low + _split(high - low)
         if index < middle:
-            path.append(tree_root(leaves[middle:high]))
+            found.append((middle, high))
             high = middle
         else:
-            path.append(tree_root(leaves[low:middle]))
+            found.append((low, middle))
             low = middle
-    return path[::-1]
+    return found
+
+
+def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
+    """Audit path of leaf ``index``, lowest sibling first. Raises IndexError outside the tree."""
+    return inclusion_proofs(leaves, len(leaves), [index])[index]
+
+
+def inclusion_proofs(leaves: Iterable[bytes], size: int, indices: Iterable[int]) -> dict[int, list[bytes]]:
+    """Audit paths of several leaves of a stream of ``size`` leaf hashes, in memory that does not grow with ``size``.
+
+    Raises IndexError outside the tree.
+    """
+    ways = {index: _siblings(index, size) for index in indices}
+    trees = {place: TreeHasher() for way in ways.values() for place in way}
+    due = sorted(trees, reverse=True)  # by where they begin
+    growing: list[tuple[int, int]] = []
+    for at, leaf in enumerate(leaves):
+        while due and due[-1][0] == at:
+            growing.append(due.pop())
+        growing = [place for place in growing if place[1] > at]
+        for place in growing:
+            trees[place].append(leaf)
+    return {index: [trees[place].root() for place in reversed(way)] for index, way in ways.items()}
 
 
 def root_from_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes]) -> bytes | None:

@@ -1,22 +1,24 @@
 """The transcript store of one worker: append-only per epoch, with an explicit finalisation.
 
-Leaves of the open epoch live in memory and in ``open.bin``; finalising sorts them, hashes them once and appends one
-block to ``leaves.bin``. What was received is handed to the operating system before anything that depends on it is sent,
-so after a killed process every message received again is compared with the one received before. ``fsync`` happens at
-checkpoints and at the end only: after a power cut the store holds at least everything up to the last checkpoint.
+Leaves of the open epoch are noted in ``open.bin`` and collected in bounded memory (``runs.Shelf``); finalising sorts
+them, hashes them once and appends one block to ``leaves.bin``. What was received is handed to the operating system
+before anything that depends on it is sent, so after a killed process every message received again is compared with the
+one received before. ``fsync`` happens at checkpoints and at the end only: after a power cut the store holds at least
+everything up to the last checkpoint. A large payload is hashed beside the caller, if there is a processor for it, and
+at the latest when its digest is needed.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
-from uvcc_engine.transcript import files
+from uvcc_engine.transcript import digests, files
 from uvcc_engine.transcript.leaf import (
     LOCAL_KINDS,
     OPENED_KINDS,
@@ -33,11 +35,13 @@ from uvcc_engine.transcript.leaf import (
     make_record,
     name_of,
 )
-from uvcc_engine.transcript.merkle import inclusion_proof
+from uvcc_engine.transcript.merkle import inclusion_proofs
 from uvcc_engine.transcript.replay import peers_of, summarise
 from uvcc_engine.transcript.roots import EpochRoot
+from uvcc_engine.transcript.runs import EMPTY, LIMIT, Known, Pile, Shelf, first_missing, key_of
 
 Tag = tuple[int, int, int, int]  # epoch, stream, op, kind; plane.api.Tag is one
+_PENDING: Final = 4096  # records that wait to be written, if nothing received is among them
 _RERUN: Final = "a resume must repeat every message; otherwise take the next attempt"
 
 
@@ -69,8 +73,11 @@ class TranscriptStore:
         own_key: bytes,
         pair_keys: Mapping[int, bytes],
         resume_epoch: int = 0,
+        limit: int = LIMIT,
     ) -> None:
         """Open or create. ``own_key`` blinds local leaves, ``pair_keys[peer]`` those exchanged with ``peer``.
+
+        ``limit``: how many leaves of the open epoch stay in memory.
 
         With epochs already on disk, work goes on at ``resume_epoch``; every leaf recorded again must match.
         Raises ConfigError (other session, epochs missing, in use), UnreadableError (damaged file).
@@ -83,13 +90,24 @@ class TranscriptStore:
         self._sid = sid_sub
         self._keys = {party: own_key, **pair_keys}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._limit = limit
+        self._shelf, self._old = Shelf(folder, limit), Shelf(folder, limit)
+        self._before = Known(EMPTY)
+        self._sealed = False
+        self._pending: list[bytes] = []
+        self._exposed = False  # whether something received is not yet with the operating system
+        self._hasher = digests.Hasher() if len(os.sched_getaffinity(0)) > 1 else None
+        self._later: dict[Key, tuple[int, digests.Job]] = {}  # size, and who hashes it
+        self._later_bytes = 0
+        self._to_open: list[tuple[Key, bytes, bytes]] = []
+        self._blind: dict[int, Any] = {}
         self._fd = os.open(folder / files.LEAVES, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._wal = -1
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._blocks = self._scan()
             self._wal = os.open(folder / files.OPEN_EPOCH, os.O_RDWR | os.O_CREAT, 0o600)
-            self._wal_epoch, self._wal_records = self._read_open_epoch()
+            self._wal_epoch, self._wal_count = self._find_open_epoch()
         except BlockingIOError as e:
             self.close(sync=False)
             raise ConfigError(
@@ -104,14 +122,7 @@ class TranscriptStore:
                 f"the transcript in {folder} holds {len(self._blocks)} epochs; cannot go on at {resume_epoch}", _RERUN
             )
         self._drop_torn(resume_epoch)
-        self._epoch = -1
-        self._next = resume_epoch
-        self._leaves: dict[Key, bytes] = {}
-        self._before: Mapping[Key, bytes] = {}
-        self._sealed = False
-        self._pending: list[bytes] = []
-        self._to_open: list[tuple[Key, bytes, bytes]] = []
-        self._blind: dict[int, Any] = {}
+        self._epoch, self._next = -1, resume_epoch
 
     # ---- opening what is on disk -------------------------------------------------------------------------------
 
@@ -147,27 +158,30 @@ class TranscriptStore:
                 del self._blocks[block.epoch :]
                 break
 
-    def _read_open_epoch(self) -> tuple[int, dict[Key, bytes]]:
-        data = os.pread(self._wal, os.fstat(self._wal).st_size, 0)
-        if len(data) < files.OPEN_HEADER.size:
-            return -1, {}
-        magic, epoch, sid = files.OPEN_HEADER.unpack_from(data)
+    def _find_open_epoch(self) -> tuple[int, int]:
+        """Which epoch ``open.bin`` is of and how many whole records it holds; -1 if of none that is still open."""
+        head = os.pread(self._wal, files.OPEN_HEADER.size, 0)
+        if len(head) < files.OPEN_HEADER.size:
+            return -1, 0
+        magic, epoch, sid = files.OPEN_HEADER.unpack(head)
         if magic != files.OPEN_MAGIC or sid != self._sid or epoch != len(self._blocks):
-            return -1, {}  # of an epoch that was sealed since
-        whole = len(data) - (len(data) - files.OPEN_HEADER.size) % RECORD.size
-        starts = range(files.OPEN_HEADER.size, whole, RECORD.size)
-        return epoch, {Leaf.unpack(r).key: r for r in (data[i : i + RECORD.size] for i in starts)}
+            return -1, 0  # of an epoch that was sealed since
+        return epoch, (os.fstat(self._wal).st_size - len(head)) // RECORD.size
 
-    def _start_open_epoch(self, epoch: int) -> None:
-        """Make open.bin ready for records of this epoch, keeping what an interrupted attempt left there."""
-        if epoch == self._wal_epoch:
-            kept = b"".join(self._wal_records.values())
-        else:
-            kept, self._wal_epoch, self._wal_records = b"", epoch, {}
-        whole = files.OPEN_HEADER.pack(files.OPEN_MAGIC, epoch, self._sid) + kept
-        os.ftruncate(self._wal, len(whole) if kept else 0)
-        os.pwrite(self._wal, whole, 0)
+    def _start_open_epoch(self, epoch: int) -> Pile:
+        """Make open.bin ready for records of this epoch; returns what an interrupted attempt left there."""
+        if epoch != self._wal_epoch:
+            os.ftruncate(self._wal, 0)
+            os.lseek(self._wal, 0, os.SEEK_SET)
+            self._wal_epoch = epoch
+            self._pending.append(files.OPEN_HEADER.pack(files.OPEN_MAGIC, epoch, self._sid))
+            return EMPTY
+        left = Pile(self._wal_count, fd=self._wal, at=files.OPEN_HEADER.size)
+        os.ftruncate(self._wal, left.at + left.count * RECORD.size)
         os.lseek(self._wal, 0, os.SEEK_END)
+        for record in left:
+            self._old.put(key_of(record), record)
+        return self._old.pile(self._clash)
 
     # ---- epochs ------------------------------------------------------------------------------------------------
 
@@ -186,14 +200,9 @@ class TranscriptStore:
             at = f"epoch {self._epoch} is open" if self._epoch >= 0 else f"epoch {self._next} is next"
             raise ConfigError(f"cannot begin epoch {epoch}: {at}", "finalise epochs in order")
         self._sealed = epoch < len(self._blocks)
-        if self._sealed:
-            self._before = {Leaf.unpack(r).key: r for r in self.records(epoch)}
-        else:
-            self._start_open_epoch(epoch)
-            self._before = self._wal_records
+        self._epoch, self._pending, self._to_open, self._exposed = epoch, [], [], False
+        self._before = Known(self._pile(epoch) if self._sealed else self._start_open_epoch(epoch), self._limit)
         self._blind = {p: blind_state(k, self._sid, epoch) for p, k in self._keys.items()}
-        self._leaves, self._pending, self._to_open = {}, [], []
-        self._epoch = epoch
 
     def finalize_epoch(self) -> EpochRoot:
         """Close the epoch: sort, hash, append. ``openings`` then holds the epoch's local leaves with their proofs.
@@ -203,32 +212,44 @@ class TranscriptStore:
         epoch = self._epoch
         if epoch < 0:
             raise ConfigError("no epoch is open", "begin_epoch first")
-        if missing := self._before.keys() - self._leaves.keys():
-            key = min(missing)
+        self._settle(self._later)
+        pile = self._shelf.pile(self._clash)
+        if (missing := first_missing(self._before.pile, pile)) is not None:
+            key = key_of(missing)
             raise ProtocolError(f"epoch {epoch}: {name_of(key)} was not repeated", _RERUN, party=self._other(key))
-        order = sorted(self._leaves)
-        ordered = [self._leaves[k] for k in order]
-        data = b"".join(ordered)
-        summary = summarise((data,), self._sid, epoch, self.party)
-        self.openings = self._prove(order, ordered) if self._to_open else ()
+        summary = summarise(pile.chunks(), self._sid, epoch, self.party)
+        self.openings = self._prove(pile) if self._to_open else ()
         if not self._sealed:
-            head = files.header(epoch, len(order), self._sid, summary.root)
-            at = os.fstat(self._fd).st_size
-            files.write_all(self._fd, head + data, self.folder / files.LEAVES)
-            self._blocks.append(files.Block(epoch, len(order), self._sid, summary.root, at + len(head)))
+            self._append(epoch, pile, summary.root)
         elif self._blocks[epoch].root != summary.root:
             raise UnreadableError(f"{self.folder}: the stored root of epoch {epoch} is not that of its leaves", _RERUN)
+        self._shelf.clear()
+        self._old.clear()
+        self._before = Known(EMPTY)
         self._epoch, self._next = -1, epoch + 1
         return summary
 
-    def _prove(self, order: list[Key], ordered: list[bytes]) -> tuple[Opening, ...]:
+    def _append(self, epoch: int, pile: Pile, root: bytes) -> None:
+        """Write an epoch's block. Killed on the way, it is found cut short, and ``open.bin`` still binds its leaves."""
+        at = os.fstat(self._fd).st_size
+        head = files.header(epoch, pile.count, self._sid, root)
+        for data in pile.chunks():
+            files.write_all(self._fd, head + data, self.folder / files.LEAVES)
+            head = b""
+        if head:
+            files.write_all(self._fd, head, self.folder / files.LEAVES)
+        self._blocks.append(files.Block(epoch, pile.count, self._sid, root, at + files.HEADER.size))
+
+    def _prove(self, pile: Pile) -> tuple[Opening, ...]:
+        wanted = {key: (blind, payload) for key, blind, payload in self._to_open}
+        places = {key: (i, record) for i, record in enumerate(pile) if (key := key_of(record)) in wanted}
         prefix = epoch_prefix(self._sid, self._epoch)
-        hashes = [leaf_hash(prefix, r) for r in ordered]
-        found = []
-        for key, blind, payload in sorted(self._to_open):
-            i = order.index(key)
-            found.append(Opening(self._epoch, i, ordered[i], blind, payload, tuple(inclusion_proof(hashes, i))))
-        return tuple(found)
+        hashes = (leaf_hash(prefix, record) for record in pile)
+        proofs = inclusion_proofs(hashes, pile.count, [i for i, _ in places.values()])
+        return tuple(
+            Opening(self._epoch, i, record, *wanted[key], proof=tuple(proofs[i]))
+            for key, (i, record) in sorted(places.items())
+        )
 
     # ---- leaves ------------------------------------------------------------------------------------------------
 
@@ -242,8 +263,13 @@ class TranscriptStore:
         if epoch != self._epoch or state is None or kind not in WIRE_KINDS or peer == self.party:
             raise ConfigError(f"no transcript message: {tag} with P{peer} while epoch {self._epoch} is open")
         src, dst = (peer, self.party) if direction else (self.party, peer)
-        self._note((stream, op, 0, direction, src, dst, kind), state, payload)
-        if direction == SENT and self._pending:
+        size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+        if size < digests.LARGE:
+            self._note((stream, op, 0, direction, src, dst, kind), state, payload)
+        else:
+            for chunk, piece in digests.pieces(payload):
+                self._note_large((stream, op, chunk, direction, src, dst, kind), state, piece)
+        if direction == SENT and (self._exposed or len(self._pending) > _PENDING):
             self._flush()
 
     def record_local(self, tag: Tag, payload: Buffer) -> None:
@@ -255,22 +281,54 @@ class TranscriptStore:
         if epoch != self._epoch or kind not in LOCAL_KINDS:
             raise ConfigError(f"no local transcript event: {tag} while epoch {self._epoch} is open")
         key = (stream, op, 0, SENT, self.party, self.party, kind)
-        known = key in self._leaves
+        known = self._shelf.get(key) is not None
         blind = self._note(key, self._blind[self.party], payload)
         if kind in OPENED_KINDS and not known:
             self._to_open.append((key, blind, bytes(payload)))
 
     def _note(self, key: Key, state: Any, payload: Buffer) -> bytes:
         record, blind = make_record(state, key, payload)
-        known = self._leaves.get(key) or self._before.get(key)
+        self._take(key, record)
+        return blind
+
+    def _note_large(self, key: Key, state: Any, piece: Buffer) -> None:
+        """Let the digest of a new message be computed beside the caller, who may change it afterwards: so, a copy."""
+        if key in self._later:
+            self._settle(self._later)
+        if self._hasher is None or self._before.pile.count or self._sealed or self._shelf.get(key) is not None:
+            self._note(key, state, piece)
+            return
+        blind, held = digests.blind_of(state, key), bytes(piece)
+        self._later[key] = (len(held), self._hasher.submit(blind, held))
+        self._later_bytes += len(held)
+        self._exposed = self._exposed or key[3] == RECEIVED
+        if self._later_bytes > digests.MOST:
+            self._settle(self._later)
+
+    def _settle(self, keys: Iterable[Key]) -> None:
+        """Wait for the digests of these keys and take their records."""
+        for key in list(keys):
+            size, job = self._later.pop(key)
+            assert self._hasher is not None
+            self._hasher.finish([job])
+            self._later_bytes -= size
+            self._take(key, digests.packed(key, size, job.digest))
+
+    def _take(self, key: Key, record: bytes) -> None:
+        held = self._shelf.get(key)
+        known = held or self._before.get(key)
+        if known is not None and known != record:
+            raise self._clash(known, record)
         if known is None:
             if self._sealed:
                 raise ProtocolError(f"epoch {self._epoch} had no {name_of(key)} before", _RERUN, party=key[4])
             self._pending.append(record)
-        elif known != record:
-            raise self._conflict(Leaf.unpack(known), Leaf.unpack(record).size)
-        self._leaves[key] = record
-        return blind
+            self._exposed = self._exposed or key[3] == RECEIVED
+        if held is None:
+            self._shelf.put(key, record)
+
+    def _clash(self, known: bytes, record: bytes) -> ProtocolError:
+        return self._conflict(Leaf.unpack(known), Leaf.unpack(record).size)
 
     def _conflict(self, known: Leaf, size: int) -> ProtocolError:
         what = f"epoch {self._epoch}: {known.name} differs from what was recorded before ({known.size} B, now {size} B)"
@@ -282,21 +340,25 @@ class TranscriptStore:
 
     def _flush(self) -> None:
         """Hand what is noted to the operating system: it survives the end of this process."""
+        self._settle([k for k in self._later if k[3] == RECEIVED])
         files.write_all(self._wal, b"".join(self._pending), self.folder / files.OPEN_EPOCH)
         self._pending.clear()
+        self._exposed = False
 
     # ---- reading and closing -----------------------------------------------------------------------------------
 
-    def records(self, epoch: int) -> list[bytes]:
-        """The records of a finalised epoch in canonical order. Raises ConfigError if there is none."""
+    def _pile(self, epoch: int) -> Pile:
         if not 0 <= epoch < len(self._blocks):
             raise ConfigError(f"epoch {epoch} is not finalised in {self.folder}")
-        with open(self._fd, "rb", closefd=False) as file:
-            return list(files.records(file, self._blocks[epoch]))
+        return Pile(self._blocks[epoch].count, fd=self._fd, at=self._blocks[epoch].at)
+
+    def records(self, epoch: int) -> list[bytes]:
+        """The records of a finalised epoch in canonical order. Raises ConfigError if there is none."""
+        return list(self._pile(epoch))
 
     def summary(self, epoch: int) -> EpochRoot:
         """Recompute what finalising this epoch returned. Raises UnreadableError if the file no longer agrees."""
-        found = summarise(self.records(epoch), self._sid, epoch, self.party)
+        found = summarise(self._pile(epoch).chunks(), self._sid, epoch, self.party)
         if found.root != self._blocks[epoch].root:
             raise UnreadableError(f"{self.folder}: the stored root of epoch {epoch} is not that of its leaves", _RERUN)
         return found
@@ -310,9 +372,14 @@ class TranscriptStore:
         if self._fd < 0:
             return
         if sync:
+            self._settle(self._later)
             if self._pending:
                 self._flush()
             self.sync()
+        if self._hasher is not None:
+            self._hasher.close()
+        self._shelf.clear()
+        self._old.clear()
         os.close(self._fd)
         if self._wal >= 0:
             os.close(self._wal)

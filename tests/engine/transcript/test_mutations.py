@@ -3,253 +3,76 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mutation_kit import (
+    Json,
+    Target,
+    at,
+    every_value,
+    joined,
+    random_bundles,
+    random_transcripts,
+    split,
+    structured,
+    with_byte,
+)
 
-from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
+from uvcc_engine.bench._rehearsal import rehearse
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.transcript import files
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.leaf import RECORD, Leaf, epoch_prefix, leaf_hash
+from uvcc_engine.transcript.leaf import Leaf, epoch_prefix, leaf_hash
 from uvcc_engine.transcript.merkle import tree_root
 from uvcc_engine.transcript.replay import summarise
 from uvcc_engine.transcript.statements import ResultStatement, RootStatement, sign_result, sign_root
 from uvcc_engine.transcript.verifier import verify
 
 RANDOM_BUNDLE, RANDOM_TRANSCRIPT = 500, 300
-Json = Any
-
-
-class Target:
-    """One genuine run that is falsified over and over; ``pins`` are its true identities."""
-
-    def __init__(self, run: Rehearsal) -> None:
-        self.run = run
-        self.text = run.bundle.read_bytes()
-        self.json = json.loads(self.text)
-        self.pins = {f"P{p.party}": p.public.ed25519 for p in run.policy.parties}
-        self.leaves = {p.parent.name: p.read_bytes() for p in run.folder.rglob(files.LEAVES)}
-        self.paths = {p.parent.name: p for p in run.folder.rglob(files.LEAVES)}
-        self.failed: Counter[str] = Counter()
-
-    def rejected(self, name: str, text: bytes | None = None, leaves: dict[str, bytes] | None = None) -> Exception:
-        """Put the falsified files in place, verify, put the true ones back."""
-        try:
-            if text is not None:
-                assert text != self.text, f"{name} changes nothing"
-                self.run.bundle.write_bytes(text)
-            for which, data in (leaves or {}).items():
-                assert data != self.leaves[which], f"{name} changes nothing"
-                self.paths[which].write_bytes(data)
-            verify(self.run.bundle, allowed_signers=self.pins)
-        except (VerificationError, UnreadableError) as e:
-            self.failed[e.check if isinstance(e, VerificationError) else "unreadable"] += 1
-            return e
-        finally:
-            if text is not None:
-                self.run.bundle.write_bytes(self.text)
-            for which in leaves or {}:
-                self.paths[which].write_bytes(self.leaves[which])
-        raise AssertionError(f"accepted: {name}")
-
-    def rejected_json(self, name: str, change: Callable[[Json], None]) -> Exception:
-        data = copy.deepcopy(self.json)
-        change(data)
-        return self.rejected(name, canonical(data))
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    made = Target(rehearse(tmp_path_factory.mktemp("run"), steps=2, ops=2))
-    assert verify(made.run.bundle, allowed_signers=made.pins).level == "transcripts"
+    made = Target(rehearse(tmp_path_factory.mktemp("run"), steps=2, ops=2).bundle)
+    assert verify(made.bundle, allowed_signers=made.pins).level == "transcripts"
     return made
 
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Target:
     """Another run of the same three parties: same keys, other nonce."""
-    return Target(rehearse(tmp_path_factory.mktemp("foreign"), steps=2, ops=2, nonce="11" * 32))
-
-
-def paths(value: Json, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a JSON value, containers included."""
-    yield at
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield from paths(inner, (*at, key))
-
-
-def at(data: Json, way: tuple[Any, ...]) -> Json:
-    for step in way:
-        data = data[step]
-    return data
-
-
-def altered(value: Json) -> list[Json]:
-    """Other values for one place."""
-    if isinstance(value, bool):
-        return [not value, int(value)]
-    if isinstance(value, int):
-        return [value + 1, -1, float(value) + 0.5, str(value)]
-    if isinstance(value, float):
-        return [value + 1.0, None]
-    if isinstance(value, str):
-        flipped = value[:-1] + ("0" if value[-1:] != "0" else "1")
-        return [flipped, value.upper() if value.upper() != value else value + "x", ""]
-    if isinstance(value, list):
-        return [[*value, *value[-1:]] if value else [0], value[::-1] if value[::-1] != value else None, value[1:] or 7]
-    return [{}, [], {**value, "extra": 1}]
+    return Target(rehearse(tmp_path_factory.mktemp("foreign"), steps=2, ops=2, nonce="11" * 32).bundle)
 
 
 def test_unmutated_passes(target: Target) -> None:
-    assert verify(target.run.folder, allowed_signers=target.pins).epochs == 3
+    assert verify(target.folder, allowed_signers=target.pins).epochs == 3
 
 
 def test_every_value_of_the_bundle_matters(target: Target) -> None:
-    """Each value replaced by others, each key removed, each list shortened, doubled and reversed: in canonical form."""
-    tried = 0
-    for way in paths(target.json):
-        if not way:
-            continue
-        old = at(target.json, way)
-        for new in altered(old):
-            if new == old and type(new) is type(old):
-                continue
+    assert every_value(target) > 1000
 
-            def change(data: Json, way: tuple[Any, ...] = way, new: Json = new) -> None:
-                at(data, way[:-1])[way[-1]] = new
 
-            target.rejected_json(f"{way} = {str(new)[:60]}", change)
-            tried += 1
+def test_random_bytes_of_the_bundle(target: Target) -> None:
+    random_bundles(target, random.Random(1), RANDOM_BUNDLE)
 
-        def remove(data: Json, way: tuple[Any, ...] = way) -> None:
-            del at(data, way[:-1])[way[-1]]
 
-        target.rejected_json(f"without {way}", remove)
-        tried += 1
-    assert tried > 1000
+def test_random_bytes_of_the_transcripts(target: Target) -> None:
+    random_transcripts(target, random.Random(2), RANDOM_TRANSCRIPT)
+
+
+def test_structured_changes_of_the_transcripts(target: Target, foreign: Target) -> None:
+    assert structured(target, foreign) > 400
 
 
 @pytest.mark.parametrize("field", ["status", "verdict", "evidence", "optional_proofs", "signatures"])
 def test_extra_top_level_fields(target: Target, field: str) -> None:
     target.rejected_json(field, lambda d: d.update({field: {"status": "OK"}}))
-
-
-def test_random_bytes_of_the_bundle(target: Target) -> None:
-    rng = random.Random(1)
-    for i in range(RANDOM_BUNDLE):
-        data = bytearray(target.text)
-        where = rng.randrange(len(data))
-        how = rng.randrange(4)
-        if how == 0:
-            data[where] ^= 1 << rng.randrange(8)
-        elif how == 1:
-            del data[where : where + rng.randrange(1, 50)]
-        elif how == 2:
-            data[where:where] = rng.randbytes(rng.randrange(1, 5))
-        else:
-            other = rng.randrange(len(data))
-            data[where], data[other] = data[other], data[where]
-        if bytes(data) != target.text:
-            target.rejected(f"random {i} at {where}", bytes(data))
-
-
-def test_random_bytes_of_the_transcripts(target: Target) -> None:
-    rng = random.Random(2)
-    for i in range(RANDOM_TRANSCRIPT):
-        which = rng.choice(sorted(target.leaves))
-        data = bytearray(target.leaves[which])
-        where = rng.randrange(len(data))
-        how = rng.randrange(3)
-        if how == 0:
-            data[where] ^= 1 << rng.randrange(8)
-        elif how == 1:
-            del data[where : where + rng.choice([1, RECORD.size])]
-        else:
-            data[where:where] = rng.randbytes(rng.choice([1, RECORD.size]))
-        target.rejected(f"transcript {i} at {where}", leaves={which: bytes(data)})
-
-
-def split(data: bytes) -> list[tuple[bytes, list[bytes]]]:
-    """Blocks of a transcript: (header, records)."""
-    found, place = [], 0
-    while place < len(data):
-        head = data[place : place + files.HEADER.size]
-        n = files.HEADER.unpack(head)[2]
-        start = place + files.HEADER.size
-        place = start + n * RECORD.size
-        found.append((head, [data[i : i + RECORD.size] for i in range(start, place, RECORD.size)]))
-    return found
-
-
-def joined(blocks: list[tuple[bytes, list[bytes]]], *, rehash: bool = True) -> bytes:
-    """Write blocks back; counts and (if asked) roots in the headers follow the records."""
-    out = b""
-    for head, records in blocks:
-        _, epoch, _, sid, root = files.HEADER.unpack(head)
-        if rehash:
-            root = tree_root(leaf_hash(epoch_prefix(sid, epoch), r) for r in records)
-        out += files.header(epoch, len(records), sid, root) + b"".join(records)
-    return out
-
-
-def test_structured_changes_of_the_transcripts(target: Target, foreign: Target) -> None:
-    tried = 0
-    for which, data in target.leaves.items():
-        blocks = split(data)
-        made: list[tuple[str, bytes]] = [
-            ("empty", b""),
-            ("cut", data[: len(data) // 2]),
-            ("trailing", data + b"\0"),
-            ("doubled", data + data),
-            ("epochs swapped", joined([blocks[1], blocks[0], *blocks[2:]])),
-            ("first epoch dropped", joined(blocks[1:])),
-            ("last epoch dropped", joined(blocks[:-1])),
-            ("extra epoch", joined([*blocks, (files.header(3, 0, bytes(32), bytes(32)), [])])),
-            ("foreign run", foreign.leaves[which]),
-            ("foreign epoch", joined([split(foreign.leaves[which])[0], *blocks[1:]])),
-        ]
-        for e, (head, records) in enumerate(blocks):
-            moved = list(blocks)
-            for i in range(len(records)):
-                variants = {
-                    "dropped": records[:i] + records[i + 1 :],
-                    "doubled": records[: i + 1] + records[i:],
-                    "moved": records[:i] + records[i + 1 :] + [records[i]],
-                    "kind": [*records[:i], _with(records[i], 1, records[i][1] % 9 + 1), *records[i + 1 :]],
-                    "direction": [*records[:i], _with(records[i], 0, 1 - records[i][0]), *records[i + 1 :]],
-                    "digest": [*records[:i], _with(records[i], -1, records[i][-1] ^ 1), *records[i + 1 :]],
-                    "size": [*records[:i], _with(records[i], 20, records[i][20] ^ 1), *records[i + 1 :]],
-                }
-                for name, changed in variants.items():
-                    if changed == records:
-                        continue
-                    for rehash in (True, False) if i == 0 else (True,):
-                        moved[e] = (head, changed)
-                        made.append((f"{name} leaf {i} of epoch {e}", joined(moved, rehash=rehash)))
-            moved[e] = (head, [])
-            made.append((f"epoch {e} emptied", joined(moved)))
-            moved[e] = (head, records[:1])
-            made.append((f"epoch {e} of a single leaf", joined(moved)))
-        for name, changed in made:
-            target.rejected(f"{which}: {name}", leaves={which: changed})
-            tried += 1
-    assert tried > 400
-
-
-def _with(record: bytes, index: int, value: int) -> bytes:
-    data = bytearray(record)
-    data[index] = value
-    return bytes(data)
 
 
 def test_transcripts_swapped_between_parties(target: Target) -> None:
@@ -261,7 +84,7 @@ def test_transcripts_swapped_between_parties(target: Target) -> None:
 
 
 def test_missing_and_unknown_transcripts(target: Target, tmp_path: Path) -> None:
-    shutil.copytree(target.run.folder, tmp_path / "run")
+    shutil.copytree(target.folder, tmp_path / "run")
     shutil.move(tmp_path / "run/pod1/transcript_p1r0s0t0", tmp_path / "run/pod1/transcript_p1r1s0t0")
     with pytest.raises(VerificationError, match="exactly those"):
         verify(tmp_path / "run")
@@ -270,7 +93,7 @@ def test_missing_and_unknown_transcripts(target: Target, tmp_path: Path) -> None
         verify(tmp_path / "run")
     with pytest.raises(UnreadableError):
         verify(tmp_path / "run", transcripts=tmp_path / "nowhere")
-    shutil.copytree(target.run.folder / "pod0", tmp_path / "run/copy")
+    shutil.copytree(target.folder / "pod0", tmp_path / "run/copy")
     with pytest.raises(UnreadableError, match="two transcripts"):
         verify(tmp_path / "run")
 
@@ -316,6 +139,11 @@ def test_parts_swapped_between_parties_and_epochs(target: Target) -> None:
 # ---- forgeries with real keys --------------------------------------------------------------------------------------
 
 
+def identities(target: Target) -> list[Identity]:
+    """The run's true keys."""
+    return [Identity.load(target.folder / "identity" / str(p)) for p in range(3)]
+
+
 def resign_root(identity: Identity, signed: Json, **changed: Any) -> Json:
     return sign_root(identity, RootStatement.from_json({**signed["statement"], **changed})).to_json()
 
@@ -323,7 +151,7 @@ def resign_root(identity: Identity, signed: Json, **changed: Any) -> Json:
 def test_one_dishonest_party_cannot_rewrite_its_part(target: Target) -> None:
     """A party uses its own true key on a changed statement: every field is held against somebody else's word."""
     zero = "00" * 32
-    for party, identity in enumerate(target.run.identities):
+    for party, identity in enumerate(identities(target)):
         for epoch in range(3):
             old = target.json["workers"][party]["roots"][epoch]["statement"]
             changes: list[dict[str, Any]] = [
@@ -366,7 +194,7 @@ def test_one_dishonest_party_cannot_rewrite_its_part(target: Target) -> None:
 
 def test_a_party_cannot_drop_its_received_leaves(target: Target) -> None:
     """The old verifier took a transcript without RECV leaves. Here even the party's own new signature does not help."""
-    identity = target.run.identities[0]
+    identity = identities(target)[0]
     which = "transcript_p0r0s0t0"
     blocks = split(target.leaves[which])
     head, records = blocks[1]
@@ -387,13 +215,13 @@ def test_a_rewritten_message_is_named(target: Target) -> None:
     blocks = split(target.leaves[which])
     head, records = blocks[epoch]
     i = next(i for i, r in enumerate(records) if r[2] != r[3])
-    changed = [*records[:i], _with(records[i], -1, records[i][-1] ^ 1), *records[i + 1 :]]
+    changed = [*records[:i], with_byte(records[i], -1, records[i][-1] ^ 1), *records[i + 1 :]]
     sid = files.HEADER.unpack(head)[3]
     found = summarise([b"".join(changed)], sid, epoch, 0)
     data = copy.deepcopy(target.json)
     roots = data["workers"][0]["roots"]
     pairs = {str(p): d.hex() for p, d in found.pairs.items()}
-    roots[epoch] = resign_root(target.run.identities[0], roots[epoch], root=found.root.hex(), pairs=pairs)
+    roots[epoch] = resign_root(identities(target)[0], roots[epoch], root=found.root.hex(), pairs=pairs)
     blocks[epoch] = (head, changed)
     error = target.rejected("rewritten leaf", canonical(data), {which: joined(blocks)})
     assert isinstance(error, VerificationError)
@@ -408,7 +236,7 @@ def test_a_run_by_three_made_up_keys(target: Target, tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match="P0 is ssh-ed25519"):
         verify(fake.bundle, allowed_signers=target.pins)
     with pytest.raises(VerificationError, match="policy"):
-        verify(fake.bundle, policy=target.run.folder / "policy.json")
+        verify(fake.bundle, policy=target.folder / "policy.json")
     for party in range(3):
         pins = {f"P{p.party}": p.public.ed25519 for p in fake.policy.parties}
         pins[f"P{party}"] = target.pins[f"P{party}"]
@@ -438,12 +266,12 @@ def test_resigned_with_another_key(target: Target, tmp_path: Path) -> None:
 
 
 def test_other_policy_than_expected(target: Target, foreign: Target) -> None:
-    good = target.run.folder / "policy.json"
-    assert verify(target.run.bundle, policy=good).warnings[0].startswith("identities of P0")
+    good = target.folder / "policy.json"
+    assert verify(target.bundle, policy=good).warnings[0].startswith("identities of P0")
     with pytest.raises(VerificationError, match="policy") as found:
-        verify(target.run.bundle, policy=foreign.run.folder / "policy.json")
-    assert target.run.policy.hash.hex() in found.value.what
-    assert foreign.run.policy.hash.hex() in found.value.what
+        verify(target.bundle, policy=foreign.folder / "policy.json")
+    assert target.policy.hash.hex() in found.value.what
+    assert foreign.policy.hash.hex() in found.value.what
 
 
 def test_enough_was_tried_and_every_check_was_needed(target: Target, request: pytest.FixtureRequest) -> None:

@@ -11,13 +11,15 @@ from transcript_exchange import exchange
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.plane.api import Recorder, Tag
-from uvcc_engine.transcript import files, kinds
-from uvcc_engine.transcript.leaf import RECORD, Leaf, epoch_prefix, leaf_hash
+from uvcc_engine.plane.frame import CHUNK
+from uvcc_engine.transcript import digests, files, kinds
+from uvcc_engine.transcript.leaf import RECORD, Leaf, blind_state, epoch_prefix, leaf_hash, make_record
 from uvcc_engine.transcript.merkle import root_from_inclusion, tree_root
 from uvcc_engine.transcript.replay import first_difference, summarise
 from uvcc_engine.transcript.store import TranscriptStore
 
 SID = hashlib.sha256(b"sub").digest()
+PARTY = {"party": 0, "sid_sub": SID, "own_key": b"own", "pair_keys": {1: b"one", 2: b"two"}}
 
 
 def key(a: int, b: int) -> bytes:
@@ -216,6 +218,97 @@ def test_killed_in_an_epoch_what_was_received_before_a_send_is_remembered(tmp_pa
     assert again.finalize_epoch().leaves == 3
     again.begin_epoch(1)
     assert again.finalize_epoch().leaves == 0
+
+
+def fill(s: TranscriptStore, ops: int) -> None:
+    """An epoch in an order that is not the canonical one, with large messages, one of several pieces."""
+    rng = random.Random(3)
+    s.begin_epoch(0)
+    s.record_local((0, 0, 0, kinds.POLICY), b"policy hash")
+    for op in rng.sample(range(ops), ops):
+        s.record(1, 1, (0, op % 3, op, kinds.OPEN), b"%d" % op)
+        s.record(0, 2, (0, op % 3, op, kinds.RESHARE), b"%d" % op)
+    for op, size in enumerate((digests.LARGE - 1, digests.LARGE, digests.CHUNK, 2 * digests.CHUNK + 5)):
+        for direction in (0, 1):
+            s.record(direction, 1, (0, 9, op, kinds.DEALER), memoryview(bytearray(rng.randbytes(size))))
+
+
+@pytest.mark.parametrize("limit", [1, 7, 64])
+def test_an_epoch_that_does_not_fit_into_memory_has_the_same_root(tmp_path: Path, limit: int) -> None:
+    found = []
+    for name, most in (("whole", 10_000), ("spilled", limit)):
+        s = TranscriptStore(tmp_path / name, limit=most, **PARTY)  # type: ignore[arg-type]
+        fill(s, 100)
+        found.append((s.finalize_epoch(), s.openings, s.records(0)))
+        assert s.summary(0) == found[-1][0]
+        s.close()
+    assert found[0] == found[1]
+    assert found[0][0].leaves == 1 + 200 + 2 * (1 + 1 + 1 + 3)
+    assert (tmp_path / "whole" / files.LEAVES).read_bytes() == (tmp_path / "spilled" / files.LEAVES).read_bytes()
+    assert sorted(p.name for p in (tmp_path / "spilled").iterdir()) == [files.LEAVES, files.OPEN_EPOCH]
+
+
+def test_a_large_message_has_a_leaf_for_every_frame_that_carries_it(tmp_path: Path) -> None:
+    assert digests.CHUNK == CHUNK
+    body = random.Random(4).randbytes(2 * CHUNK + 7)
+    s = TranscriptStore(tmp_path, **PARTY)  # type: ignore[arg-type]
+    s.begin_epoch(0)
+    s.record(0, 1, (0, 0, 0, kinds.OPEN), body)
+    s.finalize_epoch()
+    leaves = [Leaf.unpack(r) for r in s.records(0)]
+    assert [(leaf.chunk, leaf.size) for leaf in leaves] == [(0, CHUNK), (1, CHUNK), (2, 7)]
+    state = blind_state(PARTY["pair_keys"][1], SID, 0)  # type: ignore[index]
+    for leaf in leaves:
+        piece = body[leaf.chunk * CHUNK : (leaf.chunk + 1) * CHUNK]
+        assert make_record(state, leaf.key, piece)[0] == leaf.pack()
+
+
+def test_repeats_of_leaves_that_lie_on_disk(tmp_path: Path) -> None:
+    """An equal one counts once; a differing one ends the epoch at the latest, naming its sender."""
+    s = TranscriptStore(tmp_path, limit=5, **PARTY)  # type: ignore[arg-type]
+    s.begin_epoch(0)
+    for op in (*range(20), 3):
+        s.record(1, 2, (0, 0, op, kinds.OPEN), b"%d" % op)
+    assert s.finalize_epoch().leaves == 20
+    s.begin_epoch(1)
+    for op in range(20):
+        s.record(1, 2, (1, 0, op, kinds.OPEN), b"%d" % op)
+    s.record(1, 2, (1, 0, 3, kinds.OPEN), b"other")
+    with pytest.raises(ProtocolError, match=r"P2->P0 received .* differs") as found:
+        s.finalize_epoch()
+    assert found.value.party == 2
+
+
+def test_a_resume_compares_with_an_epoch_that_does_not_fit_into_memory(tmp_path: Path) -> None:
+    for sealed in (True, False):
+        s = TranscriptStore(tmp_path / str(sealed), limit=5, **PARTY)  # type: ignore[arg-type]
+        fill(s, 30)
+        whole = s.finalize_epoch() if sealed else None
+        s.close()
+        again = TranscriptStore(tmp_path / str(sealed), limit=5, **PARTY)  # type: ignore[arg-type]
+        again.begin_epoch(0)
+        with pytest.raises(ProtocolError, match="differs"):
+            again.record(1, 1, (0, 1, 1, kinds.OPEN), b"other")
+        with pytest.raises(ProtocolError, match="was not repeated"):
+            again.finalize_epoch()
+        again.close()
+        last = TranscriptStore(tmp_path / str(sealed), limit=5, **PARTY)  # type: ignore[arg-type]
+        fill(last, 30)
+        assert last.finalize_epoch() == (whole or last.summary(0))
+
+
+def test_who_changes_a_buffer_after_recording_it_changes_no_leaf(tmp_path: Path) -> None:
+    found = []
+    for change in (False, True):
+        s = TranscriptStore(tmp_path / str(change), **PARTY)  # type: ignore[arg-type]
+        s.begin_epoch(0)
+        for op in range(20):
+            buffer = bytearray(b"%d" % (op % 10) * digests.LARGE)
+            s.record(op & 1, 1, (0, 0, op, kinds.OPEN), memoryview(buffer))
+            if change:
+                buffer[:] = bytes(len(buffer))
+        found.append(s.finalize_epoch().root)
+    assert found[0] == found[1]
 
 
 def test_two_crashes_keep_the_open_epoch(tmp_path: Path) -> None:
