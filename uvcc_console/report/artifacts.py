@@ -1,7 +1,8 @@
 """The files of a run with the seeds' names, from the journal and from what was fetched.
 
 For the whole run: ``run_full.log``, ``run_full.jsonl``, ``dp_layout.json``. For each phase, beside its proof bundle:
-``dp_roots.json``, ``dp_matrix.md``, ``roots_by_coord.json``, ``audit_bundle.json``. Hashes are written ``0x...``.
+``dp_roots.json``, ``dp_matrix.md``, ``roots_by_coord.json``, ``audit_bundle.json``, and ``allowed_signers`` with the
+identities that the pods showed over SSH. Hashes are written ``0x...``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from uvcc_engine.parallel.ids import sid_replica
 from uvcc_engine.parallel.topology import PARTIES, Coord
 from uvcc_engine.transcript.bundle import Bundle, WorkerPart
 from uvcc_engine.transcript.roots import replica_order
+from uvcc_engine.transcript.sshsig import write_allowed_signers
+
+SIGNERS = "allowed_signers"
 
 
 def write_artifacts(run_dir: Path, clock: Callable[[], float] = time.time) -> list[Path]:
@@ -45,6 +49,9 @@ def write_artifacts(run_dir: Path, clock: Callable[[], float] = time.time) -> li
             made.append(_text(home / "dp_matrix.md", dp_matrix(bundle, stamp(clock()))))
             made.append(_json(home / "roots_by_coord.json", roots_by_coord(record, phase, bundle)))
             made.append(_json(home / "audit_bundle.json", audit_bundle(bundle)))
+            if signers := record.signers():
+                write_allowed_signers(home / SIGNERS, signers)
+                made.append(home / SIGNERS)
     except OSError as e:
         raise UvccError(f"cannot write the artifacts of {run_dir.name}: {e}", "free disk space and repeat") from e
     return made

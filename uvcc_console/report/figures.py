@@ -36,6 +36,7 @@ class Drawing:
     rows: Rows
     draw: Callable[[Axes, Rows], None]
     missing: str = ""
+    height: float = 4.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _table(path: Path, columns: Sequence[str], rows: Rows) -> Path:
 def _draw(folder: Path, drawing: Drawing) -> list[Path]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.0, drawing.height), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(drawing.title)
     drawing.draw(axes, drawing.rows)
@@ -91,15 +92,17 @@ def _draw(folder: Path, drawing: Drawing) -> list[Path]:
 
 
 def drawings(record: RunRecord) -> list[Drawing]:
-    """Every figure with its numbers, drawn or not."""
+    """Every figure with its numbers, drawn or not: of the last phase, but what went wrong is shown of the whole run."""
     counted = metrics.counts(record)
+    last = record.during(record.phases[-1]) if record.phases else record
+    happened = metrics.counts(last)
     return [
-        _init_cdf(record),
-        _bars("fig4_event_counts", "Event counts", {k: counted[k] for k in _SHOWN}),
+        _init_cdf(last),
+        _bars("fig4_event_counts", "Event counts", {k: happened[k] for k in _SHOWN}),
         _bars("fig5_robustness", "Robustness indicators", {k: counted[k] for k in _ROBUST}, keep_zero=True),
         _errors(record),
-        *_maps(record),
-        _gantt(record),
+        *_maps(last),
+        _gantt(last),
         _lines(record, "loss", "Training loss"),
         _lines(record, "samples_per_s", "Throughput (samples/s per party)"),
         _lines(record, "toks_per_s", "Throughput (tokens/s)"),
@@ -134,6 +137,7 @@ def _bars(name: str, title: str, counted: Mapping[str, int], *, keep_zero: bool 
         bars = axes.barh([str(r[0]) for r in rows], [float(r[1]) for r in rows], color=_COLOURS["F"])
         axes.bar_label(bars, padding=3, fmt="%d")
         axes.margins(x=0.12)
+        axes.set_xlim(0, 1.15 * max(1.0, *(float(r[1]) for r in rows)))
         axes.invert_yaxis()
         axes.set_xlabel("count")
 
@@ -153,6 +157,8 @@ def _errors(record: RunRecord) -> Drawing:
             base = [b + h for b, h in zip(base, heights, strict=True)]
         axes.set_ylabel("count")
         axes.set_ylim(0, max([*base, 1.0]) * 1.1)
+        for place, total in enumerate(base):
+            axes.text(place, total, f"{total:.0f}", ha="center", va="bottom")
         axes.legend()
 
     return Drawing("fig6_errors_by_group", "Errors by group and type", ("group", "type", "count"), rows, draw)
@@ -229,7 +235,8 @@ def _gantt(record: RunRecord) -> Drawing:
     step = ticks[0].step if ticks else 0
     why = "no worker reported its schedule (pipeline_tick)"
     columns = ("coord", "step", "phase", "microbatch", "start_s", "end_s")
-    return Drawing("fig9_schedule", f"Pipeline schedule as it ran, step {step}", columns, rows, draw, why)
+    height = max(4.2, 0.24 * len({r[0] for r in rows}))
+    return Drawing("fig9_schedule", f"Pipeline schedule as it ran, step {step}", columns, rows, draw, why, height)
 
 
 def _side_by_side(spans: Sequence[tuple[float, float]]) -> tuple[list[int], int]:

@@ -18,7 +18,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.transcript.bundle import NAME
+from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
 
 OUTPUT: Final = "handoff.md"
 MET, NOT_MET, NOT_SHOWN = "met", "NOT MET", "not shown"
@@ -56,6 +57,7 @@ class Handoff:
     criteria: Sequence[Criterion]
     checkpoints: Sequence[tuple[str, int, str]]
     deviations: Sequence[Deviation]
+    committed: frozenset[tuple[str, int]] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -64,7 +66,10 @@ class Handoff:
             "missing": list(self.missing),
             "facts": dict(self.facts),
             "criteria": [{"name": c.name, "status": c.status, "fact": c.fact} for c in self.criteria],
-            "checkpoints": [{"pod": pod, "step": step, "sha256": sha} for pod, step, sha in self.checkpoints],
+            "checkpoints": [
+                {"pod": pod, "step": step, "sha256": sha, "committed": (pod, step) in self.committed}
+                for pod, step, sha in self.checkpoints
+            ],
             "deviations": [{"ts": stamp(d.ts), "text": d.text} for d in self.deviations],
         }
 
@@ -78,9 +83,11 @@ class Handoff:
         lines += ["", "## Success criteria", "", "| criterion | status | fact |", "|---|---|---|"]
         lines += [f"| {c.name} | {c.status} | {c.fact} |" for c in self.criteria]
         lines += ["", "## Checkpoints", ""]
-        lines += [f"- {pod}: step {step}, manifest SHA-256 `{sha}`" for pod, step, sha in self.checkpoints] or [
-            "- none"
-        ]
+        signed = {True: ", committed with three parties' signatures", False: ""}
+        lines += [
+            f"- {pod}: step {step}, manifest SHA-256 `{sha}`{signed[(pod, step) in self.committed]}"
+            for pod, step, sha in self.checkpoints
+        ] or ["- none"]
         lines += ["", "## Deviations", ""]
         lines += [f"- {stamp(d.ts)} {d.text}" for d in self.deviations] or ["- none"]
         return "\n".join(lines) + "\n"
@@ -99,6 +106,7 @@ def handoff(run_dir: Path) -> Handoff:
         list(_criteria(record, phase)),
         _checkpoints(record),
         _deviations(record),
+        frozenset((e.pod, int(e.fields.get("step", -1))) for e in record.engine_events("checkpoint_committed")),
     )
 
 
@@ -113,13 +121,13 @@ def write_handoff(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def _attached(record: RunRecord, phase: str) -> tuple[list[tuple[str, str]], list[str]]:
-    wanted = ["run.info", "training.csv", "worker_*.log", "run_full.log"]
+    wanted = ["run.info", "run.json", "training.csv", "worker_*.log", "run_full.log"]
     if record.snapshot.proves:
-        wanted.append(NAME)
+        wanted += [POLICY_FILE, NAME]
     found, missing = [], []
     home = record.artifacts / phase
     for pattern in wanted:
-        hits = sorted(home.rglob(pattern)) if phase else []
+        hits = sorted(home.glob(pattern)) or sorted(home.rglob(pattern)) if phase else []
         hits = hits or sorted(record.artifacts.glob(pattern))
         if not hits:
             missing.append(pattern)
@@ -132,24 +140,42 @@ def _attached(record: RunRecord, phase: str) -> tuple[list[tuple[str, str]], lis
 
 def _facts(record: RunRecord, phase: str) -> list[tuple[str, str]]:
     s = record.snapshot
-    size = f"{s.replicas} replicas x {s.pipeline_stages} stages x {s.tensor} tensor ranks"
+    t = record.size
+    parties = f"{PARTIES} parties x " if s.proves else ""
+    size = f"{t.replicas} replicas x {parties}{t.stages} stages x {t.tensor} tensor ranks"
     facts = [("profile", f"{s.profile_name} ({s.job_kind})"), ("topology", size)]
     for pod in record.pods:
         facts.append((f"pod {pod.pod}", f"{pod.provider}, {pod.price_hr:.2f} USD/h" if pod.price_hr else pod.provider))
     for event in record.engine_events("dp_preflight_ok", "dp_preflight_failed"):
         shown = ", ".join(f"{k} {v}" for k, v in event.fields.items() if v not in (None, [], ""))
         facts.append((f"preflight {event.pod}", shown or "passed"))
-    for path in sorted((record.artifacts / phase).rglob("run.info")) if phase else []:
-        where = path.parent.name
-        for line in path.read_text(errors="replace").splitlines():
-            key, colon, value = line.partition(": ")
-            if colon and key in _LAUNCH:
-                facts.append((f"{where} {key}", value))
+    facts += _launched(sorted((record.artifacts / phase).rglob("run.info")) if phase else [])
     facts.append(("spent", f"{s.spent:.2f} USD"))
     return facts
 
 
+def _launched(infos: Sequence[Path]) -> list[tuple[str, str]]:
+    """What every pod's run.info says of hardware, code and configuration; said once where all pods say the same."""
+    said: dict[str, dict[str, str]] = {}
+    for path in infos:
+        for line in path.read_text(errors="replace").splitlines():
+            key, colon, value = line.partition(": ")
+            if colon and (key in _LAUNCH or key.startswith(_CONFIG)):
+                said.setdefault(key, {})[path.parent.name] = value
+    facts = []
+    for key, by_pod in said.items():
+        if len(by_pod) == len(infos) and len(set(by_pod.values())) == 1:
+            facts.append((key, f"{next(iter(by_pod.values()))} (all {len(infos)} pods)"))
+        else:
+            facts += [(f"{pod} {key}", value) for pod, value in by_pod.items()]
+    return facts
+
+
+_CONFIG: Final = ("job.", "topology.", "config.")
 _LAUNCH: Final = (
+    "kind",
+    "version",
+    "policy_hash",
     "device",
     "gpu",
     "gpus",
@@ -190,8 +216,9 @@ def _ran_through(record: RunRecord, phase: str) -> Criterion:
     starts = [e for e in record.of(ev.PhaseStarted) if e.phase == phase]
     if not starts:
         return Criterion(name, NOT_SHOWN, "no phase was started")
-    failed = [e for e in _since(record, starts[-1]) if isinstance(e, ev.WorkerProcess) and _bad_exit(e)]
-    done = {e.coord for e in _since(record, starts[-1]) if isinstance(e, ev.WorkerProcess) and e.rc == 0}
+    ends = [e for e in _since(record, starts[-1]) if isinstance(e, ev.WorkerProcess)]
+    failed = [e for e in ends if _bad_exit(e)]
+    done = {e.coord for e in ends if e.rc == 0}
     if failed:
         return Criterion(
             name, NOT_MET, f"{len(failed)} workers failed, first {failed[0].coord} at {stamp(failed[0].ts)}"
@@ -201,7 +228,21 @@ def _ran_through(record: RunRecord, phase: str) -> Criterion:
 
 
 def _since(record: RunRecord, start: ev.Event) -> Sequence[ev.Event]:
-    return record.events[list(record.events).index(start) :]
+    found = _once(record)
+    return found[found.index(start) :]
+
+
+def _once(record: RunRecord) -> list[ev.Event]:
+    """All events, but each process's end only where it was first told: whoever attaches again hears of it again."""
+    told: set[tuple[str, int]] = set()
+    found = []
+    for e in record.events:
+        if isinstance(e, ev.WorkerProcess) and e.state == "exited" and e.pid:
+            if (e.coord, e.pid) in told:
+                continue
+            told.add((e.coord, e.pid))
+        found.append(e)
+    return found
 
 
 def _bad_exit(e: ev.WorkerProcess) -> bool:
@@ -299,7 +340,7 @@ def _verified(record: RunRecord, phase: str) -> Criterion:
 
 
 def _deviations(record: RunRecord) -> list[Deviation]:
-    return [Deviation(e.ts, text) for e in record.events if (text := _deviation(e))]
+    return [Deviation(e.ts, text) for e in _once(record) if (text := _deviation(e))]
 
 
 def _deviation(e: ev.Event) -> str:

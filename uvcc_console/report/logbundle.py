@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_console.report import metrics
-from uvcc_console.report.artifacts import write_artifacts
+from uvcc_console.report.artifacts import SIGNERS, write_artifacts
 from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import checked
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.transcript.bundle import NAME
+from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.transcript.bundle import NAME, Bundle
+from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE
 from uvcc_engine.transcript.verifier import verify
 
 OUTPUT: Final = "all_logs_explained.md"
@@ -191,14 +193,53 @@ def _summary(record: RunRecord) -> Iterator[str]:
     yield "Computed now from the files beside this one, not copied from a log."
     for phase in record.phases:
         yield from ("", f"## {phase}", "", "````text", *_verdict(record, phase), "````")
+    if s.proves and record.bundles:
+        yield from _by_hand(record)
     yield ""
     yield "# 4. Key figures"
     yield ""
-    yield "| metric | count or value |"
-    yield "|---|---|"
-    for name, value in metrics.table(record):
-        yield f"| {name} | {value} |"
+    yield from _figures(record)
     yield from _gates(record)
+
+
+def _by_hand(record: RunRecord) -> Iterator[str]:
+    """How somebody without this product checks the signatures."""
+    phase = list(record.bundles)[-1]
+    yield from ("", "## Without this product", "")
+    yield f"`jq` and OpenSSH alone check who signed, in the folder `{phase}`. `{SIGNERS}` holds the identities that the"
+    yield "pods showed when the operator first reached them; compare them with what each domain says that its key is."
+    yield from ("", "````text", *hand_checks(record.bundles[phase]), "````")
+
+
+def hand_checks(bundle: Bundle) -> list[str]:
+    """Shell commands for the folder of a phase: the policy by each party, one worker's last root, and its result."""
+    lines = []
+    check = f"ssh-keygen -Y verify -f {SIGNERS}"
+    for party in range(PARTIES):
+        lines.append(f"jq -j '.policy_signatures[\"{party}\"]' {NAME} > signature")
+        lines.append(f"jq -cjS .policy {NAME} | {check} -I P{party} -n {POLICY_NAMESPACE} -s signature")
+    for worker in bundle.workers:
+        c = worker.coord
+        if (c.stage, c.tensor) == (0, 0):
+            who = f"P{c.party}" + (f"r{c.replica}" if c.replica else "")
+            at = f'.workers[] | select(.coord == "{c}")'
+            for part, namespace in ((".roots[-1]", ROOT_NAMESPACE), (".result", RESULT_NAMESPACE)):
+                lines.append(f"jq -j '{at} | {part}.signature' {NAME} > signature")
+                lines.append(f"jq -cjS '{at} | {part}.statement' {NAME} | {check} -I {who} -n {namespace} -s signature")
+    return lines
+
+
+def _figures(record: RunRecord) -> Iterator[str]:
+    """The table of key figures: of the whole run, and of each phase, which may have had another topology."""
+    parts = [(phase, record.during(phase)) for phase in record.phases]
+    tables = [dict(metrics.table(part)) for _, part in parts]
+    for phase, part in parts:
+        size = part.size
+        yield f"- {phase}: {size.replicas} replicas x {size.stages} stages x {size.tensor} tensor ranks"
+    yield from ("", f"| metric | whole run |{''.join(f' {phase} |' for phase, _ in parts)}")
+    yield f"|---|---|{'---|' * len(parts)}"
+    for name, value in (*metrics.table(record), *metrics.of_the_run(record)):
+        yield f"| {name} | {value} |{''.join(f' {table.get(name, chr(45))} |' for table in tables)}"
 
 
 def _verdict(record: RunRecord, phase: str) -> list[str]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.report.record import RunRecord
-from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_console.report.record import RunRecord, parse
+from uvcc_engine.parallel.topology import PARTIES
 
 GROUPS: Final = ("tp", "pp", "dp")
 # events that the table counts: the row's name, and what counts for it
@@ -95,18 +94,23 @@ def table(record: RunRecord) -> list[tuple[str, str]]:
         seconds = [i.seconds for i in inits if i.group == group]
         if seconds:
             low, middle, high = spread(seconds)
-            shown = f"{low:.3f}/{middle:.3f}/{high:.3f} s"
-            rows.append((f"{group} initialisation (n={len(seconds)}) min/p50/max", shown))
+            shown = f"{low:.3f}/{middle:.3f}/{high:.3f} s (n={len(seconds)})"
+            rows.append((f"{group} initialisation min/p50/max", shown))
     return rows + list(_outcome(record))
 
 
 def _outcome(record: RunRecord) -> Iterator[tuple[str, str]]:
     s = record.snapshot
-    for phase, values in s.results.items():
+    for phase, values in ((p, s.results[p]) for p in record.phases if p in s.results):
         hashes = {h for k, h in s.result_hashes.items() if k.startswith(f"{phase}/")}
         yield f"{phase}: unique result hashes", str(len(hashes))
         for name, value in sorted(values.items()):
             yield f"{phase}: {name}", f"{value:.6g}"
+
+
+def of_the_run(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """Rows that belong to no phase."""
+    s = record.snapshot
     if s.halt.last_drill_s is not None:
         yield "halt drill", f"{s.halt.last_drill_s:.2f} s"
     yield "spent", f"{s.spent:.2f} USD"
@@ -126,7 +130,7 @@ def errors_by_group(record: RunRecord) -> dict[tuple[str, str], int]:
 
 def dp_map(record: RunRecord) -> dict[tuple[int, int], tuple[int, int, float | None]]:
     """(stage, tensor) -> workers with a ready data-parallel group, workers expected, median initialisation seconds."""
-    s = record.snapshot
+    size = record.size
     ready: dict[tuple[int, int], set[str]] = {}
     seconds: dict[tuple[int, int], list[float]] = {}
     for event in record.engine_events("dp_ready", "dp_ok"):
@@ -136,8 +140,8 @@ def dp_map(record: RunRecord) -> dict[tuple[int, int], tuple[int, int, float | N
         if init.group == "dp" and (c := parse(init.coord)) is not None:
             ready.setdefault((c.stage, c.tensor), set()).add(str(c))
             seconds.setdefault((c.stage, c.tensor), []).append(init.seconds)
-    cells = [(i, j) for i in range(s.pipeline_stages) for j in range(s.tensor)]
-    expected = 3 * s.replicas
+    cells = [(i, j) for i in range(size.stages) for j in range(size.tensor)]
+    expected = PARTIES * size.replicas
     return {
         c: (len(ready.get(c, ())), expected, statistics.median(seconds[c]) if c in seconds else None) for c in cells
     }
@@ -190,11 +194,3 @@ def series(record: RunRecord) -> dict[str, dict[str, list[tuple[float, float]]]]
         for name, line in lines.items():
             found.setdefault(name, {})[coord] = list(line)
     return found
-
-
-def parse(text: str) -> Coord | None:
-    """A coordinate, or None."""
-    try:
-        return Coord.parse(text)
-    except ConfigError:
-        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +12,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.core.state import reduce
-from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.transcript.bundle import NAME, Bundle, read_bundle
 
 JOURNAL = "journal.sqlite"
@@ -55,6 +56,27 @@ class RunRecord:
         """Phases that were started, in order."""
         return list(dict.fromkeys(e.phase for e in self.of(ev.PhaseStarted)))
 
+    def during(self, phase: str) -> RunRecord:
+        """The same run with the events of one phase only, from its start (and every resume) to the next phase's."""
+        kept, now = [], ""
+        for event in self.events:
+            now = event.phase if isinstance(event, ev.PhaseStarted) else now
+            if now == phase:
+                kept.append(event)
+        return replace(self, events=kept)
+
+    @property
+    def size(self) -> Topology:
+        """The topology that the last phase really had: its policy's, else that of the workers that it started."""
+        s, phase = self.snapshot, self.phases[-1] if self.phases else ""
+        if phase in self.bundles:
+            return self.bundles[phase].policy.topology
+        seen = [c for e in self.during(phase).of(ev.WorkerProcess) if (c := parse(e.coord)) is not None]
+        if not seen:
+            return Topology(s.replicas, s.pipeline_stages, s.tensor)
+        replicas, stages, ranks = ({getattr(c, at) for c in seen} for at in ("replica", "stage", "tensor"))
+        return Topology(1 + max(replicas), 1 + max(stages), 1 + max(ranks))
+
     @cached_property
     def bundles(self) -> Mapping[str, Bundle]:
         """The proof bundle of every phase that has a readable one."""
@@ -84,6 +106,23 @@ class RunRecord:
             if pod.identity and pod.replica == 0:
                 shown.setdefault(f"P{pod.party}", set()).add(" ".join(pod.identity.split()[:2]))
         return {who: next(iter(lines)) for who, lines in shown.items() if len(lines) == 1}
+
+    def signers(self) -> dict[str, str]:
+        """:meth:`pins`, and the pods of the other replicas as they showed themselves: ``P0``, ``P0r1``, ..."""
+        more = {
+            f"P{pod.party}r{pod.replica}": " ".join(pod.identity.split()[:2])
+            for pod in self.pods
+            if pod.identity and pod.replica
+        }
+        return {**self.pins(), **more}
+
+
+def parse(text: str) -> Coord | None:
+    """A coordinate, or None."""
+    try:
+        return Coord.parse(text)
+    except ConfigError:
+        return None
 
 
 def address(pod: PodView) -> tuple[str, str, int]:

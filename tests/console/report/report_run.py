@@ -38,6 +38,7 @@ def _pod_files(folder: Path, party: int) -> None:
     (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
     (folder / f"worker_p{party}r0s0t0.log").write_text("listening\ntraining 3 steps\n")
     (folder / "run.info").write_text(f"run: {RUN}.full\ndevice: cpu\nmodel: mlp-digits\n")
+    (folder / "run.json").write_text("{}")
 
 
 def story(made: Rehearsal, size: Topology, run_dir: Path) -> list[ev.Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 from report_run import RUN, START
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.report import metrics
-from uvcc_console.report.figures import _side_by_side, write_figures
+from uvcc_console.report.figures import _side_by_side, drawings, write_figures
+from uvcc_console.report.logbundle import _figures
 from uvcc_console.report.record import RunRecord
 
 pytest.importorskip("matplotlib")
@@ -82,7 +84,7 @@ def test_numbers(parallel_run: Path) -> None:
     assert counted["fwd open ok"] == counted["bwd open ok"] == 24 * MICRO
     assert counted["worker timeouts"] == counted["transport aborts"] == 1
     assert counted["retransmits"] == 5
-    assert dict(metrics.table(record))["pp initialisation (n=24) min/p50/max"] == "0.500/0.615/0.730 s"
+    assert dict(metrics.table(record))["pp initialisation min/p50/max"] == "0.500/0.615/0.730 s (n=24)"
     by_group = metrics.errors_by_group(record)
     assert by_group[("pp", "timeout")] == 1
     assert by_group[("plane", "abort")] == 1
@@ -127,6 +129,36 @@ def test_what_has_no_data_is_named_not_drawn(run_dir: Path) -> None:
     assert set(done.skipped) >= {"fig3_init_cdf", "fig7_dp_ready", "fig8_dp_init_p50", "fig9_schedule"}
     assert all(done.skipped.values())
     assert (run_dir / "artifacts/figs/loss.csv").is_file()
+
+
+def test_each_phase_is_counted_and_drawn_by_itself(parallel_run: Path, tmp_path: Path) -> None:
+    """A smoke on one replica before the full run: its groups, ticks and roots are not mixed into the full run's."""
+    shutil.copytree(parallel_run, tmp_path / RUN)
+    journal = tmp_path / RUN / "journal.sqlite"
+    full = [e for _, e in iter_events(journal)]
+    smoke = [ev.PhaseStarted(ts=START, phase="smoke", engine_run=f"{RUN}.smoke", steps=1, sid_job="11" * 32)]
+    worker = {"pod": "p0r0", "coord": "p0r0s1t1", "state": "started"}
+    smoke.append(ev.WorkerProcess(ts=START, **worker))  # type: ignore[arg-type]
+    smoke.append(engine("group_ready", 0.0, coord="p0r0s0t0", group="dp", seconds=99.0))
+    smoke.append(engine("pipeline_tick", 0.0, coord="p0r0s0t0", step=0, phase="F", microbatch=0, start=1.0, end=2.0))
+    journal.unlink()
+    made = Journal(journal, source="test")
+    made.append(full[0], *smoke, *full[1:])
+    made.close()
+    record = RunRecord.load(tmp_path / RUN)
+    size = record.during("smoke").size
+    assert (size.replicas, size.stages, size.tensor) == (1, 2, 2)
+    assert metrics.dp_map(record.during("smoke"))[(0, 0)] == (1, 3, 99.0)
+    last = RunRecord.load(parallel_run)
+    assert metrics.dp_map(record.during("full")) == metrics.dp_map(last)
+    assert metrics.schedule(record.during("full")) == metrics.schedule(last)
+    drawn = {d.name: d.rows for d in drawings(record)}
+    assert max(row[1] for row in drawn["fig3_init_cdf"]) < 99.0
+    assert {row[3] for row in drawn["fig7_dp_ready"]} == {3 * REPLICAS}
+    text = "\n".join(_figures(record))
+    assert "- smoke: 1 replicas x 2 stages x 2 tensor ranks" in text
+    assert "| metric | whole run | smoke | full |" in text
+    assert "| dp initialisation min/p50/max | 1.000/1.120/99.000 s (n=25) | 99.000/99.000/99.000 s (n=1) |" in text
 
 
 def test_matplotlib_is_imported_only_to_draw() -> None:

@@ -48,7 +48,8 @@ def test_a_good_run(run_dir: Path) -> None:
     assert by_name["runs to the planned step without a hang or a lost worker"] == MET
     assert by_name["a checkpoint was saved"] == NOT_MET
     assert by_name["a resume from a checkpoint succeeded"] == NOT_SHOWN
-    assert ("p0r0 device", "cpu") in found.facts
+    assert ("device", "cpu (all 3 pods)") in found.facts
+    assert ("topology", "1 replicas x 3 parties x 1 stages x 1 tensor ranks") in found.facts
     text = write_handoff(run_dir).read_text()
     assert "| loss falls | met | full/p0r0/training.csv: 1.0000 -> 0.3333 in 3 rows" in text
     assert "## Deviations\n\n- none" in text
@@ -63,6 +64,10 @@ def test_checkpoint_and_resume(run_dir: Path) -> None:
         ev.EngineEvent(pod="p0r0", level="info", event="resumed", fields={"step": 20}),
     )
     assert handoff(run_dir).checkpoints == [("p0r0", 20, "bb")]
+    assert "step 20, manifest SHA-256 `bb`\n" in handoff(run_dir).text()
+    add(run_dir, ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_committed", fields={"step": 20}))
+    assert "`bb`, committed with three parties' signatures\n" in handoff(run_dir).text()
+    assert handoff(run_dir).to_json()["checkpoints"][0]["committed"] is True
     assert status(run_dir, "checkpoint was saved") == MET
     assert status(run_dir, "resume") == MET
 
@@ -104,3 +109,21 @@ def test_missing_files_are_named(run_dir: Path) -> None:
     assert "- [ ] proof_bundle.json: not there" in found.text()
     with pytest.raises(UnreadableError):
         handoff(run_dir.parent)
+
+
+def test_an_end_that_is_told_again_after_a_resume_is_one_end_of_before(run_dir: Path) -> None:
+    killed = {"pod": "p0r0", "coord": "p0r0s0t0", "state": "exited", "pid": 77, "rc": -9, "signal": "SIGKILL"}
+    add(run_dir, ev.WorkerProcess(ts=START + 60, **killed))  # type: ignore[arg-type]
+    assert status(run_dir, "runs to the planned step") == NOT_MET
+    again = ev.PhaseStarted(ts=START + 70, phase="full", engine_run="x.full", steps=9, sid_job="", attempt=1)
+    done = {**killed, "pid": 78, "rc": 0, "signal": ""}
+    add(
+        run_dir,
+        again,
+        ev.WorkerProcess(ts=START + 71, **killed),  # type: ignore[arg-type]
+        ev.WorkerProcess(ts=START + 80, **done),  # type: ignore[arg-type]
+    )
+    assert status(run_dir, "runs to the planned step") == MET
+    assert [d.text for d in handoff(run_dir).deviations if "SIGKILL" in d.text] == [
+        "worker p0r0s0t0 ended with SIGKILL"
+    ]

@@ -6,7 +6,9 @@ import base64
 import hashlib
 import random
 import re
+import shutil
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,30 @@ def test_reads_from_the_top(run_dir: Path) -> None:
     assert "| full: unique result hashes | 1 |" in text
     assert "## full/p1r0/worker_p1r0s0t0.log" in text
     assert [p.suffix for p in packed] in ([".zst"], [])
+
+
+@pytest.mark.skipif(not (shutil.which("ssh-keygen") and shutil.which("jq")), reason="needs ssh-keygen and jq")
+def test_the_commands_for_third_parties_check_every_signature(run_dir: Path) -> None:
+    """As written in the document, run by a shell in the folder that it names; a changed statement is refused."""
+    text = write_bundle(run_dir)[0].read_text()
+    commands = text.partition("## Without this product")[2].partition("````text\n")[2].partition("\n````")[0]
+    assert commands.count("ssh-keygen -Y verify") == 3 + 2 * 3
+
+    def shell() -> subprocess.CompletedProcess[str]:
+        script = ["bash", "-euo", "pipefail", "-c", commands]
+        return subprocess.run(script, cwd=run_dir / "artifacts/full", capture_output=True, text=True)
+
+    done = shell()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('Good "uvcc-policy" signature for P') == 3
+    assert done.stdout.count('Good "uvcc-root" signature for P') == 3
+    assert done.stdout.count('Good "uvcc-result" signature for P') == 3
+    bundle = run_dir / "artifacts/full/proof_bundle.json"
+    true = bundle.read_text()
+    for old, new in (('"steps":3', '"steps":4'), ('"region":"eu"', '"region":"us"')):
+        assert old in true
+        bundle.write_text(true.replace(old, new))
+        assert shell().returncode != 0, old
 
 
 def test_every_file_is_listed_with_its_hash(run_dir: Path) -> None:
