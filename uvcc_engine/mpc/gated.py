@@ -67,8 +67,8 @@ def truncate_gated_gen(rt: Runtime, z: Tensor, bit: Share, s: int, f: int, deale
         k, m, third = known(shares)
         masked, dealt = rt.kernels.truncate_deal(z, known(left), known(right), k, m, low, s)
         r, total = masked - z, bit.lo + bit.hi
-        message.send(role.left, kinds.DEALER, to_wire(dealt, s))
-        message.send(role.left, kinds.DEALER, to_wire(narrow(total * shift_logical(r, 63) - third, s), s))
+        message.send(role.left, kinds.DEALER, to_wire(rt, dealt, s))
+        message.send(role.left, kinds.DEALER, to_wire(rt, narrow(total * shift_logical(r, 63) - third, s), s))
         message.send(role.left, kinds.DEALER, known(cover) - shift_logical(r, s) * total)
         message.send(role.left, kinds.RESHARE, masked)
         message.send(role.right, kinds.RESHARE, masked)

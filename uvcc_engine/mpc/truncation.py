@@ -83,12 +83,10 @@ def wire_form(s: int, shape: torch.Size) -> tuple[torch.dtype, tuple[int, ...]]:
     return wire_dtype(s), tuple(shape)
 
 
-def to_wire(x: Tensor, s: int) -> Tensor:
+def to_wire(rt: Runtime, x: Tensor, s: int) -> Tensor:
     """Numbers modulo 2^s in their wire form."""
     dtype, shape = wire_form(s, x.shape)
-    if dtype is not torch.uint8:
-        return x
-    return x.contiguous().view(torch.uint8).view(*x.shape, 8)[..., : shape[-1]].contiguous()
+    return rt.kernels.pack(x, shape[-1]) if dtype is torch.uint8 else x
 
 
 def from_wire(x: Tensor, s: int) -> Tensor:
@@ -133,7 +131,7 @@ def _finish_gen(
     if opened is not None:
         opened.v = c - _OFFSET
     dtype, shape = wire_form(mask.s, mask.shape)
-    message.send(role.other, kinds.RESHARE, to_wire(part, mask.s))
+    message.send(role.other, kinds.RESHARE, to_wire(rt, part, mask.s))
     message.want(role.other, kinds.RESHARE, dtype, *shape)
     (theirs,) = yield message
     return _close(rt, role, mask, c, part, from_wire(theirs, mask.s), f)
@@ -186,7 +184,7 @@ def truncate_product_gen(
     if role.is_dealer:
         if opened is not None:
             opened.u = z - known(masked)
-        message.send(role.left, kinds.DEALER, to_wire(known(dealt), s))
+        message.send(role.left, kinds.DEALER, to_wire(rt, known(dealt), s))
         message.send(role.left, kinds.RESHARE, known(masked))
         message.send(role.right, kinds.RESHARE, known(masked))
         yield message
@@ -210,7 +208,7 @@ def _truncate_sparing_gen(rt: Runtime, z: Tensor, s: int, f: int, dealer: int, o
     dtype, shape = wire_form(s, z.shape)
     first, second, third = Round(), Round(), Round()
     if role.is_dealer:
-        first.send(role.left, kinds.DEALER, to_wire(known(dealt), s))
+        first.send(role.left, kinds.DEALER, to_wire(rt, known(dealt), s))
         first.send(role.left, kinds.RESHARE, known(masked))
         yield first
         yield second
@@ -224,7 +222,7 @@ def _truncate_sparing_gen(rt: Runtime, z: Tensor, s: int, f: int, dealer: int, o
         mask.k, mask.m = from_wire(got[0], s)
         c, part = rt.kernels.truncate_open(z, got[1], got[2], known(mask.k), known(mask.m), s)
         second.send(role.right, kinds.RESHARE, c)
-        second.send(role.right, kinds.RESHARE, to_wire(part, s))
+        second.send(role.right, kinds.RESHARE, to_wire(rt, part, s))
         yield second
         third.want(role.right, kinds.RESHARE, dtype, *shape)
         (theirs,) = yield third
@@ -236,7 +234,7 @@ def _truncate_sparing_gen(rt: Runtime, z: Tensor, s: int, f: int, dealer: int, o
     got = yield second
     none = torch.full_like(z, -_OFFSET)  # what arrives is the opened sum, its offset included
     c, part = rt.kernels.truncate_open(got[0], none, torch.zeros_like(z), known(mask.k), known(mask.m), s)
-    third.send(role.left, kinds.RESHARE, to_wire(part, s))
+    third.send(role.left, kinds.RESHARE, to_wire(rt, part, s))
     yield third
     return _close(rt, role, mask, c, part, from_wire(got[1], s), f)
 
@@ -273,7 +271,7 @@ def truncate_pair_gen(
         overflow = (n_left[0].to(torch.int64) + n_right[0].to(torch.int64)) << (64 - s)
         mask.right = -shift_logical(r, s) - known(mask.left) - overflow
         message.send(role.right, kinds.DEALER, mask.right)
-        message.send(role.right, kinds.DEALER, to_wire(narrow(shift_logical(r, 63) - n_left[1], s), s))
+        message.send(role.right, kinds.DEALER, to_wire(rt, narrow(shift_logical(r, 63) - n_left[1], s), s))
         if opened is not None:
             opened.u = -r
         yield message

@@ -46,6 +46,9 @@ class Kernels(Protocol):
     def bits_to_ints(self, words: Tensor, n: int) -> Tensor:
         """``[..., ceil(n / 64)]`` words to ``[..., n]`` zeros and ones."""
 
+    def pack(self, x: Tensor, size: int) -> Tensor:
+        """The lowest ``size`` bytes of every element, lowest first: uint8 ``[..., size]``."""
+
     def select_deal(self, rho: Tensor, us: list[Tensor], right: Tensor) -> Tensor:
         """``[1 + len(us), n]``: the mask bits ``rho`` (words) and ``rho u`` for each ``u``, less ``right``."""
 

@@ -138,6 +138,13 @@ class CpuKernels(PlainKernels):
         bits = np.unpackbits(raw, axis=-1, count=n, bitorder="little")
         return torch.from_numpy(bits.astype(np.int64))
 
+    def pack(self, x: Tensor, size: int) -> Tensor:
+        if not self._fast(x.numel() >= COMPILE_FROM, x):
+            return super().pack(x, size)
+        out = torch.empty((*x.shape, size), dtype=torch.uint8)
+        self._jit.pack(_flat(x), size, _flat(out))
+        return out
+
     def select_deal(self, rho: Tensor, us: list[Tensor], right: Tensor) -> Tensor:
         if right.dim() != 2 or not self._fast(right.shape[-1] >= COMPILE_FROM, right, rho, *us):
             return super().select_deal(rho, us, right)

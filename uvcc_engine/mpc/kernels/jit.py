@@ -58,16 +58,6 @@ def to_planes(x: Ints, out: Ints) -> None:
 
 
 @_jit
-def bits_to_ints(words: Ints, out: Ints) -> None:
-    n = out.shape[0]
-    for w in range(words.shape[0]):
-        word = words[w]
-        first = 64 * w
-        for i in range(min(64, n - first)):
-            out[first + i] = (word >> i) & 1
-
-
-@_jit
 def deal_digits(planes: Ints, mask: Ints, out: Ints) -> None:
     """Digits of three bits."""
     digits, words = planes.shape[0] // 3, planes.shape[1]
@@ -279,26 +269,43 @@ def truncate_close(c: Words, part: Narrow, theirs: Narrow, s: int, out: Words) -
 
 
 @_jit
+def pack(x: Words, size: int, out: NDArray[np.uint8]) -> None:
+    """The lowest ``size`` bytes of every number."""
+    for i in range(x.shape[0]):
+        for b in range(size):
+            out[i * size + b] = np.uint8(x[i] >> np.uint64(8 * b))
+
+
+@_jit
 def deal_bits(rho: Words, right: Words, out: Words) -> None:
     one = np.uint64(1)
-    for i in range(out.shape[0]):
-        out[i] = ((rho[i >> 6] >> np.uint64(i & 63)) & one) - right[i]
+    n = out.shape[0]
+    for w in range((n + 63) >> 6):
+        word, first = rho[w], 64 * w
+        for j in range(min(64, n - first)):
+            out[first + j] = ((word >> np.uint64(j)) & one) - right[first + j]
 
 
 @_jit
 def deal_chosen(rho: Words, u: Words, right: Words, out: Words) -> None:
     zero, one = np.uint64(0), np.uint64(1)
-    for i in range(out.shape[0]):
-        out[i] = (u[i] & (zero - ((rho[i >> 6] >> np.uint64(i & 63)) & one))) - right[i]
+    n = out.shape[0]
+    for w in range((n + 63) >> 6):  # word by word, which the compiler turns into vectors
+        word, first = rho[w], 64 * w
+        for j in range(min(64, n - first)):
+            out[first + j] = (u[first + j] & (zero - ((word >> np.uint64(j)) & one))) - right[first + j]
 
 
 @_jit
 def choose_bits(delta: Words, dealt: Words, lead: int, own: Words) -> None:
     """An online party's share of ``delta ^ rho``."""
-    one, two, first = np.uint64(1), np.uint64(2), np.uint64(lead)
-    for i in range(own.shape[0]):
-        d = (delta[i >> 6] >> np.uint64(i & 63)) & one
-        own[i] = (one - two * d) * dealt[i] + (d & first)
+    one, two, leads = np.uint64(1), np.uint64(2), np.uint64(lead)
+    n = own.shape[0]
+    for w in range((n + 63) >> 6):
+        word, first = delta[w], 64 * w
+        for j in range(min(64, n - first)):
+            d = (word >> np.uint64(j)) & one
+            own[first + j] = (one - two * d) * dealt[first + j] + (d & leads)
 
 
 @_jit

@@ -67,6 +67,9 @@ class PlainKernels:
         result = shift_logical(c, s) - (1 << (62 - s)) + top
         return result if out is None else out.copy_(result)
 
+    def pack(self, x: Tensor, size: int) -> Tensor:
+        return x.contiguous().view(torch.uint8).view(*x.shape, 8)[..., :size].contiguous()
+
     def select_deal(self, rho: Tensor, us: list[Tensor], right: Tensor) -> Tensor:
         bits = self.bits_to_ints(rho, right.shape[-1])
         return torch.stack([bits, *[bits * u for u in us]]) - right

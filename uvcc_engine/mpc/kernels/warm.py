@@ -27,6 +27,7 @@ def warm(kernels: CpuKernels) -> None:
         kernels.truncate_deal(x, x, x, half, half, half, s)
         c, part = kernels.truncate_open(x, x, x, half, half, s)
         kernels.truncate_close(c, part, half, s)
+    kernels.pack(x, 5)
     kernels.select_deal(words, [x], zeros(2, _N))
     kernels.select(words, [x], [x], zeros(2, _N), 1)
     planes = kernels.to_planes(x, 63)
