@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from uvcc_console.core.alerts.progress import collective
 from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.format import age, clock
-from uvcc_console.ui.paint import Line, Span, clean, cut, fit
+from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.view import FleetRow, View, coord_parts, fleet_rows, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
@@ -20,8 +20,8 @@ WAITS = (
     Column("step", "step", 6, "r"),
     Column("phase", "phase", 8, importance=3),
     Column("seq", "seq", 7, "r", importance=2),
-    Column("last", "last collective", 20, importance=1),
-    Column("waits", "waits for", 22, stretch=True),
+    Column("last", "last collective", 24, importance=1, stretch=True),
+    Column("waits", "waits for", 14),
     Column("beat", "heartbeat", 10, importance=2),
 )
 _EVENTS = ("link", "nccl", "gloo", "collective", "open", "peer", "plane", "relay", "retransmit", "flight")
@@ -77,6 +77,9 @@ def wait_lines(view: View, width: int) -> list[Line]:
     lines.append(cut(head(chosen), width))
     for r in sorted(rows, key=lambda r: (not r.beat.get("waiting_on"), not waits_for(r, view)[0], r.step)):
         name, seq = collective(r.beat)
+        last = r.beat.get("last_collective")
+        if isinstance(last, Mapping) and last.get("state") not in (None, "completed"):
+            name = f"{name} {last['state']}"
         waits = waits_for(r, view)[1]
         cells: dict[str, Span] = {
             "coord": (r.coord, party_role(r.party)),
@@ -121,7 +124,8 @@ def flight_lines(view: View, width: int) -> list[Line]:
     head_: list[Span] = [("flight recorders ", "muted bold"), (clock(f.ts, utc=view.utc), "faint")]
     head_.append((f"  {len(f.newest)} answered, kept in {clean(f.folder)}", "muted"))
     lines: list[Line] = [cut(head_, width)]
-    lines += [cut([(f"{g.late} ", "warn"), (clean(text), "warn bold")], width) for text in f.findings]
+    for text in f.findings:
+        lines += wrap([(f"{g.late} ", "warn"), (clean(text), "warn bold")], width, "  ")
     lines += [cut([(f"{g.unknown} {clean(coord)} did not answer", "bad")], width) for coord in f.silent]
     if not f.findings and not f.silent:
         lines.append([(f"{g.ok} nothing differs", "ok")])
