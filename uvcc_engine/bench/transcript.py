@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from uvcc_engine.bench import _share
 from uvcc_engine.bench._rehearsal import make_policy, rehearse
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript import kinds
 from uvcc_engine.transcript.evidence import WorkerEvidence
@@ -143,6 +145,28 @@ def verifier_pass(bundle: Path) -> tuple[float, float]:
     return found[0].leaves / seconds, _peak_memory()
 
 
+def fill_pass(folder: Path, leaves: int) -> float:
+    """Record one epoch of so many leaves and finalise it: this process's peak memory in bytes."""
+    store = TranscriptStore(folder, party=0, sid_sub=_SID, **_KEYS)  # type: ignore[arg-type]
+    store.begin_epoch(0)
+    for op in range(leaves // 2):
+        store.record(0, 1, (0, 0, op, kinds.OPEN), b"a share")
+        store.record(1, 2, (0, 0, op, kinds.OPEN), b"a share")
+    store.finalize_epoch()
+    store.close()
+    return _peak_memory()
+
+
+def epoch_memory(folder: Path, leaves: int) -> Row:
+    """Peak memory of a process that records so many leaves in one epoch; reference: that of a tenth of them."""
+    peaks = []
+    for count in (leaves // 10, leaves):
+        command = [sys.executable, "-m", "uvcc_engine.bench.transcript", "--leaves", str(count)]
+        words = [*command, "--fill", str(folder / str(count))]
+        peaks.append(float(subprocess.run(words, capture_output=True, text=True, check=True).stdout))
+    return row("transcript.epoch.memory", "bytes", "B", peaks[1:], peaks[0])
+
+
 def _peak_memory() -> float:
     """VmHWM in bytes; getrusage would also count what the parent held when it forked."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -155,8 +179,17 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--leaves", type=int, default=1_000_000)
     made.add_argument("--runs", type=int, default=3)
     made.add_argument("--json", action="store_true")
+    made.add_argument("--rounds", type=int, default=20, help="training steps with and without the transcript")
+    made.add_argument("--jobs", default=",".join(_share.JOBS), help="which jobs' steps are measured")
     made.add_argument("--pass", dest="only", type=Path, help=argparse.SUPPRESS)
+    made.add_argument("--fill", type=Path, help=argparse.SUPPRESS)
     args = made.parse_args(argv)
+    jobs = [job for job in args.jobs.split(",") if job]
+    if unknown := sorted(set(jobs) - set(_share.JOBS)):
+        raise ConfigError(f"unknown job {unknown[0]!r}", f"one of: {', '.join(_share.JOBS)}")
+    if args.fill:
+        print(fill_pass(args.fill, args.leaves))
+        return 0
     if args.only:
         print(json.dumps(verifier_pass(args.only)))
         return 0
@@ -164,6 +197,8 @@ def main(argv: Sequence[str]) -> int:
         folder = Path(name)
         rows = [record_rate(folder, min(args.leaves, 20_000), size, args.runs) for size in (64, 4096, 1 << 16)]
         rows += [sign_time(folder, 20 * args.runs), step_time(folder, 10 * args.runs)]
+        rows += [r for job in jobs for r in _share.share_rows(job, args.rounds)]
+        rows.append(epoch_memory(folder, args.leaves))
         rows += verify_rate(folder / "run", args.leaves, args.runs)
     if args.json:
         print(to_json(rows))

@@ -1,0 +1,90 @@
+"""Rows ``transcript.step.*`` of ``bench transcript``: what the transcript costs a real secret-shared training step.
+
+Three processes train over sealed links; every other step goes without the transcript, in alternating order, so that
+what the machine does meanwhile meets both alike. Without latency the three share this host's processors, which no
+deployment does; ``_20ms`` is a step between providers that lie 20 ms apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_engine.bench._fleet import ports
+from uvcc_engine.bench._turns import ratio
+from uvcc_engine.contract.benchrows import Row, row
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.parallel.topology import PARTIES
+
+BAR: Final = 0.03
+JOBS: Final = {
+    "demo": ("mlp-digits", 0.0),
+    "demo_20ms": ("mlp-digits", 0.02),
+    "secureml": ("secureml-a", 0.0),
+    "secureml_20ms": ("secureml-a", 0.02),
+}
+_BATCH: Final = 128
+_LIMIT_S: Final = 150
+Round = list[dict[str, Any]]
+
+
+def run_parties(model: str, latency_s: float, rounds: int) -> list[list[Round]]:
+    """By party and round: what the step without and the step with the transcript took. Raises UvccError."""
+    found = ports(PARTIES)
+    peers = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(found)}
+    faults = {"faults": {"latency_s": latency_s}} if latency_s else {}
+    links = [{"kind": "direct", "listen": peers[str(p)], "peers": peers, **faults} for p in range(PARTIES)]
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "config.json"
+        path.write_text(json.dumps({"model": model, "batch": _BATCH, "rounds": rounds, "links": links}))
+        command = [sys.executable, "-m", "uvcc_engine.bench._share_party", str(path)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        parties = [
+            subprocess.Popen([*command, str(p)], stdout=subprocess.PIPE, text=True, env=env) for p in range(PARTIES)
+        ]
+        try:
+            said = [party.communicate(timeout=_LIMIT_S)[0] for party in parties]
+        finally:
+            for party in parties:
+                party.kill()
+                party.wait()
+    if any(party.returncode for party in parties):
+        raise UvccError("a party of the transcript's benchmark failed", "see what it said above")
+    return [json.loads(text) for text in said]
+
+
+def share_rows(name: str, rounds: int) -> list[Row]:
+    """The rows of one job: the slow-down, and the processor time of recording, hashing and finalising (``recording``)
+    and of signing and checking (``agreeing``), as shares of the step and of the step's own processor time."""
+    model, latency_s = JOBS[name]
+    rounds_of = [list(r) for r in zip(*run_parties(model, latency_s, rounds), strict=True)]
+    off = [max(party[0]["wall"] for party in r) for r in rounds_of]
+    on = [max(party[1]["wall"] for party in r) for r in rounds_of]
+    at = f"transcript.step.{name}"
+
+    def share(part: str, of: str) -> list[float]:
+        """Of the party at which it is most."""
+        return [max(party[1][part] / party[1][of] for party in r) for r in rounds_of]
+
+    return [
+        _slowdown(f"{at}.slowdown", on, off),
+        row(f"{at}.recording", "share", "step", share("recording", "wall"), BAR),
+        row(f"{at}.recording_cpu", "share", "processor time", share("recording", "cpu"), BAR),
+        row(f"{at}.agreeing", "share", "step", share("agreeing", "wall"), BAR),
+        row(f"{at}.leaves", "rate", "leaves/step", [float(r[0][1]["leaves"]) for r in rounds_of]),
+    ]
+
+
+def _slowdown(name: str, on: list[float], off: list[float]) -> Row:
+    """How much longer a step is with the transcript than without: the median over rounds and its interval.
+
+    The reference is the step without it, in seconds.
+    """
+    found = ratio(on, off)
+    return Row(name, "ratio", found.value, "with/without", len(on), found.low, found.high, statistics.median(off))
