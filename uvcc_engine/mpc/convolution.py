@@ -11,9 +11,8 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import DEALER, matmul_gen, mul_gen, mul_public_gen
-from uvcc_engine.mpc.maximum import winner_gen
-from uvcc_engine.mpc.runtime import Runtime, Steps, par
-from uvcc_engine.mpc.selection import pair_to_share_gen, select_pair_gen
+from uvcc_engine.mpc.maximum import max_and_place_gen
+from uvcc_engine.mpc.runtime import Runtime, Steps
 from uvcc_engine.mpc.share import Share
 
 
@@ -138,14 +137,9 @@ def max_pool_gen(
     cells = x.map(lambda t: windows(t, (size, size), stride or size, 0).reshape(*t.shape[:2], -1, size * size))
     view = windows(x.lo, (size, size), stride or size, 0)
     flat = cells.reshape(-1, size * size)
-    hot = yield from winner_gen(rt, flat, dealer=dealer)
-    picked, bits = yield from select_pair_gen(rt, hot, [flat.map(lambda t: t.t().contiguous())], bit=True)
-    best, one_hot = yield from par(
-        pair_to_share_gen(rt, None if picked is None else picked.sum(0), torch.Size((flat.shape[0],)), x.f, hot.d),
-        pair_to_share_gen(rt, bits, hot.shape, 0, hot.d),
-    )
+    best, one_hot = yield from max_and_place_gen(rt, flat, dealer=dealer)
     out = view.shape[:4]
-    return best.reshape(*out), one_hot.map(lambda t: t.t().reshape(*out, size * size).contiguous())
+    return best.reshape(*out), one_hot.map(lambda t: t.reshape(*out, size * size).contiguous())
 
 
 def max_pool_gradient_gen(

@@ -120,6 +120,21 @@ def argmax_one_hot_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[
     return bits.map(lambda t: t.transpose(0, 1).reshape(x.shape))
 
 
+def max_and_place_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
+    """Maximum of every row of ``[rows, n]``, ``[rows]``, and its one-hot ``[rows, n]`` (``f = 0``), first in a tie.
+
+    6 rounds for n <= 10 (7 from ``boolean.BULK`` comparisons on): value and place are chosen by the same opened bits.
+    n (n - 1) / 2 comparisons, one AND of n - 1 bits and 48 bytes per entry.
+    """
+    hot = yield from winner_gen(rt, x, dealer=dealer)
+    picked, bits = yield from select_pair_gen(rt, hot, [x.map(lambda t: t.t().contiguous())], bit=True)
+    best, one_hot = yield from par(
+        pair_to_share_gen(rt, None if picked is None else picked.sum(0), torch.Size((x.shape[0],)), x.f, hot.d),
+        pair_to_share_gen(rt, bits, hot.shape, 0, hot.d),
+    )
+    return best, one_hot.map(lambda t: t.t())
+
+
 def max_(rt: Runtime, x: Share) -> Share:
     """``max_gen``, run."""
     return rt.run(max_gen(rt, x))

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.arithmetic import add, matmul_gen, mul_gen, mul_public_gen, product_with_gen, public
+from uvcc_engine.mpc.arithmetic import DEALER, add, matmul_gen, mul_gen, mul_public_gen, product_with_gen, public
 from uvcc_engine.mpc.gated import matmul_gated_gen, product_gated_gen
-from uvcc_engine.mpc.maximum import argmax_one_hot_gen, matmul_max_gen, max_gen
+from uvcc_engine.mpc.maximum import matmul_max_gen, max_and_place_gen, max_gen
 from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.selection import matmul_relu_gen, relu_gen
 from uvcc_engine.mpc.share import Share, cat
@@ -160,7 +160,7 @@ class AvgPoolLayer:
 
 
 class MaxPoolLayer:
-    """Window maxima: 7 rounds forward, which also give the secret place of each maximum; backward 1 round."""
+    """Window maxima: 6 rounds forward, which also give the secret place of each maximum; backward 1 round."""
 
     weight: Share | None = None
 
@@ -170,8 +170,7 @@ class MaxPoolLayer:
 
     def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
         windows = x.map(lambda t: maps.cut_windows(t, self._spec))
-        self._place = yield from argmax_one_hot_gen(rt, windows)
-        best = yield from product_with_gen(rt, windows, self._place, lambda a, b: (a * b).sum(-1))
+        best, self._place = yield from max_and_place_gen(rt, windows)
         return best.reshape(-1, self._spec.out.size)
 
     def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
@@ -207,12 +206,17 @@ class ReluLayer:
 
     def after_gen(self, rt: Runtime, layer: DenseLayer | ConvLayer, x: Share) -> Steps[Share]:
         """The layer's outputs for ``x``, through this ReLU."""
-        left, right = layer.factors(rt, x)
-        if left.shape[0] * right.shape[1] > FUSED:
-            return (yield from self.forward_gen(rt, layer.outputs((yield from matmul_gen(rt, left, right)))))
-        y, positive = yield from matmul_relu_gen(rt, left, right)
-        self._positive = layer.outputs(positive)
+        y = yield from self.of_product_gen(rt, *layer.factors(rt, x))
+        if self._positive is not None:
+            self._positive = layer.outputs(self._positive)
         return layer.outputs(y)
+
+    def of_product_gen(self, rt: Runtime, left: Share, right: Share, *, dealer: int = DEALER) -> Steps[Share]:
+        """``max(0, left @ right)``."""
+        if left.shape[0] * right.shape[1] > FUSED:
+            return (yield from self.forward_gen(rt, (yield from matmul_gen(rt, left, right, dealer=dealer))))
+        y, self._positive = yield from matmul_relu_gen(rt, left, right, dealer=dealer)
+        return y
 
     def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
         assert self._positive is not None

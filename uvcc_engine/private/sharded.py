@@ -23,7 +23,7 @@ from uvcc_engine.mpc.runtime import Runtime, Steps
 from uvcc_engine.mpc.share import Share, cat
 from uvcc_engine.parallel.groups import Group
 from uvcc_engine.private.additive import product, settle_gen
-from uvcc_engine.private.layers import Layer
+from uvcc_engine.private.layers import Layer, ReluLayer
 from uvcc_engine.private.splits import ROWS, bounds
 
 Gradient = Callable[["Part", int, Tensor], None]
@@ -84,10 +84,21 @@ class Local(Plain):
         self.dealers: list[int] = []
         self._layer = layer
 
+    @property
+    def is_relu(self) -> bool:
+        return isinstance(self._layer, ReluLayer)
+
     def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
         mine = copy.copy(self._layer)  # remembers its own microbatch
         on.keep(self, mine)
         return (yield from mine.forward_gen(on.rt, x))
+
+    def of_product_gen(self, on: Pass, left: Share, right: Share, dealer: int) -> Steps[Share]:
+        """A ReLU of a product, in fewer rounds than one after the other."""
+        mine = copy.copy(self._layer)
+        assert isinstance(mine, ReluLayer)
+        on.keep(self, mine)
+        return (yield from mine.of_product_gen(on.rt, left, right, dealer=dealer))
 
     def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
         layer: Layer = on.take(self)
@@ -106,9 +117,16 @@ class ColumnDense(Plain):
         self._layout = layout
 
     def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+        return (yield from matmul_gen(on.rt, *self._factors(on, x), dealer=self.dealers[0]))
+
+    def into_relu_gen(self, on: Pass, relu: Local, x: Share) -> Steps[Share]:
+        """Through this and the ReLU behind it: 5 rounds, where one after the other take 7."""
+        return (yield from relu.of_product_gen(on, *self._factors(on, x), self.dealers[0]))
+
+    def _factors(self, on: Pass, x: Share) -> tuple[Share, Share]:
         seen = with_ones(on.rt, gather_rows(on.tp, x, on.rows) if self._layout == ROWS else x)
         on.keep(self, seen)
-        return (yield from matmul_gen(on.rt, seen, self.weights[0], dealer=self.dealers[0]))
+        return seen, self.weights[0]
 
     def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
         seen: Share = on.take(self)
@@ -205,8 +223,15 @@ def leaves(parts: Sequence[Part]) -> Iterator[Part]:
 
 def forward_gen(on: Pass, parts: Sequence[Part], x: Share) -> Steps[Share]:
     """Through the parts of a stage, first to last."""
-    for part in parts:
-        x = yield from part.forward_gen(on, x)
+    left = list(reversed(parts))
+    while left:
+        part = left.pop()
+        following = left[-1] if left else None
+        if isinstance(part, ColumnDense) and isinstance(following, Local) and following.is_relu:
+            x = yield from part.into_relu_gen(on, following, x)
+            left.pop()
+        else:
+            x = yield from part.forward_gen(on, x)
     return x
 
 
