@@ -10,130 +10,43 @@ the ladder does not wait for it. Commands are sent again, under the same nonce, 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
 from uvcc_console.core import events as ev
+from uvcc_console.rollout.rungs import (
+    AFTER,
+    FINE,
+    HALT,
+    HOLD,
+    KILL,
+    NO_WORKER,
+    NOTHING,
+    ORDER,
+    ORDER_OF_RUNG,
+    RELEASE,
+    TERM,
+    TERMINATE,
+    Action,
+    PodEvidence,
+    PodState,
+    Record,
+    Send,
+    Times,
+)
 
-HOLD, RELEASE, HALT, TERM, KILL, TERMINATE = "hold", "release", "halt", "term", "kill", "terminate"
-_AFTER = {HALT: TERM, TERM: KILL, KILL: TERMINATE}
-# evidence in the order in which it counts; "released" belongs to the release rung alone
-_NO_WORKER = "no worker of run"  # how the agent's refusal begins
-_NOTHING = "nothing was started here"
-_FINE = ("done", _NOTHING)  # how a detail begins that excuses a missing checkpoint
-_ORDER = {"": 0, "sent": 1, "seen": 2, "held": 3, "halted": 4, "gone": 5}
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds. ``commit``: a hold becomes a halt; the others: when a pod that said nothing is unknown on that rung."""
-
-    commit: float = 3.0
-    hold: float = 10.0
-    release: float = 5.0
-    halt: float = 60.0
-    term: float = 15.0
-    kill: float = 5.0
-    terminate: float = 120.0
-    resend: float = 0.5
-    resend_late: float = 2.0
-
-    @classmethod
-    def patient(cls, hold_s: float) -> Times:
-        """For a fleet whose steps may take ``hold_s``; never less than the defaults."""
-        return cls(hold=max(cls().hold, hold_s), halt=max(cls().halt, 6 * hold_s))
-
-    def of(self, rung: str) -> float:
-        return {
-            HOLD: self.hold,
-            RELEASE: self.release,
-            HALT: self.halt,
-            TERM: self.term,
-            KILL: self.kill,
-            TERMINATE: self.terminate,
-        }[rung]
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send this rung's command to the pod; ``deadline_s``: seconds from now after which a hold is a halt by itself."""
-
-    pod: str
-    rung: str
-    deadline_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Append this event to the journal."""
-
-    event: ev.Event
-
-
-Action = Send | Record
-
-
-@dataclass(frozen=True, slots=True)
-class PodEvidence:
-    """One pod's end: its last ``stage``, and per worker coordinate the step and the checkpoint's SHA-256.
-
-    ``gone``: its processes are absent. A worker that owed no checkpoint is not in ``checkpoints``.
-    """
-
-    stage: str
-    gone: bool
-    steps: dict[str, int]
-    checkpoints: dict[str, str]
-
-
-@dataclass(slots=True)
-class _Pod:
-    workers: int
-    up: bool = True
-    sent_at: float = float("-inf")
-    halting_since: float = float("inf")  # when the agent acknowledged the halt
-    acked: str = ""  # the rung whose command the agent acknowledged
-    recorded: str = ""
-    unknown: bool = False
-    vouched: int = -1  # the step at which its peers' words say it voted to stop
-    released_by: set[str] = field(default_factory=set)
-    unproven: dict[str, str] = field(default_factory=dict)  # workers gone without proof, and what is missing
-    stage: str = ""
-    coords: dict[str, str] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
-    checkpoints: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def step(self) -> int:
-        return max(self.steps.values(), default=-1)
-
-    @property
-    def checkpoint(self) -> str:
-        return next((c for _, c in sorted(self.checkpoints.items()) if c), "")
-
-    @property
-    def released(self) -> bool:
-        return "" in self.released_by or len(self.released_by) >= self.workers
-
-    @property
-    def verified(self) -> bool:
-        """Every worker is gone and left what a resume needs."""
-        return self.stage == "gone" and not self.unproven
-
-    @property
-    def hopeless(self) -> bool:
-        """Every worker is gone, but not all with proof."""
-        return self.stage == "gone" and bool(self.unproven)
-
-    def learn(self, stage: str, coord: str) -> str:
-        """Fold one report; the pod is as far as its slowest worker. ``coord`` empty speaks for the whole pod."""
-        if coord:
-            if _ORDER[stage] > _ORDER[self.coords.get(coord, "")]:
-                self.coords[coord] = stage
-            slowest = min(self.coords.values(), key=_ORDER.__getitem__)
-            stage = slowest if len(self.coords) >= self.workers else min(slowest, "seen", key=_ORDER.__getitem__)
-        if _ORDER[stage] > _ORDER[self.stage]:
-            self.stage = stage
-        return self.stage
+__all__ = [
+    "HALT",
+    "HOLD",
+    "KILL",
+    "RELEASE",
+    "TERM",
+    "TERMINATE",
+    "Action",
+    "Ladder",
+    "PodEvidence",
+    "Record",
+    "Send",
+    "Times",
+]
 
 
 class Ladder:
@@ -168,7 +81,7 @@ class Ladder:
         self._by = by
         self._auto = frozenset(auto)
         self._times = times or Times()
-        self._pods = {name: _Pod(max(1, workers)) for name, workers in pods.items()}
+        self._pods = {name: PodState(max(1, workers)) for name, workers in pods.items()}
         self._began = 0.0
         self._entered = 0.0
         self._verified_before = -1
@@ -199,7 +112,7 @@ class Ladder:
             return []
         if mode == HALT and self.rung in (HOLD, RELEASE):
             return [] if self.done else self._enter(HALT, now)
-        if mode in (TERM, KILL, TERMINATE) and _ORDER_OF_RUNG[mode] > _ORDER_OF_RUNG.get(self.rung, 0):
+        if mode in (TERM, KILL, TERMINATE) and ORDER_OF_RUNG[mode] > ORDER_OF_RUNG.get(self.rung, 0):
             self.done = False
             self._typed = True
             return self._enter(mode, now)
@@ -214,16 +127,16 @@ class Ladder:
         if rung == HALT:
             p.halting_since = min(p.halting_since, now)
         p.unknown = False
-        return self.report(pod, "seen", now) if _ORDER[p.stage] < _ORDER["seen"] else []
+        return self.report(pod, "seen", now) if ORDER[p.stage] < ORDER["seen"] else []
 
     def refused(self, pod: str, rung: str, now: float, why: str) -> list[Action]:
         """The agent would not do it. A pod on which no worker of the run was ever started has nothing to halt."""
         p = self._pods.get(pod)
         if p is None or rung != self.rung or self._satisfied(p):
             return []
-        if why.startswith(_NO_WORKER) and rung not in (HOLD, RELEASE):
+        if why.startswith(NO_WORKER) and rung not in (HOLD, RELEASE):
             p.acked = rung
-            return self.report(pod, "gone", now, detail=_NOTHING)
+            return self.report(pod, "gone", now, detail=NOTHING)
         return self._mark_unknown(pod, why)
 
     def report(
@@ -240,13 +153,13 @@ class Ladder:
     ) -> list[Action]:
         """Evidence from a pod or from one of its workers."""
         p = self._pods.get(pod)
-        if p is None or (stage not in _ORDER and stage != "released"):
+        if p is None or (stage not in ORDER and stage != "released"):
             return []
         if step >= 0:
             p.steps[coord] = step
         if checkpoint:
             p.checkpoints[coord] = checkpoint
-        if stage == "gone" and self._checkpoints and not checkpoint and detail and not detail.startswith(_FINE):
+        if stage == "gone" and self._checkpoints and not checkpoint and detail and not detail.startswith(FINE):
             p.unproven[coord] = detail
         p.unknown = False
         if stage == "released":
@@ -332,7 +245,7 @@ class Ladder:
                 records.append(Record(self._ack(name, "sent")))
         return sends + records
 
-    def _command(self, p: _Pod, now: float) -> str:
+    def _command(self, p: PodState, now: float) -> str:
         """What this pod is to be told on this rung."""
         if self.rung in (TERM, KILL) and not self._typed and now - p.halting_since < self._times.halt:
             return HALT
@@ -345,9 +258,9 @@ class Ladder:
             return 0.0
         return t.hold + 2 * t.release if self.drill else t.commit + 2.0
 
-    def _satisfied(self, p: _Pod) -> bool:
+    def _satisfied(self, p: PodState) -> bool:
         if self.rung == HOLD:
-            return _ORDER[p.stage] >= _ORDER["held"]
+            return ORDER[p.stage] >= ORDER["held"]
         if self.rung == RELEASE:
             return p.released or p.stage == "gone"
         return p.verified
@@ -378,15 +291,15 @@ class Ladder:
             return out + self._enter(RELEASE, now)  # only a drill waits for its hold; it never turns into a halt
         if self.rung == RELEASE and not self.drill:
             return out + self._commit(now, f"{', '.join(late)} did not acknowledge the release")
-        following = _AFTER.get(self.rung, "")
+        following = AFTER.get(self.rung, "")
         if following and following in self._auto:
             return out + self._enter(following, now)
         return out + self._finish(self.rung, now)
 
-    def _verified(self, p: _Pod) -> bool:
+    def _verified(self, p: PodState) -> bool:
         """Whether this pod's evidence answers the request as it was made."""
         if self.rung == RELEASE:
-            return self._satisfied(p) and (not self.drill or _ORDER[p.stage] >= _ORDER["held"])
+            return self._satisfied(p) and (not self.drill or ORDER[p.stage] >= ORDER["held"])
         return self._satisfied(p)
 
     def _finish(self, rung: str, now: float) -> list[Action]:
@@ -439,6 +352,3 @@ class Ladder:
 
     def _alert(self, level: str, name: str, text: str, remedy: str = "") -> Record:
         return Record(ev.Alert(level=level, name=name, text=text, remedy=remedy, subject="halt"))
-
-
-_ORDER_OF_RUNG = {HOLD: 1, RELEASE: 1, HALT: 2, TERM: 3, KILL: 4, TERMINATE: 5}

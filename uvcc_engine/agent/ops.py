@@ -10,25 +10,47 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from uvcc_engine.agent import party, probe
 from uvcc_engine.agent.channel import Console
+from uvcc_engine.agent.front import Key
+from uvcc_engine.agent.halts import HaltWatch
+from uvcc_engine.agent.lease import Lease
+from uvcc_engine.agent.relays import RelayTable
+from uvcc_engine.agent.workers import Worker, WorkerTable
 from uvcc_engine.contract import files, flight, wire
 from uvcc_engine.contract.control import MODES, HaltRequest
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 
-if TYPE_CHECKING:
-    from uvcc_engine.agent.service import Agent
-
 _KEYED: Final = ("private", "preflight", "handover")  # kinds of worker that speak for their party
 Message = Mapping[str, Any]
 Fields = dict[str, Any]
 SIGNALS: Final = {"USR1": signal.SIGUSR1, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
+
+
+class Agent(Protocol):
+    """What the commands need of the agent that obeys them."""
+
+    root: Path
+    workers: WorkerTable
+    relays: RelayTable
+    halts: dict[str, HaltWatch]
+    lease: Lease
+
+    def describe(self) -> dict[str, Any]: ...
+    def run_dir(self, run: str) -> Path: ...
+    def proc_message(self, worker: Worker) -> dict[str, Any]: ...
+    def hurry(self) -> None: ...
+    def halt(self, asked: HaltRequest) -> list[dict[str, Any]]: ...
+    def launch(self, specs: Sequence[WorkerSpec], key: Key) -> None: ...
+    def await_relay(self, run: str, key: Key) -> None: ...
+    def await_probe(self, query: probe.GpuQuery, key: Key) -> None: ...
+    def begin_stop(self, grace_s: float, key: Key | None = None) -> None: ...
 
 
 def hello(agent: Agent, console: Console, m: Message) -> Fields:

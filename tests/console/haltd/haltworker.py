@@ -4,12 +4,14 @@ argv: step, and "ignore" for one that never looks at the control file.
 """
 
 import sys
-import time
+import threading
 from pathlib import Path
 
 from uvcc_engine.contract import checkpoint
 from uvcc_engine.contract.writer import RunWriter
 
+STEP_S = 0.02
+step_done = threading.Event()  # never set: a step takes its time
 step, obey = int(sys.argv[1]), sys.argv[2:] != ["ignore"]
 with RunWriter.from_env() as w:
     while True:
@@ -18,7 +20,7 @@ with RunWriter.from_env() as w:
             break
         held = asked is not None and asked.mode == "hold"
         w.heartbeat(step, "hold" if held else "train", **({"halt_nonce": asked.nonce} if asked and held else {}))
-        time.sleep(0.02)
+        step_done.wait(STEP_S)
     saved = checkpoint.save(
         Path(w.directory) / "checkpoints",
         run=w.run,

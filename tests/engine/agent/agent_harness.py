@@ -175,3 +175,7 @@ def pod_at(root: Path) -> Iterator[Pod]:
         yield pod
     finally:
         pod.close()
+
+
+def launched(pod: Pod, console: Console, *workers: dict[str, object], run: str = "r") -> dict[str, object]:
+    return console.ask(wire.LAUNCH, run=run, workers=list(workers) or [pod.spec(run=run)])

@@ -1,28 +1,16 @@
-"""Launching, streaming, halting and losing workers."""
+"""Launching, streaming and losing workers."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
-import stat
-import sys
 import time
-import urllib.request
-from pathlib import Path
-from typing import Any
 
-import pytest
-from agent_harness import Console, Pod, wait_until
+from agent_harness import Console, Pod, launched, wait_until
 
-from uvcc_engine.agent.process import ProcessId, group_members
-from uvcc_engine.contract import checkpoint, files, wire
-from uvcc_engine.contract.control import read_halt
-
-
-def launched(pod: Pod, console: Console, *workers: dict[str, object], run: str = "r") -> dict[str, object]:
-    return console.ask(wire.LAUNCH, run=run, workers=list(workers) or [pod.spec(run=run)])
+from uvcc_engine.agent.process import group_members
+from uvcc_engine.contract import files, wire
 
 
 def test_a_run_is_streamed_from_start_to_exit(pod: Pod) -> None:
@@ -98,89 +86,6 @@ def test_rotation_and_truncation_are_reported_without_losing_a_line(pod: Pod) ->
         assert console.lines(table.name) == ["step", "1", "2", "step", "7", "8"]
         rewinds = {m["src"]: m["reason"] for m in console.seen if m["op"] == wire.REWIND}
         assert rewinds == {log.name: "rotated", table.name: "truncated"}
-
-
-def test_hold_release_halt_with_evidence_and_resume(pod: Pod) -> None:
-    pod.start()
-    two = [pod.spec("p0r0s0t0"), pod.spec("p0r1s0t0", run="r2")]
-    with pod.console() as console, Console(pod.root) as other:
-        launched(pod, console, two[0])
-        launched(pod, console, two[1], run="r2")
-        assert console.ask(wire.HALT, run="r", mode="hold", nonce="h1", deadline_s=60)["ok"]
-        assert console.halted("seen", "")["nonce"] == "h1"
-        held = console.halted("held")
-        assert held["step"] >= 0
-        asked = read_halt(pod.run_dir(), "r")
-        assert asked is not None
-        assert 50 < asked.deadline - time.time() <= 60
-        assert other.halted("held")["step"] == held["step"]
-        console.ask(wire.HALT, run="r", mode="release", nonce="h1")
-        assert console.halted("released")["step"] >= held["step"]
-        console.ask(wire.HALT, run="r", mode="halt", nonce="h2")
-        gone = console.halted("gone")
-        halted = console.halted("halted")
-        exited = console.proc("p0r0s0t0", "exited")
-        record = files.read_json(pod.run_dir() / "exit.json")
-        assert (exited["rc"], record["status"]) == (0, "halted")
-        assert gone["step"] == halted["step"] == record["step"]
-        assert gone["checkpoint"] == record["checkpoint"]
-        assert checkpoint.verify(pod.run_dir() / "checkpoints" / f"step-{gone['step']}").sha256 == gone["checkpoint"]
-        assert pod.worker_id("p0r1s0t0", "r2").alive()  # the other run was not meant
-        launched(pod, console, {**two[0], "resume": True, "attempt": 1})
-        assert not (pod.run_dir() / ".HALT").exists()
-        assert not (pod.run_dir() / "exit.json").exists()
-        console.ask(wire.WATCH, run="r")
-
-        def starts() -> list[int]:
-            found = console.records("events.jsonl")
-            return [e["fields"]["step"] for e in found if e["event"] == "party_start"]
-
-        console.until(lambda m: m["op"] == wire.LINES and len(starts()) == 2)
-        assert starts() == [0, gone["step"]]
-
-
-def test_a_hold_that_nobody_releases_is_a_halt(pod: Pod) -> None:
-    pod.start()
-    with pod.console() as console:
-        launched(pod, console)
-        console.ask(wire.HALT, run="r", mode="hold", nonce="h1", deadline_s=0.2)
-        assert console.halted("gone")["checkpoint"]
-
-
-def test_a_halt_is_final_and_repeated_requests_are_answered_again(pod: Pod) -> None:
-    pod.start()
-    deaf = pod.spec(argv=["sh", "-c", "exec sleep 1000"])
-    with pod.console() as console:
-        launched(pod, console, deaf)
-        for _ in range(3):
-            assert console.ask(wire.HALT, run="r", mode="halt", nonce="h1")["ok"]
-        assert len([m for m in console.seen if m["op"] == wire.HALTED and m["stage"] == "seen"]) == 3
-        late = console.ask(wire.HALT, run="r", mode="release", nonce="h1")
-        assert (late["ok"], late["error"]) == (False, "run r is already halting")
-        assert console.ask(wire.SIGNAL, run="r", coord=None, signal="TERM")["sent"] == ["p0r0s0t0"]
-        gone = console.halted("gone")
-        assert gone["checkpoint"] == ""
-        assert "SIGTERM" in gone["detail"]
-        nobody = console.ask(wire.HALT, run="unheard-of", mode="halt", nonce="h2")
-        assert not nobody["ok"]
-
-
-def test_a_broken_checkpoint_is_not_evidence(pod: Pod) -> None:
-    pod.start()
-    script = (
-        "from uvcc_engine.contract import RunWriter, checkpoint\n"
-        "with RunWriter.from_env() as w:\n"
-        " made = checkpoint.save(w.directory / 'checkpoints', run=w.run, step=4, topology={}, contents={'a': b'xyz'})\n"
-        " (made.path / 'a').write_bytes(b'xyZ')\n"
-        " w.exit('halted', step=4, checkpoint=made.sha256)\n"
-    )
-    with pod.console() as console:
-        launched(pod, console, pod.spec(argv=[sys.executable, "-c", script]))
-        console.proc("p0r0s0t0", "exited")
-        console.ask(wire.HALT, run="r", mode="halt", nonce="h1")
-        gone = console.halted("gone")
-        assert gone["checkpoint"] == ""
-        assert "was altered" in gone["detail"]
 
 
 def test_a_killed_worker_is_reported_at_once_and_its_group_with_it(pod: Pod) -> None:
@@ -267,32 +172,6 @@ def test_rubbish_from_a_console_ends_that_console_only(pod: Pod) -> None:
         assert good.ask(wire.PROBE)["ok"]
 
 
-def test_without_renewal_the_agent_halts_by_itself(pod: Pod) -> None:
-    pod.start()
-    with pod.console(holder="laptop", lease_s=30.0) as console:
-        launched(pod, console)
-        console.ask(wire.LEASE, ttl_s=0.3)
-    with pod.console(holder="onlooker") as watcher:
-        watcher.ask(wire.WATCH, run="r")
-        assert watcher.proc("p0r0s0t0", "exited")["rc"] == 0
-        watcher.until(lambda m: m["op"] == wire.LINES and any("lease_expired" in line for line in m["lines"]))
-        expired = [e for e in watcher.records("events.jsonl") if e["event"] == "lease_expired"]
-    assert expired[0]["fields"] == {"holder": "laptop", "ttl_s": 0.3}
-    assert files.read_json(pod.run_dir() / "exit.json")["status"] == "halted"
-
-
-def test_a_renewed_lease_lets_the_run_go_on(pod: Pod) -> None:
-    pod.start()
-    with pod.console() as console:
-        launched(pod, console, pod.spec(argv=[*pod.spec()["argv"], "100", "0.01"]))
-        for _ in range(1000):
-            assert console.ask(wire.LEASE, ttl_s=5.0)["ok"]
-            if any(m["op"] == wire.PROC and m["state"] == "exited" for m in console.seen):
-                break
-        console.proc("p0r0s0t0", "exited")
-    assert files.read_json(pod.run_dir() / "exit.json")["status"] == "done"
-
-
 def test_a_slow_console_gets_every_acknowledgement_and_hears_what_was_dropped(pod: Pod) -> None:
     pod.start()
     folder = pod.run_dir()
@@ -309,67 +188,6 @@ def test_a_slow_console_gets_every_acknowledgement_and_hears_what_was_dropped(po
         dropped = sum(m["n"] for m in console.seen if m["op"] == wire.DROPPED)
         assert dropped > 0
         assert dropped + len(console.lines("worker_p0r0s0t0.log")) == 40_000
-
-
-def relay_health(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/healthz", timeout=60) as answer:
-        return dict(json.loads(answer.read()))
-
-
-def test_relay_is_started_found_again_and_stopped(pod: Pod) -> None:
-    pod.start()
-    config = {
-        "db": "relay.sqlite",
-        "credentials": [{"party": p, "group": "r", "token": f"secret-of-party-{p}-aaaaaaaa"} for p in range(3)],
-    }
-    with pod.console() as console:
-        made = console.ask(wire.RELAY, run="r", action="start", config=config)
-        assert made["ok"], made
-        with urllib.request.urlopen(f"{made['url']}/healthz", timeout=60) as answer:
-            assert answer.status == 200
-        assert console.ask(wire.RELAY, run="r", action="start", config=config)["pid"] == made["pid"]
-        stored = pod.root / "relay" / "r" / "config.json"
-        assert stat.S_IMODE(stored.stat().st_mode) == 0o600
-        cmdline = Path(f"/proc/{made['pid']}/cmdline").read_bytes()
-        assert b"secret" not in cmdline
-        who = ProcessId.of(made["pid"])
-        assert who is not None
-        pod.kill_agent()
-        assert who.alive()
-    pod.start()
-    with pod.console() as console:
-        assert console.hello["relays"] == {"r": made["url"]}
-        assert console.ask(wire.RELAY, run="r", action="stop")["stopped"] == 1
-        wait_until(lambda: not who.alive(), "the relay ends")
-        failed = console.ask(wire.RELAY, run="r2", action="start", config={"db": "x", "credentals": []})
-        assert "unknown relay key" in failed["error"]
-
-
-def test_a_relay_asked_for_while_it_ends_is_a_new_one(pod: Pod) -> None:
-    pod.start()
-    config = {"db": "relay.sqlite", "credentials": [{"party": 0, "group": "r", "token": "t" * 32}]}
-    with pod.console() as console:
-        pids = set()
-        for _ in range(3):
-            made = console.ask(wire.RELAY, run="r", action="start", config=config)
-            assert relay_health(made["url"])["ok"]
-            pids.add(made["pid"])
-            console.ask(wire.RELAY, run="r", action="stop")
-        assert len(pids) == 3
-        assert console.ask(wire.STOP)["ok"]
-
-
-def test_stop_takes_the_relay_along(pod: Pod) -> None:
-    pod.start()
-    config = {"db": "relay.sqlite", "credentials": [{"party": 0, "group": "r", "token": "t" * 32}]}
-    with pod.console() as console:
-        made = console.ask(wire.RELAY, run="r", action="start", config=config)
-        who = ProcessId.of(made["pid"])
-        assert who is not None
-        assert console.ask(wire.STOP)["ok"]
-    assert not who.alive()
-    with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", int(made["url"].rsplit(":", 1)[1])), timeout=60)
 
 
 def test_shared_modules_are_imported_once(pod: Pod) -> None:
@@ -402,61 +220,3 @@ def test_all_ranks_of_a_world_are_told_where_to_meet(pod: Pod) -> None:
         console.ask(wire.WATCH, run="alone")
         console.until(lambda m: m["op"] == wire.LINES and m["run"] == "alone" and m["src"].endswith(".log"))
         assert console.lines("worker_p0r0s0t0.log", "alone") == [""]
-
-
-def test_a_disk_that_takes_nothing_keeps_neither_console_nor_halt_out(pod: Pod) -> None:
-    """Directories in the place of files refuse every write to them, as a full disk does."""
-    pod.start()
-    with pod.console() as console:
-        launched(pod, console)
-        who = pod.worker_id()
-        for name in ("state/r/p0r0s0t0.json", "lease.json"):
-            (pod.root / name).unlink(missing_ok=True)
-            (pod.root / name).mkdir()
-            (pod.root / name / "full").write_text("")
-        with pod.console(lease_s=60.0) as late:
-            assert late.hello["ok"]
-            os.kill(who.pid, signal.SIGKILL)
-            assert late.proc("p0r0s0t0", "exited")["signal"] == "SIGKILL"
-            assert late.ask(wire.PROBE)["ok"]
-        for name in ("state/r/p0r0s0t0.json", "lease.json"):
-            (pod.root / name / "full").unlink()
-            (pod.root / name).rmdir()
-
-
-def test_a_relay_that_dies_is_started_again_at_its_addresses(pod: Pod) -> None:
-    pod.start()
-    credentials = [{"party": 0, "group": "r", "token": "t" * 32}]
-    config = {"db": "relay.sqlite", "stream_listen": "127.0.0.1:0", "credentials": credentials}
-    pod.run_dir().mkdir(parents=True)
-    with pod.console() as console:
-        made = console.ask(wire.RELAY, run="r", action="start", config=config)
-        before = relay_health(made["url"])
-        assert before["stream"]
-        console.ask(wire.WATCH, run="r")
-        for n in (1, 2):
-            os.kill(console.ask(wire.RELAY, run="r", action="start", config=config)["pid"], signal.SIGKILL)
-            console.until(lambda m, n=n: m["op"] == wire.LINES and len(console.records("events.jsonl")) == n)
-        again = console.ask(wire.RELAY, run="r", action="start", config=config)
-        assert again["url"] == made["url"]
-        assert again["pid"] != made["pid"]
-        assert relay_health(made["url"]) == before
-        assert [e["event"] for e in console.records("events.jsonl")] == ["relay_restarted"] * 2
-        assert console.ask(wire.STOP)["ok"]
-
-
-def test_the_workers_of_a_run_are_told_where_their_relay_is_now(pod: Pod) -> None:
-    pod.start()
-    place = pod.run_dir() / files.LINK
-    with pod.console() as console:
-        refused = console.ask(wire.RELINK, run="r", link={"relay_url": "http://127.0.0.1:1"})
-        assert "no worker of run r" in refused["error"]
-        launched(pod, console)
-        assert console.ask(wire.RELINK, run="r", link={"relay_url": "http://127.0.0.1:1"})["told"] == 1
-        assert files.read_json(place) == {"relay_url": "http://127.0.0.1:1"}
-        for link in ({"relay_url": "127.0.0.1:1"}, {"relay_url": "http://h", "group": "g"}, {"stream": "h:1"}):
-            assert not console.ask(wire.RELINK, run="r", link=link)["ok"]
-        console.ask(wire.SIGNAL, run="r", signal="KILL", coord=None)
-        console.proc("p0r0s0t0", "exited")
-        launched(pod, console)
-        assert not place.exists()  # the launch says where the relay is

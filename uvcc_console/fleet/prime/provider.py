@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from uvcc_console.fleet import keys
 from uvcc_console.fleet.prime import offers as market
 from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
 from uvcc_console.fleet.prime.intents import Intents, attempt_name, base_of
 from uvcc_console.fleet.prime.models import ApiPod, Offer
 from uvcc_console.fleet.prime.ready import NotReady, Readiness
+from uvcc_console.fleet.prime.runkey import RunKey
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
@@ -27,7 +27,6 @@ SETTLE_S = 45.0
 PRICE_SLACK = 1.02
 TRIES = 6
 GONE_S = 180.0
-KEY_PREFIX = "uvcc-"
 
 
 @dataclass
@@ -67,8 +66,7 @@ class PrimeProvider:
         self._asking: set[str] = set()  # creates under way here: who asked for them settles them
         self._first: dict[int, asyncio.Lock] = {}
         self._listing = asyncio.Lock()
-        self._key_id = ""
-        self._keying = asyncio.Lock()
+        self._key = RunKey(client, run_dir, str(fleet.get("ssh_key", "")))
 
     # quote
 
@@ -134,7 +132,9 @@ class PrimeProvider:
     async def _adopt(self, request: PodRequest) -> Pod | None:
         """The living pod of this request, were it left by a crash or by a create that was never answered."""
         await self._settled(request.name)
-        alive = [p for p in await self._client.pods() if base_of(p.name) == request.name and not p.dying]
+        pods = [p for p in await self._client.pods() if not p.dying]
+        self._know(request, pods)
+        alive = [p for p in pods if base_of(p.name) == request.name]
         if not alive:
             return None
         keep, *extra = sorted(alive, key=lambda p: (p.created_at, p.id))
@@ -143,6 +143,16 @@ class PrimeProvider:
         self._domains.setdefault(request.party, keep.provider_type)
         self._rented.add(request.name)
         return self._pod(request, keep)
+
+    def _know(self, request: PodRequest, pods: Sequence[ApiPod]) -> None:
+        """Which provider each party of this run has already, of pods that another process made."""
+        run = request.name.rpartition("-")[0] + "-"
+        for p in pods:
+            base = base_of(p.name)
+            if base.startswith(run) and base not in self._requests:
+                self._rented.add(base)
+                self._requests.setdefault(base, replace(request, name=base, party=_place(base)[0]))
+                self._domains.setdefault(_place(base)[0], p.provider_type)
 
     async def _settled(self, prefix: str) -> None:
         """Wait until all that was asked for shows in the list, or would have by now: the list lags behind creates."""
@@ -202,7 +212,7 @@ class PrimeProvider:
         price = offer.price(wanted.disk) or 0.0
         cap = min(price * PRICE_SLACK, request.max_price_hr or float("inf"))
         name = attempt_name(request.name)
-        key_id = await self._key()
+        key_id = await self._key.id()
         body = market.request_body(offer, wanted, name=name, image=image, key_id=key_id, cap=round(cap, 4))
         self._asking.add(name)
         try:
@@ -248,20 +258,6 @@ class PrimeProvider:
                 self._intents.note(self._clock.now(), name=name, absent=True)
                 raise UvccError(f"{why.what}; no pod of that name appeared in {SETTLE_S:.0f} s")
             await self._clock.sleep(5.0)
-
-    async def _key(self) -> str:
-        """The run's public key must be on the account before a pod is made; its id there."""
-        async with self._keying:
-            if self._key_id:
-                return self._key_id
-            line = keys.public_line(keys.operator_key(self._run_dir, str(self._fleet.get("ssh_key", ""))))
-            material = tuple(line.split()[:2])
-            known = {k.material: k.id for k in await self._client.ssh_keys()}
-            if material not in known:
-                made = await self._client.add_ssh_key(f"{KEY_PREFIX}{self._run_dir.name}", line)
-                known[material] = made.id
-            self._key_id = known[material]
-            return self._key_id
 
     def _pod(self, request: PodRequest, found: ApiPod, offer: Offer | None = None) -> Pod:
         price = found.price_hr if found.price_hr is not None else (offer.price(request.disk_gib) if offer else 0.0)
@@ -326,7 +322,8 @@ class PrimeProvider:
                 ours[found.id] = found
         for found in ours.values():
             await self._end(found)
-        await self._forget_key()
+        self._unsettle(pod)
+        await self._key.forget()
 
     async def _delete_try(self, pod: Pod) -> None:
         for found in await self._client.pods():
@@ -357,19 +354,6 @@ class PrimeProvider:
             return True
         found = await self._client.pod(pod_id)
         return found is not None and found.status == "TERMINATED"
-
-    async def _forget_key(self) -> None:
-        """The run's key leaves the account with the run's last pod."""
-        name = f"{KEY_PREFIX}{self._run_dir.name}"
-        try:
-            if any(base_of(p.name).startswith(f"{name}-") and not p.over for p in await self._client.pods()):
-                return
-            for key in await self._client.ssh_keys():
-                if key.name == name:
-                    await self._client.delete_ssh_key(key.id)
-        except (UnreachableError, PrimeRefused):
-            return  # a key without a pod opens nothing and costs nothing
-        self._key_id = ""
 
     async def list(self, prefix: str) -> list[Pod]:
         """Pods of ours that may still cost something, under their requests' names; a second try shows its own name."""

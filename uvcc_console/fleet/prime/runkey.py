@@ -1,0 +1,51 @@
+"""The run's SSH key on the account: it must be there before a pod is made, and leaves with the run's last pod."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from uvcc_console.fleet import keys
+from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
+from uvcc_console.fleet.prime.intents import base_of
+from uvcc_engine.contract.errors import UnreachableError
+
+PREFIX = "uvcc-"
+
+
+class RunKey:
+    """One run's key. ``key_file`` is the user's own, empty for one that is made for the run."""
+
+    def __init__(self, client: PrimeClient, run_dir: Path, key_file: str) -> None:
+        self._client = client
+        self._run_dir = run_dir
+        self._key_file = key_file
+        self._id = ""
+        self._asking = asyncio.Lock()
+
+    async def id(self) -> str:
+        """Its id on the account; it is added if it is not there yet."""
+        async with self._asking:
+            if self._id:
+                return self._id
+            line = keys.public_line(keys.operator_key(self._run_dir, self._key_file))
+            material = tuple(line.split()[:2])
+            known = {k.material: k.id for k in await self._client.ssh_keys()}
+            if material not in known:
+                made = await self._client.add_ssh_key(f"{PREFIX}{self._run_dir.name}", line)
+                known[material] = made.id
+            self._id = known[material]
+            return self._id
+
+    async def forget(self) -> None:
+        """Take it from the account if no pod of the run is left."""
+        name = f"{PREFIX}{self._run_dir.name}"
+        try:
+            if any(base_of(p.name).startswith(f"{name}-") and not p.over for p in await self._client.pods()):
+                return
+            for key in await self._client.ssh_keys():
+                if key.name == name:
+                    await self._client.delete_ssh_key(key.id)
+        except (UnreachableError, PrimeRefused):
+            return  # a key without a pod opens nothing and costs nothing
+        self._id = ""
