@@ -164,7 +164,7 @@ def doc_ids(tokens: Tensor, eos: int) -> Tensor:
 class Prefetcher:
     """Reads batches ahead on a thread; ``get`` hands them over in order. A batch tells how long its reading took.
 
-    ``stop`` joins the thread. An error of the source is raised by ``get``.
+    An error of the source is raised by ``get``.
     """
 
     def __init__(self, packer: Packer, rows: int, depth: int) -> None:
@@ -189,9 +189,11 @@ class Prefetcher:
             raise found
         return found
 
-    def stop(self) -> None:
+    def stop(self, patience_s: float = 5.0) -> None:
+        """Join the thread; one that a dead source holds for longer is left to end with the process."""
         self._stopped.set()
-        while self._thread.is_alive():
+        end = time.monotonic() + patience_s
+        while self._thread.is_alive() and time.monotonic() < end:
             try:
                 self._queue.get_nowait()
             except queue.Empty:

@@ -101,6 +101,9 @@ PASSED_ON: Final = {
     "TORCH_DISTRIBUTED_DEBUG": "read by torch's process groups",
     "CUDA_LAUNCH_BLOCKING": "read by CUDA",
     "PYTORCH_CUDA_ALLOC_CONF": "read by torch's CUDA allocator",
+    "HF_DATASETS_CACHE": "read by the datasets library",
+    "HF_ENDPOINT": "read by the hub's client",
+    "TIKTOKEN_CACHE_DIR": "read by tiktoken",
 }
 """Variables of the libraries below: not interpreted here, but shown with their values like the others."""
 

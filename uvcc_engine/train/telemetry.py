@@ -22,7 +22,10 @@ from uvcc_engine.nsa.model import GateMetrics, gate_metrics
 from uvcc_engine.train.tensorboard import ScalarFile
 
 ENV_JSON: Final = "env.json"
-_SHOWN: Final = ("NSA_", "NCCL_", "TORCH_", "PYTORCH_", "CUDA_VISIBLE", "OMP_", "RANK", "WORLD_SIZE", "MASTER_")
+_SHOWN: Final = (
+    *("NSA_", "NCCL_", "TORCH_", "PYTORCH_", "CUDA_VISIBLE", "OMP_", "RANK", "WORLD_SIZE", "MASTER_"),
+    *("HF_DATASETS_", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TIKTOKEN_"),  # not all of HF_*: a token is secret
+)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +20,9 @@ from lm_kit import SMALL, with_hub
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.config import DataConfig
-from uvcc_engine.train.data import Cursor, Packer, for_another_world, held_out
+from uvcc_engine.train.data import Cursor, Packer, Prefetcher, for_another_world, held_out
 from uvcc_engine.train.probe import main as probe_cli
-from uvcc_engine.train.sources import ROWS, FineWeb, LocalText, Source, Synthetic, make_source
+from uvcc_engine.train.sources import ROWS, FineWeb, LocalText, Source, Stream, Synthetic, make_source
 from uvcc_engine.train.tokenizer import ByteTokenizer, gpt2_ranks, make_tokenizer
 
 needs_datasets = pytest.mark.skipif(
@@ -209,6 +210,26 @@ def test_a_hub_that_is_not_there_is_named_with_the_cure(tmp_path: Path) -> None:
     assert found.returncode != 0
     assert "the data source fails" in found.stderr
     assert "data.source: local" in found.stderr
+
+
+def test_a_source_that_hangs_does_not_hold_a_halt() -> None:
+    hangs, go = threading.Event(), threading.Event()
+
+    class Stuck:
+        def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream:
+            hangs.set()
+            go.wait()
+            return Synthetic(1).open(first, rank, world, facts)
+
+    data = Prefetcher(Reader(Stuck(), 0, 1, None), 1, depth=1)
+    assert hangs.wait(60)
+    data.stop(patience_s=0.05)
+    assert data._thread.is_alive()
+    with pytest.raises(UnreachableError, match="no batch for 0 s"):
+        data.get(timeout=0.01)
+    go.set()
+    data._thread.join(60)
+    assert not data._thread.is_alive()
 
 
 def test_validation_is_held_out_in_every_world() -> None:

@@ -282,6 +282,7 @@ def test_the_cheat_sheets_environment_is_taken_whole() -> None:
         "TORCH_NCCL_BLOCKING_WAIT": "1",
         "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
         "CUDA_LAUNCH_BLOCKING": "1",
+        "HF_DATASETS_CACHE": "/data/hub",
         "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:256,expandable_segments:True",
     }
     _, effects = lm_env.apply(small(), environ)
