@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from plane_kit import Log, certificate, direct_links, kill, make_plane, relay_links, relay_thread, run_parties
 
-from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UnreachableError
 from uvcc_engine.plane import connect
 from uvcc_engine.plane.api import Tag
 
@@ -172,8 +172,8 @@ def test_a_relay_whose_certificate_is_not_trusted_is_told_nothing(tmp_path: Path
     with relay_thread(tmp_path, stream_listen="127.0.0.1:0", tls_cert="cert.pem", tls_key="key.pem") as url:
         link, log = relay_links(tmp_path, url, kind)[0], Log()
         stream = connect.health(url, tmp_path / "cert.pem")["stream"]
-        plane = make_plane(0, link | {"stream": stream, "peer_timeout_s": 0.3}, log)
-        with pytest.raises(PeerLostError):
+        plane = make_plane(0, link | {"stream": stream, "relay_s": 0.3}, log)
+        with pytest.raises(UnreachableError, match="the relay has not been reached"):
             plane.recv(1, Tag(0, 0, 0, 1))
         plane.close(graceful=False)
     assert "certificate" in log.named("relay_down")[0]["why"].lower()
