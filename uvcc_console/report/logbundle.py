@@ -236,10 +236,11 @@ def _figures(record: RunRecord) -> Iterator[str]:
     for phase, part in parts:
         size = part.size
         yield f"- {phase}: {size.replicas} replicas x {size.stages} stages x {size.tensor} tensor ranks"
-    yield from ("", f"| metric | whole run |{''.join(f' {phase} |' for phase, _ in parts)}")
-    yield f"|---|---|{'---|' * len(parts)}"
+    yield from ("", f"| {' | '.join(['metric', 'whole run', *(phase for phase, _ in parts)])} |")
+    yield "|---" * (2 + len(parts)) + "|"
     for name, value in (*metrics.table(record), *metrics.of_the_run(record)):
-        yield f"| {name} | {value} |{''.join(f' {table.get(name, chr(45))} |' for table in tables)}"
+        by_phase = [table.get(name, "-") for table in tables]
+        yield f"| {' | '.join([name, value, *by_phase])} |"
 
 
 def _verdict(record: RunRecord, phase: str) -> list[str]:

@@ -96,7 +96,7 @@ class Party:
                 notes = {p: evidence.agreement(p) for p in self._peers}
         for peer in self._peers:
             self._plane.send_control(peer, notes[peer] if on else b"{}")
-        heard = {peer: self._plane.recv_control(peer, 60.0) for peer in self._peers}
+        heard = {peer: self._plane.recv_control(peer, 120.0) for peer in self._peers}
         if on:
             with switch.counted("agreeing"):
                 for peer, note in heard.items():
@@ -111,7 +111,7 @@ class Party:
             for peer in self._peers:
                 self._plane.send_control(peer, b"go")
             for peer in self._peers:
-                self._plane.recv_control(peer, 60.0)
+                self._plane.recv_control(peer, 120.0)
 
 
 def measure(config: dict[str, Any], party: int, folder: Path) -> list[list[dict[str, Any]]]:
