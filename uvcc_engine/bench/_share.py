@@ -1,46 +1,59 @@
 """Rows ``transcript.step.*`` of ``bench transcript``: what the transcript costs a real secret-shared training step.
 
 Three processes train over sealed links; every other step goes without the transcript, in alternating order, so that
-what the machine does meanwhile meets both alike. Without latency the three share this host's processors, which no
-deployment does; ``_20ms`` is a step between providers that lie 20 ms apart.
+what the machine does meanwhile meets both alike. ``demo`` is the demonstration's step over its own relay. All three
+parties share this host's processors, which no deployment does; ``_direct`` goes without any latency, which none has;
+``_20ms`` is a step between providers that lie 20 ms apart.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.bench._fleet import ports
 from uvcc_engine.bench._turns import ratio
+from uvcc_engine.bench.plane import relay
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.parallel.topology import PARTIES
 
 BAR: Final = 0.03
 JOBS: Final = {
-    "demo": ("mlp-digits", 0.0),
-    "demo_20ms": ("mlp-digits", 0.02),
-    "secureml": ("secureml-a", 0.0),
-    "secureml_20ms": ("secureml-a", 0.02),
+    "demo": ("mlp-digits", "relay", 0.0),
+    "demo_direct": ("mlp-digits", "direct", 0.0),
+    "demo_20ms": ("mlp-digits", "direct", 0.02),
+    "secureml_direct": ("secureml-a", "direct", 0.0),
+    "secureml_20ms": ("secureml-a", "direct", 0.02),
 }
 _BATCH: Final = 128
 _LIMIT_S: Final = 150
 Round = list[dict[str, Any]]
 
 
-def run_parties(model: str, latency_s: float, rounds: int) -> list[list[Round]]:
-    """By party and round: what the step without and the step with the transcript took. Raises UvccError."""
-    found = ports(PARTIES)
-    peers = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(found)}
+@contextlib.contextmanager
+def _links(kind: str, latency_s: float) -> Iterator[list[dict[str, Any]]]:
+    """The parties' link settings, and the relay for as long as it is needed."""
+    if kind == "relay":
+        with relay() as running:
+            yield running.links(kind)
+        return
+    peers = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(ports(PARTIES))}
     faults = {"faults": {"latency_s": latency_s}} if latency_s else {}
-    links = [{"kind": "direct", "listen": peers[str(p)], "peers": peers, **faults} for p in range(PARTIES)]
-    with tempfile.TemporaryDirectory() as name:
+    yield [{"kind": kind, "listen": peers[str(p)], "peers": peers, **faults} for p in range(PARTIES)]
+
+
+def run_parties(model: str, link: str, latency_s: float, rounds: int) -> list[list[Round]]:
+    """By party and round: what the step without and the step with the transcript took. Raises UvccError."""
+    with tempfile.TemporaryDirectory() as name, _links(link, latency_s) as links:
         path = Path(name) / "config.json"
         path.write_text(json.dumps({"model": model, "batch": _BATCH, "rounds": rounds, "links": links}))
         command = [sys.executable, "-m", "uvcc_engine.bench._share_party", str(path)]
@@ -62,8 +75,7 @@ def run_parties(model: str, latency_s: float, rounds: int) -> list[list[Round]]:
 def share_rows(name: str, rounds: int) -> list[Row]:
     """The rows of one job: the slow-down, and the processor time of recording, hashing and finalising (``recording``)
     and of signing and checking (``agreeing``), as shares of the step and of the step's own processor time."""
-    model, latency_s = JOBS[name]
-    rounds_of = [list(r) for r in zip(*run_parties(model, latency_s, rounds), strict=True)]
+    rounds_of = [list(r) for r in zip(*run_parties(*JOBS[name], rounds), strict=True)]
     off = [max(party[0]["wall"] for party in r) for r in rounds_of]
     on = [max(party[1]["wall"] for party in r) for r in rounds_of]
     at = f"transcript.step.{name}"
