@@ -152,8 +152,8 @@ class Line:
 class UnixGroup(dist.ProcessGroup):
     """A process group of torch over :class:`Line`; made by torch through the backend's name."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the other constructor only
         self._store, self._me, self._size, self._timeout_s = store, rank, size, timeout.total_seconds()
         self._lines: dict[int, Line] = {}
         self._operations = 0
@@ -178,7 +178,7 @@ class UnixGroup(dist.ProcessGroup):
     def setGroupDesc(self, desc: str) -> None:
         self._names["desc"] = desc
 
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:  # type: ignore[override]
         """The sum of all members' tensor at every member."""
         x = tensors[0]
         _check_sum(opts)
@@ -213,7 +213,7 @@ class UnixGroup(dist.ProcessGroup):
 
         return Done(finish)
 
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Done:
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Done:  # type: ignore[override]
         """The root's tensor at every member."""
         x, root = tensors[0], int(opts.rootRank)
         key = self._begin()
@@ -259,8 +259,9 @@ class UnixGroup(dist.ProcessGroup):
 
         return Done(finish)
 
-    _allgather_base = all_gather_single  # the names of older versions
-    _reduce_scatter_base = reduce_scatter_single
+    # the names of older versions
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Done:
         """Start to send to member ``to``; tags are not negative."""
@@ -333,7 +334,7 @@ def _caller(sock: socket.socket, timeout_s: float) -> int:
 
 def _bytes(x: Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
-    return memoryview(x.numpy()).cast("B") if x.numel() else memoryview(b"")
+    return x.numpy().data.cast("B") if x.numel() else memoryview(b"")
 
 
 def _check_size(key: int, found: int, wanted: int) -> None:
