@@ -13,6 +13,8 @@ from uvcc_console.core.snapshot import PodView
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 START_S = 60.0
+# the interpreter that the agent was started with: the one that has the job's packages
+_PYTHON = r"py=$(sed -n 's/^exec \(.*\) -S -m .*/\1/p' .uvcc/attach 2>/dev/null)"
 
 
 def run(argv: list[str]) -> int:
@@ -45,8 +47,8 @@ async def _forward(run_dir: Path, pod: PodView, folder: str, key_file: str) -> N
         there = shlex.quote(folder)
         if (await link.run(f"test -d {there}")).exit != 0:
             raise UvccError(f"pod {pod.pod} has no TensorBoard files in {folder}", "does this kind of job write them?")
-        command = f"exec python3 -m tensorboard.main --logdir {there} --host 127.0.0.1 --port 0 2>&1"
-        process = await link.open(command)
+        command = f"-m tensorboard.main --logdir {there} --host 127.0.0.1 --port 0 2>&1"
+        process = await link.open(f'{_PYTHON}; eval "exec ${{py:-python3}} {command}"')
         said = b""
         async with asyncio.timeout(START_S):
             while not (found := re.search(rb"http://[^:]+:(\d+)", said)):

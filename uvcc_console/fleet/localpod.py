@@ -132,6 +132,10 @@ class _Server(asyncssh.SSHServer):
     def session_requested(self) -> asyncssh.SSHServerSession[bytes] | bool:
         return _Session(self) if self.open < _SESSIONS else False
 
+    def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
+        """Like a pod, it forwards to what listens on itself (TensorBoard), and nowhere else."""
+        return dest_host in ("127.0.0.1", "localhost")
+
 
 async def _feed(process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
     """Client -> child's stdin; end of file closes it; signals go to the child's process group."""

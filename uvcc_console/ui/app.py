@@ -10,15 +10,14 @@ from typing import Any, ClassVar
 from textual import on
 from textual.binding import Binding, BindingType
 
-from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.base import ConsoleApp, ascii_wanted
+from uvcc_console.ui.base import ascii_wanted
 from uvcc_console.ui.commands import Commands, tell
-from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.forwarding import forward
-from uvcc_console.ui.keys import ACTIONS, Context, bindings, footer
+from uvcc_console.ui.keys import ACTIONS, Action, bindings, footer
 from uvcc_console.ui.notify import Notifier, operators_program
 from uvcc_console.ui.palette import ActionProvider
-from uvcc_console.ui.processes import Processes, RunProcesses, conducted
+from uvcc_console.ui.processes import conducted
+from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import Clock, JournalWriter, ReplaySource, Source, open_source
 from uvcc_console.ui.view import View, holding
@@ -27,7 +26,7 @@ from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.scrub import ScrubBar
 
 
-class UvccApp(ConsoleApp[int]):
+class UvccApp(RunConsole):
     """One run on the screen."""
 
     COMMANDS: ClassVar[set[Any]] = {ActionProvider}
@@ -43,39 +42,17 @@ class UvccApp(ConsoleApp[int]):
         source: Source,
         writer: JournalWriter | None = None,
         *,
-        processes: Processes | None = None,
-        readonly: bool = False,
         hold: bool = False,
         tick_s: float = 0.1,
-        **look: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(**look)
-        self.run_dir = run_dir
-        self.source = source
-        self.writer = writer
-        self.processes = processes or RunProcesses(run_dir)
-        self.conducted = True
-        self.readonly = readonly
-        self.filter = Filter()
+        super().__init__(run_dir, source, writer, **options)
         self.commands = Commands(self)
         self.main = RunScreen(self._begin)
         self.notifier = Notifier(partial(tell, self), operators_program() if writer else None)
         self._hold = hold
         self._tick_s = tick_s
         self._drawn: tuple[int, int, str] = (-1, -1, "")
-
-    @property
-    def snap(self) -> Snapshot:
-        """The newest snapshot."""
-        return self.source.snapshot
-
-    def now(self) -> float:
-        """The time ages are measured against."""
-        return self.source.now()
-
-    def context(self) -> Context:
-        """What decides which actions are possible."""
-        return Context(self.snap, True, self.readonly, isinstance(self.source, ReplaySource), self.conducted)
 
     def get_default_screen(self) -> RunScreen:
         return self.main
@@ -143,6 +120,9 @@ class UvccApp(ConsoleApp[int]):
     def action_do(self, name: str) -> None:
         """Run an action of the registry."""
         self.commands.run(ACTIONS[name])
+
+    def perform(self, action: Action) -> None:
+        self.commands.run(action, by_key=False)
 
     def forward_tensorboard(self, pod: str) -> None:
         """Show the address once the forwarder has one; it ends with the console."""

@@ -6,7 +6,6 @@ import asyncio
 import getpass
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from textual.timer import Timer
 
@@ -17,6 +16,7 @@ from uvcc_console.ui.keys import ACTIONS, COMMANDS, Action
 from uvcc_console.ui.notify import Note
 from uvcc_console.ui.pod_actions import PodActions
 from uvcc_console.ui.processes import see_to
+from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import ReplaySource
 from uvcc_console.ui.widgets.log_view import LogView
@@ -24,13 +24,10 @@ from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
-if TYPE_CHECKING:
-    from uvcc_console.ui.app import UvccApp
-
 PASTE_WAIT_S = 0.15  # a guarded key acts when no other key follows it for so long, on a busy machine too
 
 
-def tell(app: UvccApp, note: Note) -> None:
+def tell(app: RunConsole, note: Note) -> None:
     """Something new, said once; errors ring."""
     app.say(note.text, "error" if note.level == "error" else "warning" if note.level == "warn" else "information")
     if note.level == "error":
@@ -49,7 +46,7 @@ def who() -> str:
 class Commands(PodActions):
     """Runs actions for one app."""
 
-    def __init__(self, app: UvccApp) -> None:
+    def __init__(self, app: RunConsole) -> None:
         self.app = app
         self.switch = HaltSwitch()
         self.repeat_wait = REPEAT_S

@@ -13,13 +13,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from uvcc_console.ui.app import UvccApp
+from uvcc_console.ui.run_base import RunConsole
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +46,13 @@ def snapshot_json(snap: Snapshot) -> str:
     return json.dumps(_plain(dataclasses.replace(snap, log=())), indent=1, sort_keys=True, default=str)
 
 
-def screen_text(app: UvccApp) -> str:
+def screen_text(app: RunConsole) -> str:
     """The screen's characters, row by row."""
     strips = app.screen._compositor.render_strips()
     return "\n".join(strip.text.rstrip() for strip in strips) + "\n"
 
 
-def save(app: UvccApp) -> Kept:
+def save(app: RunConsole) -> Kept:
     """Write the three files and their sums. Raises OSError, or RedactionError for a screen that must not leave."""
     from uvcc_console.report.redact import checked
 

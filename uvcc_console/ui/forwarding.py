@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from uvcc_console.ui.app import UvccApp
+from uvcc_console.ui.run_base import RunConsole
 
 CODE = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"
 LAST = 300
 
 
-async def forward(app: UvccApp, pod: str) -> None:
+async def forward(app: RunConsole, pod: str) -> None:
     """Until the console ends, or TensorBoard does. What goes wrong is said in the verb's own words."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -135,8 +135,8 @@ def _workers(c: Context) -> str:
 def _replace(c: Context) -> str:
     if why := _pods(c):
         return why
-    if c.snap.engine_run and c.snap.job_kind != "command":
-        return "the pods hold identities and checkpoints of this run: W restarts their workers"
+    if c.snap.engine_run and c.snap.job_kind == "lm":
+        return "the pod holds the only checkpoints of this run: W restarts its workers"
     return ""
 
 
@@ -199,7 +199,7 @@ _ALL = (
            _triage, "triage", "uvcc pod RUN triage", "pods", guarded=True),
     Action("stackdump", "D", "D", "stack dump", "have the pod's workers write their stacks (SIGUSR1)", _workers,
            "stackdump", "uvcc pod RUN stackdump POD", "pods", guarded=True),
-    Action("flight", "C", "C", "flight recorder", "what every worker's collectives are at, and who differs (panel 4)",
+    Action("flight", "C", "C", "recorder", "flight recorders: what all collectives are at, who differs (panel 4)",
            _workers, "flight", "uvcc pod RUN flight", "pods", guarded=True),
     Action("nccl", "N", "N", "NCCL debug", "go on from the last checkpoint with NCCL's log for one window", _nccl,
            "nccl", "uvcc pod RUN nccl_debug", "pods", guarded=True),

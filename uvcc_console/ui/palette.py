@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from uvcc_console.ui.keys import ACTIONS, Action
-
-if TYPE_CHECKING:
-    from uvcc_console.ui.app import UvccApp
+from uvcc_console.ui.run_base import RunConsole
 
 
 class ActionProvider(Provider):
     """Offers the actions."""
 
     def _entries(self) -> list[tuple[Action, str, str]]:
-        context = cast("UvccApp", self.app).context()
+        context = cast(RunConsole, self.app).context()
         out = []
         for a in ACTIONS.values():
             if a.id in ("palette", "release"):
@@ -41,4 +39,4 @@ class ActionProvider(Provider):
                 yield Hit(score, matcher.highlight(title), partial(self._do, action), help=text)
 
     def _do(self, action: Action) -> None:
-        cast("UvccApp", self.app).commands.run(action, by_key=False)
+        cast(RunConsole, self.app).perform(action)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from textual.app import SuspendNotSupported
 
 from uvcc_console.core import triage
 from uvcc_console.core.snapshot import PodView
+from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_engine.contract.errors import UvccError
-
-if TYPE_CHECKING:
-    from uvcc_console.ui.app import UvccApp
 
 ASKED = {
     "restart": "This kills its workers; the run goes on from the last common checkpoint.",
@@ -23,7 +19,7 @@ ASKED = {
 class PodActions:
     """Part of ``Commands``: needs ``app``, ``_intend`` and ``_later``."""
 
-    app: UvccApp
+    app: RunConsole
 
     def _intend(self, action: str, **args: str) -> None:
         raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,13 +14,14 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.provider import Provider
-from uvcc_console.rollout import actions, forecast
+from uvcc_console.rollout import actions, flight, forecast
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.machine import Stages
 from uvcc_console.rollout.plan import make_plan
 from uvcc_console.rollout.profile import parse
 from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import UnreachableError
 
 PROFILE = {"job": {"kind": "lm", "steps": 50, "ranks": 2}, "env": {"KEEP": "1"}}
 
@@ -35,7 +37,7 @@ class Agent:
 
     async def request(self, op: str, **fields: Any) -> dict[str, Any]:
         self.heard.append({"op": op, **fields})
-        return {"ok": True, "sent": self.sent}
+        return {"ok": True, "sent": self.sent, "asked": self.sent}
 
 
 class World:
@@ -136,6 +138,45 @@ async def test_a_fetch_while_the_run_goes_on_takes_what_may_leave_and_nothing_el
     assert (done.ok, done.detail) == (True, "2 files in artifacts/fetched/full-p0r0")
     home = world.ctx.artifacts / "fetched/full-p0r0"
     assert sorted(p.name for p in home.iterdir()) == ["stackdump_p0r0s0t0.txt", "training.csv"]
+
+
+class Answers:
+    """A pod's link that gives what flight recorders left: to this question, to an older one, or damaged."""
+
+    def __init__(self, agent: Agent, answers: dict[str, str]) -> None:
+        self.agent, self.answers = agent, answers
+
+    async def read(self, remote: str) -> bytes:
+        name = remote.rpartition("/")[2]
+        if name not in self.answers:
+            raise UnreachableError(f"no {remote}")
+        nonce = self.agent.heard[-1]["nonce"] if self.answers[name] == "new" else "old"
+        entry = {"group": "world", "seq": 4, "op": "barrier", "state": "started", "ts": 100.0}
+        answer = {"nonce": nonce, "ts": 101.0, "waiting_on": "", "tables": {"sequence": [entry]}}
+        return b"{" if self.answers[name] == "damaged" else json.dumps(answer).encode()
+
+
+async def test_flight_recorders_are_read_and_kept_and_who_is_silent_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "ANSWER_S", 0.2)
+    monkeypatch.setattr(flight, "LOOK_S", 0.01)
+    world.agent.sent = ["p0r0s0t0", "p0r1s0t0", "p0r2s0t0"]
+    said = {"flight_p0r0s0t0.json": "new", "flight_p0r1s0t0.json": "old", "flight_p0r2s0t0.json": "damaged"}
+    link = Answers(world.agent, said)
+    world.ctx.members["p0r0"].link = cast(Any, link)
+    done = await world.ask("flight")
+    assert done.ok
+    assert done.detail.startswith("1 of 3 workers answered: nothing differs; artifacts/flight/full-")
+    seen = world.bus.snapshot.flight
+    assert seen is not None
+    assert seen.silent == ("p0r1s0t0", "p0r2s0t0")
+    assert dict(seen.newest) == {"p0r0s0t0": "world #4 barrier, started, 1.0 s old"}
+    assert [p.name for p in (world.ctx.run_dir / seen.folder).iterdir()] == ["flight_p0r0s0t0.json"]
+    said.clear()
+    assert "no flight recorder answered" in (await world.ask("flight")).detail
+    world.agent.sent = []
+    assert "no worker of r.full lives" in (await world.ask("flight")).detail
 
 
 async def test_a_restart_ends_the_workers_and_resumes_once_the_stage_asks(world: World) -> None:

@@ -204,6 +204,31 @@ def test_a_stall_in_the_smoke_is_a_gate_when_asked_for() -> None:
     assert next(g for g in measure(s, GatesPart(watchdog_dumps=1), "full") if g.name == "watchdog_dumps").ok
 
 
+def test_what_really_runs_is_held_against_the_plan_before_full() -> None:
+    plan = {"parameters": 233320, "seq_len": 128, "precision": "bf16", "save_every": 40}
+    created = ev.RunCreated(
+        ts=0.5, run="r", profile_name="t", job_kind="lm", replicas=1, pipeline_stages=1, tensor=1, stages=[],
+        profile={"job": {"kind": "lm", "plan": plan}},
+    )  # fmt: skip
+
+    def config(*told: dict[str, Any]) -> ev.GateMeasured:
+        facts = [
+            ev.EngineEvent(ts=2.0, pod="p0r0", level="info", event="run_facts", fields={"coord": COORDS[i], **fields})
+            for i, fields in enumerate(told)
+        ]
+        s = fold([created, ev.PhaseStarted(ts=1.0, phase="smoke", engine_run="r.smoke", steps=2, sid_job=""), *facts])
+        return next(g for g in measure(s, GatesPart(halt_drill_s=0), "smoke") if g.name == "config")
+
+    good = config(plan)
+    assert (good.ok, good.measured) == (True, "as planned")
+    assert good.wanted == "parameters 233320, seq_len 128, precision bf16, save_every 40"
+    other = config(plan, {**plan, "precision": "fp32", "seq_len": 256})
+    said = f"{COORDS[1]}: precision is fp32, planned bf16; {COORDS[1]}: seq_len is 256, planned 128"
+    assert (other.ok, other.measured) == (False, said)
+    assert config({"parameters": 233320, "seq_len": 128}).measured == "precision, save_every not reported"
+    assert not config().ok
+
+
 def test_secrets_and_checkpoints_never_leave_a_pod() -> None:
     digest = "a" * 64
     names = [

@@ -133,7 +133,7 @@ def test_halted_killed_and_resumed_it_ends_in_the_bits_of_the_uninterrupted_run(
 
     done = json.loads(operator.run("resume", run, "--wait", "--json"))
     assert done["status"] == "ok"
-    names = ("loss_falls", "toks_per_s", "gate_entropy", "gate_collapse", "watchdog_dumps", "halt_drill_s")
+    names = ("loss_falls", "toks_per_s", "gate_entropy", "gate_collapse", "watchdog_dumps", "config", "halt_drill_s")
     assert done["gates"] == dict.fromkeys(names, True)
     assert [p.wait(300) for p in whole] == [0, 0]
     expected = json.loads((tmp_path / "whole" / "result.json").read_text())["result_hash"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,3 +67,13 @@ def test_a_disabled_action_says_why(action: Any) -> None:
     assert all(isinstance(r, str) for r in reasons)
     if action.group == "pods" and not action.id.startswith(("panel", "overview")):
         assert all(reasons), f"{action.id} is possible on a run that has ended"
+
+
+def test_nothing_that_the_app_is_made_of_imports_the_app() -> None:
+    parts = ("commands", "palette", "evidence", "pod_actions", "forwarding", "run_base")
+    code = f"import sys; [__import__('uvcc_console.ui.' + name) for name in {parts!r}]"
+    code += "; print('uvcc_console.ui.app' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    named = {p.name for p in (ROOT / "uvcc_console/ui").rglob("*.py") if "uvcc_console.ui.app" in p.read_text()}
+    assert named <= {"home_app.py"}

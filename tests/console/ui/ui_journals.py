@@ -278,6 +278,26 @@ class Story:
             self.cost(0.21)
         return self
 
+    def hanging(self, step: int = 30) -> Story:
+        """One rank of the second replica does not come to a collective; its flight recorders have been read."""
+        late = self.coords[4]
+        for i, coord in enumerate(self.coords):
+            mine = coord[1] == late[1]
+            at = {"group": "dp", "op": "all_reduce", "seq": 1841, "state": "started" if mine else "completed"}
+            record = {"rank": i // 3, "step": step, "phase": "train", "mem_mib": 168 + i, "last_collective": at}
+            if coord == late:
+                record["last_collective"] = {**at, "op": "all_gather", "seq": 1840, "state": "completed"}
+            elif coord[:1] + coord[2:] == late[:1] + late[2:]:
+                record["waiting_on"] = f"{late[:2]} for 4.1 s"
+            self.add(ev.Heartbeat(pod=self.pod(coord), coord=coord, record=record), 0.002)
+        waited = {"coord": self.coords[0], "peer": 1, "since_s": 2.4, "silent_s": 0.1, "retransmits": 0}
+        self.add(ev.EngineEvent(pod=self.pod(self.coords[0]), level="warn", event="waiting", fields=waited), 0.2)
+        newest = {c: "dp 0 1 2 3 #1841 all_reduce, started, 4.3 s old" for c in self.coords if c[1] == late[1]}
+        newest[late] = "dp 0 1 2 3 #1840 all_gather, completed, 4.4 s old"
+        said = f"p1 dp 0 1 2 3: nothing moved for 4 s; {late} is at #1840 all_gather, the others at #1841 all_reduce"
+        self.add(ev.FlightRead(folder="artifacts/flight/full-5d0c2e71", newest=newest, findings=[said]), 0.4)
+        return self
+
     def halted(self, unknown: int = 0) -> Story:
         self.full(40).halt(step=40, unknown=unknown)
         self.add(ev.StageChanged(name="full", status="waiting", detail="halted at step 40; pods wait until 01:30"))

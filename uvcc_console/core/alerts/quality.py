@@ -101,15 +101,19 @@ def checkpoint_overdue(s: Snapshot, now: float) -> Iterator[Finding]:
         yield Finding("checkpoint_unverified", why, "it is not resumed from; keep the one before", pod, "error")
 
 
+def differing(planned: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """What runs otherwise than it was planned, of what both name: parameters, sequence length, precision, ..."""
+    return [
+        f"{k} is {facts[k]}, planned {planned[k]}" for k in sorted(planned) if k in facts and facts[k] != planned[k]
+    ]
+
+
 def not_as_planned(s: Snapshot, now: float) -> Iterator[Finding]:
     """What a worker said it runs differs from the profile's plan."""
     job = _job(s)
     planned = {**dict(job.get("plan") or {}), "steps": s.steps_planned}
     for coord, facts in s.facts.items():
-        wrong = [
-            f"{k} is {facts[k]}, planned {planned[k]}" for k in sorted(planned) if k in facts and facts[k] != planned[k]
-        ]
-        if wrong:
+        if wrong := differing(planned, facts):
             yield Finding("not_as_planned", "; ".join(wrong), "F9; fix the profile, then start again", coord, "error")
 
 

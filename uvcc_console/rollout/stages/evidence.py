@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.alerts.quality import differing
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.plan import SMOKE, Phase
@@ -91,11 +93,29 @@ def measure(s: Snapshot, gates: GatesPart, phase: str) -> Iterator[ev.GateMeasur
     if gates.watchdog_dumps >= 0:
         dumps, most = s.watchdog_dumps, gates.watchdog_dumps
         yield ev.GateMeasured(name="watchdog_dumps", ok=dumps <= most, wanted=f"<= {most}", measured=str(dumps))
+    if plan := _planned(s):
+        yield _config(s, plan)
     if gates.halt_drill_s > 0:
         took = s.halt.last_drill_s
         shown = f"{took:.1f} s" if took is not None else "no drill"
         good = took is not None and took <= gates.halt_drill_s
         yield ev.GateMeasured(name="halt_drill_s", ok=good, wanted=f"<= {gates.halt_drill_s:g} s", measured=shown)
+
+
+def _planned(s: Snapshot) -> Mapping[str, Any]:
+    """Facts that the profile says must hold of what really runs."""
+    job = s.profile.get("job")
+    plan = job.get("plan") if isinstance(job, Mapping) else None
+    return plan if isinstance(plan, Mapping) else {}
+
+
+def _config(s: Snapshot, plan: Mapping[str, Any]) -> ev.GateMeasured:
+    """The configuration audited again: what every lead rank wrote of itself, against the plan, before FULL is paid."""
+    wrong = [f"{coord}: {text}" for coord, facts in sorted(s.facts.items()) for text in differing(plan, facts)]
+    silent = sorted(k for k in plan if not any(k in facts for facts in s.facts.values()))
+    wrong += [f"{', '.join(silent)} not reported"] if silent else []
+    wanted = ", ".join(f"{k} {plan[k]}" for k in plan)
+    return ev.GateMeasured(name="config", ok=not wrong, wanted=wanted, measured="; ".join(wrong) or "as planned")
 
 
 async def gate(ctx: Rollout) -> str:

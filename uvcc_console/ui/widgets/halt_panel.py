@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.format import duration, short
-from uvcc_console.ui.paint import Line, Span, clean, cut, spread
+from uvcc_console.ui.paint import Line, Span, clean, cut, spread, width_of
 from uvcc_console.ui.view import View, halting, holding, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
@@ -25,6 +25,7 @@ COLUMNS = (
 )
 _REACHED = {"unknown": -1, "sent": 0, "seen": 1, "held": 2, "released": 2, "halted": 3, "gone": 4}
 _STAGES = ("sent", "seen", "held", "halted", "gone")
+_STOPPED = "computation stopped"
 _KEEP_S = 30.0
 SILENT_S = 1.5
 
@@ -70,7 +71,7 @@ def headline(view: View) -> Line:
     stopped = {s.pods[p].party for p, (stage, *_) in h.acks.items() if _REACHED.get(stage, -1) >= 2 and p in s.pods}
     if stopped and proved < total and h.mode != "release":
         names = ", ".join(f"P{p}" for p in sorted(stopped))
-        out += [("  ", ""), (f"computation stopped: {names} no longer answers the others", "text")]
+        out += [("  ", ""), (f"{_STOPPED}: {names} no longer answers the others", "text")]
     return out
 
 
@@ -129,7 +130,10 @@ def halt_lines(view: View, width: int) -> list[Line]:
         tail = [(" F9 ", "alarm"), (" halts now  ", "text"), (" Esc ", "green"), (f" releases  {left:.1f} s ", "title")]
     elif s.status == "halted":
         tail = [("r", "key"), (" resumes  ", "text"), ("t", "key"), (" tears down", "text")]
-    lines: list[Line] = [spread(headline(view), tail, width)]
+    top = list(headline(view))
+    if top[-1][0].startswith(_STOPPED) and width - width_of(tail) - width_of(top[:-1]) < len(_STOPPED) + 6:
+        top = top[:-2]  # a part of a word says nothing
+    lines: list[Line] = [spread(top, tail, width)]
     quiet = not s.halt.done and not s.halt.acks and view.now - s.halt.asked > SILENT_S
     if quiet and not view.replay:
         text = f" {g.unknown} no sign of the halt sidecar yet. In another terminal: uvcc halt {clean(s.run)} "

@@ -19,9 +19,9 @@ WAITS = (
     Column("coord", "worker", 9),
     Column("step", "step", 6, "r"),
     Column("phase", "phase", 8, importance=3),
-    Column("seq", "seq", 7, "r", importance=2),
-    Column("last", "last collective", 24, importance=1, stretch=True),
-    Column("waits", "waits for", 14),
+    Column("seq", "seq", 7, "r", importance=1),
+    Column("last", "last collective", 21, importance=1),
+    Column("waits", "waits for", 18, stretch=True),
     Column("beat", "heartbeat", 10, importance=2),
 )
 _EVENTS = ("link", "nccl", "gloo", "collective", "open", "peer", "plane", "relay", "retransmit", "flight")

@@ -1,0 +1,64 @@
+"""What commands, palette, evidence and forwarding know of the app that shows a run; ``app.UvccApp`` is that app."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.base import ConsoleApp
+from uvcc_console.ui.filters import Filter
+from uvcc_console.ui.keys import Action, Context
+from uvcc_console.ui.processes import Processes, RunProcesses
+from uvcc_console.ui.screens.run import RunScreen
+from uvcc_console.ui.source import JournalWriter, ReplaySource, Source
+
+
+class RunConsole(ConsoleApp[int]):
+    """One run, what is read of it and where intents are written; the screen that shows it."""
+
+    main: RunScreen
+
+    def __init__(
+        self,
+        run_dir: Path,
+        source: Source,
+        writer: JournalWriter | None = None,
+        *,
+        processes: Processes | None = None,
+        readonly: bool = False,
+        **look: Any,
+    ) -> None:
+        super().__init__(**look)
+        self.run_dir = run_dir
+        self.source = source
+        self.writer = writer
+        self.processes = processes or RunProcesses(run_dir)
+        self.conducted = True
+        self.readonly = readonly
+        self.filter = Filter()
+
+    @property
+    def snap(self) -> Snapshot:
+        """The newest snapshot."""
+        return self.source.snapshot
+
+    def now(self) -> float:
+        """The time ages are measured against."""
+        return self.source.now()
+
+    def context(self) -> Context:
+        """What decides which actions are possible."""
+        return Context(self.snap, True, self.readonly, isinstance(self.source, ReplaySource), self.conducted)
+
+    def tick(self) -> None:
+        """Fold what is new and repaint what that changes."""
+        raise NotImplementedError
+
+    def forward_tensorboard(self, pod: str) -> None:
+        """Show the address of a pod's TensorBoard once it has one."""
+        raise NotImplementedError
+
+    def perform(self, action: Action) -> None:
+        """Do what the palette chose, or say why not."""
+        raise NotImplementedError
