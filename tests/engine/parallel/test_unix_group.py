@@ -2,71 +2,83 @@
 
 from __future__ import annotations
 
-import os
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-from parallel_kit import run_ranks
+import torch.distributed as dist
 
-from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.parallel.groups import PartyGroups, Place
 from uvcc_engine.parallel.topology import Coord, Topology
-from uvcc_engine.parallel.unix_group import Line
+from uvcc_engine.parallel.unix_group import Line, UnixGroup
 
 BIG = 1 << 17  # a MiB of int64: several times what a socket holds
 
 
+def members(count: int, body: Callable[[UnixGroup, int], Any]) -> list[Any]:
+    """``body(group, index)`` for every member of one group, each in a thread of its own."""
+    store, timeout = dist.HashStore(), timedelta(seconds=60)
+    groups = [UnixGroup(store, index, count, timeout) for index in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        return [f.result(90) for f in [pool.submit(body, g, k) for k, g in enumerate(groups)]]
+
+
 def test_large_tensors_move_both_ways_at_once() -> None:
-    def body(groups: PartyGroups, events: list[Any]) -> dict[str, Any]:
-        me = groups.place.coord.stage
+    def body(group: UnixGroup, me: int) -> dict[str, Any]:
         mine, other = torch.full((BIG,), me + 1), 1 - me
-        sent = [groups.pp.send(mine, other, tag) for tag in (3, 4)]
-        theirs = [groups.pp.receive(torch.zeros(BIG, dtype=torch.int64), other, tag) for tag in (4, 3)]
-        for wait in sent:
-            wait()
-        whole = groups.pp.sum_(mine.clone())
-        slices = groups.pp.sum_slices(mine)()
+        sent = [group.send([mine], other, tag) for tag in (3, 4)]
+        theirs = {tag: torch.zeros(BIG, dtype=torch.int64) for tag in (4, 3)}
+        for tag, into in theirs.items():
+            group.recv([into], other, tag).wait()
+        for done in sent:
+            done.wait()
+        whole, part, every = mine.clone(), torch.zeros(BIG // 2, dtype=torch.int64), torch.zeros(2 * BIG).long()
+        group.allreduce([whole]).wait()
+        group.reduce_scatter_single(part, mine).wait()
+        group.all_gather_single(every, mine).wait()
         return {
-            "received": [int(t.sum()) for t in theirs],
+            "received": [int(t.sum()) for t in theirs.values()],
             "sum": (int(whole.min()), int(whole.max())),
-            "slice": (len(slices), int(slices[0])),
-            "gathered": [int(t[-1]) for t in groups.pp.gather(mine)],
+            "slice": (int(part.min()), int(part.max())),
+            "gathered": [int(every[:BIG].sum()), int(every[BIG:].sum())],
         }
 
-    for stage, found in enumerate(run_ranks(Topology(1, 2, 1), body)):
-        assert not isinstance(found, Exception), found
+    for index, found in enumerate(members(2, body)):
         assert found == {
-            "received": [BIG * (2 - stage)] * 2,
+            "received": [BIG * (2 - index)] * 2,
             "sum": (3, 3),
-            "slice": (BIG // 2, 3),
-            "gathered": [1, 2],
+            "slice": (3, 3),
+            "gathered": [BIG, 2 * BIG],
         }
 
 
 def test_a_large_sum_of_three_is_made_slice_by_slice_and_wraps() -> None:
-    def body(groups: PartyGroups, events: list[Any]) -> Any:
-        x = torch.arange(BIG + 1).reshape(-1, 1) + (1 << 62)
-        groups.pp.sum_(x)
+    def body(group: UnixGroup, me: int) -> Any:
+        x, floats = torch.arange(BIG + 1).reshape(-1, 1) + (1 << 62), torch.tensor([0.5, 0.25])
+        group.allreduce([x]).wait()
+        group.allreduce([floats]).wait()
         wanted = 3 * torch.arange(BIG + 1) - (1 << 62)  # which 3 * 2^62 wraps to
-        return bool((x.reshape(-1) == wanted).all()), groups.pp.sum_(torch.tensor([0.5, 0.25])).tolist()
+        return bool((x.reshape(-1) == wanted).all()), floats.tolist()
 
-    assert run_ranks(Topology(1, 3, 1), body) == [(True, [1.5, 0.75])] * 3
+    assert members(3, body) == [(True, [1.5, 0.75])] * 3
 
 
-def test_a_member_that_ends_is_noticed_at_once_by_who_sends_and_who_receives() -> None:
-    def body(groups: PartyGroups, events: list[Any]) -> str:
-        if groups.place.coord.stage == 1:
-            os._exit(0)
-        try:
-            groups.pp.receive(torch.zeros(1, dtype=torch.int64), 1, 1)
-        except PeerLostError as error:
-            return error.what
-        return "nothing"
+def test_a_member_that_ends_is_noticed_at_once_by_who_waits_for_it() -> None:
+    def body(group: UnixGroup, me: int) -> str:
+        group.allreduce([torch.ones(1)]).wait()
+        if me == 1:
+            group._lines[0].close()
+            return "gone"
+        with pytest.raises(RuntimeError, match="a member closed the connection"):
+            group.recv([torch.zeros(1)], 1, 1).wait()
+        return "noticed"
 
-    found = run_ranks(Topology(1, 2, 1), body, timeout_s=600.0, end_gracefully=False)
-    assert "pp #2 receive 1 from 1 did not finish: a member closed the connection" in found[0]
+    assert members(2, body) == ["noticed", "gone"]
 
 
 def test_a_message_of_another_size_is_refused_and_a_silent_member_ends_the_wait() -> None:
