@@ -96,7 +96,7 @@ class TranscriptStore:
         self._sealed = False
         self._pending: list[bytes] = []
         self._exposed = False  # whether something received is not yet with the operating system
-        self._hasher = digests.Hasher() if len(os.sched_getaffinity(0)) > 1 else None
+        self._hasher = digests.Hasher() if (os.cpu_count() or 1) > 1 else None
         self._later: dict[Key, tuple[int, digests.Job]] = {}  # size, and who hashes it
         self._later_bytes = 0
         self._to_open: list[tuple[Key, bytes, bytes]] = []
