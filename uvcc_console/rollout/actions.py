@@ -17,7 +17,7 @@ from uvcc_console.rollout import flight
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
 from uvcc_console.rollout.plan import Phase
-from uvcc_console.rollout.stages import collect, replacing
+from uvcc_console.rollout.stages import collect, replacing, succession
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.parallel.topology import Topology
@@ -94,16 +94,23 @@ async def restart(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
 
 
 async def replace_pod(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
-    """Delete one pod, with proof, and create another in its place, up to its agent."""
+    """Delete one pod, with proof, and create another in its place, up to its agent.
+
+    A phase that had begun goes on from the last common checkpoint, under a policy that names the new pod.
+    """
     member = _member(ctx, args)
-    if ctx.bus.snapshot.engine_run and ctx.plan.profile.job.kind != "command":
-        raise ConfigError(
-            f"{member.name} holds its party's identity and the checkpoints of this run",
-            "restart its workers; before the smoke a pod can be replaced",
-        )
-    there = await replacing.replace_pod(ctx, member.name)
-    stages.decide("retry")
-    return there
+    if not ctx.bus.snapshot.engine_run or ctx.plan.profile.job.kind == "command":
+        there = await replacing.replace_pod(ctx, member.name)
+        stages.decide("retry")
+        return there
+    phase = succession.check(ctx, [member.name])
+    stage = ctx.bus.snapshot.stage
+    if stage is None or stage.status not in STOPPED:
+        await member.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal="KILL")
+        await _stopped(ctx)
+    said = await succession.go_on(ctx, [member.name])
+    stages.decide("resume")
+    return said
 
 
 async def try_next(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:

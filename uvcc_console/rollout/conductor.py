@@ -35,7 +35,7 @@ from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
 from uvcc_console.rollout.plan import FULL, RESUMABLE, SMOKE, make_plan
 from uvcc_console.rollout.profile import parse
-from uvcc_console.rollout.stages import acts_of, adopt
+from uvcc_console.rollout.stages import acts_of, adopt, succession
 from uvcc_console.rollout.stages.collect import last_words
 from uvcc_console.rollout.stages.provision import teardown
 from uvcc_engine.contract.errors import UnreadableError, UvccError
@@ -205,6 +205,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     )
     desk = actions.Desk(ctx, stages)
     actions.apply(ctx)
+    succession.apply(ctx)
     foretell(ctx)
     _heed(ctx, stages, ending, desk, since)
     compare_roots(ctx.bus)

@@ -48,6 +48,7 @@ class Member:
     probe: dict[str, Any] = field(default_factory=dict)
     pump: asyncio.Task[None] | None = None
     intakes: dict[str, Intake] = field(default_factory=dict)
+    replaced: bool = False  # it came in the place of one that was lost
 
     @property
     def channel(self) -> AgentClient:

@@ -101,7 +101,11 @@ class TopologyPart(Strict):
 
 
 class FleetPart(Strict):
-    """Where pods come from. ``per_party`` names the provider domain of each of the three parties."""
+    """Where pods come from. ``per_party`` names the provider domain of each of the three parties.
+
+    ``replace_lost``: how many pods that their provider took away in mid-run are replaced without being asked; the run
+    goes on from the last checkpoint that all parties committed.
+    """
 
     provider: Literal["local", "inventory", "prime"] = "local"
     per_party: list[str] = []
@@ -119,6 +123,7 @@ class FleetPart(Strict):
     max_price: float = Field(default=0.0, ge=0)
     ssh_key: str = ""
     keep_pods: bool = False
+    replace_lost: int = Field(default=1, ge=0)
     attach_prefix: str = ""
     base_url: str = ""
     packages: list[str] = []

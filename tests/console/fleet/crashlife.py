@@ -8,9 +8,10 @@ import random
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from primefake import KEY
 from primehost import PrimeHost
@@ -89,12 +90,22 @@ class Life:
     def snapshot(self) -> Snapshot:
         return read_all(Journal(self.home / "runs" / self.run / "journal.sqlite", readonly=True))
 
-    async def live(self) -> None:
-        """From the first command to the end of the last process."""
-        settings = {**SMALL, "fleet.base_url": self.host.url}
+    @property
+    def log(self) -> str:
+        """What the commands said."""
+        return (self.home.parent / f"{self.home.name}.log").read_text()
+
+    async def begin(self, changed: Mapping[str, object] = MappingProxyType({})) -> asyncio.subprocess.Process:
+        """Start the rollout's command; it has a run when this returns."""
+        settings = {**SMALL, "fleet.base_url": self.host.url, **changed}
         words = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         console = await self._cli("rollout", str(PROFILE), "--headless", "--json", "--yes", *words)
         self.run = await self._named(console)
+        return console
+
+    async def live(self) -> None:
+        """From the first command to the end of the last process."""
+        console = await self.begin()
         for number, death in enumerate(self.deaths):
             if number:
                 console = await self._cli("resume", self.run, "--wait")

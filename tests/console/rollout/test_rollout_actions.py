@@ -104,7 +104,7 @@ async def test_a_stack_dump_goes_to_the_workers_of_the_pod(world: World) -> None
 
 async def test_what_cannot_be_done_is_answered_with_its_reason(world: World) -> None:
     assert "no pod 'p9r9'" in (await world.ask("fetch", pod="p9r9")).detail
-    assert "holds its party's identity" in (await world.ask("replace", pod="p0r0")).detail
+    assert "holds the only checkpoints" in (await world.ask("replace", pod="p0r0")).detail
     assert not world.desk.take(ev.Intent(action="resume", by="me"))
 
 

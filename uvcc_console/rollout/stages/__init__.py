@@ -13,10 +13,12 @@ from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.ssh import split_address
 from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.rollout import domain, spawn
-from uvcc_console.rollout.context import Member, Rollout, all_of, readdress
+from uvcc_console.rollout.context import Halted, Member, Rollout, all_of, readdress
 from uvcc_console.rollout.machine import Act
 from uvcc_console.rollout.plan import FULL, SMOKE, Phase
-from uvcc_console.rollout.stages import agree, collect, evidence, lm, phases, preflight, provision
+from uvcc_console.rollout.profile_schema import PrivateJob
+from uvcc_console.rollout.stages import agree, collect, evidence, lm, phases, preflight, provision, succession
+from uvcc_engine.contract.errors import UvccError
 
 Stage = Callable[[Rollout], Awaitable[str]]
 
@@ -47,7 +49,27 @@ async def _full(ctx: Rollout, again: bool) -> str:
         ctx.say(ev.StageChanged(name=FULL, status="waiting", detail=said))
         await ctx.bus.wait(lambda s: not domain.missing(s, FULL))
         ctx.say(ev.StageChanged(name=FULL, status="running"))
-    return await phases.to_the_end(ctx, FULL, again)
+    return await _with_replacements(partial(phases.to_the_end, ctx, FULL), ctx, again)
+
+
+async def _with_replacements(act: Act, ctx: Rollout, again: bool) -> str:
+    """A phase that failed because a provider took a pod away goes on with another, as often as the profile allows."""
+    while True:
+        try:
+            return await act(again)
+        except Halted:
+            raise
+        except UvccError as e:
+            allowed = ctx.plan.profile.fleet.replace_lost - sum(len(one.lost) for one in succession.all_of(ctx))
+            begun = ctx.bus.snapshot.engine_run and isinstance(ctx.plan.profile.job, PrivateJob)
+            lost = await succession.lost_pods(ctx) if allowed > 0 and begun else []
+            if not lost or len(lost) > allowed:
+                raise
+            text = f"{', '.join(lost)} is lost, its provider does not have it any more: {e.what}"
+            ctx.say(ev.Alert(level="warn", name="pod_lost", text=text, subject=lost[0]))
+            said = await succession.go_on(ctx, lost)
+            ctx.say(ev.Alert(level="info", name="pod_replaced", text=said, subject=lost[0]))
+            again = True
 
 
 def _idempotent(stage: Stage, ctx: Rollout) -> Act:
@@ -75,8 +97,8 @@ _STAGES: dict[str, Stage] = {
 def acts_of(ctx: Rollout) -> dict[str, Act]:
     """The stages of this rollout's plan in order, without the teardown that always comes last."""
     runs: dict[str, Act] = {
-        "drill": partial(phases.drill, ctx),
-        SMOKE: partial(phases.to_the_end, ctx, SMOKE),
+        "drill": partial(_with_replacements, partial(phases.drill, ctx), ctx),
+        SMOKE: partial(_with_replacements, partial(phases.to_the_end, ctx, SMOKE), ctx),
         FULL: partial(_full, ctx),
     }
     acts = {name: runs.get(name) or _idempotent(_STAGES[name], ctx) for name in ctx.plan.stages if name != "teardown"}

@@ -45,25 +45,41 @@ def identity_of(ctx: Rollout, party: int, replica: int) -> PublicIdentity:
     return PublicIdentity.from_json(member.identity)
 
 
-async def share_inputs(ctx: Rollout) -> dict[str, Any]:
-    """Have the data owner's program split and seal the inputs; it runs once per rollout, in a process of its own.
+def _sealed(ctx: Rollout, pods: list[dict[str, Any]]) -> tuple[Path, Path]:
+    """Where the shares for these pods lie, and the list that they were sealed to: one of each per set of identities."""
+    folder = ctx.run_dir / "owner"
+    first = folder / "parties.json"
+    if not first.exists() or json.loads(first.read_text()) == pods:
+        return folder / "sealed", first
+    other = hashlib.sha256(canonical(pods)).hexdigest()[:8]
+    return folder / f"sealed-{other}", folder / f"parties-{other}.json"
 
+
+def _pods(ctx: Rollout) -> list[dict[str, Any]]:
+    replicas = range(ctx.plan.phases["full"].topology.replicas)
+    return [identity_of(ctx, p, r).to_json() for r in replicas for p in range(PARTIES)]
+
+
+async def share_inputs(ctx: Rollout) -> dict[str, Any]:
+    """Have the data owner's program split and seal the inputs, in a process of its own.
+
+    It runs once per rollout, and once more when a pod was replaced: the shares of the lost one were for it alone.
     Returns what the policy binds (``commitments``, ``owner``). Shares leave that process only as sealed files.
     """
     folder = ctx.run_dir / "owner"
-    out = folder / "sealed"
+    pods = _pods(ctx)
+    out, parties = _sealed(ctx, pods)
     done = out / "commitments.json"
     if done.exists():
         return dict(json.loads(done.read_text()))
     job = ctx.plan.profile.job
     assert isinstance(job, PrivateJob)
     folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / "job.json").write_text(json.dumps(dict(ctx.plan.phases["full"].job)))
-    replicas = range(ctx.plan.phases["full"].topology.replicas)
-    pods = [identity_of(ctx, p, r).to_json() for r in replicas for p in range(PARTIES)]
-    (folder / "parties.json").write_text(json.dumps(pods))
+    whole = {k: v for k, v in ctx.plan.phases["full"].job.items() if k != "start"}
+    (folder / "job.json").write_text(json.dumps(whole))
+    parties.write_text(json.dumps(pods))
     command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--job", str(folder / "job.json")]
-    command += ["--parties", str(folder / "parties.json"), "--owner", str(folder / "identity"), "--out", str(out)]
+    command += ["--parties", str(parties), "--owner", str(folder / "identity"), "--out", str(out)]
     command += ["--seed", str(ctx.plan.seed)] if ctx.plan.seed is not None else []
     await _run([*command, *_owners_files(job)], "sharing the inputs", SHARE_S)
     try:
@@ -118,25 +134,30 @@ async def _run(command: list[str], what: str, limit: float) -> None:
         raise UvccError(f"{what} failed: {lines[-1] if lines else process.returncode}", "see fleet and job")
 
 
-def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
-    """The policy of a phase. It names no run and no time, so the same seed gives the same policy."""
-    if ctx.wheel is None:
-        raise UnreadableError(f"the engine's wheel is missing in {ctx.run_dir}", "tear down and start a new run")
-    profile = ctx.plan.profile
-    job = dict(phase.job)
+def parties_of(ctx: Rollout, phase: Phase) -> list[PolicyParty]:
+    """The parties as a policy of this phase names them: identities born on the pods, and where those run."""
     parties = []
     for party in range(PARTIES):
         pod = ctx.members[pod_name(party, 0)].pod
         assert pod is not None
         public, *others = (identity_of(ctx, party, r) for r in range(phase.topology.replicas))
         parties.append(PolicyParty(party, public, pod.provider, pod.region or "unknown", tuple(others)))
+    return parties
+
+
+def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
+    """The policy of a phase. It names no run and no time, so the same seed gives the same policy."""
+    if ctx.wheel is None:
+        raise UnreadableError(f"the engine's wheel is missing in {ctx.run_dir}", "tear down and start a new run")
+    profile = ctx.plan.profile
+    job = dict(phase.job)
     model = hashlib.sha256(b"UVCC_MODEL_V1" + canonical({"model": job["model"], "seed": job["seed"]})).hexdigest()
     return Policy.build(
         job=job,
         model_hash=model,
         code_hash=ctx.wheel.sha256,
         topology=phase.topology,
-        parties=parties,
+        parties=parties_of(ctx, phase),
         owner=str(shared["owner"]),
         commitments=list(shared["commitments"]),
         reveal=list(job["reveal"]),
@@ -181,5 +202,5 @@ async def _hand_over(ctx: Rollout, phase: Phase, member: Member, agreement: Agre
         await member.ssh.put(agreement.folder / name, f"{there}/{name}")
     party, replica = member.request.party, member.request.replica
     sealed = f"sealed-p{party}r{replica}.bin" if replica else f"sealed-p{party}.bin"
-    await member.ssh.put(ctx.run_dir / "owner" / "sealed" / sealed, f"{there}/{INPUTS_FILE}")
+    await member.ssh.put(_sealed(ctx, _pods(ctx))[0] / sealed, f"{there}/{INPUTS_FILE}")
     await member.ssh.put(relay_tokens(ctx, phase, replica)[party].encode(), f"{there}/{TOKEN_FILE}")

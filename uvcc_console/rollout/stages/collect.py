@@ -36,7 +36,11 @@ WANTED = (
 )
 NEVER = ("checkpoints/*", "inputs*", "sealed*", "identity*", "*.key", "*token*", "*.safetensors")
 SUMS = "SHA256SUMS"
-_LIST = r"cd {folder} && find . -type f ! -path './checkpoints/*' -exec sha256sum {{}} +"
+_NONE = "no such run here"
+_LIST = (
+    f"[ -d {{folder}} ] || {{{{ echo {_NONE}; exit 0; }}}}\n"
+    "cd {folder} && find . -type f ! -path './checkpoints/*' -exec sha256sum {{}} +"
+)
 
 
 def wanted(name: str) -> bool:
@@ -67,8 +71,12 @@ async def fetch(ctx: Rollout, phase: Phase, member: Member) -> int:
     """
     remote = f".uvcc/runs/{phase.engine_run}"
     listing = await member.ssh.sh(_LIST.format(folder=remote), timeout=120.0)
-    sums = parse_sums(listing)
     home = folder_of(ctx, phase, member)
+    if listing.strip() == _NONE:
+        if (home / SUMS).exists():
+            return 0  # the pod was replaced since its evidence came home
+        raise UvccError(f"pod {member.name} holds nothing of {phase.engine_run}", "was it replaced? see its log")
+    sums = parse_sums(listing)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     slots = asyncio.Semaphore(8)
 

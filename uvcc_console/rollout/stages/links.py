@@ -226,6 +226,13 @@ async def _certified(ctx: Rollout, phase: Phase, host: Member) -> dict[str, str]
     return {"tls_cert": "cert.pem", "tls_key": "key.pem"}
 
 
+def forget_certificate(ctx: Rollout, host: Member) -> None:
+    """The relay's host is another machine now: its certificate named the old one's address."""
+    if host.request.party == 0:
+        for name in ("cert", "key"):
+            (ctx.run_dir / "relay" / f"{name}{_of(host.request.replica)}.pem").unlink(missing_ok=True)
+
+
 def _certificate(ctx: Rollout, host: str, replica: int) -> tuple[bytes, bytes]:
     """A self-signed certificate for ``host`` and its key (PEM), made once per run and replica."""
     from cryptography import x509

@@ -15,7 +15,7 @@ from uvcc_console.rollout import certificate, pump
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.plan import SMOKE, Phase
 from uvcc_console.rollout.profile_schema import CommandJob
-from uvcc_console.rollout.stages import agree, links
+from uvcc_console.rollout.stages import agree, handover, links, succession
 from uvcc_console.rollout.stages.worlds import meeting_places
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
@@ -27,6 +27,7 @@ GRACE_S = 3.0
 KILL_S = 6.0
 DRILL_S = 60.0
 START_S = 120.0
+DESERTED_S = 15.0
 LONG_SMOKE = 20
 LAST_WORDS_S = 0.7
 
@@ -57,6 +58,8 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     cited = await _cited(ctx, phase) if known else ""
     private = phase.kind == "private"
     agreement = await agree.agree(ctx, phase) if private else None
+    if phase.job.get("start") and not known:
+        await handover.hand_over(ctx, phase, succession.latest(ctx)[phase.name])
     found = await links.links_for(ctx, phase) if private else {}
     worlds = await meeting_places(ctx, phase) if private else {}
     attempt = s.attempt + 1 if known else 0
@@ -268,7 +271,8 @@ async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
             return "halted"
         if _finished(s, phase):
             return "done"
-        return trouble(s, phase) or hang(s, phase, began, stall, time.time())
+        now = time.time()
+        return trouble(s, phase) or deserted(s, phase, now) or hang(s, phase, began, stall, now)
 
     while True:
         try:
@@ -290,8 +294,13 @@ def _finished(s: Snapshot, phase: Phase) -> bool:
         return False
     if phase.kind == "command":
         return not (s.halt.nonce and s.halt.mode == "halt" and not s.halt.drill)
+    return not _without_result(s, phase)
+
+
+def _without_result(s: Snapshot, phase: Phase) -> list[str]:
+    """Workers that have not reported the result that they owe."""
     reporting = phase.coords() if phase.kind == "private" else phase.coords()[:1]
-    return all(f"{phase.name}/{c}" in s.result_hashes for c in reporting)
+    return [str(c) for c in reporting if f"{phase.name}/{c}" not in s.result_hashes]
 
 
 def trouble(s: Snapshot, phase: Phase) -> Trouble | None:
@@ -309,6 +318,21 @@ def trouble(s: Snapshot, phase: Phase) -> Trouble | None:
     first = min(bad, key=lambda w: (not w.signal, w.rc == PeerLostError.exit_code, w.coord))
     end = f"was killed by {first.signal}" if first.signal else f"ended with exit code {first.rc}"
     return Trouble(f"worker {first.coord} of P{Coord.parse(first.coord).party} {end}", coord=first.coord)
+
+
+def deserted(s: Snapshot, phase: Phase, now: float) -> Trouble | None:
+    """Workers stopped in good order though nobody here asked for it, and the rest is silent. Pure.
+
+    So it ends when a machine is shut down (its agent stops the workers, who take the others along by their vote), or
+    when a pod's lease ran out.
+    """
+    if phase.kind == "command" or (s.halt.nonce and not s.halt.drill):
+        return None
+    owing = _without_result(s, phase)
+    early = [w for w in _views(s, phase) if w.coord in owing and w.state == "exited" and w.rc == 0]
+    if not early or now - max(w.beat_ts for w in _views(s, phase)) <= DESERTED_S:
+        return None
+    return Trouble(f"{', '.join(w.coord for w in early)} stopped before the last step though nobody here asked for it")
 
 
 def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) -> Trouble | None:
@@ -335,8 +359,9 @@ async def stop_workers(ctx: Rollout, phase: Phase) -> None:
             return
         await asyncio.gather(
             *(
-                m.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal=name)
+                m.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal=name, timeout=patience)
                 for m in ctx.of_phase(phase)
+                if m.agent is not None
             ),
             return_exceptions=True,
         )

@@ -119,7 +119,8 @@ async def one_agent(ctx: Rollout, member: Member) -> None:
     seed = ctx.plan.seed
     party, replica = member.request.party, member.request.replica
     who = f"{party}/{replica}" if replica else str(party)
-    secret = derive(seed, "identity", who).hex() if seed is not None else ""
+    # what replaces a lost pod is somebody else, also in a run that can be repeated
+    secret = derive(seed, "identity", who).hex() if seed is not None and not member.replaced else ""
 
     def progress(step: str, detail: str) -> None:
         ctx.bus.record([ctx.pod_event(member, "ready", f"{step} {detail}".rstrip())])

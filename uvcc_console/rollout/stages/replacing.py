@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uvcc_console.rollout.context import Rollout
-from uvcc_console.rollout.stages import provision
+from uvcc_console.rollout.stages import links, provision
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 
@@ -11,7 +11,8 @@ async def replace_pod(ctx: Rollout, name: str) -> str:
     """End what is left of pod ``name``, rent another, bring its agent up; returns what there is now.
 
     The old pod is proven gone first, so that the fleet never costs more than it was quoted. The new one is another
-    machine: new address, new host key, and a new identity, which no policy names yet. Raises ConfigError for an unknown
+    machine: new address, new host key, and a new identity, which no policy names yet
+    (``succession`` sees to that). Raises ConfigError for an unknown
     pod or one that was taken over, UvccError if the old one may still cost something or no new one can be had.
     """
     member = ctx.members.get(name)
@@ -29,9 +30,11 @@ async def replace_pod(ctx: Rollout, name: str) -> str:
             raise
     ctx.say(ctx.pod_event(member, "gone", "to be replaced"))
     member.pod, member.boot, member.identity, member.probe = None, None, {}, {}
+    member.replaced = True
     member.intakes.clear()
     ctx.cursors.pop(name, None)  # files of the old pod
     ctx.pins.pop(name, None)
+    links.forget_certificate(ctx, member)
     ctx.say(ctx.pod_event(member, "creating", "instead of one that was lost"))
     await provision.one_pod(ctx, member)
     if ctx.wheel is not None:
