@@ -2,7 +2,7 @@
 
 Measured from queries, keys and values on: compression, choice, three branches against one dense one; decoding is a
 whole layer with its caches. M7C's shape: 12 heads in 2 groups of 64. On CUDA at 65,536 tokens, with peers where they
-are installed; on a CPU, where dense SDPA is well tuned and these paths are plain torch, at 4,096.
+are installed; on a CPU, where dense SDPA is well tuned and these paths are plain torch, at 4,096 and 16,384.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from uvcc_engine.nsa.rope import first_positions, rotate
 
 M7C = ModelConfig(n_layers=1)
 WIDE = replace(M7C, dim=4096, n_heads=64, n_kv_groups=4)  # the paper's groups of 16, which peers can do
-CPU_ROWS = ("attn_fwd_4k", "attn_bwd_4k", "decode_4k")
+CPU_ROWS = ("attn_fwd_4k", "attn_bwd_4k", "decode_4k", "attn_fwd_16k")
 GPU_ROWS = ("attn_fwd_64k", "attn_bwd_64k", "decode_64k")
-TOKENS = {"4k": 4096, "64k": 65_536}
+TOKENS = {"4k": 4096, "16k": 16_384, "64k": 65_536}
 
 
 @dataclass(frozen=True, slots=True)
