@@ -1,0 +1,225 @@
+"""What a lost pod leads to, decided before anything is rented: who is lost, what is left, who hands it over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.fleet.provider import Pod
+from uvcc_console.fleet.ssh import Completed
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.context import Member, Rollout
+from uvcc_console.rollout.plan import make_plan
+from uvcc_console.rollout.profile import load
+from uvcc_console.rollout.stages import agree, phases, succession
+from uvcc_engine.contract.errors import ConfigError, UnreachableError
+from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.policy import Policy, PolicyParty
+
+HASH = "ab" * 32
+
+
+@dataclass
+class Link:
+    """A pod's end: silent, or with COMMIT records of these steps."""
+
+    steps: tuple[int, ...] = ()
+    silent: bool = False
+    sid: str = ""
+    host_key: str = ""
+    noise: list[str] = field(default_factory=list)
+
+    async def run(self, command: str) -> Completed:
+        if self.silent:
+            raise UnreachableError("no answer")
+        return Completed(0, b"", b"")
+
+    async def sh(self, command: str) -> str:
+        records = [json.dumps({"step": step, "sid_job": self.sid, "parties": []}) for step in self.steps]
+        return "\n".join([*self.noise, *records])
+
+
+class Market:
+    """Which of the pods the provider still has, and how often it does not answer first."""
+
+    name = "fake"
+
+    def __init__(self, *names: str, silences: int = 0) -> None:
+        self.names, self.silences = names, silences
+
+    async def list(self, prefix: str) -> list[Pod]:
+        self.silences -= 1
+        if self.silences >= 0:
+            raise UnreachableError("no answer")
+        return [Pod(f"{prefix}{n}", 0, 0, "fake", n) for n in self.names]
+
+
+def identities(count: int) -> list[Identity]:
+    return [Identity(bytes([n]) * 32, bytes([n + 1]) * 32) for n in range(count)]
+
+
+def policy_of(topology: Topology, steps: int) -> Policy:
+    made = identities(3 * topology.replicas)
+    others = [tuple(i.public for i in made[3 + p :: 3]) for p in range(3)]
+    parties = [PolicyParty(p, made[p].public, "fake", "here", others[p]) for p in range(3)]
+    return Policy.build(
+        job={"kind": "private", "steps": steps},
+        model_hash=HASH,
+        code_hash=HASH,
+        topology=topology,
+        parties=parties,
+        owner=made[0].public.ed25519,
+        commitments=[HASH] * 3,
+        reveal=["loss"],
+        limits={},
+        nonce=HASH,
+    )
+
+
+@pytest.fixture
+def ctx(tmp_path: Path) -> Iterator[Rollout]:
+    _, profile = load("demo", ["topology.replicas=2", "smoke.replicas=2"])
+    plan = make_plan("demo-1", "demo", profile)
+    journal = Journal(tmp_path / "journal.sqlite", source="test")
+    members = {name: Member(name, request) for name, request in plan.requests.items()}
+    for name, m in members.items():
+        m.pod = Pod(m.request.name, m.request.party, m.request.replica, "fake", name)
+        m.link = Link()  # type: ignore[assignment]
+        m.agent = object()  # type: ignore[assignment]
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    yield Rollout(plan, tmp_path, Bus(journal), Market(*members), key, members)  # type: ignore[arg-type]
+    journal.close()
+
+
+def link(ctx: Rollout, name: str) -> Link:
+    found = ctx.members[name].link
+    assert isinstance(found, Link)
+    return found
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "LOOK_S", 0.001)
+    monkeypatch.setattr(succession, "VERDICT_S", 0.01)
+
+
+@pytest.mark.usefixtures("no_waiting")
+async def test_lost_is_what_neither_answers_nor_is_at_the_provider(ctx: Rollout) -> None:
+    assert await succession.lost_pods(ctx) == []
+    link(ctx, "p1r0").silent = True
+    assert await succession.lost_pods(ctx) == []  # a link alone may be down
+    others = [n for n in ctx.members if n != "p1r0"]
+    ctx.provider = Market(*others, silences=2)  # type: ignore[assignment]
+    assert await succession.lost_pods(ctx) == ["p1r0"]
+    ctx.provider = Market(silences=1000)  # type: ignore[assignment]
+    assert await succession.lost_pods(ctx) == []  # a provider that does not answer proves nothing
+    link(ctx, "p1r0").silent = False
+    ctx.members["p2r0"].agent = None  # its replacement did not come up
+    assert await succession.lost_pods(ctx) == ["p2r0"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "held", "step", "sources"),
+    [
+        ("p1r0", {"p0r0": (5, 10), "p2r0": (5, 10), "p0r1": (5,), "p1r1": (5,), "p2r1": (5,)}, 10, ["p0r0", "p2r0"]),
+        ("p1r0", {"p0r0": (5, 10), "p2r0": (5,), "p0r1": (), "p1r1": (5,), "p2r1": (5,)}, 5, ["p0r0", "p2r0"]),
+        ("p1r1", {"p0r0": (5,), "p1r0": (5,), "p2r0": (5,), "p0r1": (9,), "p2r1": (9,)}, 5, ["p0r0", "p1r0", "p2r0"]),
+        ("p1r0", {"p0r0": (40,), "p2r0": (40,)}, 0, []),  # that was the end: nothing is left to do after it
+        ("p1r0", {}, 0, []),
+    ],
+)
+async def test_the_newest_checkpoint_that_a_replicas_survivors_share_is_taken(
+    ctx: Rollout, lost: str, held: dict[str, tuple[int, ...]], step: int, sources: list[str]
+) -> None:
+    phase = ctx.plan.phases["full"]
+    old = policy_of(phase.topology, 40)
+    for name, steps in held.items():
+        ctx.members[name].link = Link(steps, sid=old.sid_job.hex(), noise=["{damaged"])  # type: ignore[assignment]
+    survivors = [m for m in ctx.of_phase(phase) if m.name != lost]
+    record, found = await succession._newest(ctx, phase, old, survivors)
+    assert record.get("step", 0) == step
+    assert sorted(m.name for m in found) == sources
+
+
+def test_the_journal_says_what_a_phase_goes_on_as(ctx: Rollout) -> None:
+    phase = ctx.plan.phases["full"]
+    old = policy_of(phase.topology, 40)
+    folder = ctx.artifacts / "full"
+    folder.mkdir(parents=True)
+    (folder / "policy.json").write_bytes(old.canonical)
+    start = {"of": old.hash.hex(), "step": 10, "commit": HASH, "root": old.hash.hex(), "restored": [1]}
+    record = {"step": 10}
+    made = succession.Succession(
+        "full", 2, "demo-1.full-2", phase.engine_run, old.hash.hex(), start, record, ("p0r0",), ("p1r0",)
+    )
+    ctx.say(made.event())
+    assert succession.all_of(ctx) == [made]
+    for _ in range(2):  # also by the next conductor
+        succession.apply(ctx)
+        now = ctx.plan.phases["full"]
+        assert (now.engine_run, now.job["start"]) == ("demo-1.full-2", start)
+        assert {k: v for k, v in now.job.items() if k != "start"} == dict(phase.job)
+        assert not folder.exists()
+        assert Policy.load(ctx.artifacts / "full-1" / "policy.json").hash == old.hash
+    assert succession._number(now) == 2
+    assert ctx.plan.phases["smoke"].engine_run == "demo-1.smoke"
+
+
+def test_what_cannot_go_on_is_refused_before_anything_is_rented(ctx: Rollout) -> None:
+    with pytest.raises(ConfigError, match="no phase was started"):
+        succession.check(ctx, ["p1r0"])
+    phase = ctx.plan.phases["full"]
+    ctx.say(ev.PhaseStarted(phase="full", engine_run=phase.engine_run, steps=40, sid_job=""))
+    with pytest.raises(ConfigError, match=r"policy of demo-1\.full is not here"):
+        succession.check(ctx, ["p1r0"])
+    old = policy_of(phase.topology, 40)
+    once = {"of": HASH, "step": 5, "commit": HASH, "root": HASH, "restored": [0]}
+    second = replace(old, job={**old.job, "start": once})
+    succession._allowed(second, {"step": 10}, {0})
+    with pytest.raises(ConfigError, match=r"parties \[0, 1\] would have been handed"):
+        succession._allowed(second, {"step": 10}, {1})
+    profile = ctx.plan.profile
+    ctx.plan = replace(ctx.plan, profile=profile.model_copy(update={"job": load("local-lm-smoke")[1].job}))
+    with pytest.raises(ConfigError, match="holds the only checkpoints"):
+        succession.check(ctx, ["p0r0"])
+
+
+def test_inputs_are_shared_anew_for_another_pod_and_once_for_the_same(ctx: Rollout) -> None:
+    made = identities(6)
+    for member, identity in zip(ctx.members.values(), made, strict=True):
+        member.identity = identity.public.to_json()
+    pods = agree._pods(ctx)
+    first, parties = agree._sealed(ctx, pods)
+    parties.parent.mkdir()
+    parties.write_text(json.dumps(pods))
+    assert agree._sealed(ctx, agree._pods(ctx)) == (first, parties)
+    ctx.members["p1r0"].identity = Identity(b"x" * 32, b"y" * 32).public.to_json()
+    other, its_parties = agree._sealed(ctx, agree._pods(ctx))
+    assert other != first
+    assert its_parties != parties
+    assert agree._sealed(ctx, agree._pods(ctx)) == (other, its_parties)
+
+
+def test_workers_that_stop_unasked_are_trouble_once_the_rest_is_silent(ctx: Rollout) -> None:
+    phase = ctx.plan.phases["full"]
+    ctx.say(ev.PhaseStarted(phase="full", engine_run=phase.engine_run, steps=40, sid_job=""))
+    for c in map(str, phase.coords()):
+        pod = c.partition("s")[0]
+        ctx.say(ev.WorkerProcess(pod=pod, coord=c, state="started", pid=7))
+        ctx.say(ev.Heartbeat(ts=100.0, pod=pod, coord=c, record={"step": 3}))
+    assert phases.deserted(ctx.bus.snapshot, phase, 1000.0) is None
+    ctx.say(ev.WorkerProcess(pod="p0r0", coord="p0r0s0t0", state="exited", pid=7, rc=0))
+    assert phases.deserted(ctx.bus.snapshot, phase, 110.0) is None  # its result may be on its way
+    found = phases.deserted(ctx.bus.snapshot, phase, 120.0)
+    assert found is not None
+    assert found.what.startswith("p0r0s0t0 stopped before the last step")
+    ctx.say(ev.HaltRequested(nonce="n", mode="halt", by="cli"))
+    assert phases.deserted(ctx.bus.snapshot, phase, 120.0) is None  # somebody asked, and the ladder has the word
