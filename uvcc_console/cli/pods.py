@@ -16,7 +16,12 @@ PREFIX = "uvcc-"
 
 
 def run(argv: list[str]) -> int:
-    parser = common.Parser("pods", "Pods of ours that exist, and whose they are.")
+    parser = common.Parser(
+        "pods",
+        "Pods of ours that exist, and whose they are. A pod whose lease (halt.lease) nobody renews halts its workers, "
+        "but a rented one costs money until it is deleted: the run's sidecar does that when the console is gone, also "
+        "for kept pods whose limits.ttl is over; after a reboot of this machine the next rollout does, or --sweep.",
+    )
     parser.add_argument("--sweep", action="store_true", help="delete those whose run here is over or dead, with proof")
     parser.add_argument("--provider", action="append", default=[], metavar="NAME", help="ask this provider (local)")
     parser.add_json()

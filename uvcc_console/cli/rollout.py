@@ -10,7 +10,7 @@ from uvcc_console.cli.main import FAILED, USAGE
 # options of the runbook that are keys of the profile
 _FLAGS = {
     "dp_preflight": "true or false: rehearse the run's network before the smoke (true)",
-    "fleet.keep_pods": "true or false: leave the pods after a good end, until limits.ttl (false)",
+    "fleet.keep_pods": "true or false: leave the pods after a good end; a process ends them at limits.ttl (false)",
     "fleet.attach_prefix": "uvcc-RUN-: use the pods that this run kept, create none",
 }
 

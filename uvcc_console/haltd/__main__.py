@@ -11,8 +11,10 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from uvcc_console.core import paths
+from uvcc_console.haltd import keeper
 from uvcc_console.haltd.service import Service
 from uvcc_console.rollout import spawn
 from uvcc_engine.contract.errors import UvccError
@@ -54,6 +56,19 @@ async def _serve(run: str) -> None:
     spawn.write_record(run_dir, spawn.HALTD)
     with contextlib.suppress(asyncio.CancelledError):
         await task
+        await _stay(run_dir)
+
+
+async def _stay(run_dir: Path) -> None:
+    """The run is over: if it keeps pods that cost money, this process stays for their end, and is a sidecar no more."""
+    if not (run_dir / spawn.JOURNAL).exists() or not keeper.needed(keeper.snapshot(run_dir)):
+        return
+    spawn.write_record(run_dir, keeper.KEEPER)
+    (run_dir / f"{spawn.HALTD}.json").unlink(missing_ok=True)
+    staying = asyncio.ensure_future(keeper.keep(run_dir))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, staying.cancel)
+    await staying
 
 
 def main() -> int:
