@@ -14,6 +14,7 @@ import os
 import random
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -77,6 +78,14 @@ def ports(count: int) -> list[int]:
     return found
 
 
+def _parent(pid: int) -> int:
+    """The parent of a process, 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 class Forker:
     """The process that workers are forked from, as on a pod."""
 
@@ -86,6 +95,7 @@ class Forker:
         site.mkdir(parents=True)
         (site / "CODE_HASH").write_text(CODE)
         (site / "uvcc_engine").symlink_to(Path(uvcc_engine.__file__).parent)
+        self._forked: list[int] = []
         self._process = subprocess.Popen(
             [sys.executable, "-m", "uvcc_engine.bench._fleet_forker"],
             stdin=subprocess.PIPE,
@@ -100,12 +110,23 @@ class Forker:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        answer = json.loads(self._process.stdout.readline())
+        if "pid" in answer:
+            self._forked.append(int(answer["pid"]))
+        return answer
 
     def close(self) -> None:
+        """End the forker, and whatever it still waits for."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(20)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            for pid in self._forked:
+                if _parent(pid) == self._process.pid:
+                    os.kill(pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.wait()
 
 
 class Fleet:

@@ -124,9 +124,10 @@ class Inbox:
             return False
         return tag in ready or any(other.epoch == tag.epoch and other.op == tag.op for other in ready)
 
-    def waiting(self, stream: int) -> Tag | None:
-        """The oldest message of a stream that nobody has taken."""
-        return next(iter(self._ready.get(stream, ())), None)
+    def beyond(self, tag: Tag) -> Tag | None:
+        """A message that its sender can only have sent after ``tag``: a later one of the same stream."""
+        after = (t for t in self._ready.get(tag.stream, ()) if (t.epoch, t.op) > (tag.epoch, tag.op))
+        return next(after, None)
 
     def take_control(self) -> tuple[memoryview, int] | None:
         """The next control message and its credit bytes."""

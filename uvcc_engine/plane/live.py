@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
@@ -71,6 +72,7 @@ class LivePlane:
         self._broken: UvccError | None = None  # the link itself
         self._up: dict[int, int] = {}
         self._wait: tuple[int, float, Tag | None] | None = None
+        self._given_up: dict[tuple[int, Tag | None], float] = {}  # waits that came to nothing, and since when
         self._next_report = 0.0
         self._retransmits_told = 0
         self._last_exchange = clock()
@@ -119,13 +121,16 @@ class LivePlane:
         def ready() -> memoryview | None:
             return found if any(map(self._holds, wants)) or (other is not None and other()) else None
 
+        def ready_or(due: tuple[int, Tag]) -> memoryview | None:
+            return found if self._holds([due]) else ready()
+
         with self._lock:
             self._raise_failure()
-            if ready() is None:
-                src, tag = next(want for want in wants[0] if not self._holds([want]))
-                nudged = other is None or isinstance(self._link, Nudged)
-                longest = _LONGEST_WAIT if nudged else self._waits.look_s
-                self._await(self._endpoints[src], tag, ready, None, longest)
+            nudged = other is None or isinstance(self._link, Nudged)
+            longest = _LONGEST_WAIT if nudged else self._waits.look_s
+            while ready() is None:
+                due = next(want for want in wants[0] if not self._holds([want]))
+                self._await(self._endpoints[due[0]], due[1], partial(ready_or, due), None, longest)
 
     def nudge(self) -> None:
         """See ``api.Nudged``; over a link that cannot be nudged ``other`` is asked every ``look_s``."""
@@ -145,7 +150,9 @@ class LivePlane:
         with self._lock:
             self._raise_failure()
             message = endpoint.take_control()
-            if message is None:
+            if message is not None:
+                self._given_up.pop((src, None), None)
+            else:
                 message = self._await(endpoint, None, endpoint.take_control, timeout)
         if message is None:
             raise TimeoutError(f"no control message from party {src} within {timeout} s")
@@ -248,11 +255,12 @@ class LivePlane:
         longest: float = _LONGEST_WAIT,
     ) -> memoryview | None:
         """Drive the link until ``get`` has something, time is up (None), or waiting is pointless (raises)."""
-        start = self._clock()
+        now = began = self._clock()
+        start = self._given_up.pop((endpoint.peer, tag), began)  # a caller that looks in again has waited since then
+        if start == began:
+            self._next_report = began + self._waits.report_s
         self._wait = (endpoint.peer, start, tag)
-        self._next_report = start + self._waits.report_s
-        deadline = float("inf") if timeout is None else start + timeout
-        now = start
+        deadline = float("inf") if timeout is None else began + timeout
         try:
             while True:
                 self._drive(min(longest, max(0.0, deadline - now)), endpoint.peer)
@@ -261,13 +269,14 @@ class LivePlane:
                 if found is not None:
                     return found
                 now = self._clock()
-                if now >= deadline:
-                    return None
                 self._judge(endpoint, tag, start, now)
                 self._judge_others(endpoint.peer)
+                if now >= deadline:
+                    self._given_up[endpoint.peer, tag] = start
+                    return None
         finally:
             self._wait = None
-            self.waited_s += self._clock() - start
+            self.waited_s += self._clock() - began
 
     def _raise_failure(self) -> None:
         if self._broken is not None:
@@ -343,7 +352,7 @@ class LivePlane:
         if gone or silent > patience or refused > waits.refused_s:
             why = "ended its session" if gone else "refuses connections" if refused > waits.refused_s else "is silent"
             self._lose(peer, why, refused if refused > waits.refused_s else silent, silent)
-        if tag is not None and now - start > waits.order_s and (other := endpoint.inbox.waiting(tag.stream)):
+        if tag is not None and now - start > waits.order_s and (other := endpoint.inbox.beyond(tag)):
             raise ProtocolError(f"party {peer} sent {other} and goes on without {tag}", party=peer)
         if now >= self._next_report:
             self._next_report = now + 6 * waits.report_s

@@ -21,6 +21,7 @@ from uvcc_engine.plane.links import Arrival, Notice
 from uvcc_engine.plane.policy import Outgoing
 
 LOOK_S: Final = 0.5
+_RETRY_S: Final = 1.0
 
 
 class Whereabouts:
@@ -55,26 +56,39 @@ class MovingLink:
     """Implements ``auto.RelayPath`` over whatever ``make`` makes of a link's settings, anew wherever the relay goes."""
 
     def __init__(
-        self, make: Callable[[Mapping[str, Any]], RelayPath], first: RelayPath, at: Whereabouts, peers: Sequence[int]
+        self,
+        make: Callable[[Mapping[str, Any]], RelayPath],
+        first: RelayPath,
+        at: Whereabouts,
+        peers: Sequence[int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._make, self._inner, self._at, self._peers = make, first, at, tuple(peers)
+        self._make, self._inner, self._at, self._peers, self._clock = make, first, at, tuple(peers), clock
         self.kind, self.policy = first.kind, first.policy
         self.eager, self.batch_bytes = first.eager, first.batch_bytes
         self._due = False
+        self._retry_at = 0.0
+        self._trouble = ""
         self._resets: list[int] = []
         self._notices: list[Notice] = []
 
     def _follow(self) -> None:
-        """Go where the relay is now; tried again at the next look if it does not answer there yet."""
+        """Go where the relay is now; tried again every second if it does not answer there yet."""
+        now = self._clock()
+        if now < self._retry_at:
+            return
         try:
             self._due = self._at.moved() or self._due
             if not self._due:
                 return
             fresh = self._make(self._at.link)
         except UvccError as error:
-            self._notices.append(Notice("relay_down", {"url": self._at.link.get("relay_url"), "why": error.what}))
+            self._retry_at = now + _RETRY_S
+            if error.what != self._trouble:
+                self._trouble = error.what
+                self._notices.append(Notice("relay_down", {"url": self._at.link.get("relay_url"), "why": error.what}))
             return
-        self._due = False
+        self._due, self._trouble = False, ""
         self._notices += [*self._inner.notices(), Notice("relay_moved", {"url": str(self._at.link["relay_url"])})]
         self._inner.close()
         self._inner = fresh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,40 @@ def test_a_relay_whose_certificate_is_not_trusted_is_told_nothing(tmp_path: Path
         plane.close(graceful=False)
     assert "certificate" in log.named("relay_down")[0]["why"].lower()
     assert not log.named("link_up")
+
+
+def test_whoever_looks_in_again_is_told_how_long_it_has_waited_in_all() -> None:
+    links = [link | {"report_s": 0.4} for link in direct_links()]
+    logs = [Log() for _ in range(3)]
+    planes = [make_plane(p, links[p], logs[p]) for p in range(3)]
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            planes[0].recv_control(1, 0.2)
+    assert [e["peer"] for e in logs[0].named("waiting")] == [1]
+    assert logs[0].named("waiting")[0]["since_s"] >= 0.4
+    planes[1].send_control(0, b"here")
+    assert planes[0].recv_control(1, 20.0) == b"here"
+    with pytest.raises(TimeoutError):
+        planes[0].recv_control(1, 0.2)  # a new wait: not worth an event yet
+    assert len(logs[0].named("waiting")) == 1
+    for plane in planes:
+        plane.close(graceful=False)
+
+
+def test_only_a_later_message_shows_that_a_peer_goes_on_without_the_one_that_is_due() -> None:
+    """What came before it and was not taken yet shows nothing: its sender may itself wait for somebody."""
+    links = [link | {"order_s": 0.2} for link in direct_links()]
+    planes = [make_plane(p, links[p], Log()) for p in range(3)]
+    first, due, later = (Tag(0, 0, op, 1) for op in range(3))
+    planes[1].send(0, first, b"here")
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(planes[0].wait_any, [[(1, first), (1, due)]])
+        pause = threading.Event()
+        while not waits.done() and (planes[0].waiting_on or {"since_s": 0.0})["since_s"] < 1.5:
+            pause.wait(0.01)
+        assert not waits.done()
+        planes[1].send(0, later, b"too soon")
+        with pytest.raises(ProtocolError, match=r"op=2.* goes on without .*op=1"):
+            waits.result(60)
+    for plane in planes:
+        plane.close(graceful=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plane_kit import Log, direct_links, make_plane, relay_links, relay_thread, run_parties
+from plane_kit import Log, direct_links, free_port, make_plane, relay_links, relay_thread, run_parties
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError
@@ -56,8 +56,9 @@ def test_a_conversation_goes_on_over_a_relay_that_moved(tmp_path: Path, kind: st
             begun.extend(links)
             ready.set()
             arrived.wait(60)
-        with relay_thread(tmp_path / "b", stream_listen="127.0.0.1:0") as url:
-            files.write_json(place, {"relay_url": url})
+        where = f"127.0.0.1:{free_port()}"
+        files.write_json(place, {"relay_url": f"http://{where}"})  # told before it answers there
+        with relay_thread(tmp_path / "b", listen=where, stream_listen="127.0.0.1:0"):
             moved.set()
             done.wait(120)
 
