@@ -30,6 +30,7 @@ BEAT_EVERY_S: Final = 5.0
 SAME_STEP_EVERY_S: Final = 0.5
 WAIT_TOLD_S: Final = 2.0
 MEMORY_EVERY_S: Final = 1.0
+COUNTS: Final = ("sent_bytes",)  # totals: true until the next one, whatever phase says so in between
 HEARTBEAT_KEEP_BYTES: Final = 16 << 20
 STATUSES: Final = ("done", "halted", "failed")
 _PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
@@ -149,6 +150,7 @@ class RunWriter:
         fields of the contract (``halt_nonce``, ``waiting_on``, ``dt_fetch_s``, ...). Returns whether it was written.
         """
         with self._lock:
+            self._carried |= {k: extra[k] for k in COUNTS if k in extra}
             record = {"step": step, "phase": phase, "msg": msg, **self._carried, **extra}
             now = self._clock()
             marks = ("step", "phase", "halt_nonce")

@@ -103,6 +103,17 @@ def test_heartbeat_every_step_at_once_and_repeats_throttled(tmp_path: Path) -> N
     assert max(b["ts"] - a["ts"] for a, b in pairwise(beats)) <= 5.0
 
 
+def test_a_total_stands_in_every_heartbeat_until_the_next_one(tmp_path: Path) -> None:
+    with RunWriter.open(tmp_path, run="r") as w:
+        w.heartbeat(1, "train", sent_bytes=100)
+        w.heartbeat(2, "train", sent_bytes=250, waiting_on="p1")
+        w.heartbeat(2, "evaluate")
+        w.heartbeat(2, "done")
+    beats = lines(tmp_path / "heartbeat_rank0.jsonl")
+    assert [b.get("sent_bytes") for b in beats] == [100, 250, 250, 250]
+    assert [b.get("waiting_on") for b in beats] == [None, "p1", None, None]
+
+
 def test_ticker_beats_while_the_main_thread_waits(tmp_path: Path) -> None:
     clock = Clock()
     asked: list[float] = []
