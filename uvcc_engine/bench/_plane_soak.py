@@ -19,8 +19,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.bench._plane_links import RelayProcess, direct_links
 from uvcc_engine.bench._plane_party import identity
-from uvcc_engine.bench.plane import RelayProcess, direct_links
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import PeerLostError, UvccError
 from uvcc_engine.parallel.topology import PARTIES

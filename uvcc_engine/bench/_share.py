@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.bench._fleet import ports
+from uvcc_engine.bench._plane_links import relay
 from uvcc_engine.bench._turns import ratio
-from uvcc_engine.bench.plane import relay
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.parallel.topology import PARTIES

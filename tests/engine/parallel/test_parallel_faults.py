@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from uvcc_engine.bench._fleet import Fleet, Forker, ports, until
-from uvcc_engine.bench.plane import RelayProcess
+from uvcc_engine.bench._plane_links import RelayProcess
 from uvcc_engine.contract import files
 from uvcc_engine.contract.control import HOLD, RELEASE
 from uvcc_engine.parallel.topology import Coord, Topology
