@@ -71,11 +71,11 @@ def init_rows(runs: int, size: Topology) -> list[Row]:
 def bubble_rows(runs: int, stages: int, microbatches: int) -> list[Row]:
     """What real 1F1B loses in a step, per party, and how uneven its stages are.
 
-    The model cuts into stages of nearly equal cost, the loss included (``splits.stage_bounds``); ``..._uneven`` says
-    how nearly. ``..._busiest`` is the idle share of the busiest stage alone, which bounds the step.
+    The model cuts into stages of nearly equal cost, the loss included (``splits.stage_bounds``), and each party deals
+    for as many layers of a stage as the others, for who deals waits less; ``..._uneven`` says how nearly. ``..._busiest`` is the idle share of the busiest stage alone, which bounds the step.
     """
     env = {IN_FLIGHT_VARIABLE: "1", "UVCC_PLANE_FAULTS": json.dumps({"latency_s": _LATENCY_S})}
-    job = PrivateJob(model="mlp10-digits", steps=2, batch=2 * microbatches, test_rows=8)
+    job = PrivateJob(model="mlp22-digits", steps=1, batch=2 * microbatches, test_rows=8)
     lost, idle, uneven = [], [], []
     for _ in range(runs):
         with trained(job, Topology(1, stages, 1, microbatches), env) as fleet:

@@ -250,7 +250,7 @@ MODELS: Final[dict[str, ModelSpec]] = {
         mlp("logistic-digits", 64, 10),
         mlp("mlp-digits", 64, 32, 10),
         mlp("mlp4-digits", 64, 32, 32, 32, 10),
-        mlp("mlp10-digits", 64, *[32] * 9, 10),  # cuts into four stages of equal cost, the loss included
+        mlp("mlp22-digits", 64, *[32] * 21, 10),  # four even stages: six layers, or four and the loss
         cnn("cnn-digits", Image(1, 8, 8), [(8, 3, 1, "avg")], 10),
         mlp("secureml-a", 784, 128, 128, 10),  # SecureML (Mohassel and Zhang, 2017), "network A"
         # LeNet as in Falcon (Wagh et al., 2021) and Piranha (Watson et al., 2022), whose tables it is compared with
