@@ -72,7 +72,8 @@ def bubble_rows(runs: int, stages: int, microbatches: int) -> list[Row]:
     """What real 1F1B loses in a step, per party, and how uneven its stages are.
 
     The model cuts into stages of nearly equal cost, the loss included (``splits.stage_bounds``), and each party deals
-    for as many layers of a stage as the others, for who deals waits less; ``..._uneven`` says how nearly. ``..._busiest`` is the idle share of the busiest stage alone, which bounds the step.
+    for as many layers of a stage as the others, for who deals waits less; ``..._uneven`` says how nearly.
+    ``..._busiest`` is the idle share of the busiest stage alone, which bounds the step.
     """
     env = {IN_FLIGHT_VARIABLE: "1", "UVCC_PLANE_FAULTS": json.dumps({"latency_s": _LATENCY_S})}
     job = PrivateJob(model="mlp22-digits", steps=1, batch=2 * microbatches, test_rows=8)
