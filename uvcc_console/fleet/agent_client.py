@@ -228,9 +228,10 @@ class AgentClient:
             trouble = classify(e, self.link.name, self.link.address).what
         finally:
             reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError, OSError, asyncssh.Error, UvccError):
-                await reading
-            process.close()
+            try:
+                await _ended(reading)
+            finally:
+                process.close()
         self._changed(False, await _last_words(process) or trouble)
 
     async def _greet(self) -> None:
@@ -304,11 +305,21 @@ class AgentClient:
         """Detach. The agent, its workers and the SSH connection stay."""
         if self._keeper is not None:
             self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+            await _ended(self._keeper)
         self._changed(False, "closed by the console")
         with contextlib.suppress(asyncio.QueueFull):
             self._queue.put_nowait(None)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Wait for a task that was cancelled. Whoever waits may be cancelled, too; to suppress the one would lose the other.
+
+    Raises what the task failed with, unless that is an end that links come to.
+    """
+    await asyncio.wait({task})
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, OSError | asyncssh.Error | UvccError):
+        raise error
 
 
 async def _last_words(process: asyncssh.SSHClientProcess[bytes]) -> str:

@@ -151,6 +151,30 @@ async def test_a_bridge_that_cannot_start_says_why(ssh_fake, link_to) -> None:
     await client.close()
 
 
+async def test_a_close_while_a_session_ends_is_not_lost(ssh_fake, link_to, monkeypatch) -> None:
+    async def silent(process) -> None:
+        await process.wait_closed()
+
+    host = await ssh_fake(silent)
+    client = AgentClient(link_to(host.address))
+
+    async def refused() -> None:
+        await asyncio.sleep(0)  # the reader has begun
+        raise UnreachableError("no answer")
+
+    async def read(process) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            client._keeper.cancel()  # as close does, at the very moment when the session waits for its reader
+
+    monkeypatch.setattr(client, "_greet", refused)
+    monkeypatch.setattr(client, "_read", read)
+    client.begin()
+    await asyncio.wait({client._keeper}, timeout=60)
+    assert client._keeper.cancelled()
+
+
 async def test_a_changed_host_key_ends_the_client(client_of, ssh_fake, agent_fake: AgentFake) -> None:
     down = asyncio.Event()
     host, client = await client_of(on_link=lambda up, detail: None if up else down.set())
