@@ -312,7 +312,7 @@ class AgentClient:
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait for a task that was cancelled. Whoever waits may be cancelled, too; to suppress the one would lose the other.
+    """Wait for a task that was cancelled. Whoever waits may be cancelled, too: that must not be lost with the other.
 
     Raises what the task failed with, unless that is an end that links come to.
     """
