@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.measures import extended, measured
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
     EpochAgreement,
@@ -155,9 +156,6 @@ def _worker_of(s: Snapshot, coord: str) -> WorkerView:
     return s.workers.get(coord) or WorkerView(coord)
 
 
-BEAT_SERIES = ("mem_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "bytes")
-
-
 def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
     r, old = e.record, _worker_of(s, e.coord)
     step = int(r.get("step", -1))
@@ -171,45 +169,14 @@ def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
         beat=MappingProxyType(dict(r)),
     )
     s = replace(s, workers=_put(s.workers, e.coord, w))
-    measured = {name: float(r[name]) for name in BEAT_SERIES if isinstance(r.get(name), int | float)}
-    took, moved = _step_time(old, r, step), _moved(old, r, step)
-    if took is not None:
-        measured["step_s"] = took
-    if moved is not None:
-        measured["bytes"] = moved
-    return _extend(s, e.coord, step, measured) if measured and step > old.step >= 0 else s
-
-
-def _step_time(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
-    """Seconds a step by the pod's own clock, between two heartbeats of training."""
-    now, before = r.get("ts"), old.beat.get("ts")
-    if step <= old.step or r.get("phase") != old.beat.get("phase") or not isinstance(now, int | float):
-        return None
-    return (now - before) / (step - old.step) if isinstance(before, int | float) and now > before else None
-
-
-def _moved(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
-    """Bytes a step between two heartbeats that count them; a worker that was started again counts from nothing."""
-    now, before = r.get("sent_bytes"), old.beat.get("sent_bytes")
-    if step <= old.step or not isinstance(now, int) or not isinstance(before, int) or now < before:
-        return None
-    return (now - before) / (step - old.step)
-
-
-def _extend(s: Snapshot, coord: str, step: int, values: Mapping[str, float]) -> Snapshot:
-    """One more point of each series; a step that was known already takes its successors back (a resume)."""
-    by_name = dict(s.series.get(coord, {}))
-    for name, value in values.items():
-        line = by_name.get(name, Series())
-        if line.last and line.last[0] >= step:
-            line = line.truncated(step)
-        by_name[name] = line.append(float(step), value)
-    return replace(s, series=_put(s.series, coord, MappingProxyType(by_name)))
+    found = measured(old, r, step)
+    return replace(s, series=extended(s.series, e.coord, step, found)) if found and step > old.step >= 0 else s
 
 
 def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
     prefix = "" if e.split == "train" else f"{e.split}_"
-    return _extend(s, e.coord, e.step, {prefix + name: value for name, value in e.values.items()})
+    values = {prefix + name: value for name, value in e.values.items()}
+    return replace(s, series=extended(s.series, e.coord, e.step, values))
 
 
 def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:

@@ -192,8 +192,8 @@ def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """``PARTY CONFIG``: the config has identities, link addresses, rows, runs."""
-    party, config = int(argv[0]), json.loads(Path(argv[1]).read_text())
+    """``CONFIG PARTY``: the config has identities, link addresses, rows, runs."""
+    config, party = json.loads(Path(argv[0]).read_text()), int(argv[1])
     torch.set_num_threads(1)
     keep_freed_memory()
     folder = Path(config["folder"])

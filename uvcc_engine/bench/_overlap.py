@@ -7,17 +7,11 @@ least; the reference is the bar. ``computing_20ms`` is the share of a step in wh
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Final
 
 from uvcc_engine.bench._fleet import ports
+from uvcc_engine.bench._parties import said_by
 from uvcc_engine.contract.benchrows import Row, row
-from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.parallel.topology import PARTIES
 
 LATENCY_S: Final = 0.02
@@ -41,27 +35,8 @@ def hidden_rows(*, microbatches: int = 8, batch: int = 4096, steps: int = 3, mod
         "latency_s": LATENCY_S,
         "links": links,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(config))
-        parties = [
-            subprocess.Popen(
-                [sys.executable, "-m", "uvcc_engine.bench._overlap_party", str(path), str(p)],
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            for p in range(PARTIES)
-        ]
-        try:
-            said = [party.communicate(timeout=_LIMIT_S)[0] for party in parties]
-        finally:
-            for party in parties:
-                party.kill()
-                party.wait()
-    if any(party.returncode for party in parties):
-        raise UvccError("a party of the overlap benchmark failed", "see what it said above")
-    alone, together = ([json.loads(one)[str(k)] for one in said] for k in (1, microbatches))
+    said = said_by("_overlap_party", config, _LIMIT_S)
+    alone, together = ([one[str(k)] for one in said] for k in (1, microbatches))
     shares = [
         min(1.0 - waits / before for (_, waits), (_, before) in zip(t, a, strict=True))
         for t, a in zip(zip(*together, strict=True), zip(*alone, strict=True), strict=True)

@@ -9,21 +9,15 @@ parties share this host's processors, which no deployment does; ``_direct`` goes
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.bench._fleet import ports
+from uvcc_engine.bench._parties import said_by
 from uvcc_engine.bench._plane_links import relay
 from uvcc_engine.bench._turns import ratio
 from uvcc_engine.contract.benchrows import Row, row
-from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.parallel.topology import PARTIES
 
 BAR: Final = 0.03
@@ -53,23 +47,9 @@ def _links(kind: str, latency_s: float) -> Iterator[list[dict[str, Any]]]:
 
 def run_parties(model: str, link: str, latency_s: float, rounds: int) -> list[list[Round]]:
     """By party and round: what the step without and the step with the transcript took. Raises UvccError."""
-    with tempfile.TemporaryDirectory() as name, _links(link, latency_s) as links:
-        path = Path(name) / "config.json"
-        path.write_text(json.dumps({"model": model, "batch": _BATCH, "rounds": rounds, "links": links}))
-        command = [sys.executable, "-m", "uvcc_engine.bench._share_party", str(path)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        parties = [
-            subprocess.Popen([*command, str(p)], stdout=subprocess.PIPE, text=True, env=env) for p in range(PARTIES)
-        ]
-        try:
-            said = [party.communicate(timeout=_LIMIT_S)[0] for party in parties]
-        finally:
-            for party in parties:
-                party.kill()
-                party.wait()
-    if any(party.returncode for party in parties):
-        raise UvccError("a party of the transcript's benchmark failed", "see what it said above")
-    return [json.loads(text) for text in said]
+    with _links(link, latency_s) as links:
+        config = {"model": model, "batch": _BATCH, "rounds": rounds, "links": links}
+        return said_by("_share_party", config, _LIMIT_S)
 
 
 def share_rows(name: str, rounds: int) -> list[Row]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.bench._parties import said_by
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.transcript.identity import Identity
 
 ROWS: Final = (
@@ -31,28 +30,11 @@ ROWS: Final = (
 
 def run_parties(rows: Sequence[str], runs: int) -> list[dict[str, Any]]:
     """Start three party processes and return what each measured."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as folder:
         for p in range(3):
-            Identity.create(folder / f"id{p}")
-        config = {"folder": name, "addresses": _addresses(), "rows": list(rows), "runs": runs}
-        (folder / "config.json").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "uvcc_engine.bench._mpc_party"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        parties = [
-            subprocess.Popen([*command, str(p), str(folder / "config.json")], stdout=subprocess.PIPE, env=env)
-            for p in range(3)
-        ]
-        try:
-            texts = [party.communicate()[0] for party in parties]
-        finally:
-            for party in parties:
-                party.kill()
-                party.wait()
-        for p, party in enumerate(parties):
-            if party.returncode:
-                raise UvccError(f"party {p} ended with {party.returncode}", "its error is printed above")
-        return [json.loads(text) for text in texts]
+            Identity.create(Path(folder) / f"id{p}")
+        config = {"folder": folder, "addresses": _addresses(), "rows": list(rows), "runs": runs}
+        return said_by("_mpc_party", config)
 
 
 def _addresses() -> dict[str, str]:

@@ -16,8 +16,7 @@ from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.plane.api import Buffer
-from uvcc_engine.plane.links import Arrival, Link, Notice
-from uvcc_engine.plane.policy import Outgoing, Policy
+from uvcc_engine.plane.links import Around, Arrival, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +103,13 @@ class FaultInjector:
         return self._held[0][0] if self._held else float("inf")
 
 
-class FaultyLink:
+class FaultyLink(Around[Link]):
     """A link whose arrivals go through a :class:`FaultInjector`."""
 
     def __init__(self, inner: Link, plan: FaultPlan, party: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._clock = clock
         self.faults = FaultInjector(plan, party, clock())
-        self.kind, self.eager, self.batch_bytes = inner.kind, inner.eager, inner.batch_bytes
-        self.policy: Policy = inner.policy
 
     def exchange(self, wait: float, src: int | None) -> list[Arrival]:
         now = self._clock()
@@ -122,36 +119,3 @@ class FaultyLink:
             # a link may reuse the memory of a body at its next exchange; what is held back has to be a copy
             self.faults.put(arrival._replace(body=bytes(arrival.body)), now)
         return self.faults.due(now)
-
-    def ready(self, dst: int) -> bool:
-        return self._inner.ready(dst)
-
-    def send(self, dst: int, out: Outgoing) -> None:
-        self._inner.send(dst, out)
-
-    def flush(self) -> None:
-        self._inner.flush()
-
-    def proven(self, src: int, path: object) -> None:
-        self._inner.proven(src, path)
-
-    def resets(self) -> list[int]:
-        return self._inner.resets()
-
-    def notices(self) -> list[Notice]:
-        return self._inner.notices()
-
-    def lost(self, dst: int) -> float:
-        return self._inner.lost(dst)
-
-    def away_s(self) -> float:
-        return self._inner.away_s()
-
-    def unconfirmed(self) -> bool:
-        return self._inner.unconfirmed()
-
-    def pending(self) -> bool:
-        return self._inner.pending()
-
-    def close(self) -> None:
-        self._inner.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.frame import Header
@@ -70,3 +70,48 @@ class Link(Protocol):
 
     def close(self) -> None:
         """Release sockets."""
+
+
+_Inner = TypeVar("_Inner", bound=Link)
+
+
+class Around(Generic[_Inner]):
+    """A link that hands on to an inner one whatever it does not do itself."""
+
+    def __init__(self, inner: _Inner) -> None:
+        self._inner = inner
+        self.kind, self.policy = inner.kind, inner.policy
+        self.eager, self.batch_bytes = inner.eager, inner.batch_bytes
+
+    def ready(self, dst: int) -> bool:
+        return self._inner.ready(dst)
+
+    def send(self, dst: int, out: Outgoing) -> None:
+        self._inner.send(dst, out)
+
+    def flush(self) -> None:
+        self._inner.flush()
+
+    def proven(self, src: int, path: object) -> None:
+        self._inner.proven(src, path)
+
+    def resets(self) -> list[int]:
+        return self._inner.resets()
+
+    def notices(self) -> list[Notice]:
+        return self._inner.notices()
+
+    def lost(self, dst: int) -> float:
+        return self._inner.lost(dst)
+
+    def away_s(self) -> float:
+        return self._inner.away_s()
+
+    def unconfirmed(self) -> bool:
+        return self._inner.unconfirmed()
+
+    def pending(self) -> bool:
+        return self._inner.pending()
+
+    def close(self) -> None:
+        self._inner.close()

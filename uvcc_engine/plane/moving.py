@@ -17,8 +17,7 @@ from typing import Any, Final
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.plane.auto import RelayPath
-from uvcc_engine.plane.links import Arrival, Notice
-from uvcc_engine.plane.policy import Outgoing
+from uvcc_engine.plane.links import Around, Arrival, Notice
 
 LOOK_S: Final = 0.5
 _RETRY_S: Final = 1.0
@@ -52,7 +51,7 @@ class Whereabouts:
         return any(self.link.get(k) != before.get(k) for k in told)
 
 
-class MovingLink:
+class MovingLink(Around[RelayPath]):
     """Implements ``auto.RelayPath`` over whatever ``make`` makes of a link's settings, anew wherever the relay goes."""
 
     def __init__(
@@ -63,9 +62,8 @@ class MovingLink:
         peers: Sequence[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._make, self._inner, self._at, self._peers, self._clock = make, first, at, tuple(peers), clock
-        self.kind, self.policy = first.kind, first.policy
-        self.eager, self.batch_bytes = first.eager, first.batch_bytes
+        super().__init__(first)
+        self._make, self._at, self._peers, self._clock = make, at, tuple(peers), clock
         self._due = False
         self._retry_at = 0.0
         self._trouble = ""
@@ -98,18 +96,6 @@ class MovingLink:
         self._follow()
         return self._inner.exchange(wait, src)
 
-    def ready(self, dst: int) -> bool:
-        return self._inner.ready(dst)
-
-    def send(self, dst: int, out: Outgoing) -> None:
-        self._inner.send(dst, out)
-
-    def flush(self) -> None:
-        self._inner.flush()
-
-    def proven(self, src: int, path: object) -> None:
-        self._inner.proven(src, path)
-
     def resets(self) -> list[int]:
         found, self._resets = self._resets + self._inner.resets(), []
         return found
@@ -118,20 +104,8 @@ class MovingLink:
         found, self._notices = self._notices + self._inner.notices(), []
         return found
 
-    def lost(self, dst: int) -> float:
-        return self._inner.lost(dst)
-
     def down_s(self) -> float:
         return self._inner.down_s()
 
     def away_s(self) -> float:
         return self._inner.down_s()
-
-    def pending(self) -> bool:
-        return self._inner.pending()
-
-    def unconfirmed(self) -> bool:
-        return self._inner.unconfirmed()
-
-    def close(self) -> None:
-        self._inner.close()

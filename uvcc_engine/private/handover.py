@@ -2,8 +2,8 @@
 
 Nothing is kept in escrow for the day on which a pod is lost, no key and no copy: two parties hold every component of
 the state anyway. Each surviving pod hands what it holds to the pods that are entitled to it under the new policy: both
-components to pods of its own party, and, where no pod of a party goes on (:func:`origin.unvouched`), the component that
-it has in common with that party. Boxes are sealed to the receiving pod's own key, so whoever carries them learns
+components to pods of its own party, and, where no pod of a party goes on (:func:`succession.unvouched`), the component
+that it has in common with that party. Boxes are sealed to the receiving pod's own key, so whoever carries them learns
 nothing, and the receiver checks them against digests that all three old parties signed (``commits``): a pod that hands
 over something else is found out, except where it and the lost party had agreed on that before.
 
@@ -43,8 +43,9 @@ from uvcc_engine.private.state import HALVES, blind_at, half_of
 from uvcc_engine.private.takeover import START, about_box, box_name, pod_name, slice_name
 from uvcc_engine.transcript.bundle import POLICY_FILE
 from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.origin import Origin, unvouched
+from uvcc_engine.transcript.origin import Origin
 from uvcc_engine.transcript.policy import Policy, check_signatures, read_signatures
+from uvcc_engine.transcript.succession import origin_after, unvouched
 
 MEMORY: Final = "handovers.jsonl"
 _ASKED: Final = ("from", "policy", "step")
@@ -74,11 +75,11 @@ def hand_over(spec: WorkerSpec) -> list[str]:
     new = _agreed(spec)
     folder = ck.step_dir(run_dir / files.CHECKPOINTS, step)
     manifest, record = ck.verify(folder), read_record(folder, old)
-    start = Origin.after(old, record, new.parties)
+    start = origin_after(old, record, new.parties)
     if new.origin != start:
         raise ConfigError(
             f"the new policy does not start from step {step} of {old.hash.hex()[:12]} as it was committed here",
-            "make it with Origin.after and the COMMIT record of this pod",
+            "make it with succession.origin_after and the COMMIT record of this pod",
         )
     strangers = unvouched(old, new.parties)
     remember(Path(spec.identity_dir), start)

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.transcript.canonical import canonical
-
-if TYPE_CHECKING:
-    from uvcc_engine.transcript.policy import Policy, PolicyParty
 
 MOST_RESTORED: Final = 1
 _FIELDS: Final = ("commit", "of", "restored", "root", "step")
@@ -63,25 +60,6 @@ class Origin:
             raise ConfigError("job.start is not where a job starts", f"it needs the fields {', '.join(_FIELDS)}")
         return cls(**{**data, "restored": tuple(data["restored"])})
 
-    @classmethod
-    def after(cls, old: Policy, record: Mapping[str, Any], parties: Sequence[PolicyParty]) -> Origin:
-        """Where the successor of ``old`` with these ``parties`` starts, from a checkpoint's COMMIT record.
-
-        The record's signatures are checked where it is used, on the pods. Raises ConfigError if it is of another job,
-        or if a second party of the lineage would be restored.
-        """
-        before, step = Origin.of_job(old.job), record.get("step")
-        if record.get("sid_job") != old.sid_job.hex() or not isinstance(step, int) or not 0 < step < old.steps:
-            raise ConfigError("the COMMIT record is not of a checkpoint of this policy", "fetch that of the old run")
-        known = before.restored if before is not None else ()
-        return cls(
-            of=old.hash.hex(),
-            step=step,
-            commit=record_hash(record),
-            root=before.root if before is not None else old.hash.hex(),
-            restored=tuple(sorted({*known, *unvouched(old, parties)})),
-        )
-
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         return found | {"restored": list(self.restored)}
@@ -95,8 +73,3 @@ class Origin:
 def record_hash(record: Mapping[str, Any]) -> str:
     """What names a COMMIT record: SHA-256 (hex) of its canonical bytes."""
     return hashlib.sha256(b"UVCC_COMMIT_V1" + canonical(dict(record))).hexdigest()
-
-
-def unvouched(old: Policy, parties: Sequence[PolicyParty]) -> set[int]:
-    """Parties whose first pod, which signs the new policy for all of them, is not of the old policy's pods."""
-    return {p.party for p in parties if p.public not in (old.parties[p.party].public, *old.parties[p.party].pods)}

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,28 +26,23 @@ LIMIT_S = 120.0
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a short path: sockets of pods lie below it."""
-    folder = Path(tempfile.mkdtemp(prefix="u24", dir="/tmp"))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+def ours(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UVCC_PRIME_API_KEY", KEY)
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
     monkeypatch.setattr(provision.spawn, "start", lambda *args: None)  # nothing is trained, so nothing is halted
-    yield folder
-    shutil.rmtree(folder)
+    return short
 
 
 @pytest.mark.slow
-async def test_twenty_four_pods_are_ready_to_train_in_two_minutes(short: Path, tmp_path: Path) -> None:
-    (short / "market").mkdir()
+async def test_twenty_four_pods_are_ready_to_train_in_two_minutes(ours: Path, tmp_path: Path) -> None:
+    (ours / "market").mkdir()
     took: dict[str, float] = {}
-    async with PrimeHost(short / "market") as host:
+    async with PrimeHost(ours / "market") as host:
         changed = ["fleet.gpu=CPU_NODE", f"fleet.base_url={host.url}", "gates.disk_free_mib=64"]
         name, profile = load(str(PROFILE), changed)
         plan = make_plan("full-1", name, profile)
         assert len(plan.requests) == 24
-        run_dir = short / "full-1"
+        run_dir = ours / "full-1"
         run_dir.mkdir()
         fleet = profile.fleet.model_dump(mode="json", exclude_defaults=True)
         journal = Journal(run_dir / "journal.sqlite", source="test")

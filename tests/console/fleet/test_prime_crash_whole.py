@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -25,16 +22,6 @@ from primehost import PrimeHost
 CRASHES = int(os.environ.get("UVCC_CRASHES", "24"))
 AT_ONCE = int(os.environ.get("UVCC_CRASHES_AT_ONCE", "2"))
 SEED = int(os.environ.get("UVCC_CRASHES_SEED", "20261121"))
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a short path: sockets of pods lie below it."""
-    folder = Path(tempfile.mkdtemp(prefix="uk", dir="/tmp"))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _live(host: PrimeHost, home: Path, moments: tuple[Death, ...], heir: str) -> Life:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,16 +17,6 @@ from uvcc_engine.transcript.policy import Policy
 
 PATIENCE_S = 400.0
 STEPS = 60
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a short path: sockets of pods lie below it."""
-    folder = Path(tempfile.mkdtemp(prefix="ul", dir="/tmp"))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _named(life: Life, event: str) -> list[ev.EngineEvent]:

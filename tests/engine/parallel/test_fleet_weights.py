@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,6 @@ from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import find_model
 
 JOB = PrivateJob(model="mlp-digits", steps=2, batch=8, lr=0.5, test_rows=8, reveal=("loss", "weights"))
-
-
-@pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    made = Forker(tmp_path_factory.mktemp("forker"))
-    yield made
-    made.close()
 
 
 def opened(forker: Forker, folder: Path, size: Topology, *flags: str) -> dict[str, np.ndarray]:

@@ -29,13 +29,6 @@ JITTER = {"drop": 0.002, "duplicate": 0.01, "reorder": 0.02, "delay": 0.05, "del
 PATIENCE_S = 600.0
 
 
-@pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    made = Forker(tmp_path_factory.mktemp("forker"))
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def relays(tmp_path: Path) -> Iterator[Callable[[], RelayProcess]]:
     started: list[RelayProcess] = []

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity, until
 from uvcc_engine.contract.control import HALT, HOLD, RELEASE
@@ -18,22 +15,6 @@ from uvcc_engine.private.job import PrivateJob
 SIZE = Topology(2, 2, 1, 2)
 JOB = PrivateJob(steps=6, batch=8, checkpoint_every=2, test_rows=40)
 FIRST, LAST = Coord(0, 0, 0, 0), Coord(1, 2, 1, 0)
-
-
-@pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    made = Forker(tmp_path_factory.mktemp("forker"))
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def whole(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
-    """A run that nothing disturbed: what the others must equal."""
-    fleet = Fleet(tmp_path_factory.mktemp("whole") / "fleet", forker, JOB, SIZE)
-    fleet.launch()
-    assert set(fleet.wait().values()) == {0}, fleet.logs()
-    return fleet
 
 
 def same_end(fleet: Fleet, whole: Fleet) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from uvcc_engine.private.sealing import seal
 from uvcc_engine.private.takeover import about_box, read_start
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.origin import Origin
+from uvcc_engine.transcript.succession import origin_after
 
 SIZE = Topology(1, 2, 1, 2)
 JOB = PrivateJob(steps=6, batch=16, checkpoint_every=2, test_rows=40)
@@ -35,22 +36,6 @@ AT = 4
 ALL = [(0, 0), (1, 0), (2, 0)]
 NEAR = 16 * 2.0**-16  # what the rounding of a few updates comes to: every truncation is off by one unit at most
 Keys = Callable[[int, int], Identity]
-
-
-@pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    made = Forker(tmp_path_factory.mktemp("forker"))
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def whole(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
-    """A run that nothing disturbed: its successors go on from its middle and are held against its end."""
-    fleet = Fleet(tmp_path_factory.mktemp("whole") / "fleet", forker, JOB, SIZE)
-    fleet.launch()
-    assert set(fleet.wait().values()) == {0}, fleet.logs()
-    return fleet
 
 
 def commit(fleet: Fleet, step: int = AT, party: int = 0) -> dict[str, Any]:
@@ -62,7 +47,7 @@ def successor(
     folder: Path, forker: Forker, old: Fleet, size: Topology, keys: Keys = pod_identity, **changes: Any
 ) -> Fleet:
     job = replace(JOB, batch=JOB.batch // size.replicas, **changes)
-    return Fleet(folder, forker, job, size, keys=keys, goes_on=lambda p: Origin.after(old.policy, commit(old), p))
+    return Fleet(folder, forker, job, size, keys=keys, goes_on=lambda p: origin_after(old.policy, commit(old), p))
 
 
 def end(fleet: Fleet, keys: Keys = pod_identity) -> dict[str, np.ndarray]:
@@ -190,7 +175,7 @@ def test_a_handover_only_to_the_policy_that_starts_there(forker: Forker, whole: 
         forker,
         JOB,
         SIZE,
-        goes_on=lambda p: replace(Origin.after(whole.policy, commit(whole), p), commit="0" * 64),
+        goes_on=lambda p: replace(origin_after(whole.policy, commit(whole), p), commit="0" * 64),
     )
     assert set(whole.hand_over(elsewhere, AT, [(0, 0)]).values()) == {2}
     assert "does not start from step 4" in whole.logs()
@@ -200,7 +185,7 @@ def test_a_handover_only_to_the_policy_that_starts_there(forker: Forker, whole: 
         JOB,
         SIZE,
         keys=moved,
-        goes_on=lambda p: replace(Origin.after(whole.policy, commit(whole), p), restored=()),
+        goes_on=lambda p: replace(origin_after(whole.policy, commit(whole), p), restored=()),
     )
     assert set(whole.hand_over(silent, AT, [(0, 0)]).values()) == {2}
 

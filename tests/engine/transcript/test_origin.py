@@ -15,6 +15,7 @@ from uvcc_engine.transcript import evidence, kinds
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.origin import Origin, record_hash
 from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.transcript.succession import origin_after
 from uvcc_engine.transcript.verifier import verify
 
 START = Origin("a" * 64, 4, "b" * 64, "c" * 64, (1,))
@@ -63,16 +64,16 @@ def test_there_must_be_steps_left() -> None:
 def test_a_successor_remembers_its_lineage_and_takes_no_second_party_from_strangers() -> None:
     old = policy()
     record = {"sid_job": old.sid_job.hex(), "step": 5, "parties": []}
-    same = Origin.after(old, record, old.parties)
+    same = origin_after(old, record, old.parties)
     assert same == Origin(old.hash.hex(), 5, record_hash(record), START.root, (1,))
     moved = policy([IDENTITIES[0], IDENTITIES[4], IDENTITIES[2]]).parties
-    assert Origin.after(old, record, moved).restored == (1,)
+    assert origin_after(old, record, moved).restored == (1,)
     both = policy([IDENTITIES[3], IDENTITIES[1], IDENTITIES[2]]).parties
     with pytest.raises(ConfigError, match=r"parties \[0, 1\]"):
-        Origin.after(old, record, both)
+        origin_after(old, record, both)
     for wrong in ({"sid_job": "0" * 64}, {"step": 7}, {"step": "5"}):
         with pytest.raises(ConfigError, match="not of a checkpoint of this policy"):
-            Origin.after(old, {**record, **wrong}, old.parties)
+            origin_after(old, {**record, **wrong}, old.parties)
 
 
 def test_the_transcript_cites_the_checkpoint_and_verify_wants_it(

@@ -29,6 +29,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.transcript.bundle import POLICY_FILE
 from uvcc_engine.transcript.origin import Origin, record_hash
 from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.transcript.succession import origin_after
 
 EVENT = "succession"
 RECORD = "COMMIT.json"
@@ -158,7 +159,7 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     for name in names:
         await replacing.replace_pod(ctx, name)
     await preflight.preflight(ctx)
-    start = Origin.after(old, record, agree.parties_of(ctx, phase)).to_json() if record else {}
+    start = origin_after(old, record, agree.parties_of(ctx, phase)).to_json() if record else {}
     number = _number(phase) + 1
     run = f"{ctx.plan.run}.{phase.name}-{number}"
     made = Succession(

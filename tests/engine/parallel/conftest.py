@@ -1,0 +1,25 @@
+"""Fleets of real workers on this machine, forked from one process that has everything imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from uvcc_engine.bench._fleet import Fleet, Forker
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    made = Forker(tmp_path_factory.mktemp("forker"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def whole(forker: Forker, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """A run of the module's ``JOB`` on its ``SIZE`` that nothing disturbed: what the others are held against."""
+    fleet = Fleet(tmp_path_factory.mktemp("whole") / "fleet", forker, request.module.JOB, request.module.SIZE)
+    fleet.launch()
+    assert set(fleet.wait().values()) == {0}, fleet.logs()
+    return fleet

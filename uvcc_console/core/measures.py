@@ -1,0 +1,50 @@
+"""What heartbeats measure, and the series that measurements become. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from uvcc_console.core.series import Series
+from uvcc_console.core.snapshot import WorkerView
+
+BEAT_SERIES = ("mem_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "bytes")
+
+
+def measured(old: WorkerView, r: Mapping[str, Any], step: int) -> dict[str, float]:
+    """The numbers of a heartbeat ``r`` that are worth a series; ``old``: the worker as the last one left it."""
+    found = {name: float(r[name]) for name in BEAT_SERIES if isinstance(r.get(name), int | float)}
+    for name, value in (("step_s", _step_time(old, r, step)), ("bytes", _moved(old, r, step))):
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _step_time(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
+    """Seconds a step by the pod's own clock, between two heartbeats of training."""
+    now, before = r.get("ts"), old.beat.get("ts")
+    if step <= old.step or r.get("phase") != old.beat.get("phase") or not isinstance(now, int | float):
+        return None
+    return (now - before) / (step - old.step) if isinstance(before, int | float) and now > before else None
+
+
+def _moved(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
+    """Bytes a step between two heartbeats that count them; a worker that was started again counts from nothing."""
+    now, before = r.get("sent_bytes"), old.beat.get("sent_bytes")
+    if step <= old.step or not isinstance(now, int) or not isinstance(before, int) or now < before:
+        return None
+    return (now - before) / (step - old.step)
+
+
+def extended(
+    series: Mapping[str, Mapping[str, Series]], coord: str, step: int, values: Mapping[str, float]
+) -> Mapping[str, Mapping[str, Series]]:
+    """One more point of each series; a step that was known already takes its successors back (a resume)."""
+    by_name = dict(series.get(coord, {}))
+    for name, value in values.items():
+        line = by_name.get(name, Series())
+        if line.last and line.last[0] >= step:
+            line = line.truncated(step)
+        by_name[name] = line.append(float(step), value)
+    return MappingProxyType({**series, coord: MappingProxyType(by_name)})
