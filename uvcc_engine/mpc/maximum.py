@@ -6,6 +6,8 @@ one in a tie): a constant number of rounds. Longer axes run a tournament of such
 
 from __future__ import annotations
 
+import itertools
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,7 +37,7 @@ def winner_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[PairBits
 
 def _differences(x: Tensor) -> Tensor:
     """``[rows, n]`` to ``[pairs, rows padded to 64]``: entry ``i`` less entry ``j`` for ``i < j``."""
-    first, second = torch.triu_indices(x.shape[1], x.shape[1], 1)
+    first, second = _pairs(x.shape[1], x.device)
     columns = torch.nn.functional.pad(x.t(), (0, -x.shape[0] % 64))
     return columns[first] - columns[second]
 
@@ -43,17 +45,30 @@ def _differences(x: Tensor) -> Tensor:
 def _unbeaten_gen(rt: Runtime, wins: PairBits, rows: int, n: int) -> Steps[PairBits]:
     """From the signs of all differences to the one-hot: 1 round for n <= 10."""
     shape = torch.Size((n - 1, n, rows))
-    first, second = torch.triu_indices(n, n, 1)
     if wins.words is None:
         return (yield from and_gen(rt, PairBits(wins.d, shape, None)))
-    words = wins.words.reshape(len(first), -1)
-    flip = -1 if roles(rt, wins.d).is_left else 0
-    table: list[list[Tensor]] = [[] for _ in range(n)]
-    for k, (i, j) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
-        table[i].append(words[k])
-        table[j].append(words[k] ^ flip)
-    stacked = torch.stack([torch.stack(row) for row in table], 1)
-    return (yield from and_gen(rt, PairBits(wins.d, shape, stacked)))
+    place, lost = _duels(n, wins.words.device)
+    table = wins.words.reshape(n * (n - 1) // 2, -1)[place]
+    if roles(rt, wins.d).is_left:
+        table ^= lost  # the loser's bit is the complement
+    return (yield from and_gen(rt, PairBits(wins.d, shape, table)))
+
+
+@lru_cache(maxsize=64)
+def _duels(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``[n - 1, n]``: the places of every entry's comparisons, and all ones where it is the second of the two."""
+    at = {pair: k for k, pair in enumerate(itertools.combinations(range(n), 2))}
+    others = [[j for j in range(n) if j != i] for i in range(n)]
+    place = torch.tensor([[at[min(i, j), max(i, j)] for j in row] for i, row in enumerate(others)], device=device)
+    lost = torch.tensor([[-(j < i) for j in row] for i, row in enumerate(others)], device=device)
+    return place.t().contiguous(), lost.t().contiguous().unsqueeze(-1)
+
+
+@lru_cache(maxsize=64)
+def _pairs(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """First and second of all pairs of ``n`` entries."""
+    first, second = torch.triu_indices(n, n, 1, device=device)
+    return first, second
 
 
 def max_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:

@@ -19,6 +19,8 @@ from uvcc_engine.mpc.layout import Level, wire_dtype
 
 COMPILE_FROM = 1 << 14  # elements; below, loading the compiled code would cost more than it saves
 _WORDS = COMPILE_FROM // 64
+_BITS_FROM = 1  # words from which loops that are there already beat a dozen torch operations
+_SUMS_FROM = 1 << 11  # elements, for sums and shifts
 THREADS_FROM = 1 << 20  # multiplications from which more than one thread helps
 LIMBS_FROM = 1 << 26  # multiplications from which eight-bit digits pay, on processors that have a unit for them
 
@@ -31,13 +33,22 @@ class CpuKernels(PlainKernels):
         """The compiled loops, or None while there are none."""
         return LOOPS.get()
 
-    def _fast(self, enough: bool, *tensors: Tensor) -> bool:
-        return enough and all(t.is_contiguous() for t in tensors) and self._jit is not None
+    def _fast(self, size: int, enough: int, once_there: int, *tensors: Tensor) -> bool:
+        """Whether to take a compiled loop: from ``enough`` on, and from ``once_there`` on if they are loaded."""
+        if size < once_there or (size < enough and LOOPS.found is None):
+            return False
+        return all(t.is_contiguous() for t in tensors) and self._jit is not None
+
+    def _sums(self, size: int, *tensors: Tensor) -> bool:
+        return self._fast(size, COMPILE_FROM, _SUMS_FROM, *tensors)
+
+    def _bits(self, words: int, *tensors: Tensor) -> bool:
+        return self._fast(words, _WORDS, _BITS_FROM, *tensors)
 
     def mul(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
         first = xs[0]
         same = all(t.shape == first.shape for t in (*xs, *ys))
-        if not same or not self._fast(first.numel() >= COMPILE_FROM, *xs, *ys):
+        if not same or not self._sums(first.numel(), *xs, *ys):
             return super().mul(xs, ys)
         out = torch.empty_like(first)
         a, b, c, d = _flat(first), _flat(ys[0]), _flat(xs[-1]), _flat(ys[-1])
@@ -88,7 +99,7 @@ class CpuKernels(PlainKernels):
         return apply
 
     def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
-        if self._fast(z.numel() >= COMPILE_FROM, z, plus, minus):
+        if self._sums(z.numel(), z, plus, minus):
             self._jit.blind(_flat(z), factor, _flat(plus), _flat(minus))
             return z
         return super().blind(z, factor, plus, minus)
@@ -96,7 +107,7 @@ class CpuKernels(PlainKernels):
     def truncate_deal(
         self, z: Tensor, left: Tensor, right: Tensor, k: Tensor, m: Tensor, low: Tensor, s: int
     ) -> tuple[Tensor, Tensor]:
-        if not self._fast(z.numel() >= COMPILE_FROM, z, left, right, k, m, low):
+        if not self._sums(z.numel(), z, left, right, k, m, low):
             return super().truncate_deal(z, left, right, k, m, low, s)
         masked = torch.empty_like(z)
         dealt = torch.empty((2, *z.shape), dtype=wire_dtype(s))
@@ -106,14 +117,14 @@ class CpuKernels(PlainKernels):
         return masked, dealt
 
     def truncate_open(self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int) -> tuple[Tensor, Tensor]:
-        if not self._fast(z.numel() >= COMPILE_FROM, z, a, b, k, m):
+        if not self._sums(z.numel(), z, a, b, k, m):
             return super().truncate_open(z, a, b, k, m, s)
         c, part = torch.empty_like(z), torch.empty_like(k)
         self._jit.truncate_open(_flat(z), _flat(a), _flat(b), _flat(k), _flat(m), _flat(c), _flat(part))
         return c, part
 
     def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor | None = None) -> Tensor:
-        if not self._fast(c.numel() >= COMPILE_FROM, c, part, theirs):
+        if not self._sums(c.numel(), c, part, theirs):
             return super().truncate_close(c, part, theirs, s, out)
         if out is None:
             out = torch.empty_like(c)
@@ -123,7 +134,7 @@ class CpuKernels(PlainKernels):
     def to_planes(self, x: Tensor, bits: int = 64) -> Tensor:
         flat = x.contiguous().reshape(-1)
         words = -(-flat.numel() // 64)
-        if self._fast(flat.numel() >= COMPILE_FROM, flat):
+        if self._sums(flat.numel(), flat):
             out = torch.empty((bits, words), dtype=torch.int64)
             self._jit.to_planes(flat.numpy(), out.numpy())
             return out
@@ -139,14 +150,14 @@ class CpuKernels(PlainKernels):
         return torch.from_numpy(bits.astype(np.int64))
 
     def pack(self, x: Tensor, size: int) -> Tensor:
-        if not self._fast(x.numel() >= COMPILE_FROM, x):
+        if not self._sums(x.numel(), x):
             return super().pack(x, size)
         out = torch.empty((*x.shape, size), dtype=torch.uint8)
         self._jit.pack(_flat(x), size, _flat(out))
         return out
 
     def select_deal(self, rho: Tensor, us: list[Tensor], right: Tensor) -> Tensor:
-        if right.dim() != 2 or not self._fast(right.shape[-1] >= COMPILE_FROM, right, rho, *us):
+        if right.dim() != 2 or not self._sums(right.shape[-1], right, rho, *us):
             return super().select_deal(rho, us, right)
         out = torch.empty_like(right)
         self._jit.deal_bits(_flat(rho), _flat(right[0]), _flat(out[0]))
@@ -157,7 +168,7 @@ class CpuKernels(PlainKernels):
     def select(
         self, delta: Tensor, mine: list[Tensor], online: list[Tensor], dealt: Tensor, lead: int
     ) -> tuple[list[Tensor], Tensor]:
-        if dealt.dim() != 2 or not self._fast(dealt.shape[-1] >= COMPILE_FROM, delta, dealt, *mine, *online):
+        if dealt.dim() != 2 or not self._sums(dealt.shape[-1], delta, dealt, *mine, *online):
             return super().select(delta, mine, online, dealt, lead)
         bits, own = _flat(delta), torch.empty_like(dealt[0])
         self._jit.choose_bits(bits, _flat(dealt[0]), lead, _flat(own))
@@ -169,13 +180,13 @@ class CpuKernels(PlainKernels):
         return products, own
 
     def deal_digits(self, planes: Tensor, k: int, mask: Tensor, out: Tensor) -> None:
-        if k == 3 and self._fast(planes.shape[-1] >= _WORDS, planes, mask, out):
+        if k == 3 and self._bits(planes.shape[-1], planes, mask, out):
             self._jit.deal_digits(planes.numpy(), mask.numpy(), out.numpy())
         else:
             super().deal_digits(planes, k, mask, out)
 
     def pick_digits(self, table: Tensor, planes: Tensor, k: int, one: int) -> tuple[Tensor, Tensor]:
-        if k != 3 or not self._fast(planes.shape[-1] >= _WORDS, planes, table):
+        if k != 3 or not self._bits(planes.shape[-1], planes, table):
             return super().pick_digits(table, planes, k, one)
         g = torch.empty(planes.shape[0] // 3, planes.shape[1], dtype=torch.int64)
         p = torch.empty_like(g)
@@ -183,7 +194,7 @@ class CpuKernels(PlainKernels):
         return g, p
 
     def mask_products(self, plan: Level, left: Tensor, right: Tensor, mask: Tensor, out: Tensor) -> None:
-        if self._fast(out.shape[-1] >= _WORDS, left, right, mask, out):
+        if self._bits(out.shape[-1], left, right, mask, out):
             self._jit.mask_products(
                 plan.m, plan.generate, plan.carry_on, left.numpy(), right.numpy(), mask.numpy(), out.numpy()
             )
@@ -192,7 +203,7 @@ class CpuKernels(PlainKernels):
 
     def close(self, plan: Level, g: Tensor | None, p: Tensor, single: Tensor, out: Tensor) -> None:
         first = p if g is None else g
-        if self._fast(p.shape[-1] >= _WORDS, first, p, single, out):
+        if self._bits(p.shape[-1], first, p, single, out):
             self._jit.close(plan.m, plan.generate, plan.carry_on, first.numpy(), p.numpy(), single.numpy(), out.numpy())
         else:
             super().close(plan, g, p, single, out)
@@ -208,7 +219,7 @@ class CpuKernels(PlainKernels):
         p_out: Tensor | None,
     ) -> None:
         g_to, p_to = (opened[0] if out is None else out for out in (g_out, p_out))
-        if not self._fast(opened.shape[-1] >= _WORDS, opened, single, product, g_to, p_to):
+        if not self._bits(opened.shape[-1], opened, single, product, g_to, p_to):
             super().merge(plan, opened, single, product, one, g_out, p_out)
             return
         self._jit.merge(

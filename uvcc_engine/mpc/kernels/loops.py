@@ -51,6 +51,11 @@ class Loops:
         """From now on, never wait for the compiler."""
         self._beside = True
 
+    @property
+    def found(self) -> ModuleType | None:
+        """The module of the loops if somebody has asked for it before; never loads anything."""
+        return self._found
+
     def get(self) -> ModuleType | None:
         """The module of the loops, or None: not installed, or not compiled yet."""
         if self._found is None and not self._missing:
