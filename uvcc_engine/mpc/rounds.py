@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,12 @@ from uvcc_engine.transcript import kinds
 T = TypeVar("T")
 LARGE = 1 << 16  # bytes: a part of this size is a message of its own
 Want = tuple[int, int, torch.dtype, tuple[int, ...]]
+_NUMPY: Final = {
+    torch.uint8: np.uint8,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
 
 
 @dataclass(slots=True)
@@ -162,5 +169,5 @@ def _tensor(raw: bytearray | memoryview, at: int, size: int, want: Want) -> Tens
     if size == 0:
         return torch.empty(shape, dtype=dtype)
     if at % dtype.itemsize:  # torch wants aligned views
-        return torch.frombuffer(bytearray(raw[at : at + size]), dtype=dtype).reshape(shape)
-    return torch.frombuffer(raw, dtype=dtype, count=size // dtype.itemsize, offset=at).reshape(shape)
+        raw, at = bytearray(raw[at : at + size]), 0
+    return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], raw, at))

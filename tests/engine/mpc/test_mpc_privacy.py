@@ -96,9 +96,11 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[tuple
     def set_plant(choose: Callable[[tuple[int, int, int, int]], str]) -> None:
         honest = prg.Stream.draw
 
-        def draw(self: prg.Stream, epoch: int, stream: int, op: int, block: int, out: Tensor) -> None:
-            honest(self, epoch, stream, op, block, out)
-            what = choose((epoch, stream, op, block))
+        def draw(
+            self: prg.Stream, epoch: int, stream: int, op: int, piece: int, out: Tensor, room: Tensor | None = None
+        ) -> int:
+            after = honest(self, epoch, stream, op, piece, out, room)
+            what = choose((epoch, stream, op, piece))
             if what == "zero":
                 out.zero_()
             if what == "same":
@@ -106,6 +108,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[tuple
                 fresh.__dict__.update(self.__dict__)
                 fresh._at = (-1, -1, -1, 0)
                 honest(fresh, 0, 0, 0, 0, out)
+            return after
 
         monkeypatch.setattr(prg.Stream, "draw", draw)
 

@@ -26,21 +26,45 @@ def drawn(stream: Stream, *place: int, nbytes: int = 16) -> bytes:
     return out.numpy().tobytes()
 
 
-def test_stream_is_aes_counter_mode() -> None:
-    # NIST SP 800-38A, F.5.1, with its initial counter block f0f1...ff
+def counter_mode(place: str, piece: int, nbytes: int) -> bytes:
+    """AES-128 in counter mode under the key of NIST SP 800-38A, F.5.1, from block 2 of a piece on."""
+    key = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")
+    block = bytes.fromhex(place) + piece.to_bytes(2, "big") + (2).to_bytes(4, "big")
+    return Cipher(algorithms.AES(key), modes.CTR(block)).encryptor().update(bytes(nbytes))
+
+
+@pytest.mark.parametrize("slack", [0, 16])
+def test_stream_is_aes_counter_mode(slack: int) -> None:
     stream = Stream(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c"), "test")
-    first, second, third = 0xF0F1F2F3, 0xF4F5, 0xF6F7F8F9
-    expected = Cipher(
-        algorithms.AES(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")),
-        modes.CTR(bytes.fromhex("f0f1f2f3f4f5f6f7f8f9000000000000")),
-    ).encryptor()
-    assert drawn(stream, first, second, third, 0, nbytes=100) == expected.update(bytes(100))
-    assert drawn(stream, first, second, third, 7, nbytes=600_000) == expected.update(bytes(600_012))[12:]
+    place = (0xF0F1F2F3, 0xF4F5, 0xF6F7F8F9)
+    at = 0
+    for nbytes in (1, 16, 100, 8191, 8192, 1 << 18, (1 << 18) + 1, 600_000, (1 << 19) + 8192):
+        room = torch.zeros(nbytes + slack, dtype=torch.uint8)
+        out = room[:nbytes]
+        after = stream.draw(*place, at, out, room if slack else None)
+        assert after == at + max(1, -(-nbytes // (1 << 18)))
+        sizes = [min(1 << 18, nbytes - start) for start in range(0, nbytes, 1 << 18)]
+        expected = b"".join(counter_mode("f0f1f2f3f4f5f6f7f8f9", at + i, size) for i, size in enumerate(sizes))
+        assert out.numpy().tobytes() == expected, nbytes
+        at = after
+
+
+def test_what_is_drawn_into_given_memory_equals_what_is_drawn_into_new_memory() -> None:
+    def body(rt: Runtime) -> list[torch.Tensor]:
+        draws = rt.draws()
+        given = torch.empty(50_000, dtype=torch.int64)
+        draws.ring(OWN, 3)
+        return [draws.ring(rt.party, 50_000, out=given), draws.ring(rt.next, 50_000)]
+
+    out = LocalPlanes().run_three(body)
+    # a component's two holders differ in which of the two they use
+    for p in range(3):
+        assert torch.equal(out[p][1], out[(p + 1) % 3][0])
 
 
 def test_stream_refuses_to_repeat_itself() -> None:
     stream = Stream(bytes(16), "component 1")
-    drawn(stream, 1, 0, 0, 0, nbytes=40)  # blocks 0, 1, 2
+    drawn(stream, 1, 0, 0, 0, nbytes=600_000)  # pieces 0, 1, 2
     for place in ((1, 0, 0, 0), (1, 0, 0, 2), (0, 0, 9, 0)):
         with pytest.raises(ProtocolError, match="mask reuse refused: stream component 1"):
             drawn(stream, *place)
@@ -48,6 +72,8 @@ def test_stream_refuses_to_repeat_itself() -> None:
     drawn(stream, 1, 0, 1, 0)
     with pytest.raises(ProtocolError):
         drawn(stream, 1, 0, 0, 4)
+    with pytest.raises(ProtocolError, match="more than 65536 pieces"):
+        drawn(stream, 1, 0, 2, 65_536)
 
 
 def test_streams_do_not_repeat_across_places_attempts_and_sessions() -> None:
@@ -236,12 +262,12 @@ def test_a_training_step_of_a_small_network_takes_few_rounds(run: Callable[..., 
 def test_chacha20_is_the_rfc_s_and_refuses_repeats() -> None:
     key = bytes(range(32))
     stream = ChaChaStream(key, "test")
-    nonce = bytes(2) + (5).to_bytes(4, "big") + (6).to_bytes(2, "big") + (7).to_bytes(4, "big")
-    library = Cipher(algorithms.ChaCha20(key, (3).to_bytes(4, "little") + nonce), mode=None).encryptor()
-    assert drawn(stream, 5, 6, 7, 3, nbytes=200) == library.update(bytes(200))
+    nonce = (3).to_bytes(2, "big") + (5).to_bytes(4, "big") + (6).to_bytes(2, "big") + (7).to_bytes(4, "big")
+    library = Cipher(algorithms.ChaCha20(key, bytes(4) + nonce), mode=None).encryptor()
+    assert drawn(stream, 5, 6, 7, 3, nbytes=600_000) == library.update(bytes(600_000))
     with pytest.raises(ProtocolError, match="mask reuse refused"):
-        drawn(stream, 5, 6, 7, 6)  # 200 bytes are four blocks: 3, 4, 5, 6
-    drawn(stream, 5, 6, 7, 7)
+        drawn(stream, 5, 6, 7, 3)
+    drawn(stream, 5, 6, 7, 4)
 
 
 def test_parties_may_agree_on_chacha20() -> None:
