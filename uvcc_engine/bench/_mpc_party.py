@@ -82,8 +82,11 @@ def normal(party: int, *shape: int, scale: float = 1.0, seed: int = 1) -> Share:
     return share_of(split(x, 16, source), party)
 
 
-def mlp_step_gen(rt: Runtime, x: Share, y: Share, weights: list[Share], lr: float = 0.1) -> Steps[list[Share]]:
-    """One SGD step of a fully connected network with ReLU and softmax cross-entropy; lr / batch is folded in."""
+def mlp_step_gen(rt: Runtime, x: Share, y: Share, weights: list[Share], lr: float = 0.125) -> Steps[list[Share]]:
+    """One SGD step of a fully connected network with ReLU and softmax cross-entropy; lr / batch is folded in.
+
+    Both are powers of two, as in Mohassel and Zhang, "SecureML", IEEE S&P 2017, section IV: the gradient is shifted.
+    """
     inputs, bits = [x], []
     value = x
     for i, weight in enumerate(weights):

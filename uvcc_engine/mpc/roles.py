@@ -81,8 +81,11 @@ class Roles:
         return self.with_left if self.is_left else self.with_right
 
 
+_ROLES = {(d, party): Roles(d, party) for d in range(3) for party in range(3)}
+
+
 def roles(rt: Runtime, dealer: int) -> Roles:
-    return Roles(dealer % 3, rt.party)
+    return _ROLES[dealer % 3, rt.party]
 
 
 def online_part(rt: Runtime, role: Roles, x: Share) -> Tensor:

@@ -176,7 +176,7 @@ def truncate_product_gen(
     ``SPARING`` outputs with a wide shift on, the left party alone opens and passes on: 3 rounds, 8 bytes less.
     """
     check_shift(s)
-    if s > 32 and z.numel() >= SPARING and opened is None:
+    if s > 16 and z.numel() >= SPARING and opened is None:
         return (yield from _truncate_sparing_gen(rt, z, s, f, dealer, out))
     role = roles(rt, dealer)
     mask, masked, dealt = _product_mask(rt, role, z, s, out)

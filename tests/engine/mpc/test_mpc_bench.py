@@ -42,7 +42,7 @@ def test_the_benchmarked_step_is_a_training_step(monkeypatch: pytest.MonkeyPatch
     gradient = (logits.softmax(-1) - y).detach()
     logits.backward(gradient)
     for got, w in zip(found, weights, strict=True):
-        assert (got - (w - 0.1 / 16 * w.grad)).abs().max() < 2e-4
+        assert (got - (w - 0.125 / 16 * w.grad)).abs().max() < 2e-4
 
 
 def test_every_row_has_its_work() -> None:

@@ -240,7 +240,7 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 def _flat(x: Tensor) -> Any:
     """The elements as a flat unsigned array on the same memory."""
-    return x.view(-1).numpy().view(_UNSIGNED[x.element_size()])
+    return x.numpy().reshape(-1).view(_UNSIGNED[x.element_size()])
 
 
 def _array(x: Tensor) -> Any:
@@ -249,4 +249,4 @@ def _array(x: Tensor) -> Any:
 
 
 def _rows(x: Tensor) -> Any:
-    return x.view(x.shape[0], -1).numpy().view(_UNSIGNED[x.element_size()])
+    return x.numpy().reshape(x.shape[0], -1).view(_UNSIGNED[x.element_size()])

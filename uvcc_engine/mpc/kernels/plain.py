@@ -42,7 +42,10 @@ class PlainKernels:
         def apply(xs: Sequence[Tensor]) -> Tensor:
             total = xs[0] @ ys[0]
             for x, y in zip(xs[1:], ys[1:], strict=True):
-                total += x @ y
+                if x.dim() == 2 and y.dim() == 2:
+                    total.addmm_(x, y)  # without a tensor for the second product
+                else:
+                    total += x @ y
             return total
 
         return apply
