@@ -20,7 +20,7 @@ from uvcc_engine.plane.api import Tag
 from uvcc_engine.transcript import kinds
 
 T = TypeVar("T")
-LARGE = 1 << 16  # bytes: a part of this size is a message of its own
+LARGE = 1 << 18  # bytes: a part of this size is a message of its own
 Want = tuple[int, int, torch.dtype, tuple[int, ...]]
 _NUMPY: Final = {
     torch.uint8: np.uint8,
