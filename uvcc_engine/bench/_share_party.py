@@ -37,12 +37,16 @@ from uvcc_engine.transcript.roots import sid_of
 
 @dataclass(slots=True)
 class Took:
-    """Seconds of one step: on the clock, of this process's processor time, and of that in the transcript's parts."""
+    """Seconds of one step: on the clock, of this process's processor time, and of that in the transcript's parts.
+
+    ``beside`` is the hashing thread's processor time: of what waits to be read and of what was sent.
+    """
 
     wall: float = 0.0
     cpu: float = 0.0
     recording: float = 0.0
     agreeing: float = 0.0
+    beside: float = 0.0
     leaves: int = 0
 
 
@@ -62,6 +66,13 @@ class Switch:
             self.evidence.recorder.record(direction, peer, (self.epoch, tag.stream, tag.op, tag.kind), payload)
             self.took.recording += time.thread_time() - begun
             self.took.leaves += 1
+
+    def foresee(self, peer: int, tag: Tag, payload: memoryview) -> None:
+        """See ``plane.api.Recorder``."""
+        if self.on:
+            begun = time.thread_time()
+            self.evidence.recorder.foresee(peer, Tag(self.epoch, tag.stream, tag.op, tag.kind), payload)
+            self.took.recording += time.thread_time() - begun
 
     @contextlib.contextmanager
     def counted(self, part: str) -> Iterator[None]:
@@ -83,7 +94,7 @@ class Party:
         switch, evidence = self._switch, self._switch.evidence
         switch.on, switch.took = on, Took()
         self._meet()
-        begun, busy = time.perf_counter(), time.process_time()
+        begun, busy, beside = time.perf_counter(), time.process_time(), evidence.recorder.beside_s
         self._rt.begin_epoch(number)
         if on:
             with switch.counted("recording"):
@@ -103,6 +114,7 @@ class Party:
                     evidence.check(peer, note)
             switch.epoch += 1
         switch.took.wall, switch.took.cpu = time.perf_counter() - begun, time.process_time() - busy
+        switch.took.beside = evidence.recorder.beside_s - beside
         return switch.took
 
     def _meet(self) -> None:

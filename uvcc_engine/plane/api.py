@@ -28,6 +28,9 @@ class Recorder(Protocol):
     def record(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
         """``direction`` 0 = sent to ``peer``, 1 = received from ``peer``. ProtocolError on a differing repeat."""
 
+    def foresee(self, peer: int, tag: Tag, payload: memoryview) -> None:
+        """A message has arrived that will be recorded when it is read: work may begin on it. Called by any thread."""
+
 
 class Plane(Protocol):
     """Ordered, exactly-once, sealed messages between the three parties of one subsession. Blocking; one user thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -35,6 +36,7 @@ class Inbox:
     def __init__(self, peer: int, counts: dict[int, int] | None = None) -> None:
         """``counts``: messages per stream that an earlier process has taken."""
         self._peer = peer
+        self.on_message: Callable[[Tag, memoryview], None] | None = None  # told of every whole message but control
         self._ready: dict[int, dict[Tag, tuple[memoryview, int, int]]] = {}  # payload, credit, index
         self.counts = dict(counts or {})  # whole messages that have arrived, per stream
         self._partial: dict[Tag, _Partial] = {}
@@ -67,6 +69,8 @@ class Inbox:
         index = self.counts.get(tag.stream, 0)
         self._ready.setdefault(tag.stream, {})[tag] = (message, credit, index)
         self.counts[tag.stream] = index + 1
+        if self.on_message is not None and tag.stream != fr.CONTROL_STREAM:
+            self.on_message(tag, message)
 
     def _check_fresh(self, tag: Tag) -> None:
         if tag.stream == fr.CONTROL_STREAM:

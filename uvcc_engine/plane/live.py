@@ -63,6 +63,9 @@ class LivePlane:
         self._endpoints = endpoints
         self._link = link
         self._recorder = recorder
+        if recorder is not None:
+            for peer, endpoint in endpoints.items():
+                endpoint.inbox.on_message = partial(recorder.foresee, peer)
         self._on_event = on_event
         self._waits = waits
         self._clock = clock

@@ -31,7 +31,8 @@ from uvcc_engine.transcript import files
 from uvcc_engine.transcript.bundle import POLICY_FILE, find_folders
 from uvcc_engine.transcript.digests import pieces
 from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.leaf import RECEIVED, RECORD, SENT, WIRE_KINDS, Key, Leaf, blind_state, make_record
+from uvcc_engine.transcript.leaf import RECEIVED, SENT, WIRE_KINDS, Key, Leaf, blind_state, make_record
+from uvcc_engine.transcript.openlog import open_records
 from uvcc_engine.transcript.policy import Policy
 from uvcc_engine.transcript.roots import sid_of
 
@@ -135,15 +136,7 @@ def recorded(folder: Path, epoch: int) -> tuple[Records, bool]:
     for file, block in files.blocks(folder / files.LEAVES):
         if block.epoch == epoch:
             return _by_key(files.records(file, block)), True
-    try:
-        data = (folder / files.OPEN_EPOCH).read_bytes()
-    except OSError:
-        return {}, False
-    head = files.OPEN_HEADER.size
-    if len(data) < head or files.OPEN_HEADER.unpack_from(data)[1] != epoch:
-        return {}, False
-    whole = len(data) - (len(data) - head) % RECORD.size
-    return _by_key(data[i : i + RECORD.size] for i in range(head, whole, RECORD.size)), False
+    return _by_key(open_records(folder, epoch)), False
 
 
 def _by_key(records: Iterator[bytes]) -> Records:

@@ -60,6 +60,11 @@ class LateRecorder:
         assert self.inner is not None, "a transcript message before the parties agreed on the first step"
         self.inner.record(direction, peer, tag, payload)
 
+    def foresee(self, peer: int, tag: Tag, payload: memoryview) -> None:
+        """See ``plane.api.Recorder``."""
+        if self.inner is not None:
+            self.inner.foresee(peer, tag, payload)
+
 
 def pair_keys(admitted: Admission) -> PairKeys:
     """The PRG keys of a party: HKDF of the static X25519 agreements, bound to the job."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 import hmac
 import struct
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.transcript.leaf import RECORD, Buffer, Key, blinded_digest, name_of, position
 
-LARGE: Final = 1 << 17  # bytes: below, handing over costs as much as hashing
+LARGE: Final = 1 << 17  # bytes: below, to copy and hand over costs as much as hashing
+AHEAD: Final = 1 << 16  # the same for what needs no copy
 MOST: Final = 1 << 25  # bytes that wait at a time
 CHUNK: Final = 1 << 20  # bytes of a message that one leaf covers: what one frame of the plane carries
 
@@ -50,54 +52,61 @@ def packed(key: Key, size: int, digest: bytes) -> bytes:
 
 
 class Job:
-    """One payload to hash. ``digest`` is there once ``done`` can be acquired."""
+    """One payload to hash, once, by whoever comes first. ``digest`` is there when ``run`` or ``wait`` returns."""
 
-    __slots__ = ("blind", "digest", "done", "payload")
+    __slots__ = ("_claim", "_done", "blind", "digest", "payload")
 
     def __init__(self, blind: bytes, payload: Buffer) -> None:
         self.blind, self.payload = blind, payload
         self.digest = b""
-        self.done = threading.Lock()
-        self.done.acquire()
+        self._claim, self._done = threading.Lock(), threading.Lock()
+        self._done.acquire()
 
     def run(self) -> None:
-        """Compute the digest and let go of the payload."""
+        """Compute the digest and let go of the payload, unless somebody else does."""
+        if not self._claim.acquire(blocking=False):
+            return
         try:
             self.digest = blinded_digest(self.blind, self.payload)
         finally:
             self.payload = b""
-            self.done.release()
+            self._done.release()
+
+    def wait(self) -> bytes:
+        """The digest, computed here if nobody has begun. Raises UvccError if it could not be computed."""
+        self.run()
+        if not self.digest:
+            with self._done:
+                pass
+        if not self.digest:
+            raise UvccError("a payload could not be hashed", "the log holds the reason; resume from the checkpoint")
+        return self.digest
 
 
 class Hasher:
-    """A thread that works through jobs in their order; it starts with the first one. Used by one thread."""
+    """A thread that works through jobs in their order; it starts with the first one. Jobs come from any thread."""
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
         self._there = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._closed = False
 
     def submit(self, blind: bytes, payload: Buffer) -> Job:
-        """Take a payload, which must not change until its job is finished."""
+        """Take a payload, which must not change until its job is done."""
         job = Job(blind, payload)
         self._jobs.append(job)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="digests", daemon=True)
-            self._thread.start()
+            self._start()
         self._there.release()
         return job
 
-    def finish(self, jobs: Iterable[Job]) -> None:
-        """Return when all of ``jobs`` are done; those that nobody has begun are computed here."""
-        for job in jobs:
-            while not job.digest and (other := self._next()) is not None:
-                other.run()
-            if not job.digest:
-                with job.done:
-                    pass
-            if not job.digest:
-                raise UvccError("a payload could not be hashed", "the log holds the reason; resume from the checkpoint")
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._work, name="digests", daemon=True)
+                self._thread.start()
 
     def _next(self) -> Job | None:
         try:
@@ -113,10 +122,18 @@ class Hasher:
             if (job := self._next()) is not None:
                 job.run()
 
+    @property
+    def cpu_s(self) -> float:
+        """The processor time of the thread, in seconds."""
+        thread = self._thread
+        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) if thread and thread.ident else 0.0
+
     def close(self) -> None:
         """End the thread. What is not finished stays so. Harmless twice."""
-        self._closed = True
+        with self._starting:
+            self._closed = True
         if self._thread is not None:
             self._there.release()
             self._thread.join()
             self._thread = None
+        self._jobs.clear()

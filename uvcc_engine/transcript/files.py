@@ -21,9 +21,7 @@ ROOTS: Final = "roots.jsonl"
 OPENINGS: Final = "openings.jsonl"
 RESULT: Final = "result.json"
 HEADER: Final = struct.Struct("<8sIQ32s32s")
-OPEN_HEADER: Final = struct.Struct("<8sI32s")
 MAGIC: Final = b"UVCCEPO1"
-OPEN_MAGIC: Final = b"UVCCWAL1"
 _READ: Final = RECORD.size * 4096
 
 

@@ -1,11 +1,11 @@
 """The transcript store of one worker: append-only per epoch, with an explicit finalisation.
 
-Leaves of the open epoch are noted in ``open.bin`` and collected in bounded memory (``runs.Shelf``); finalising sorts
-them, hashes them once and appends one block to ``leaves.bin``. What was received is handed to the operating system
-before anything that depends on it is sent, so after a killed process every message received again is compared with the
-one received before. ``fsync`` happens at checkpoints and at the end only: after a power cut the store holds at least
-everything up to the last checkpoint. A large payload is hashed beside the caller, if there is a processor for it, and
-at the latest when its digest is needed.
+Leaves of the open epoch are noted in ``open.bin`` (``openlog``) and collected in bounded memory (``runs.Shelf``);
+finalising sorts them, hashes them once and appends one block to ``leaves.bin``. What was received is with the operating
+system before anything that depends on it is sent, so after a killed process every message received again is compared
+with the one received before. ``fsync`` happens at checkpoints and at the end only: after a power cut the store holds at
+least everything up to the last checkpoint. A large payload is hashed beside the caller, if there is a processor for it:
+from when it arrives until it is read, or from when it is sent until the epoch ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from uvcc_engine.transcript.leaf import (
     LOCAL_KINDS,
     OPENED_KINDS,
     RECEIVED,
-    RECORD,
     SENT,
     WIRE_KINDS,
     Buffer,
@@ -36,12 +35,12 @@ from uvcc_engine.transcript.leaf import (
     name_of,
 )
 from uvcc_engine.transcript.merkle import inclusion_proofs
+from uvcc_engine.transcript.openlog import OpenLog
 from uvcc_engine.transcript.replay import peers_of, summarise
 from uvcc_engine.transcript.roots import EpochRoot
 from uvcc_engine.transcript.runs import EMPTY, LIMIT, Known, Pile, Shelf, first_missing, key_of
 
 Tag = tuple[int, int, int, int]  # epoch, stream, op, kind; plane.api.Tag is one
-_PENDING: Final = 4096  # records that wait to be written, if nothing received is among them
 _RERUN: Final = "a resume must repeat every message; otherwise take the next attempt"
 
 
@@ -94,20 +93,21 @@ class TranscriptStore:
         self._shelf, self._old = Shelf(folder, limit), Shelf(folder, limit)
         self._before = Known(EMPTY)
         self._sealed = False
-        self._pending: list[bytes] = []
-        self._exposed = False  # whether something received is not yet with the operating system
+        self._new = False  # whether nothing of the open epoch was recorded before it was begun
         self._hasher = digests.Hasher() if (os.cpu_count() or 1) > 1 else None
         self._later: dict[Key, tuple[int, digests.Job]] = {}  # size, and who hashes it
         self._later_bytes = 0
+        self._ahead: dict[Key, digests.Job] = {}  # arrived and not read: who hashes it
+        self._early: list[tuple[int, Tag, memoryview]] = []  # of an epoch to come
         self._to_open: list[tuple[Key, bytes, bytes]] = []
         self._blind: dict[int, Any] = {}
+        self._open: tuple[int, dict[int, Any], bool] = (-1, self._blind, False)
         self._fd = os.open(folder / files.LEAVES, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self._wal = -1
+        self._log: OpenLog | None = None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._blocks = self._scan()
-            self._wal = os.open(folder / files.OPEN_EPOCH, os.O_RDWR | os.O_CREAT, 0o600)
-            self._wal_epoch, self._wal_count = self._find_open_epoch()
+            self._log = OpenLog(folder, sid_sub, len(self._blocks))
         except BlockingIOError as e:
             self.close(sync=False)
             raise ConfigError(
@@ -158,28 +158,10 @@ class TranscriptStore:
                 del self._blocks[block.epoch :]
                 break
 
-    def _find_open_epoch(self) -> tuple[int, int]:
-        """Which epoch ``open.bin`` is of and how many whole records it holds; -1 if of none that is still open."""
-        head = os.pread(self._wal, files.OPEN_HEADER.size, 0)
-        if len(head) < files.OPEN_HEADER.size:
-            return -1, 0
-        magic, epoch, sid = files.OPEN_HEADER.unpack(head)
-        if magic != files.OPEN_MAGIC or sid != self._sid or epoch != len(self._blocks):
-            return -1, 0  # of an epoch that was sealed since
-        return epoch, (os.fstat(self._wal).st_size - len(head)) // RECORD.size
-
-    def _start_open_epoch(self, epoch: int) -> Pile:
-        """Make open.bin ready for records of this epoch; returns what an interrupted attempt left there."""
-        if epoch != self._wal_epoch:
-            os.ftruncate(self._wal, 0)
-            os.lseek(self._wal, 0, os.SEEK_SET)
-            self._wal_epoch = epoch
-            self._pending.append(files.OPEN_HEADER.pack(files.OPEN_MAGIC, epoch, self._sid))
-            return EMPTY
-        left = Pile(self._wal_count, fd=self._wal, at=files.OPEN_HEADER.size)
-        os.ftruncate(self._wal, left.at + left.count * RECORD.size)
-        os.lseek(self._wal, 0, os.SEEK_END)
-        for record in left:
+    def _left_open(self, epoch: int) -> Pile:
+        """What an interrupted attempt at this epoch noted, in canonical order."""
+        assert self._log is not None
+        for record in self._log.begin(epoch):
             self._old.put(key_of(record), record)
         return self._old.pile(self._clash)
 
@@ -191,6 +173,11 @@ class TranscriptStore:
         return len(self._blocks)
 
     @property
+    def beside_s(self) -> float:
+        """Processor time that hashing beside the caller has taken so far, in seconds."""
+        return self._hasher.cpu_s if self._hasher is not None else 0.0
+
+    @property
     def next_epoch(self) -> int:
         return self._next
 
@@ -200,9 +187,12 @@ class TranscriptStore:
             at = f"epoch {self._epoch} is open" if self._epoch >= 0 else f"epoch {self._next} is next"
             raise ConfigError(f"cannot begin epoch {epoch}: {at}", "finalise epochs in order")
         self._sealed = epoch < len(self._blocks)
-        self._epoch, self._pending, self._to_open, self._exposed = epoch, [], [], False
-        self._before = Known(self._pile(epoch) if self._sealed else self._start_open_epoch(epoch), self._limit)
+        self._epoch, self._to_open = epoch, []
+        self._before = Known(self._pile(epoch) if self._sealed else self._left_open(epoch), self._limit)
         self._blind = {p: blind_state(k, self._sid, epoch) for p, k in self._keys.items()}
+        self._new = not self._sealed and not self._before.pile.count
+        self._open = epoch, self._blind, self._new  # at once, for other threads
+        self._foresee_early()
 
     def finalize_epoch(self) -> EpochRoot:
         """Close the epoch: sort, hash, append. ``openings`` then holds the epoch's local leaves with their proofs.
@@ -217,6 +207,7 @@ class TranscriptStore:
         if (missing := first_missing(self._before.pile, pile)) is not None:
             key = key_of(missing)
             raise ProtocolError(f"epoch {epoch}: {name_of(key)} was not repeated", _RERUN, party=self._other(key))
+        self._ahead.clear()
         summary = summarise(pile.chunks(), self._sid, epoch, self.party)
         self.openings = self._prove(pile) if self._to_open else ()
         if not self._sealed:
@@ -263,14 +254,37 @@ class TranscriptStore:
         if epoch != self._epoch or state is None or kind not in WIRE_KINDS or peer == self.party:
             raise ConfigError(f"no transcript message: {tag} with P{peer} while epoch {self._epoch} is open")
         src, dst = (peer, self.party) if direction else (self.party, peer)
-        size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
-        if size < digests.LARGE:
-            self._note((stream, op, 0, direction, src, dst, kind), state, payload)
-        else:
+        size = _size(payload)
+        if direction == SENT and size >= digests.LARGE:
             for chunk, piece in digests.pieces(payload):
                 self._note_large((stream, op, chunk, direction, src, dst, kind), state, piece)
-        if direction == SENT and (self._exposed or len(self._pending) > _PENDING):
-            self._flush()
+            return
+        for chunk, piece in digests.pieces(payload) if size > digests.CHUNK else ((0, payload),):
+            key = (stream, op, chunk, direction, src, dst, kind)
+            job = self._ahead.pop(key, None) if direction else None
+            if job is None:
+                self._take(key, make_record(state, key, piece)[0])
+            else:
+                self._take(key, digests.packed(key, _size(piece), job.wait()))
+
+    def foresee(self, peer: int, tag: Tag, payload: memoryview) -> None:
+        """See ``plane.api.Recorder``: a large message is hashed while it waits for its reader."""
+        epoch, stream, op, kind = tag
+        open_epoch, blinds, new = self._open
+        if payload.nbytes < digests.AHEAD or self._hasher is None:
+            return
+        if epoch > open_epoch:
+            self._early.append((peer, tag, payload))
+        elif epoch == open_epoch and new and peer in blinds and kind in WIRE_KINDS:
+            for chunk, piece in digests.pieces(payload):
+                key = (stream, op, chunk, RECEIVED, peer, self.party, kind)
+                self._ahead[key] = self._hasher.submit(digests.blind_of(blinds[peer], key), piece)
+
+    def _foresee_early(self) -> None:
+        """What arrived before its epoch was open."""
+        arrived, self._early = self._early, []
+        for message in arrived:
+            self.foresee(*message)
 
     def record_local(self, tag: Tag, payload: Buffer) -> None:
         """Note an event inside this party (kinds INPUT, RESULT, CHECKPOINT, POLICY, PIPELINE).
@@ -295,13 +309,12 @@ class TranscriptStore:
         """Let the digest of a new message be computed beside the caller, who may change it afterwards: so, a copy."""
         if key in self._later:
             self._settle(self._later)
-        if self._hasher is None or self._before.pile.count or self._sealed or self._shelf.get(key) is not None:
+        if self._hasher is None or not self._new or self._shelf.get(key) is not None:
             self._note(key, state, piece)
             return
         blind, held = digests.blind_of(state, key), bytes(piece)
         self._later[key] = (len(held), self._hasher.submit(blind, held))
         self._later_bytes += len(held)
-        self._exposed = self._exposed or key[3] == RECEIVED
         if self._later_bytes > digests.MOST:
             self._settle(self._later)
 
@@ -309,21 +322,23 @@ class TranscriptStore:
         """Wait for the digests of these keys and take their records."""
         for key in list(keys):
             size, job = self._later.pop(key)
-            assert self._hasher is not None
-            self._hasher.finish([job])
             self._later_bytes -= size
-            self._take(key, digests.packed(key, size, job.digest))
+            self._take(key, digests.packed(key, size, job.wait()))
 
     def _take(self, key: Key, record: bytes) -> None:
+        assert self._log is not None
         held = self._shelf.get(key)
-        known = held or self._before.get(key)
-        if known is not None and known != record:
-            raise self._clash(known, record)
-        if known is None:
+        if held is None and self._new:
+            self._log.add(record)
+            self._shelf.put(key, record)
+            return
+        before = held or self._before.get(key)
+        if before is not None and before != record:
+            raise self._clash(before, record)
+        if before is None:
             if self._sealed:
                 raise ProtocolError(f"epoch {self._epoch} had no {name_of(key)} before", _RERUN, party=key[4])
-            self._pending.append(record)
-            self._exposed = self._exposed or key[3] == RECEIVED
+            self._log.add(record)
         if held is None:
             self._shelf.put(key, record)
 
@@ -337,13 +352,6 @@ class TranscriptStore:
 
     def _other(self, key: Key) -> int:
         return key[4] if key[4] != self.party else key[5]
-
-    def _flush(self) -> None:
-        """Hand what is noted to the operating system: it survives the end of this process."""
-        self._settle([k for k in self._later if k[3] == RECEIVED])
-        files.write_all(self._wal, b"".join(self._pending), self.folder / files.OPEN_EPOCH)
-        self._pending.clear()
-        self._exposed = False
 
     # ---- reading and closing -----------------------------------------------------------------------------------
 
@@ -373,14 +381,16 @@ class TranscriptStore:
             return
         if sync:
             self._settle(self._later)
-            if self._pending:
-                self._flush()
             self.sync()
         if self._hasher is not None:
             self._hasher.close()
         self._shelf.clear()
         self._old.clear()
         os.close(self._fd)
-        if self._wal >= 0:
-            os.close(self._wal)
-        self._fd = self._wal = -1
+        if self._log is not None:
+            self._log.close()
+        self._fd = -1
+
+
+def _size(payload: Buffer) -> int:
+    return payload.nbytes if isinstance(payload, memoryview) else len(payload)

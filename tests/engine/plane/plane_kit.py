@@ -46,11 +46,15 @@ class Log:
 
     def __init__(self) -> None:
         self.records: list[tuple[int, int, Any, bytes]] = []
+        self.foreseen: list[tuple[int, Any, bytes]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.seen = threading.Event()
 
     def record(self, direction: int, peer: int, tag: Any, payload: Any) -> None:
         self.records.append((direction, peer, tag, bytes(payload)))
+
+    def foresee(self, peer: int, tag: Any, payload: memoryview) -> None:
+        self.foreseen.append((peer, tuple(tag), bytes(payload)))
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         self.events.append((name, fields))

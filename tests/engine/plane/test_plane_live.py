@@ -66,6 +66,8 @@ def test_every_message_arrives_once_and_is_recorded_in_program_order(links: Any)
             (d, peer, op, stream) for op in range(len(SIZES)) for stream in (0, 5) for d in (0, 1) for peer in others
         ]
         assert directions == due
+        received = sorted((peer, tag, body) for d, peer, tag, body in log.records if d)
+        assert sorted(log.foreseen) == received  # each once, when it had arrived, and nothing else
         assert sorted(f["peer"] for f in log.named("link_up")) == others
         assert not log.named("protocol_error")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -204,7 +205,6 @@ def test_killed_in_an_epoch_what_was_received_before_a_send_is_remembered(tmp_pa
     s.record(1, 1, (0, 0, 0, kinds.OPEN), b"first")
     s.record(0, 2, (0, 0, 1, kinds.RESHARE), b"depends on it")
     s.record(1, 1, (0, 0, 2, kinds.OPEN), b"nothing sent since")
-    s._pending.clear()
     s.close(sync=False)
     again = open_store(tmp_path, 0)
     again.begin_epoch(0)
@@ -214,7 +214,9 @@ def test_killed_in_an_epoch_what_was_received_before_a_send_is_remembered(tmp_pa
     with pytest.raises(ProtocolError, match="not repeated"):
         again.finalize_epoch()
     again.record(0, 2, (0, 0, 1, kinds.RESHARE), b"depends on it")
-    again.record(1, 1, (0, 0, 2, kinds.OPEN), b"may differ")
+    with pytest.raises(ProtocolError, match="differs"):
+        again.record(1, 1, (0, 0, 2, kinds.OPEN), b"another")
+    again.record(1, 1, (0, 0, 2, kinds.OPEN), b"nothing sent since")
     assert again.finalize_epoch().leaves == 3
     again.begin_epoch(1)
     assert again.finalize_epoch().leaves == 0
@@ -309,6 +311,62 @@ def test_who_changes_a_buffer_after_recording_it_changes_no_leaf(tmp_path: Path)
                 buffer[:] = bytes(len(buffer))
         found.append(s.finalize_epoch().root)
     assert found[0] == found[1]
+
+
+def large(op: int, size: int) -> memoryview:
+    return memoryview(bytearray(random.Random(op).randbytes(size)))
+
+
+@pytest.mark.parametrize("when", ["before the epoch", "in the epoch", "from another thread"])
+def test_what_is_hashed_while_it_waits_has_the_same_leaves(tmp_path: Path, when: str) -> None:
+    sizes = [10, digests.AHEAD - 1, digests.AHEAD, digests.CHUNK, 3 * digests.CHUNK + 7]
+    roots = []
+    for foresee in (False, True):
+        s = TranscriptStore(tmp_path / str(foresee), **PARTY)  # type: ignore[arg-type]
+        for epoch in (0, 1):
+            messages = [(Tag(epoch, 4, op, kinds.DEALER), large(op, size)) for op, size in enumerate(sizes)]
+            told = [threading.Thread(target=s.foresee, args=(1, *message)) for message in messages if foresee]
+            if when == "before the epoch":
+                for thread in told:
+                    thread.run()
+            s.begin_epoch(epoch)
+            if when != "before the epoch":
+                for thread in told:
+                    thread.start() if "thread" in when else thread.run()
+            for tag, payload in messages:
+                s.record(1, 1, tag, payload)
+                payload[:] = bytes(len(payload))  # whoever reads it may do with it what he likes
+            for thread in told:
+                if "thread" in when:
+                    thread.join()
+            roots.append((foresee, s.finalize_epoch()))
+        s.close()
+    assert [r for f, r in roots if f] == [r for f, r in roots if not f]
+
+
+def test_what_was_foreseen_and_never_read_is_no_leaf(tmp_path: Path) -> None:
+    s = open_store(tmp_path, 0)
+    s.begin_epoch(0)
+    s.foresee(1, Tag(0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
+    s.foresee(1, Tag(0, 0, 1, 99), large(0, digests.AHEAD))
+    s.foresee(0, Tag(0, 0, 2, kinds.OPEN), large(0, digests.AHEAD))
+    s.record(1, 2, (0, 0, 3, kinds.OPEN), b"read")
+    assert s.finalize_epoch().leaves == 1
+    s.close()
+    s.foresee(1, Tag(1, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
+
+
+def test_a_foreseen_message_that_differs_from_the_one_before_the_crash_is_found(tmp_path: Path) -> None:
+    s = open_store(tmp_path, 0)
+    s.begin_epoch(0)
+    s.foresee(1, Tag(0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
+    s.record(1, 1, (0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
+    s.close(sync=False)
+    again = open_store(tmp_path, 0)
+    again.begin_epoch(0)
+    again.foresee(1, Tag(0, 0, 0, kinds.OPEN), large(1, digests.AHEAD))
+    with pytest.raises(ProtocolError, match="differs"):
+        again.record(1, 1, (0, 0, 0, kinds.OPEN), large(1, digests.AHEAD))
 
 
 def test_two_crashes_keep_the_open_epoch(tmp_path: Path) -> None:
