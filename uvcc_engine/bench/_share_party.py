@@ -32,7 +32,7 @@ from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import find_model
 from uvcc_engine.private.training import Trainer
 from uvcc_engine.transcript.evidence import WorkerEvidence
-from uvcc_engine.transcript.roots import sid_of
+from uvcc_engine.transcript.roots import EpochRoot, sid_of
 
 
 @dataclass(slots=True)
@@ -74,6 +74,22 @@ class Switch:
             self.evidence.recorder.foresee(peer, Tag(self.epoch, tag.stream, tag.op, tag.kind), payload)
             self.took.recording += time.thread_time() - begun
 
+    def finish(self) -> None:
+        """Finalise the epoch, which is the end of its recording, and sign its root."""
+        finalize, took = self.evidence.recorder.finalize_epoch, self.took
+
+        def finalized() -> EpochRoot:
+            with self.counted("recording"):
+                return finalize()
+
+        begun, recorded = time.thread_time(), took.recording
+        self.evidence.recorder.finalize_epoch = finalized  # type: ignore[method-assign]
+        try:
+            self.evidence.finish(self.epoch)
+        finally:
+            del self.evidence.recorder.finalize_epoch
+        took.agreeing += time.thread_time() - begun - (took.recording - recorded)
+
     @contextlib.contextmanager
     def counted(self, part: str) -> Iterator[None]:
         """Add the processor time of what is done inside to a part of the step."""
@@ -101,8 +117,7 @@ class Party:
                 evidence.begin(switch.epoch)
         self._trainer.step(number)
         if on:
-            with switch.counted("recording"):
-                evidence.finish(switch.epoch)
+            switch.finish()
             with switch.counted("agreeing"):
                 notes = {p: evidence.agreement(p) for p in self._peers}
         for peer in self._peers:
