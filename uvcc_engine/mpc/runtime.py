@@ -105,12 +105,14 @@ class Runtime:
         """Drive a protocol to its result. One round at a time, at most a few messages per peer and round.
 
         Within a round every protocol is resumed as soon as its own parts are there, and what it sends next leaves at
-        once if it is large: a vector in pieces flows through several rounds at a time.
+        once if it is large: a vector in pieces flows through several rounds at a time. Protocols run in torch's
+        inference mode: there are no gradients of ring elements, and small operations take a tenth less without.
         """
-        progress = self.start(steps)
-        while not progress.done:
-            progress.advance()
-        return progress.result
+        with torch.inference_mode():
+            progress = self.start(steps)
+            while not progress.done:
+                progress.advance()
+            return progress.result
 
     def start(self, steps: Steps[T]) -> Progress[T]:
         """Bring a protocol to its first round; one at a time. The caller advances it, and others on other streams."""
@@ -176,7 +178,8 @@ class Progress(Generic[T]):
         """See :meth:`Runtime.start`."""
         self._rt = rt
         self._root = _Task(steps, None, 0)
-        self._enter(rt._resume(self._root, None))
+        with torch.inference_mode():
+            self._enter(rt._resume(self._root, None))
 
     def _enter(self, waiting: list[_Task]) -> None:
         """Send what the last round left; note what the next one waits for."""
@@ -217,9 +220,10 @@ class Progress(Generic[T]):
 
     def advance(self) -> None:
         """Take this round's messages, waiting for those that are not there, and go on to the next round."""
-        following: list[_Task] = []
-        for task in self._waiting:
-            assert task.request is not None
-            got = [self._rt._take(self._inboxes[want[0]], want[0]) for want in task.request.wants]
-            following += self._rt._resume(task, got)
-        self._enter(following)
+        with torch.inference_mode():
+            following: list[_Task] = []
+            for task in self._waiting:
+                assert task.request is not None
+                got = [self._rt._take(self._inboxes[want[0]], want[0]) for want in task.request.wants]
+                following += self._rt._resume(task, got)
+            self._enter(following)

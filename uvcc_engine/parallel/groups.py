@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.dlpack import from_dlpack
 
 from uvcc_engine.contract import flight
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
@@ -112,15 +113,16 @@ class Group:
     def sum_(self, x: Tensor) -> Tensor:
         """``x`` becomes the sum over all members, modulo 2^64 for int64."""
         if self.size > 1:
-            self._wait("all_reduce", lambda: dist.all_reduce(x, group=self._group, async_op=True))
+            plain = _plain(x)
+            self._wait("all_reduce", lambda: dist.all_reduce(plain, group=self._group, async_op=True))
         return x
 
     def sum_slices(self, x: Tensor) -> Callable[[], Tensor]:
         """Start to add up a flat ``x`` of ``size * n`` elements; the call that is returned waits for this rank's n."""
         if self.size == 1:
             return lambda: x
-        out = torch.empty(x.numel() // self.size, dtype=x.dtype, device=x.device)
-        work = self._started("reduce_scatter", lambda: _reduce_scatter(out, x, group=self._group, async_op=True))
+        out, whole = _fresh(x.numel() // self.size, x), _plain(x)
+        work = self._started("reduce_scatter", lambda: _reduce_scatter(out, whole, group=self._group, async_op=True))
 
         def finish() -> Tensor:
             self._wait("reduce_scatter", lambda: work)
@@ -132,29 +134,31 @@ class Group:
         """Every member's ``x``, in order; all have one shape."""
         if self.size == 1:
             return [x]
-        flat = x.reshape(-1)
-        out = torch.empty(self.size * flat.numel(), dtype=x.dtype, device=x.device)
+        flat = _plain(x.reshape(-1))
+        out = _fresh(self.size * flat.numel(), x)
         self._wait("all_gather", lambda: _all_gather(out, flat, group=self._group, async_op=True))
         return list(out.reshape(self.size, *x.shape))
 
     def broadcast_(self, x: Tensor, source: int) -> Tensor:
         """``x`` becomes that of member ``source``."""
         if self.size > 1:
-            self._wait("broadcast", lambda: dist.broadcast(x, self._members[source], group=self._group, async_op=True))
+            plain, rank = _plain(x), self._members[source]
+            self._wait("broadcast", lambda: dist.broadcast(plain, rank, group=self._group, async_op=True))
         return x
 
     # -- between two members -----------------------------------------------------------------------------------------
 
     def send(self, x: Tensor, to: int, tag: int) -> Callable[[], None]:
         """Start to send; the call that is returned waits until ``x`` may be changed."""
-        what = f"send {tag} to {to}"
-        work = self._started(what, lambda: dist.isend(x, self._members[to], group=self._group, tag=tag))
+        what, plain = f"send {tag} to {to}", _plain(x)
+        work = self._started(what, lambda: dist.isend(plain, self._members[to], group=self._group, tag=tag))
         return lambda: self._wait(what, lambda: work)
 
     def receive(self, x: Tensor, source: int, tag: int) -> Tensor:
         """Fill ``x`` with what member ``source`` sent under ``tag``."""
         rank, what = self._members[source], f"receive {tag} from {source}"
-        self._wait(what, lambda: dist.irecv(x, rank, group=self._group, tag=tag))
+        plain = _plain(x)
+        self._wait(what, lambda: dist.irecv(plain, rank, group=self._group, tag=tag))
         return x
 
     def _started(self, what: str, start: Callable[[], Any]) -> Any:
@@ -178,6 +182,20 @@ class Group:
         finally:
             del self._waits[me]
         entry["state"] = "completed"
+
+
+def _plain(x: Tensor) -> Tensor:
+    """``x``, or a tensor on its memory that any thread may write to: those made in inference mode refuse."""
+    if not x.is_inference():
+        return x
+    with torch.inference_mode(False):
+        plain: Tensor = from_dlpack(x)
+    return plain
+
+
+def _fresh(count: int, like: Tensor) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.empty(count, dtype=like.dtype, device=like.device)
 
 
 class PartyGroups:
