@@ -70,7 +70,7 @@ class Stream:
         self._name = name
         self._at = (-1, -1, -1, 0)
         self._context: CipherContext | None = None
-        self._whole: AESGCM | None = None
+        self._gcm: AESGCM | None = None
 
     def draw(self, epoch: int, stream: int, op: int, piece: int, out: Tensor, room: Tensor | None = None) -> int:
         """Fill ``out`` (contiguous, any type) with fresh bytes from ``piece`` of operation ``op`` on; returns the next.
@@ -107,9 +107,9 @@ class Stream:
             count = min(_PIECE, size - at)
             nonce = place + piece.to_bytes(2, "big")
             if count >= _WITH_ROOM and at + count + _TAG <= len(memory):
-                if self._whole is None:
-                    self._whole = AESGCM(self._key)
-                self._whole.encrypt_into(nonce, _ZEROS[:count], None, memory[at : at + count + _TAG])
+                if self._gcm is None:
+                    self._gcm = AESGCM(self._key)
+                self._gcm.encrypt_into(nonce, _ZEROS[:count], None, memory[at : at + count + _TAG])
             else:
                 _key_stream(self._at_counter(nonce + _FIRST), memory[at : at + count])
             piece += 1
