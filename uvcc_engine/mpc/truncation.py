@@ -36,7 +36,7 @@ from uvcc_engine.mpc.share import Share
 from uvcc_engine.transcript import kinds
 
 MAX_SHIFT = 50
-SPARING = 1 << 16  # outputs from which bytes matter more than a round, where the shift is wide
+SPARING = 1 << 16  # outputs from which bytes matter more than a round, for shifts of more than 16 bits
 _OFFSET = 1 << 62
 
 
@@ -173,7 +173,7 @@ def truncate_product_gen(
 
     The dealer adds the mask to its own ``z``. ``out`` takes the result in place (contiguous, of ``z``'s shape). 2
     rounds; 32 bytes + 4 elements modulo 2^s per output, over the three parties (40 bytes for s <= 16). From
-    ``SPARING`` outputs with a wide shift on, the left party alone opens and passes on: 3 rounds, 8 bytes less.
+    ``SPARING`` outputs and 17 bits on, the left party alone opens and passes on: 3 rounds, 8 bytes less.
     """
     check_shift(s)
     if s > 16 and z.numel() >= SPARING and opened is None:
