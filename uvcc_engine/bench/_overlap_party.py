@@ -20,7 +20,8 @@ import torch
 from uvcc_engine.bench._plane_party import identity
 from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.parallel.groups import PartyGroups, Place
+from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.place import Place
 from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane

@@ -108,11 +108,10 @@ class Runtime:
         once if it is large: a vector in pieces flows through several rounds at a time. Protocols run in torch's
         inference mode: there are no gradients of ring elements, and small operations take a tenth less without.
         """
-        with torch.inference_mode():
-            progress = self.start(steps)
-            while not progress.done:
-                progress.advance()
-            return progress.result
+        progress = self.start(steps)
+        while not progress.done:
+            progress.advance()
+        return progress.result
 
     def start(self, steps: Steps[T]) -> Progress[T]:
         """Bring a protocol to its first round; one at a time. The caller advances it, and others on other streams."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError, UvccError
-from uvcc_engine.parallel.groups import Group
+from uvcc_engine.parallel.group import Group
 
 FORWARD, BACKWARD, UPDATE = "F", "B", "U"
 _MOST_AXES: Final = 4

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.parallel.groups import Group, PartyGroups
+from uvcc_engine.parallel.group import Group
+from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.private.sharded import Part
 
 BUCKET_BYTES: Final = 1 << 18

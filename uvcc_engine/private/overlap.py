@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from uvcc_engine.mpc.runtime import Progress
-from uvcc_engine.parallel.groups import Group
+from uvcc_engine.parallel.group import Group
 from uvcc_engine.plane.api import WatchedPlane
 
 Name = tuple[str, int]

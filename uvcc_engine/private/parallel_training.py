@@ -24,7 +24,8 @@ from uvcc_engine.mpc.arithmetic import add, mul_public_gen, public, sub
 from uvcc_engine.mpc.opening import open_ring_gen
 from uvcc_engine.mpc.runtime import Progress, Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.parallel.groups import OnEvent, PartyGroups
+from uvcc_engine.parallel.group import OnEvent
+from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Intake, Pipe, Record
 from uvcc_engine.parallel.schedule import one_f_one_b
 from uvcc_engine.plane.api import Nudged, WatchedPlane

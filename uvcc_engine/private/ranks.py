@@ -18,7 +18,8 @@ from typing import Final
 import torch
 
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.parallel.groups import Group, PartyGroups
+from uvcc_engine.parallel.group import Group
+from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.private.votes import Vote
 
 _NONCE_BYTES: Final = 126

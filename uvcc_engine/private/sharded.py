@@ -21,7 +21,7 @@ from torch import Tensor
 from uvcc_engine.mpc.arithmetic import matmul_gen, public
 from uvcc_engine.mpc.runtime import Runtime, Steps
 from uvcc_engine.mpc.share import Share, cat
-from uvcc_engine.parallel.groups import Group
+from uvcc_engine.parallel.group import Group
 from uvcc_engine.private.additive import product, settle_gen
 from uvcc_engine.private.layers import Layer, ReluLayer
 from uvcc_engine.private.splits import ROWS, bounds

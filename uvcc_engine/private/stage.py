@@ -10,7 +10,7 @@ import torch
 
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.parallel.groups import Group
+from uvcc_engine.parallel.group import Group
 from uvcc_engine.private.data import Floats
 from uvcc_engine.private.deep import AttentionLayer, GeluLayer
 from uvcc_engine.private.layers import ReluLayer

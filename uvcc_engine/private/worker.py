@@ -19,7 +19,8 @@ from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.mpc.kernels.loops import LOOPS
-from uvcc_engine.parallel.groups import PartyGroups, Place
+from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.place import Place
 from uvcc_engine.parallel.presence import not_coming
 from uvcc_engine.parallel.topology import Topology
 from uvcc_engine.plane.connect import open_plane

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,16 +19,6 @@ PROFILE = Path(__file__).parents[3] / "profiles" / "prime-smoke-r2.yaml"
 PATIENCE_S = 400.0
 
 
-@pytest.fixture
-def temp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary folder with a short path: sockets of pods lie below it."""
-    folder = Path(tempfile.mkdtemp(prefix="up", dir="/tmp"))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize(
     ("changed", "replicas"),
     [
@@ -40,7 +27,7 @@ def temp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ],
 )
 async def test_a_shipped_profile_runs_on_rented_pods_and_leaves_nothing_billing(
-    tmp_path: Path, temp: Path, changed: dict[str, int], replicas: int
+    tmp_path: Path, short: Path, changed: dict[str, int], replicas: int
 ) -> None:
     market = tmp_path / "market"
     market.mkdir()

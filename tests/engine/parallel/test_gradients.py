@@ -13,7 +13,9 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.parallel.groups import Group, PartyGroups, Place
+from uvcc_engine.parallel.group import Group
+from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.place import Place
 from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.private.gradients import Gradients
 from uvcc_engine.private.sharded import Plain

@@ -11,7 +11,8 @@ import torch
 from parallel_kit import run_ranks
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
-from uvcc_engine.parallel.groups import PartyGroups, Place, device_slot
+from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.place import Place, device_slot
 from uvcc_engine.parallel.presence import not_coming
 from uvcc_engine.parallel.topology import Coord, Topology
 

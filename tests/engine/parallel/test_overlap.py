@@ -12,7 +12,7 @@ from training_kit import train
 
 from uvcc_engine.bench._overlap import BAR, hidden_rows
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
-from uvcc_engine.parallel.groups import Group
+from uvcc_engine.parallel.group import Group
 from uvcc_engine.parallel.schedule import Action, Kind, find_deadlock
 from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.private.job import PrivateJob

@@ -14,7 +14,8 @@ from private_kit import PARTIES, Fleet, opened_digits
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.mpc.local import LocalPlane, Wire
-from uvcc_engine.parallel.groups import PartyGroups, Place
+from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.place import Place
 from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.private.admission import Admission

@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,13 +40,6 @@ def run_fleet(folder: Path, forker: Forker, job: PrivateJob) -> Path:
     assert set(fleet.wait().values()) == {0}, fleet.logs()
     assert fleet.verified(folder / "evidence").level == "transcripts"
     return folder / "evidence" / "proof_bundle.json"
-
-
-@pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    made = Forker(tmp_path_factory.mktemp("forker"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
