@@ -217,6 +217,7 @@ def outcome(watched: Watched, run_dir: Path) -> dict[str, Any]:
         "first_step_s": first - s.created if first else None,
         "artifacts": str(run_dir / "artifacts"),
         "leaks": list(s.leaks),
+        "operation": list(s.operation),
     }
 
 
@@ -233,6 +234,7 @@ def render(o: dict[str, Any]) -> str:
     for key in ("global_root", "result_hash", "sid_job"):
         if o[key]:
             lines.append(f"  {key.replace('_', ' '):<12} {o[key]}")
+    lines += [f"  operated     {sentence}" for sentence in o["operation"]]
     if o["drill_s"] is not None:
         lines.append(f"  halt drill   {o['drill_s']:.1f} s")
     first = f" (first training step after {o['first_step_s']:.1f} s)" if o["first_step_s"] is not None else ""

@@ -73,6 +73,7 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
         "attempt": s.attempt,
         "sid_job": s.sid_job,
         "seed": s.seed,
+        "operation": list(s.operation),
         "topology": {"replicas": s.replicas, "stages": s.pipeline_stages, "tensor": s.tensor},
         "stages": [
             {

@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from uvcc_console.core.series import Series
+from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.transcript.operation import Operation
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -232,6 +234,13 @@ class Snapshot:
     def proves(self) -> bool:
         """Whether this kind of job signs a transcript: only private training yields a proof bundle."""
         return self.job_kind not in ("lm", "command")
+
+    @property
+    def operation(self) -> tuple[str, ...]:
+        """Who could look into this run and what is not encrypted in it; nothing for jobs that claim no privacy."""
+        if not self.proves:
+            return ()
+        return Operation.of(Topology(max(1, self.replicas), max(1, self.pipeline_stages), max(1, self.tensor))).sentences()
 
     @property
     def stage(self) -> StageView | None:

@@ -144,6 +144,7 @@ def _facts(record: RunRecord, phase: str) -> list[tuple[str, str]]:
     parties = f"{PARTIES} parties x " if s.proves else ""
     size = f"{t.replicas} replicas x {parties}{t.stages} stages x {t.tensor} tensor ranks"
     facts = [("profile", f"{s.profile_name} ({s.job_kind})"), ("topology", size)]
+    facts += [("operated", sentence) for sentence in s.operation]
     for pod in record.pods:
         facts.append((f"pod {pod.pod}", f"{pod.provider}, {pod.price_hr:.2f} USD/h" if pod.price_hr else pod.provider))
     for event in record.engine_events("dp_preflight_ok", "dp_preflight_failed"):

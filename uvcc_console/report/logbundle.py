@@ -178,7 +178,8 @@ def _summary(record: RunRecord) -> Iterator[str]:
     yield "# 2. Who"
     yield ""
     if s.proves:
-        yield "Three domains that do not trust each other; each signs with its own key, born on its own pod."
+        yield "Three domains; each signs with a key of its own, born on its own pod."
+        yield from ("", *(f"- {sentence}" for sentence in s.operation))
     else:
         yield "The pods that the job ran on."
     yield ""

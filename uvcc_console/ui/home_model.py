@@ -17,6 +17,7 @@ from uvcc_console.core.state import fold
 from uvcc_console.ui.glyphs import Glyphs
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.transcript.operation import Operation
 
 if TYPE_CHECKING:
     from uvcc_console.fleet.provider import Quote
@@ -152,6 +153,7 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     lines += _pair("shape", f"3 parties {g.times} {t.replicas} {g.times} {t.stages} {g.times} {t.tensor}", width)
     if job["kind"] == "private":
         lines += _pair("reveals", ", ".join(job["reveal"]), width)
+        lines += _pair("operated", "; ".join(Operation.of(plan.phases["full"].topology).sentences()), width, "warn")
     providers = ", ".join(p.fleet.per_party) or p.fleet.provider
     lines += _pair("pods", f"{len(plan.requests)} on {providers}" + (f", {p.fleet.gpu}" if p.fleet.gpu else ""), width)
     lines += _pair("link", p.link, width)

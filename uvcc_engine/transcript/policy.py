@@ -20,10 +20,11 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, Verificati
 from uvcc_engine.parallel.topology import PARTIES, Topology
 from uvcc_engine.transcript.canonical import canonical, parse_canonical
 from uvcc_engine.transcript.identity import Identity, PublicIdentity, verify_signature
+from uvcc_engine.transcript.operation import Operation
 from uvcc_engine.transcript.origin import Origin
 from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE
 
-VERSION: Final = 1
+VERSION: Final = 2
 EVERYBODY: Final = "all"
 _HEX = re.compile(r"[0-9a-f]{64}")
 _FIELDS: Final = (
@@ -32,6 +33,7 @@ _FIELDS: Final = (
     "model_hash",
     "code_hash",
     "topology",
+    "operation",
     "parties",
     "inputs",
     "reveal",
@@ -165,6 +167,7 @@ class Policy:
                 "model_hash": model_hash,
                 "code_hash": code_hash,
                 "topology": {k: getattr(topology, k) for k in _TOPOLOGY},
+                "operation": Operation.of(topology).to_json(),
                 "parties": [p.to_json() for p in parties],
                 "inputs": {"owner": owner, "commitments": list(commitments)},
                 "reveal": [{"value": value, "to": to} for value, to in shown],
@@ -176,14 +179,16 @@ class Policy:
     @classmethod
     def from_json(cls, data: Any) -> Policy:
         """Read strictly. Raises ConfigError naming the offending field."""
+        stated = data.get("version", VERSION) if isinstance(data, dict) else VERSION
+        if stated != VERSION or isinstance(stated, bool):
+            raise ConfigError(f"policy.version is {stated!r}", f"this code knows version {VERSION}")
         found = _fields("policy", data, _FIELDS)
-        if found["version"] != VERSION or isinstance(found["version"], bool):
-            raise ConfigError(f"policy.version is {found['version']!r}", f"this code knows version {VERSION}")
         parties = found["parties"]
         if not isinstance(parties, list) or len(parties) != PARTIES:
             raise ConfigError("policy.parties must list exactly three parties", "one entry per domain")
         named = [PolicyParty.from_json(i, p) for i, p in enumerate(parties)]
         topology = _topology(found["topology"])
+        Operation.from_json(found["operation"], topology)
         _check_keys(named, topology)
         inputs = _fields("policy.inputs", found["inputs"], ("owner", "commitments"))
         commitments = inputs["commitments"]
@@ -225,6 +230,7 @@ class Policy:
             "model_hash": self.model_hash,
             "code_hash": self.code_hash,
             "topology": {k: getattr(self.topology, k) for k in _TOPOLOGY},
+            "operation": self.operation.to_json(),
             "parties": [p.to_json() for p in self.parties],
             "inputs": {"owner": self.owner, "commitments": list(self.commitments)},
             "reveal": [{"value": value, "to": to} for value, to in self.reveal],
@@ -249,6 +255,11 @@ class Policy:
     @property
     def steps(self) -> int:
         return int(self.job["steps"])
+
+    @property
+    def operation(self) -> Operation:
+        """Who operates the run and what is not encrypted in it: it follows from the topology."""
+        return Operation.of(self.topology)
 
     @property
     def origin(self) -> Origin | None:

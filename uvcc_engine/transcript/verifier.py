@@ -41,6 +41,7 @@ class Certificate:
     values: Mapping[str, float]
     parties: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...]
+    operation: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -56,6 +57,7 @@ class Certificate:
             "values": dict(self.values),
             "parties": [dict(p) for p in self.parties],
             "warnings": list(self.warnings),
+            "operation": list(self.operation),
         }
 
     def text(self) -> str:
@@ -70,6 +72,7 @@ class Certificate:
             *(f"result hash  {h}" for h in self.result_hashes),
             *(f"revealed     {k} = {v}" for k, v in sorted(self.values.items())),
             *(f"P{p['party']}           {p['provider']}/{p['region']}  {p['ed25519']}" for p in self.parties),
+            *(f"operated     {sentence}" for sentence in self.operation),
             *(f"warning      {w}" for w in self.warnings),
         ]
         return "\n".join(lines)
@@ -384,4 +387,5 @@ def _certificate(bundle: Bundle, level: str, pinned: bool) -> Certificate:
         bundle.workers[0].result[1].values,
         tuple(parties),
         tuple(warnings),
+        policy.operation.sentences(),
     )

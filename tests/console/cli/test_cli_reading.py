@@ -110,6 +110,7 @@ def test_status_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         "worker   p1r0s0t0   train    step 3     heartbeat -      abababababab\n"
         "worker   p2r0s0t0   train    step 3     heartbeat -      abababababab\n"
         f"verdict  full: verified, global root {'ef' * 32}\n"
+        "operated one operator runs the data owner's program and all three domains, and could look at everything\n"
         "cost     0.00 spent, 0.00 an hour\n"
     )
 
@@ -225,6 +226,7 @@ def test_the_summary_of_a_verified_run(capsys: pytest.CaptureFixture[str]) -> No
         f"  global root  {'ef' * 32}\n"
         f"  result hash  {'cd' * 32}\n"
         f"  sid job      {'5a' * 32}\n"
+        "  operated     one operator runs the data owner's program and all three domains, and could look at everything\n"
         "  time         9.5 s (first training step after 4.0 s)\n"
         f"  artifacts    {run_dir / 'artifacts'}"
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.parallel.topology import Topology
 from uvcc_engine.transcript import sshsig
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.policy import (
@@ -48,8 +49,8 @@ def test_other_spellings_are_refused(policy: Policy) -> None:
     data = policy.to_json()
     for text in (
         json.dumps(data).encode(),
-        policy.canonical.replace(b'"version":1', b'"version":1.0'),
-        policy.canonical.replace(b'"version":1', b'"version":1,"version":1'),
+        policy.canonical.replace(b'"version":2', b'"version":2.0'),
+        policy.canonical.replace(b'"version":2', b'"version":2,"version":2'),
         policy.canonical + b"\n\n",
         b"",
         b"[" * 100_000,
@@ -75,7 +76,7 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        ("version", 2, "version"),
+        ("version", 1, "version"),
         ("version", True, "version"),
         ("extra", 1, "extra"),
         ("revael", [], "reveal"),
@@ -89,6 +90,11 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("topology.replicas", 0, "replicas"),
         ("topology.replicas", "1", "replicas"),
         ("topology.depth", 1, "depth"),
+        ("operation.operators", "three", "operation"),
+        ("operation.party_traffic", "encrypted", "operation"),
+        ("operation.party_traffic", "clear", "operation"),
+        ("operation.extra", 1, "operation"),
+        ("operation", None, "operation"),
         ("parties.1.party", 2, "party"),
         ("parties.1.provider", "", "provider"),
         ("parties.1.seeded", 0, "seeded"),
@@ -111,12 +117,20 @@ def test_strict_fields(policy: Policy, path: str, value: Any, named: str) -> Non
         Policy.from_json(data)
 
 
-@pytest.mark.parametrize("field", ["version", "job", "topology", "parties", "inputs", "reveal", "limits", "nonce"])
+@pytest.mark.parametrize("field", ["version", "job", "topology", "operation", "parties", "inputs", "reveal", "limits", "nonce"])
 def test_missing_fields(policy: Policy, field: str) -> None:
     data = policy.to_json()
     del data[field]
     with pytest.raises(ConfigError, match=field):
         Policy.from_json(data)
+
+
+def test_a_policy_says_who_operates_the_run(make_policy: Callable[..., Policy]) -> None:
+    alone, many = make_policy(topology=Topology()), make_policy(topology=Topology(replicas=2))
+    assert alone.to_json()["operation"] == {"operators": "one", "party_traffic": "none"}
+    assert many.to_json()["operation"] == {"operators": "one", "party_traffic": "clear"}
+    assert ["could look" in line for line in alone.operation.sentences()] == [True]
+    assert "not encrypted" in many.operation.sentences()[1]
 
 
 @pytest.mark.parametrize("key", ["ed25519", "x25519"])

@@ -58,10 +58,11 @@ def _identity(view: View, room: int) -> list[Span]:
     inner = f" {g.times} {s.pipeline_stages} {g.times} {s.tensor}" if s.pipeline_stages * s.tensor > 1 else ""
     run: list[Span] = [(clean(s.run), "title"), ("   ", "")]
     shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} 3 parties {g.times} {s.replicas}{inner}   ", "muted")]
+    operators: list[Span] = [("one operator   ", "warn")] if s.operation else []
     drill: list[Span] = []
     if s.halt.last_drill_s is not None:
         drill = [("drill ", "muted"), (f"{g.ok} {s.halt.last_drill_s:.1f} s   ", "text")]
-    for parts in ([*run, *shape, *drill], [*run, *drill], run):
+    for parts in ([*run, *shape, *operators, *drill], [*run, *operators, *drill], [*run, *operators], run):
         if width_of(parts) <= room:
             return parts
     return []

@@ -71,7 +71,8 @@ def ledger_lines(view: View, width: int, *, compact: bool = False) -> list[Line]
         behind = last - s.agreed_epoch
         tail = "" if not behind else f"  {g.dot} {behind} behind"
         lines.append([("newest root ", "muted"), (f"step {last}", "text"), (tail, "warn" if behind > 2 else "muted")])
-    return [*lines, *_verdicts(view, width)]
+    lines += _verdicts(view, width)
+    return lines + [row for sentence in s.operation for row in wrap([(sentence, "muted")], width)]
 
 
 def disagreement(a: EpochAgreement) -> tuple[str, str] | None:

@@ -64,6 +64,7 @@ def result_lines(view: View, width: int) -> list[Line]:
                 "ok" if not s.leaks else "bad",
             )
         )
+    rows += [("operated", sentence, "muted") for sentence in s.operation]
     for name, text, role in rows:
         lines.append(cut([(f"{name:<12}", "muted"), (clean(text), role)], width))
     return lines

@@ -1,0 +1,56 @@
+"""Who operates a run, and what is not encrypted in it: stated in the policy, signed by all parties, shown everywhere.
+
+A claim of privacy is only as strong as the way a run is operated. What this code does is written into the policy as
+data, so that a certificate cannot promise more than the parties signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.parallel.topology import Topology
+
+ONE_OPERATOR: Final = "one"
+NO_TRAFFIC: Final = "none"
+IN_CLEAR: Final = "clear"
+_FIELDS: Final = ("operators", "party_traffic")
+_WORDS: Final = {
+    ONE_OPERATOR: "one operator runs the data owner's program and all three domains, and could look at everything",
+    NO_TRAFFIC: "every party is one worker: nothing crosses between its own pods",
+    IN_CLEAR: "traffic between a party's own workers is not encrypted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """How a run is operated. ``operators``: who drives the domains; ``party_traffic``: what crosses inside a party."""
+
+    operators: str
+    party_traffic: str
+
+    @classmethod
+    def of(cls, topology: Topology) -> Operation:
+        """How this code operates a run of that size."""
+        return cls(ONE_OPERATOR, IN_CLEAR if topology.workers_per_party > 1 else NO_TRAFFIC)
+
+    @classmethod
+    def from_json(cls, data: Any, topology: Topology) -> Operation:
+        """Read strictly. Raises ConfigError for anything but what this code really does with such a topology."""
+        true = cls.of(topology)
+        if data != true.to_json():
+            raise ConfigError(
+                f"policy.operation is {str(data)[:120]}, a run of this size is operated as {true.to_json()}",
+                f"it has the fields {', '.join(_FIELDS)} and may promise no more than this code does",
+            )
+        return true
+
+    def to_json(self) -> Mapping[str, str]:
+        return {"operators": self.operators, "party_traffic": self.party_traffic}
+
+    def sentences(self) -> tuple[str, ...]:
+        """What holds, for people; nothing about traffic that does not exist."""
+        said = (self.operators, self.party_traffic)
+        return tuple(_WORDS[word] for word in said if word != NO_TRAFFIC)
