@@ -52,3 +52,18 @@ def test_no_path_of_a_machine_in_tracked_files() -> None:
         if bad.search(path.read_text("utf-8", errors="replace")):
             found.append(name)
     assert found == []
+
+
+def test_the_readme_promises_no_more_than_the_policy_states() -> None:
+    """Who operates a run is signed in every policy; the sentences about privacy must say the same."""
+    from uvcc_engine.parallel.topology import Topology
+    from uvcc_engine.transcript.operation import IN_CLEAR, ONE_OPERATOR, Operation
+
+    text = " ".join((ROOT / "README.md").read_text().split())
+    stated = Operation.of(Topology(replicas=2))
+    assert ("One operator runs everything and could look" in text) == (stated.operators == ONE_OPERATOR)
+    assert ("own workers (replicas, stages, tensor ranks) is not encrypted" in text) == (
+        stated.party_traffic == IN_CLEAR
+    )
+    assert "not the operator" not in text
+    assert "remove that trust" not in text

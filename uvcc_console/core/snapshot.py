@@ -240,7 +240,8 @@ class Snapshot:
         """Who could look into this run and what is not encrypted in it; nothing for jobs that claim no privacy."""
         if not self.proves:
             return ()
-        return Operation.of(Topology(max(1, self.replicas), max(1, self.pipeline_stages), max(1, self.tensor))).sentences()
+        sizes = (max(1, n) for n in (self.replicas, self.pipeline_stages, self.tensor))
+        return Operation.of(Topology(*sizes)).sentences()
 
     @property
     def stage(self) -> StageView | None:

@@ -13,8 +13,11 @@ from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.rollout.profile import load
+from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.transcript.operation import Operation
 
 T0 = 1_795_223_700.0
+(ONE_OPERATOR,) = Operation.of(Topology()).sentences()
 COORDS = ["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"]
 VALUES = {"accuracy": 0.96, "loss": 1.25}
 STAGES = ["plan", "provision", "full", "verify-full", "teardown"]
@@ -110,7 +113,7 @@ def test_status_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         "worker   p1r0s0t0   train    step 3     heartbeat -      abababababab\n"
         "worker   p2r0s0t0   train    step 3     heartbeat -      abababababab\n"
         f"verdict  full: verified, global root {'ef' * 32}\n"
-        "operated one operator runs the data owner's program and all three domains, and could look at everything\n"
+        f"operated {ONE_OPERATOR}\n"
         "cost     0.00 spent, 0.00 an hour\n"
     )
 
@@ -226,7 +229,7 @@ def test_the_summary_of_a_verified_run(capsys: pytest.CaptureFixture[str]) -> No
         f"  global root  {'ef' * 32}\n"
         f"  result hash  {'cd' * 32}\n"
         f"  sid job      {'5a' * 32}\n"
-        "  operated     one operator runs the data owner's program and all three domains, and could look at everything\n"
+        f"  operated     {ONE_OPERATOR}\n"
         "  time         9.5 s (first training step after 4.0 s)\n"
         f"  artifacts    {run_dir / 'artifacts'}"
     )

@@ -117,7 +117,9 @@ def test_strict_fields(policy: Policy, path: str, value: Any, named: str) -> Non
         Policy.from_json(data)
 
 
-@pytest.mark.parametrize("field", ["version", "job", "topology", "operation", "parties", "inputs", "reveal", "limits", "nonce"])
+@pytest.mark.parametrize(
+    "field", ["version", "job", "topology", "operation", "parties", "inputs", "reveal", "limits", "nonce"]
+)
 def test_missing_fields(policy: Policy, field: str) -> None:
     data = policy.to_json()
     del data[field]
