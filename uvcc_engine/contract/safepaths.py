@@ -58,12 +58,10 @@ def safe_relative(name: object) -> Parts | Refused:
     if reason or not isinstance(name, str):
         return Refused(shown(name), reason)
     parts = tuple(name.split("/"))
-    if len(parts) > MAX_DEPTH:
-        return Refused(shown(name), f"more than {MAX_DEPTH} folders deep")
     for part in parts:
         if reason := _part(part):
             return Refused(shown(name), reason)
-    return parts
+    return parts if len(parts) <= MAX_DEPTH else Refused(shown(name), f"more than {MAX_DEPTH} folders deep")
 
 
 def _whole(name: object) -> str:

@@ -18,7 +18,7 @@ from uvcc_engine.contract.errors import UnreachableError, UvccError, Verificatio
 SUMS = "SHA256SUMS"
 FETCH_S = 6 * 3600.0  # however much a pod announces
 LAST_S = 300.0  # so long a teardown waits for what the pods still give
-MOST_STALLS = 3
+MOST_STALLS = 8
 AGENT_LOG = 16 << 20
 
 
@@ -58,35 +58,47 @@ _HOSTILE = "the pod is faulty or hostile: its other evidence is here, look at it
 
 
 async def _take(link: PodLink, remote: str, landing: Landing, offer: offered.Offer) -> list[UvccError]:
-    """Fetch what is not here yet; what went wrong, in order."""
-    slots, stalls = asyncio.Semaphore(8), 0
-    troubles: list[UvccError] = []
+    """Fetch what is not here yet; what went wrong, in order.
 
-    async def one(name: str, file: offered.Offered) -> None:
-        nonlocal stalls
+    A file that stalls takes others of its session with it, so what stalled is asked for once more, one by one.
+    """
+    slots = asyncio.Semaphore(8)
+    troubles: list[UvccError] = []
+    stalled: dict[str, offered.Offered] = {}
+
+    async def one(name: str, file: offered.Offered, tries: int = 2) -> None:
         async with slots:
-            if stalls >= MOST_STALLS or await asyncio.to_thread(_same, landing.root / name, file.sha256):
+            if len(stalled) >= MOST_STALLS or await asyncio.to_thread(_same, landing.root / name, file.sha256):
                 return
-            for last in (False, True):
-                try:
-                    await link.get(f"{remote}/{name}", landing, file.parts, limit=file.size, sha256=file.sha256)
-                    return
-                except VerificationError as e:
-                    if last:
-                        troubles.append(e)
-                except UnreachableError as e:
-                    stalls += 1
+            try:
+                await link.get(f"{remote}/{name}", landing, file.parts, limit=file.size, sha256=file.sha256)
+                return
+            except UnreachableError as e:
+                stalled[name] = file
+                if tries == 1:
+                    troubles.append(e)
+                return
+            except UvccError as e:
+                if tries == 1 or not isinstance(e, VerificationError):
                     return troubles.append(e)
-                except UvccError as e:
-                    return troubles.append(e)
+        await one(name, file, tries - 1)
 
     try:
-        async with asyncio.timeout(FETCH_S), asyncio.TaskGroup() as group:
-            for name, file in offer.files.items():
-                group.create_task(one(name, file))
+        async with asyncio.timeout(FETCH_S):
+            async with asyncio.TaskGroup() as group:
+                for name, file in offer.files.items():
+                    group.create_task(one(name, file))
+            left = {n: f for n, f in offer.files.items() if stalled and not _there(landing.root / n, f)}
+            stalled.clear()
+            for name, file in left.items():
+                await one(name, file, tries=1)
     except TimeoutError:
         troubles.append(UnreachableError(f"pod {link.name} takes more than {FETCH_S / 3600:.0f} h", "fetch again"))
     return troubles
+
+
+def _there(path: Path, file: offered.Offered) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size == file.size
 
 
 def _sha256(path: Path) -> str:
