@@ -110,7 +110,7 @@ def _compress(path: Path, packed: Path) -> list[Path]:
 def find_logs(artifacts: Path, exclude: Sequence[str] = ()) -> list[LogFile]:
     """Every file of a run's artifacts with its hash, in order of name."""
     found = []
-    for path in sorted(p for p in artifacts.rglob("*") if p.is_file()):
+    for path in sorted(p for p in artifacts.rglob("*") if p.is_file() and not p.is_symlink()):
         name = path.relative_to(artifacts).as_posix()
         base = path.name
         if base.startswith(OUTPUT) or "figs/" in name:

@@ -101,13 +101,13 @@ def _join(document: Mapping[str, Any]) -> Path:
     party, run = int(document["party"]), checked_run_id(str(document["run"]))
     if party not in range(PARTIES) or len(document["relays"]) > MOST_RELAYS:
         raise ValueError(f"party {party}, {len(document['relays'])} relays")
-    run_dir = paths.run_dir(f"{run}-p{party}")
-    folder = run_dir / relay.FOLDER
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     phase, engine_run, steps, sid = document["phase"]
     checked_run_id(str(engine_run))
     if phase not in PHASES:
         raise ValueError(f"no phase {phase!r}")
+    run_dir = paths.run_dir(f"{run}-p{party}")
+    folder = run_dir / relay.FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(run_dir / KEY_FILE, str(document["order_key"]).encode(), mode=0o600)
     write_atomic(folder / SIGNERS, json.dumps(document["signers"]).encode())
     for number, at in enumerate(document["relays"]):
