@@ -7,6 +7,7 @@ needs neither the user's key nor to know that the host is not a rented one. One 
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError, Unreadabl
 
 CLAIM = ".uvcc-claim"  # a symbolic link whose target is the pod's name: made and read in one step
 PATIENCE_S = 30.0
+_CLAIMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 class Host(BaseModel):
@@ -182,8 +184,8 @@ class InventoryProvider:
 
         async def ask(host: Host) -> Pod | None:
             name = await (await self._link(host)).sh(f"readlink {CLAIM} || :")
-            if not name.startswith(prefix) or not name:
-                return None
+            if not name.startswith(prefix) or not _CLAIMED.fullmatch(name):
+                return None  # nobody's claim, another's, or none that this console ever wrote
             party, replica = _place(name)
             return _pod(name, party, replica, host)
 
@@ -242,9 +244,8 @@ def _why(request: PodRequest, hosts: Sequence[Host]) -> str:
 
 def _place(name: str) -> tuple[int, int]:
     """Party and replica out of ``...-p0r1``; (0, 0) for another form."""
-    tail = name.rpartition("-")[2]
-    party, _, replica = tail.removeprefix("p").partition("r")
-    return (int(party), int(replica)) if party.isdigit() and replica.isdigit() else (0, 0)
+    found = re.fullmatch(r".*-p([0-9]{1,6})r([0-9]{1,6})", name)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _pod(name: str, party: int, replica: int, host: Host) -> Pod:

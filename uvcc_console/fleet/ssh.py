@@ -12,7 +12,10 @@ from pathlib import Path
 
 import asyncssh
 
+from uvcc_console.fleet import bounded
+from uvcc_console.fleet.landing import Arriving, Landing
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
+from uvcc_engine.contract.safepaths import Parts
 
 HANDSHAKES = 8  # OpenSSH's MaxStartups starts to refuse at 10 unauthenticated connections
 SESSIONS = 8  # of OpenSSH's MaxSessions 10: one is left for a halt, one for SFTP
@@ -41,13 +44,17 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. A peer that froze is noticed after about ``keepalive_s * (keepalive_count + 1)``."""
+    """Seconds. A peer that froze is noticed after about ``keepalive_s * (keepalive_count + 1)``.
+
+    ``stall``: so long a file may give nothing while the connection lives.
+    """
 
     connect: float = 10.0
     login: float = 15.0
     operation: float = 30.0
     keepalive_s: float = 5.0
     keepalive_count: int = 3
+    stall: float = 30.0
     backoff_first: float = 0.25
     backoff_last: float = 15.0
 
@@ -234,34 +241,38 @@ class PodLink:
         assert self._connection is not None
         return self._connection
 
-    async def run(self, command: str, *, timeout: float = 0.0, stdin: bytes = b"") -> Completed:
+    async def run(
+        self, command: str, *, timeout: float = 0.0, stdin: bytes = b"", limit: int = bounded.OUTPUT
+    ) -> Completed:
         """Run a command of the pod's /bin/sh. A time-out or lost link gives ``exit=None``, partial output kept.
 
-        Raises UnreachableError when it could not even be started.
+        Raises UnreachableError when it could not even be started, UvccError when it says more than ``limit`` bytes.
         """
-        limit = timeout or self.timeouts.operation
+        patience = timeout or self.timeouts.operation
         try:
-            async with self._sessions, asyncio.timeout(limit):
+            async with self._sessions, asyncio.timeout(patience):
                 connection = await self._use()
                 process = await connection.create_process(command, encoding=None)
                 try:
-                    out, err = await process.communicate(stdin)
+                    out, err = await bounded.output(process, stdin, limit)
                 finally:
                     process.close()
                 signal = process.exit_signal[0] if process.exit_signal else ""
-                return Completed(process.exit_status, bytes(out or b""), bytes(err or b""), signal)
+                return Completed(process.exit_status, out, err, signal)
+        except bounded.TooMuchError as e:
+            raise UvccError(f"pod {self.name} {e}, as the output of a command", "look at that pod by hand") from None
         except TimeoutError:
             if not self.up:
                 raise classify(TimeoutError(), self.name, self.address) from None
-            return Completed(None, b"", f"no answer in {limit:g} s".encode())
+            return Completed(None, b"", f"no answer in {patience:g} s".encode())
         except asyncssh.ConnectionLost as e:
             return Completed(None, b"", str(e).encode())
         except (OSError, asyncssh.Error) as e:
             raise classify(e, self.name, self.address) from e
 
-    async def sh(self, command: str, *, timeout: float = 0.0, stdin: bytes = b"") -> str:
+    async def sh(self, command: str, *, timeout: float = 0.0, stdin: bytes = b"", limit: int = bounded.OUTPUT) -> str:
         """Run a command that must succeed; its stripped output. Raises UvccError with what it said."""
-        done = await self.run(command, timeout=timeout, stdin=stdin)
+        done = await self.run(command, timeout=timeout, stdin=stdin, limit=limit)
         if done.exit is None:
             raise UnreachableError(
                 f"pod {self.name}: the link was lost during a command ({done.trouble})", "its outcome is unknown; retry"
@@ -297,16 +308,63 @@ class PodLink:
             await sftp.chmod(temporary, mode)
             await sftp.posix_rename(temporary, remote)
 
-    async def get(self, remote: str, local: Path, *, recurse: bool = False, timeout: float = 600.0) -> None:
-        """Fetch a file, or with ``recurse`` a folder, from the pod."""
-        async with self._files(timeout) as sftp:
-            await sftp.get(remote, str(local), recurse=recurse, preserve=True)
+    async def get(
+        self,
+        remote: str,
+        into: Landing,
+        parts: Parts,
+        *,
+        limit: int,
+        sha256: str = "",
+        growing: bool = False,
+        timeout: float = 6 * 3600.0,
+    ) -> Arriving:
+        """Fetch one regular file of at most ``limit`` bytes; the pod decides over its content and nothing else.
 
-    async def read(self, remote: str, *, timeout: float = 0.0) -> bytes:
-        """The content of a small file of the pod."""
-        async with self._files(timeout or self.timeouts.operation) as sftp, sftp.open(remote, "rb") as f:
-            found: bytes | str = await f.read()
-            return found if isinstance(found, bytes) else found.encode()
+        A file that has more is refused while it comes, unless it is ``growing``: then its beginning is taken. Raises
+        VerificationError for one that is too long, no file or not of this hash, and then nothing of it is here;
+        UnreachableError for one that gives nothing for long.
+        """
+        async with self._streaming(timeout) as sftp:
+            with into.file(parts, limit=limit) as arriving:
+                await bounded.read_into(sftp, remote, arriving.write, limit, growing=growing, stall=self.timeouts.stall)
+                if sha256 and arriving.sha256 != sha256:
+                    told = f"{'/'.join(parts)} of pod {self.name} arrived as {arriving.sha256[:12]}"
+                    raise VerificationError("fetch", f"{told}, there it is {sha256[:12]}")
+                arriving.keep()
+        return arriving
+
+    async def read(self, remote: str, *, limit: int = bounded.OUTPUT, timeout: float = 0.0) -> bytes:
+        """The content of a small file of the pod. Raises as :meth:`get` does."""
+        found: list[bytes] = []
+        async with self._streaming(timeout or self.timeouts.operation) as sftp:
+            await bounded.read_into(sftp, remote, found.append, limit, growing=False, stall=self.timeouts.stall)
+        return b"".join(found)
+
+    async def tail(self, remote: str, *, limit: int, timeout: float = 0.0) -> bytes:
+        """The last ``limit`` bytes of a file of the pod, or all of it."""
+        found: list[bytes] = []
+        async with self._streaming(timeout or self.timeouts.operation) as sftp:
+            stall = self.timeouts.stall
+            await bounded.read_into(sftp, remote, found.append, limit, last=True, growing=True, stall=stall)
+        return b"".join(found)
+
+    @asynccontextmanager
+    async def _streaming(self, timeout: float) -> AsyncIterator[asyncssh.SFTPClient]:
+        """Like ``_files``, for what the pod may draw out: what stalls takes its session with it, not the next file."""
+        async with self._files(timeout) as sftp:
+            try:
+                yield sftp
+            except bounded.StalledError as e:
+                if self._sftp is sftp:
+                    self._sftp = None
+                sftp.exit()
+                what = f"pod {self.name} at {self.address} {e}"
+                raise UnreachableError(what, "a pipe or a device is no evidence: look at that pod by hand") from None
+            except bounded.TooMuchError as e:
+                raise VerificationError("fetch", f"pod {self.name} {e}") from None
+            except ValueError as e:  # a packet that is none
+                raise VerificationError("fetch", f"pod {self.name} does not speak SFTP: {e}") from e
 
     async def open(self, command: str, *, timeout: float = 0.0) -> asyncssh.SSHClientProcess[bytes]:
         """Start a long-lived command with binary streams, outside the session limit. Raises UnreachableError."""

@@ -35,6 +35,7 @@ CONSENT: Final = "consent/"
 LOOK_S: Final = 5.0
 AGAIN_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
+MOST_BYTES: Final = 16 << 20
 FRESH_S: Final = 15.0
 Report = Callable[[str, str, str, int, str], None]
 
@@ -61,8 +62,12 @@ class Mailbox:
             except (OSError, http.client.HTTPException, ValueError) as e:
                 trouble = str(e)
                 continue
-            self.after = max(self.after, int(found["seq"]))
-            return list(found["records"])
+            seq, records = found.get("seq"), found.get("records")
+            if type(seq) is not int or not 0 <= seq < 1 << 63 or not isinstance(records, list):
+                trouble = "its answer is no record"
+                continue
+            self.after = max(self.after, seq)
+            return [r for r in records if isinstance(r, dict)]
         raise UvccError(f"the relay at {self.url} does not take orders: {trouble}", "the other halt paths remain")
 
     def _post(self, token: str, body: str) -> dict[str, Any]:
@@ -78,7 +83,12 @@ class Mailbox:
             headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
             connection.request("POST", "/records", body, headers)
             reply = connection.getresponse()
-            found = json.loads(reply.read())
+            said = reply.read(MOST_BYTES + 1)
+            if len(said) > MOST_BYTES:
+                raise ValueError(f"its answer exceeds {MOST_BYTES} bytes")
+            found = json.loads(said)
+        except RecursionError:
+            raise ValueError("its answer is no record") from None
         finally:
             connection.close()
         if reply.status != http.client.OK or not isinstance(found, dict):

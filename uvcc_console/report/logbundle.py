@@ -1,7 +1,7 @@
 """``all_logs_explained.md``: one file that an auditor reads from the top.
 
 What ran, who took part, the verifier's verdict, key figures, and every log with its SHA-256, each heading explained.
-Every line is checked by :mod:`redact` before it is written; one forbidden line and there is no bundle.
+All text is checked by :mod:`redact` before it is written; one forbidden line and there is no bundle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uvcc_console.report import metrics
 from uvcc_console.report.artifacts import SIGNERS, write_artifacts
 from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.record import RunRecord, address
-from uvcc_console.report.redact import checked
+from uvcc_console.report.redact import LONGEST, checked, lines_of
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.transcript.bundle import NAME, Bundle
@@ -45,6 +45,9 @@ QUOTED: Final = (
 )
 # never opened for quoting, whatever they are called elsewhere
 UNQUOTED: Final = ("*.bin", "*.safetensors", "openings.jsonl", "peers.jsonl", "roots.jsonl", NAME)
+_AS_FETCHED: Final = (
+    f"Each log is quoted as fetched, lines of more than {LONGEST} characters in parts; its SHA-256 is that of the file."
+)
 _EXPLAINED: Final = {
     "run_full.log": "The rollout as the console saw it, one event a line: pods, stages, roots, results, verdicts.",
     "dp_layout.json": "Which pod belongs to which party and replica, and where it was reached.",
@@ -110,7 +113,7 @@ def _compress(path: Path, packed: Path) -> list[Path]:
 def find_logs(artifacts: Path, exclude: Sequence[str] = ()) -> list[LogFile]:
     """Every file of a run's artifacts with its hash, in order of name."""
     found = []
-    for path in sorted(p for p in artifacts.rglob("*") if p.is_file()):
+    for path in sorted(p for p in artifacts.rglob("*") if p.is_file() and not p.is_symlink()):
         name = path.relative_to(artifacts).as_posix()
         base = path.name
         if base.startswith(OUTPUT) or "figs/" in name:
@@ -130,7 +133,7 @@ def _matches(base: str, patterns: Sequence[str]) -> bool:
 def _document(record: RunRecord, logs: Sequence[LogFile]) -> Iterator[str]:
     yield from checked("(summary)", _summary(record))
     yield from checked("(list of files)", _files(logs))
-    yield from ("", "# 6. Logs", "", "Each log is quoted as fetched; its SHA-256 is that of the file.")
+    yield from ("", "# 6. Logs", "", _AS_FETCHED)
     for log in logs:
         if log.quoted:
             yield from _quote(log)
@@ -149,8 +152,7 @@ def _quote(log: LogFile) -> Iterator[str]:
     yield f"{fence}text"
     with log.path.open(errors="replace", newline="\n") as file:
         # a line that looks like our own fence would end the quotation early
-        lines = (line.rstrip("\n") for line in file)
-        yield from (line.replace(fence, "` ` ` `") for line in checked(log.name, lines))
+        yield from (line.replace(fence, "` ` ` `") for line in checked(log.name, lines_of(file)))
     yield fence
 
 

@@ -1,39 +1,30 @@
-"""Refuse what must not leave: text shaped like shares, keys or tokens. Checked line by line, never quoted in an error.
+"""Refuse what must not leave: text shaped like shares, keys or tokens. Never quoted in an error.
 
-A bundle that would hold such a line is not written at all: a reader of logs cannot tell a harmless random number from a
-share, so neither is let through.
+A bundle that would hold such text is not written at all: a reader of logs cannot tell a harmless random number from a
+share, so neither is let through. Lines are not looked at alone: numbers are counted over a window of lines, and what
+goes on behind the end of a line is put together again. What each shape is stands in :mod:`shapes`.
 """
 
 from __future__ import annotations
 
-import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import IO, Final
 
+from uvcc_console.report import shapes
+from uvcc_console.report.shapes import KEY, SHARE, TOKEN
 from uvcc_engine.contract.errors import UvccError
 
-KEY, TOKEN, SHARE = "key-shaped", "token-shaped", "share-shaped"
+__all__ = ["KEY", "SHARE", "TOKEN", "Finding", "RedactionError", "Sieve", "checked", "lines_of", "shape_of"]
 
-_SIGNATURE: Final = re.compile(r"-----BEGIN SSH SIGNATURE-----.*?-----END SSH SIGNATURE-----")
-_KEY: Final = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY|b3BlbnNzaC1rZXktdjE|PuTTY-User-Key-File|AGE-SECRET-KEY-1"
-    r"|[\"']?(?:private[_-]?key|privkey|secret[_-]?key|seed_hex)[\"']?\s*[:=]\s*[\"']?[0-9A-Za-z+/=_-]{16,}",
-    re.IGNORECASE,
-)
-_TOKEN: Final = re.compile(
-    r"\bBearer\s+[A-Za-z0-9._~+/=-]{12,}|\bAuthorization\s*:\s*\S+"
-    r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{5,}"
-    r"|\b(?:ghp|gho|ghs|glpat|hf|sk|pit|xox[abp])[_-][A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b"
-    r"|[\"']?(?:[a-z0-9]+[_-])*(?:token|api[_-]?key|apikey|password|passwd|secret)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9._~+/=-]{12,}",
-    re.IGNORECASE,
-)
-# text encodings of tensors: no hash, id, leaf or signature line is that long
-_HEX: Final = re.compile(r"[0-9A-Fa-f]{129,}|(?:\\x[0-9a-f]{2}[^\\]{0,2}){32,}")
-_BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]{160,}")
-_MIXED: Final = (re.compile(r"[a-z]"), re.compile(r"[A-Z]"), re.compile(r"[0-9]"))
-_BIG: Final = re.compile(r"(?<![\w.])-?\d{16,20}(?![\w.])")
-_BIG_LIMIT: Final = 4
+WINDOW: Final = 8
+NUMBERS: Final = 4  # in a window: integers of the size of shares, or words of 64 bits in hex
+BASE64: Final = 120
+DUMPED: Final = 2  # lines of a hex dump
+LONGEST: Final = 1 << 16
+_OVERLAP: Final = 512
+_SIGNATURE_LINES: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,40 +48,86 @@ class RedactionError(UvccError):
 
 
 def shape_of(line: str) -> str:
-    """What forbidden thing a line looks like; "" if none."""
-    text = _SIGNATURE.sub("", line) if "SSH SIGNATURE" in line else line
-    if _KEY.search(text):
-        return KEY
-    if _TOKEN.search(text):
-        return TOKEN
-    if "\0" in text or _HEX.search(text) or _encoded(text) or len(_BIG.findall(text)) >= _BIG_LIMIT:
-        return SHARE
-    return ""
-
-
-def _encoded(text: str) -> bool:
-    """Whether a long run of base64 characters mixes cases and digits, as rulers and paths do not."""
-    return any(all(m.search(hit.group()) for m in _MIXED) for hit in _BASE64.finditer(text))
+    """What forbidden thing a line looks like by itself; "" if none."""
+    return Sieve("").shape(line)
 
 
 class Sieve:
-    """Looks at lines in order; remembers numbers that stand one per line."""
+    """Looks at the lines of one file in order; remembers what the lines before have shown."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._number = 0
-        self._lonely = 0
+        self._seen = 0
+        self._window: deque[tuple[int, shapes.Marks]] = deque()
+        self._arrays = shapes.Arrays()
+        self._hex = 0
+        self._above = ""
+        self._public = 0
+        self._cut = ""
 
     def check(self, line: str) -> None:
-        """Raises RedactionError if the line, or a column it continues, must not leave."""
+        """Raises RedactionError if the line, or what it goes on, must not leave."""
         self._number += 1
-        shape = shape_of(line)
-        if not shape:
-            # a tensor printed one value a line
-            self._lonely = self._lonely + 1 if _BIG.fullmatch(line.strip().strip(",[]()")) else 0
-            shape = SHARE if self._lonely >= _BIG_LIMIT else ""
+        shape = self.shape(line)
         if shape:
             raise RedactionError(Finding(self._name, self._number, shape))
+
+    def shape(self, line: str) -> str:
+        """What the line, together with those before it, looks like; "" if it may leave."""
+        if len(line) >= LONGEST or self._cut:  # a part of a longer line: a secret may lie across the cut
+            line, self._cut = self._cut + line, line[-_OVERLAP:] if len(line) >= LONGEST else ""
+        self._seen += 1
+        text = self._without_public(line)
+        marks = shapes.measure(text, self._above)
+        self._remember(text)
+        if marks.certain:
+            return marks.certain
+        self._hex = self._hex + marks.hex_line if marks.hex_line else 0
+        crowded = marks.counts and self._crowded(marks)
+        return SHARE if self._hex >= shapes.HEX_RUN or crowded or self._arrays.add(text) else ""
+
+    def _crowded(self, marks: shapes.Marks) -> bool:
+        """Whether the last lines together show more than any log does."""
+        self._window.append((self._seen, marks))
+        while self._window[0][0] <= self._seen - WINDOW:
+            self._window.popleft()
+        seen = [m for _, m in self._window]
+        if sum(m.odd_bigs for m in seen) >= 2 and sum(m.bigs for m in seen) >= NUMBERS:
+            return True
+        if sum(m.words for m in seen) >= NUMBERS or sum(m.dump for m in seen) >= DUMPED:
+            return True
+        return sum(m.base64 for m in seen) >= BASE64
+
+    def _without_public(self, line: str) -> str:
+        """The line without signatures and public keys, also where these are several lines long."""
+        text = shapes.without_public(line)
+        if self._public:
+            self._public -= 1
+            end = shapes.PUBLIC_ENDS.search(text)
+            if end:
+                self._public = 0
+                return text[end.end() :]
+            if self._public and len(text) <= 80:
+                return ""
+            self._public = 0
+        elif "-----BEGIN" in text and (begin := shapes.PUBLIC_BEGINS.search(text)):
+            self._public = _SIGNATURE_LINES
+            return text[: begin.start()]
+        return text
+
+    def _remember(self, line: str) -> None:
+        """Where a line ends inside a list, keep it: what goes on below has its name there."""
+        if not line.rstrip().endswith(("[", "{", ",", ":", "(")):
+            self._above = ""
+        elif not self._above or shapes.names_something(line):
+            self._above = line[-600:]
+
+
+def lines_of(file: IO[str]) -> Iterator[str]:
+    """Lines without their ends, in bounded memory: one that is longer than ``LONGEST`` comes in parts."""
+    while line := file.readline(LONGEST):
+        yield line.rstrip("\n")
 
 
 def checked(name: str, lines: Iterable[str]) -> Iterator[str]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import triage
-from uvcc_console.rollout import flight
+from uvcc_console.fleet.landing import Arriving, Landing
+from uvcc_console.rollout import flight, offered
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
 from uvcc_console.rollout.plan import Phase
-from uvcc_console.rollout.stages import collect, replacing, succession
+from uvcc_console.rollout.stages import replacing, succession
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.parallel.topology import Topology
@@ -60,26 +59,40 @@ async def fetch(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
     """Bring what one pod may give home now, while it is written: evidence, tables, logs, stack dumps."""
     phase, member = _phase(ctx), _member(ctx, args)
     remote, home = f".uvcc/runs/{phase.engine_run}", ctx.artifacts / "fetched" / f"{phase.name}-{member.name}"
-    listed = await member.ssh.sh(f"cd {remote} && find . -type f ! -path './checkpoints/*'")
-    names = sorted(n for line in listed.splitlines() if collect.wanted(n := line.strip().removeprefix("./")))
-    for name in names:
-        (home / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        await member.ssh.get(f"{remote}/{name}", home / name)
-    for name in await _different(member, remote, home, names):  # replaced meanwhile, where others only grow
-        await member.ssh.get(f"{remote}/{name}", home / name)
-    left = await _different(member, remote, home, names)
+    coords = {str(c) for c in phase.coords(member.name)}
+    with Landing(home) as landing:
+        offer, sums = await _bring(member, remote, landing, coords)
+        left = await _different(member, remote, sums)
+        if left:  # replaced meanwhile, where others only grow
+            offer, again = await _bring(member, remote, landing, coords, left)
+            left = await _different(member, remote, again)
     if left:
         raise UvccError(f"{', '.join(left)} of {member.name} changed while they were fetched", "fetch again")
-    return f"{len(names)} files in {home.relative_to(ctx.run_dir)}"
+    said = offer.complaint()
+    return f"{len(sums)} files in {home.relative_to(ctx.run_dir)}" + (f"; {said}" if said else "")
 
 
-async def _different(member: Member, remote: str, home: Path, names: Sequence[str]) -> list[str]:
+async def _bring(
+    member: Member, remote: str, landing: Landing, coords: Collection[str], only: Collection[str] = ()
+) -> tuple[offered.Offer, dict[str, Arriving]]:
+    """Fetch what is offered now, or ``only`` these: of each file as much as it has at this moment."""
+    listed = await member.ssh.sh(offered.SIZES.format(folder=remote), timeout=120.0, limit=offered.LISTING)
+    offer = offered.read_offer(listed, coords, hashed=False)
+    return offer, {
+        name: await member.ssh.get(f"{remote}/{name}", landing, file.parts, limit=file.size, growing=True)
+        for name, file in sorted(offer.files.items())
+        if not only or name in only
+    }
+
+
+async def _different(member: Member, remote: str, arrived: Mapping[str, Arriving]) -> list[str]:
     """Files whose beginning on the pod is not what arrived; what was appended since does not count."""
-    sizes = {name: (home / name).stat().st_size for name in names}
-    script = "".join(f"head -c {size} {shlex.quote(name)} | sha256sum\n" for name, size in sizes.items())
-    sums = (await member.ssh.sh(f"cd {remote}\n{script}", timeout=120.0)).splitlines()
-    found = dict(zip(names, (line.partition(" ")[0] for line in sums), strict=True))
-    return [n for n in names if found[n] != hashlib.sha256((home / n).read_bytes()).hexdigest()]
+    script = "".join(f"head -c {a.size} {shlex.quote(name)} | sha256sum\n" for name, a in arrived.items())
+    sums = (await member.ssh.sh(f"cd {remote}\n{script}", timeout=120.0)).splitlines() if arrived else []
+    if len(sums) != len(arrived):
+        raise UvccError(f"pod {member.name} gives {len(sums)} sums of {len(arrived)} files", "fetch again")
+    found = dict(zip(arrived, (line.partition(" ")[0] for line in sums), strict=True))
+    return [n for n, a in arrived.items() if found[n] != a.sha256]
 
 
 async def restart(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:

@@ -20,11 +20,13 @@ from uvcc_console.fleet.keys import KEY_FILE, operator_key, public_line
 from uvcc_console.haltd import relay
 from uvcc_console.rollout import spawn
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.files import write_atomic
+from uvcc_engine.contract.files import checked_run_id, write_atomic
 from uvcc_engine.parallel.topology import PARTIES
 
 SIGNERS: Final = "signers.json"
 DOMAIN: Final = spawn.DOMAIN
+PHASES: Final = ("smoke", "full")
+MOST_RELAYS: Final = 4096
 TOLD: Final = ("job", "topology", "smoke", "consent")
 HALT: Final = {"lease": 0.0, "auto": ["hold", "halt"]}
 
@@ -91,16 +93,21 @@ def join(document: Mapping[str, Any]) -> Path:
     """
     try:
         return _join(document)
-    except (KeyError, ValueError, TypeError, IndexError) as e:
+    except (KeyError, ValueError, TypeError, IndexError, ConfigError) as e:
         raise UnreadableError(f"not a domain's file: {e}", "uvcc domain export RUN --party P writes one") from e
 
 
 def _join(document: Mapping[str, Any]) -> Path:
-    party, run = int(document["party"]), str(document["run"])
+    party, run = int(document["party"]), checked_run_id(str(document["run"]))
+    if party not in range(PARTIES) or len(document["relays"]) > MOST_RELAYS:
+        raise ValueError(f"party {party}, {len(document['relays'])} relays")
+    phase, engine_run, steps, sid = document["phase"]
+    checked_run_id(str(engine_run))
+    if phase not in PHASES:
+        raise ValueError(f"no phase {phase!r}")
     run_dir = paths.run_dir(f"{run}-p{party}")
     folder = run_dir / relay.FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    phase, engine_run, steps, sid = document["phase"]
     write_atomic(run_dir / KEY_FILE, str(document["order_key"]).encode(), mode=0o600)
     write_atomic(folder / SIGNERS, json.dumps(document["signers"]).encode())
     for number, at in enumerate(document["relays"]):

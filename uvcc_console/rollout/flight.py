@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import flight
+from uvcc_console.fleet.landing import Landing
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.plan import Phase
 from uvcc_engine.contract import wire
@@ -28,7 +29,9 @@ async def read(ctx: Rollout, phase: Phase) -> str:
 
     async def one(member: Member) -> tuple[list[str], dict[str, Answer]]:
         ack = await member.channel.request(wire.FLIGHT, run=phase.engine_run, nonce=nonce)
-        asked = [str(c) for c in ack.get("asked", [])]
+        own = {str(c) for c in phase.coords(member.name)}
+        told = ack.get("asked")
+        asked = sorted(own & {c for c in told if isinstance(c, str)}) if isinstance(told, list) else []
         return asked, await _answers(member, phase.engine_run, asked, nonce)
 
     found = await each(ctx.of_phase(phase), one)
@@ -39,9 +42,9 @@ async def read(ctx: Rollout, phase: Phase) -> str:
     if not answers:
         raise UvccError(f"no flight recorder answered in {ANSWER_S:g} s", "D has the pod's workers write their stacks")
     home = ctx.artifacts / "flight" / f"{phase.name}-{nonce}"
-    home.mkdir(parents=True, mode=0o700)
-    for coord, answer in answers.items():
-        (home / name_of(coord)).write_text(json.dumps(answer, indent=1))
+    with Landing(home) as landing:
+        for coord, answer in answers.items():
+            landing.write((name_of(coord),), json.dumps(answer, indent=1).encode())
     findings = flight.judge(answers)
     silent = sorted(set(asked) - set(answers))
     where = str(home.relative_to(ctx.run_dir))
@@ -68,6 +71,6 @@ async def _read(member: Member, path: str) -> Answer:
     """A worker's answer; empty before its first."""
     try:
         found = json.loads(await member.ssh.read(path))
-    except (UvccError, ValueError):
+    except (UvccError, ValueError, RecursionError):
         return {}
     return dict(found) if isinstance(found, Mapping) else {}

@@ -76,7 +76,7 @@ def pod_prefix(run: str, profile: Profile) -> str:
     Raises ConfigError for a prefix that could meet pods which are not ours.
     """
     given = profile.fleet.attach_prefix
-    if given and not re.fullmatch(rf"{POD_PREFIX}.+-", given):
+    if given and not re.fullmatch(rf"{POD_PREFIX}[A-Za-z0-9._-]{{1,160}}-", given):
         raise ConfigError(f"fleet.attach_prefix is {given!r}", f"it is {POD_PREFIX}RUN-, see: uvcc pods")
     return given or f"{POD_PREFIX}{run}-"
 

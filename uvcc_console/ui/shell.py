@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,10 @@ from uvcc_console.core.snapshot import PodView
 from uvcc_engine.contract.errors import UnreadableError
 
 KEY_FILE = "ssh_ed25519"
+# a provider says where its pods are: nothing of it may be an option of ssh or a second line of known_hosts
+_HOST = re.compile(r"\[?[A-Za-z0-9:][A-Za-z0-9.:%_-]*\]?")
+_USER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*)?")
+_HOST_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+")
 
 
 def _key(run_dir: Path, profile: Mapping[str, Any]) -> Path:
@@ -25,7 +30,9 @@ def ssh_command(pod: PodView, run_dir: Path, profile: Mapping[str, Any]) -> Iter
     """The command line; its known-hosts file lives as long as the context. Raises UnreadableError."""
     user, _, where = pod.address.rpartition("@")
     host, _, port = where.rpartition(":")
-    if not host or not pod.host_key:
+    if not _HOST.fullmatch(host) or not _USER.fullmatch(user) or not port.isdecimal() or not port.isascii():
+        raise UnreadableError(f"pod {pod.pod} has no address that ssh may be given", "it was never reached")
+    if not _HOST_KEY.fullmatch(pod.host_key):
         raise UnreadableError(f"pod {pod.pod} has no address or no pinned host key", "it was never reached")
     key = _key(run_dir, profile)
     if not key.exists():

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ class FileTail:
             self._fd = -1
 
     def _open(self) -> None:
-        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = _regular(self._path)
         self._ino = os.fstat(self._fd).st_ino
         self._seen = (-1, -1)
         self._remember()
@@ -115,7 +116,7 @@ class FileTail:
             return
         rotated = self._path.with_name(self._path.name + ".1")
         if rotated.exists() and rotated.stat().st_ino == self._ino:
-            self._fd = os.open(rotated, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = _regular(rotated)
             yield from self._drain()
             self.close()
         if not self._document:
@@ -179,6 +180,15 @@ class FileTail:
     def _rewritten(self) -> bool:
         start = max(0, self._off - _MARK)
         return bool(self._mark) and os.pread(self._fd, len(self._mark), start) != self._mark
+
+
+def _regular(path: Path) -> int:
+    """Open a file without ever waiting for it: a pipe of that name would hold up the agent, and every halt with it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", os.fspath(path))
+    return fd
 
 
 class RunTail:

@@ -9,28 +9,33 @@ of them, after a barrier, :func:`commit`.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
+from uvcc_engine.contract.safepaths import shown
 
 MANIFEST: Final = "MANIFEST.json"
+MANIFEST_BYTES: Final = 64 << 20
 FORMAT: Final = 1
 CHUNK: Final = 4 << 20
 Content = bytes | Callable[[Path], object]
 """A file's bytes, or a function that writes the file at the path it is given."""
 
-_STEP_DIR = re.compile(r"step-(\d+)")
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_STEP_DIR = re.compile(r"step-([0-9]{1,15})")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,22 @@ def step_dir(root: Path, step: int) -> Path:
 def rank_file(rank: int) -> str:
     """The usual name of a rank's tensors."""
     return f"rank{rank}.safetensors"
+
+
+def checked_name(name: Any) -> str:
+    """The name, if a checkpoint's file can have it: one part, nothing that leads elsewhere. Raises ConfigError."""
+    if not isinstance(name, str) or not _FILE_NAME.fullmatch(name) or name.startswith("MANIFEST"):
+        raise ConfigError(f"not a checkpoint file name: {shown(name)}", "use letters, digits, '.', '_' and '-'")
+    return name
+
+
+def checked_file(name: str, described: Any) -> dict[str, Any]:
+    """Size and hash of a file as a manifest describes it. Raises ConfigError if they are none."""
+    size = described.get("bytes") if isinstance(described, dict) else None
+    sha256 = described.get("sha256") if isinstance(described, dict) else None
+    if type(size) is not int or not 0 <= size < 1 << 62 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise ConfigError(f"{shown(name)} is described without its size and hash", "use an earlier checkpoint")
+    return {"bytes": size, "sha256": sha256}
 
 
 def save(
@@ -164,9 +185,12 @@ def is_settled(root: Path, step: int, token: str) -> bool:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest alone, checked against itself; the files are not read. Raises VerificationError."""
     try:
-        raw = (folder / MANIFEST).read_bytes()
+        with _regular(folder / MANIFEST) as f:
+            raw = f.read(MANIFEST_BYTES + 1)
     except OSError as error:
         raise VerificationError("checkpoint", f"{folder} has no manifest: {error.strerror}") from error
+    if len(raw) > MANIFEST_BYTES:
+        raise VerificationError("checkpoint", f"{folder / MANIFEST} is longer than {MANIFEST_BYTES} bytes")
     try:
         whole = json.loads(raw)
         body = whole["body"]
@@ -174,7 +198,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise VerificationError("checkpoint", f"{folder / MANIFEST} was altered", "use an earlier checkpoint")
         if body["format"] != FORMAT:
             raise VerificationError("checkpoint", f"{folder} has format {body['format']}, this version reads {FORMAT}")
-        ranks = {int(rank): RankState(**part) for rank, part in body["ranks"].items()}
+        ranks = {int(rank): _state(part) for rank, part in body["ranks"].items()}
         return Manifest(
             path=folder,
             sha256=_sha256(raw),
@@ -183,8 +207,25 @@ def read_manifest(folder: Path) -> Manifest:
             topology=body["topology"],
             ranks=ranks,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
         raise VerificationError("checkpoint", f"{folder / MANIFEST} is damaged", "use an earlier checkpoint") from error
+
+
+def _state(part: Mapping[str, Any]) -> RankState:
+    """A rank's part of a manifest; its files lie beside the manifest and nowhere else."""
+    found = RankState(**part)
+    for name, described in found.files.items():
+        checked_file(checked_name(name), described)
+    return found
+
+
+def _regular(path: Path) -> BinaryIO:
+    """Open a file that must be one, whatever somebody put in its place: no link, no pipe, no device."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return os.fdopen(fd, "rb")
 
 
 def verify(folder: Path, sha256: str = "") -> Manifest:
@@ -211,8 +252,8 @@ def verify_in_steps(folder: Path, sha256: str = "") -> Generator[None, None, Man
             path = folder / name
             digest, size = hashlib.sha256(), 0
             try:
-                with path.open("rb") as f:
-                    while chunk := f.read(CHUNK):
+                with _regular(path) as f:
+                    while size <= wanted["bytes"] and (chunk := f.read(CHUNK)):
                         digest.update(chunk)
                         size += len(chunk)
                         yield
@@ -299,9 +340,7 @@ def _part_name(rank: int) -> str:
 
 def _write_file(folder: Path, name: str, content: Content) -> dict[str, Any]:
     """Write, fsync and describe one file; the hash is of what was read back."""
-    if not _FILE_NAME.fullmatch(name) or name.startswith("MANIFEST"):
-        raise ConfigError(f"not a checkpoint file name: {name!r}", "use letters, digits, '.', '_' and '-'")
-    path = folder / name
+    path = folder / checked_name(name)
     if path.exists():
         raise UvccError(f"two ranks write {path}", "give each file its rank in the name")
     if isinstance(content, bytes):

@@ -24,10 +24,10 @@ class Coord:
 
     @classmethod
     def parse(cls, text: str) -> Coord:
-        """Read ``p0r1s2t3``. Raises ConfigError on anything else."""
+        """Read ``p0r1s2t3``: no worker has a second spelling. Raises ConfigError on anything else."""
         import re
 
-        found = re.fullmatch(r"p(\d+)r(\d+)s(\d+)t(\d+)", text)
+        found = re.fullmatch("p{0}r{0}s{0}t{0}".format("(0|[1-9][0-9]{0,5})"), text)
         if not found:
             raise ConfigError(f"not a worker coordinate: {text!r}", "write it like p0r1s0t0")
         p, r, s, t = (int(g) for g in found.groups())

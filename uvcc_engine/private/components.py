@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,14 +36,24 @@ def decode_component(component: int, encoded: memoryview) -> tuple[int, dict[str
             raise ValueError(f"component {header['component']} in place of {component}")
         offset, found = 4 + length, {}
         for name, shape in header["tensors"]:
-            count = int(np.prod(shape, dtype=np.int64))
+            count = _count(shape, len(encoded) - offset)
             found[str(name)] = np.frombuffer(encoded, "<i8", count, offset).astype(np.int64).reshape(shape)
             offset += 8 * count
         if offset != len(encoded):
             raise ValueError("bytes left over")
         return int(header["frac_bits"]), found
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise UnreadableError(f"a share component cannot be read: {error}", "make the sealed file again") from error
+
+
+def _count(shape: Any, left: int) -> int:
+    """Number of elements of a tensor of this shape, which an owner wrote down. Raises ValueError if it cannot be."""
+    if not isinstance(shape, list) or len(shape) > 8 or any(type(n) is not int or not 0 <= n < 1 << 48 for n in shape):
+        raise ValueError("a tensor has no shape")
+    count = math.prod(shape)
+    if 8 * count > left:
+        raise ValueError(f"a tensor of {count} values is longer than what is left")
+    return count
 
 
 def pack_halves(halves: list[tuple[bytes, bytes]]) -> bytes:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +20,14 @@ from uvcc_engine.private.data import Floats, Ints
 _FEATURE_NAMES: Final = ("x", "X", "features", "images", "data")
 _LABEL_NAMES: Final = ("y", "Y", "labels", "targets", "target")
 _IDX_TYPES: Final = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+MOST_BYTES: Final = 16 << 30
+"""What a data file may unpack to: more than anything that fits a pod's memory as shares."""
+_DAMAGED: Final = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, NotImplementedError),
+    *(MemoryError, OverflowError, RecursionError, struct.error, zlib.error, tokenize.TokenError),
+)
 
 
 def read_rows(path: Path, labels: Path | None = None) -> tuple[Floats, Ints]:
@@ -48,7 +59,7 @@ def read_arrays(path: Path) -> dict[str, Floats]:
     """All arrays of an ``.npz`` file by name, as float64. Raises UnreadableError."""
 
     def read() -> dict[str, Floats]:
-        with np.load(path, allow_pickle=False) as found:
+        with np.load(_bounded(path), allow_pickle=False) as found:
             return {name: found[name].astype(np.float64) for name in found.files}
 
     arrays: dict[str, Floats] = _readable(path, read)
@@ -79,8 +90,16 @@ def _kind(path: Path) -> str:
 def _readable(path: Path, read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except (OSError, ValueError, EOFError, KeyError, struct.error, zipfile.BadZipFile) as error:
+    except (*_DAMAGED, zipfile.BadZipFile) as error:
         raise UnreadableError(f"cannot read {path}: {error}", "check the file and its format") from error
+
+
+def _bounded(path: Path) -> Path:
+    """The archive, if what it unpacks to is not beyond all measure. Raises ValueError."""
+    with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
+            raise ValueError(f"it unpacks to more than {MOST_BYTES >> 30} GiB")
+    return path
 
 
 def _named(path: Path, found: Any) -> tuple[Any, Any]:
@@ -92,7 +111,7 @@ def _named(path: Path, found: Any) -> tuple[Any, Any]:
 
 def _read_npz(path: Path) -> tuple[Any, Any]:
     def read() -> tuple[Any, Any]:
-        with np.load(path, allow_pickle=False) as found:
+        with np.load(_bounded(path), allow_pickle=False) as found:
             return _named(path, dict(found))
 
     x, y = _readable(path, read)
@@ -145,12 +164,15 @@ def _parse_idx(path: Path) -> Any:
     """The IDX format of MNIST: two zero bytes, a type, the number of dimensions, their sizes, the values."""
     raw = path.read_bytes()
     if raw[:2] == b"\x1f\x8b":
-        raw = gzip.decompress(raw)
+        with gzip.open(path) as packed:
+            raw = packed.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise ValueError(f"it unpacks to more than {MOST_BYTES >> 30} GiB")
     zero, kind, dims = struct.unpack_from(">HBB", raw)
     if zero != 0 or kind not in _IDX_TYPES or not dims:
         raise ValueError("not an IDX file")
     shape = struct.unpack_from(f">{dims}I", raw, 4)
     values = np.frombuffer(raw, _IDX_TYPES[kind], offset=4 + 4 * dims)
-    if values.size != int(np.prod(shape, dtype=np.int64)):
+    if values.size != math.prod(shape):
         raise ValueError(f"{values.size} values in place of {shape}")
     return values.reshape(shape)

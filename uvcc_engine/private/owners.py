@@ -95,12 +95,15 @@ def _read(box: bytes) -> tuple[list[OwnerPart], list[bytes]]:
         for item in listed:
             first, second, third = (str(c) for c in item["commitments"])
             parts.append(OwnerPart(str(item["owner"]), (first, second, third)))
-            boxes.append(box[at : at + int(item["bytes"])])
-            at += int(item["bytes"])
+            size = item["bytes"]
+            if type(size) is not int or not 0 <= size <= len(box) - at:
+                raise ValueError("a box is longer than what is left")
+            boxes.append(box[at : at + size])
+            at += size
         if at != len(box) or not parts:
             raise ValueError("its boxes do not fill it")
         return parts, boxes
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise UnreadableError(f"the set of sealed inputs cannot be read: {error}", "combine it again") from error
 
 

@@ -123,6 +123,6 @@ def _header(box: bytes) -> tuple[dict[str, Any], int]:
         fields = (header["to"], header["ephemeral"], header["sender"])
         if not all(isinstance(value, str) for value in fields) or not isinstance(header["about"], dict):
             raise ValueError("fields of other types")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnreadableError(f"the sealed file has no readable header: {error}", "copy it again") from error
     return header, start + length

@@ -26,12 +26,15 @@ class Segments:
         self._limit = segment_bytes
         folder.mkdir(mode=0o700, exist_ok=True)
         self._live: dict[int, int] = {}
-        self._number = max((int(p.stem) for p in folder.glob("*.seg")), default=0)
+        self._number = max((int(p.stem) for p in self._files()), default=0)
         self._fd = -1
         self._size = 0
 
     def path(self, number: int) -> Path:
         return self._folder / f"{number:08d}.seg"
+
+    def _files(self) -> list[Path]:
+        return [p for p in self._folder.glob("*.seg") if p.stem.isascii() and p.stem.isdigit() and len(p.stem) < 16]
 
     @property
     def in_use(self) -> bool:
@@ -42,7 +45,7 @@ class Segments:
         """After a start: count what is still referred to (one entry per payload), delete the other files."""
         for number in live:
             self._live[number] = self._live.get(number, 0) + 1
-        for path in self._folder.glob("*.seg"):
+        for path in self._files():
             if int(path.stem) not in self._live:
                 path.unlink()
 

@@ -8,6 +8,7 @@ import asyncssh
 import pytest
 from sshfake import SshFake
 
+from uvcc_console.fleet.landing import Landing
 from uvcc_console.fleet.ssh import HANDSHAKES, SESSIONS, Timeouts, classify
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
@@ -191,8 +192,10 @@ async def test_files_arrive_whole_and_are_read_back(ssh_fake, link_to, tmp_path,
     assert (tmp_path / "blob").stat().st_mode & 0o777 == 0o640
     assert not (tmp_path / "blob.part").exists()
     assert await link.read("blob") == data
-    await link.get("blob", tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == data
+    with Landing(tmp_path / "here") as here:
+        assert (await link.get("blob", here, ("copy",), limit=len(data))).size == len(data)
+    assert (tmp_path / "here/copy").read_bytes() == data
+    assert await link.tail("blob", limit=1000) == data[-1000:]
     with pytest.raises(UvccError, match="file transfer failed"):
         await link.read("nothing-there")
     await link.put(b"again", "blob")

@@ -13,6 +13,7 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.fleet.landing import Arriving, Landing
 from uvcc_console.fleet.provider import Provider
 from uvcc_console.rollout import actions, flight, forecast
 from uvcc_console.rollout.bus import Bus
@@ -22,8 +23,9 @@ from uvcc_console.rollout.plan import make_plan
 from uvcc_console.rollout.profile import parse
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError
+from uvcc_engine.contract.safepaths import Parts
 
-PROFILE = {"job": {"kind": "lm", "steps": 50, "ranks": 2}, "env": {"KEEP": "1"}}
+PROFILE = {"job": {"kind": "lm", "steps": 50, "ranks": 3}, "env": {"KEEP": "1"}}
 
 
 class Agent:
@@ -114,16 +116,19 @@ class Shell:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    async def sh(self, command: str, *, timeout: float = 0.0) -> str:
+    async def sh(self, command: str, *, timeout: float = 0.0, limit: int = 0) -> str:
         done = subprocess.run(["sh", "-c", command], cwd=self.root, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    async def get(self, remote: str, local: Path) -> None:
+    async def get(self, remote: str, into: Landing, parts: Parts, *, limit: int, growing: bool) -> Arriving:
         path = self.root / remote
-        local.write_bytes(path.read_bytes())
+        with into.file(parts, limit=limit) as arriving:
+            arriving.write(path.read_bytes()[:limit])
+            arriving.keep()
         if path.name == "training.csv":
             with path.open("a") as f:
                 f.write("2,0.4\n")
+        return arriving
 
 
 async def test_a_fetch_while_the_run_goes_on_takes_what_may_leave_and_nothing_else(

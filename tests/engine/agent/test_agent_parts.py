@@ -260,3 +260,15 @@ def test_worker_in_the_foreground(tmp_path: Path) -> None:
     wrong = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "did you mean 'argv'" in wrong.stderr
+
+
+def test_what_is_no_file_holds_up_no_agent(tmp_path: Path) -> None:
+    """A pipe with the name of a log would keep the agent from obeying a halt."""
+    os.mkfifo(tmp_path / "worker_p0r0s0t0.log")
+    (tmp_path / "heartbeat_rank0.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "run.json").mkdir()
+    (tmp_path / "events.jsonl").write_text("{}\n")
+    tailed = tail.RunTail(tmp_path, {})
+    found = [f for f in tailed.poll(BIG)]
+    assert [f.src for f in found] == ["events.jsonl"]
+    tailed.close()

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
-from uvcc_engine.private import client
+from uvcc_engine.private import client, datafiles, owners
+from uvcc_engine.private.components import decode_component
 from uvcc_engine.private.data import Dataset, one_hot
 from uvcc_engine.private.datafiles import read_rows
 from uvcc_engine.private.inputs import SharedInputs, open_inputs, share_dataset
@@ -240,3 +241,38 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, words
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UvccError, match=words):
         read_rows(tmp_path / name)
+
+
+@pytest.mark.parametrize("shape", [[-1], [2**62, 8], [1 << 40], [True], ["7"], None, 7, [1] * 9, [-2, -2]])
+def test_a_shape_that_an_owner_wrote_is_a_shape_or_refused(shape: object) -> None:
+    header = json.dumps({"component": 0, "frac_bits": 16, "tensors": [["x", shape]]}).encode()
+    with pytest.raises(UnreadableError, match="cannot be read"):
+        decode_component(0, memoryview(struct.pack("<I", len(header)) + header + bytes(64)))
+
+
+@pytest.mark.parametrize("sizes", [[-8, 24], [1 << 70], [True], ["1"], [17], [1e3]])
+def test_boxes_of_a_set_lie_inside_it(sizes: list[object]) -> None:
+    listed = [{"owner": "o", "commitments": ["a", "b", "c"], "bytes": n} for n in sizes]
+    for header in (json.dumps(listed).encode(), b"[" * 100_000):
+        box = owners.MAGIC + struct.pack("<I", len(header)) + header + bytes(16)
+        with pytest.raises(UnreadableError, match="cannot be read"):
+            owners.open_set(box, party=0, identity=PARTIES[0], owner="o", commitments=["a", "b", "c"])
+
+
+def test_a_data_file_that_unpacks_without_measure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datafiles, "MOST_BYTES", 1 << 20)
+    bomb = tmp_path / "x-idx3-ubyte"
+    bomb.write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 4 << 20) + bytes(4 << 20)))
+    np.savez_compressed(tmp_path / "x.npz", x=np.zeros((1 << 10, 1 << 9)), y=np.zeros(1 << 10))
+    for path, labels in ((bomb, bomb), (tmp_path / "x.npz", None)):
+        with pytest.raises(UnreadableError, match="unpacks to more"):
+            read_rows(path, labels)
+    wide = tmp_path / "y-idx3-ubyte"  # its sizes multiply to zero in 64 bits
+    wide.write_bytes(struct.pack(">HBB4I", 0, 8, 4, 1 << 16, 1 << 16, 1 << 16, 1 << 16))
+    with pytest.raises(UnreadableError, match="0 values in place"):
+        read_rows(wide, wide)
+    huge = tmp_path / "z.npy"  # a header that asks for an exabyte
+    with huge.open("wb") as f:
+        np.lib.format.write_array_header_1_0(f, {"descr": "<f8", "fortran_order": False, "shape": (1 << 57, 1)})
+    with pytest.raises(UnreadableError, match="cannot read"):
+        read_rows(huge, huge)

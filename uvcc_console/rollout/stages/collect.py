@@ -4,59 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from uvcc_console.core import events as ev
+from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.report.artifacts import write_artifacts
+from uvcc_console.rollout import offered
 from uvcc_console.rollout.context import Member, Rollout, describe, each
 from uvcc_console.rollout.plan import Phase
-from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
-# what may leave a pod; everything else (checkpoints, sealed inputs, identities) may not
-WANTED = (
-    "transcript_*/*",
-    "roots*.jsonl",
-    "signatures*.json",
-    "policy*.json",
-    "openings*.json*",
-    "result*.json",
-    "exit*.json",
-    "result_*.box",  # sealed to the data owner: they may pass through anybody's hands
-    "seeds_*.box",
-    "training.csv",
-    "val.csv",
-    "metrics.json",
-    "events.jsonl",
-    "heartbeat_rank*.jsonl",
-    "worker_*.log",
-    "stackdump_*.txt",
-    "run.json",
-    "run.info",
-)
-NEVER = ("checkpoints/*", "inputs*", "sealed*", "identity*", "*.key", "*token*", "*.safetensors")
 SUMS = "SHA256SUMS"
-_NONE = "no such run here"
-_LIST = (
-    f"[ -d {{folder}} ] || {{{{ echo {_NONE}; exit 0; }}}}\n"
-    "cd {folder} && find . -type f ! -path './checkpoints/*' -exec sha256sum {{}} +"
-)
-
-
-def wanted(name: str) -> bool:
-    """Whether a file of a run directory may be fetched."""
-    return any(fnmatch(name, p) for p in WANTED) and not any(fnmatch(name, p) for p in NEVER)
-
-
-def parse_sums(text: str) -> dict[str, str]:
-    """``sha256sum`` output -> {relative name: hex digest} of what may be fetched."""
-    found = {}
-    for line in text.splitlines():
-        digest, _, name = line.partition("  ")
-        relative = str(PurePosixPath(name.strip()))
-        if len(digest) == 64 and not relative.startswith(("..", "/")) and wanted(relative):
-            found[relative] = digest
-    return found
+FETCH_S = 6 * 3600.0  # however much a pod announces
+LAST_S = 300.0  # so long a teardown waits for what the pods still give
+MOST_STALLS = 8
+AGENT_LOG = 16 << 20
 
 
 def folder_of(ctx: Rollout, phase: Phase, member: Member) -> Path:
@@ -67,38 +30,75 @@ def folder_of(ctx: Rollout, phase: Phase, member: Member) -> Path:
 async def fetch(ctx: Rollout, phase: Phase, member: Member) -> int:
     """Bring one pod's evidence of a phase home; returns the number of files.
 
-    A file whose checksum differs from the pod's is fetched once more, then refused with VerificationError.
+    What the pod may not give is named in a warning, the rest is fetched. A file whose checksum differs from the pod's
+    is fetched once more; then, or where one stalls, the others still come and VerificationError or UnreachableError
+    is raised at the end.
     """
     remote = f".uvcc/runs/{phase.engine_run}"
-    listing = await member.ssh.sh(_LIST.format(folder=remote), timeout=120.0)
+    listing = await member.ssh.sh(offered.WHOLE.format(folder=remote), timeout=120.0, limit=offered.LISTING)
     home = folder_of(ctx, phase, member)
-    if listing.strip() == _NONE:
+    if listing.strip() == offered.NONE:
         if (home / SUMS).exists():
             return 0  # the pod was replaced since its evidence came home
         raise UvccError(f"pod {member.name} holds nothing of {phase.engine_run}", "was it replaced? see its log")
-    sums = parse_sums(listing)
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    offer = offered.read_offer(listing, {str(c) for c in phase.coords(member.name)})
+    if said := offer.complaint():
+        text = f"pod {member.name} offers what it may not: {said}"
+        ctx.say(ev.Alert(level="warn", name="collect", text=text, remedy=_HOSTILE, subject=member.name))
+    with Landing(home) as landing:
+        troubles = await _take(member.ssh, remote, landing, offer)
+        if troubles:
+            raise troubles[0]
+        sums = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(offer.files.items()))
+        landing.write((SUMS,), sums.encode())
+    return len(offer.files)
+
+
+_HOSTILE = "the pod is faulty or hostile: its other evidence is here, look at it before you believe it"
+
+
+async def _take(link: PodLink, remote: str, landing: Landing, offer: offered.Offer) -> list[UvccError]:
+    """Fetch what is not here yet; what went wrong, in order.
+
+    A file that stalls takes others of its session with it, so what stalled is asked for once more, one by one.
+    """
     slots = asyncio.Semaphore(8)
+    troubles: list[UvccError] = []
+    stalled: dict[str, offered.Offered] = {}
 
-    async def one(name: str, digest: str) -> None:
-        local = home / name
-        local.parent.mkdir(parents=True, exist_ok=True)
+    async def one(name: str, file: offered.Offered, tries: int = 2) -> None:
         async with slots:
-            for _ in range(2):
-                await member.ssh.get(f"{remote}/{name}", local)
-                found = await asyncio.to_thread(_sha256, local)
-                if found == digest:
-                    return
-        raise VerificationError(
-            "fetch", f"{name} of pod {member.name} arrived as {found[:12]}, there it is {digest[:12]}"
-        )
+            if len(stalled) >= MOST_STALLS or await asyncio.to_thread(_same, landing.root / name, file.sha256):
+                return
+            try:
+                await link.get(f"{remote}/{name}", landing, file.parts, limit=file.size, sha256=file.sha256)
+                return
+            except UnreachableError as e:
+                stalled[name] = file
+                if tries == 1:
+                    troubles.append(e)
+                return
+            except UvccError as e:
+                if tries == 1 or not isinstance(e, VerificationError):
+                    return troubles.append(e)
+        await one(name, file, tries - 1)
 
-    stale = {name: digest for name, digest in sums.items() if not _same(home / name, digest)}
-    async with asyncio.TaskGroup() as group:
-        for name, digest in stale.items():
-            group.create_task(one(name, digest))
-    (home / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
-    return len(sums)
+    try:
+        async with asyncio.timeout(FETCH_S):
+            async with asyncio.TaskGroup() as group:
+                for name, file in offer.files.items():
+                    group.create_task(one(name, file))
+            left = {n: f for n, f in offer.files.items() if stalled and not _there(landing.root / n, f)}
+            stalled.clear()
+            for name, file in left.items():
+                await one(name, file, tries=1)
+    except TimeoutError:
+        troubles.append(UnreachableError(f"pod {link.name} takes more than {FETCH_S / 3600:.0f} h", "fetch again"))
+    return troubles
+
+
+def _there(path: Path, file: offered.Offered) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size == file.size
 
 
 def _sha256(path: Path) -> str:
@@ -107,13 +107,17 @@ def _sha256(path: Path) -> str:
 
 
 def _same(path: Path, digest: str) -> bool:
-    return path.is_file() and _sha256(path) == digest
+    return path.is_file() and not path.is_symlink() and _sha256(path) == digest
 
 
 async def fetch_phase(ctx: Rollout, phase: Phase) -> int:
-    """Evidence of every pod of a phase; returns the number of files."""
-    counts = await each(ctx.of_phase(phase), lambda m: fetch(ctx, phase, m))
-    return sum(counts.values())
+    """Evidence of every pod of a phase; returns the number of files. One pod's failure does not keep the others'."""
+    members = ctx.of_phase(phase)
+    done = await asyncio.gather(*(fetch(ctx, phase, m) for m in members), return_exceptions=True)
+    for one in done:
+        if isinstance(one, BaseException):
+            raise describe(one) from one
+    return sum(n for n in done if isinstance(n, int))
 
 
 async def collect(ctx: Rollout) -> str:
@@ -135,20 +139,27 @@ def _started(ctx: Rollout) -> list[Phase]:
 
 
 async def _agent_log(ctx: Rollout, member: Member) -> None:
-    text = await member.ssh.read(".uvcc/agent.log")
-    folder = ctx.artifacts / "agents"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / f"{member.name}.log").write_bytes(text)
+    """The end of the agent's log, which no run's evidence depends on."""
+    try:
+        text = await member.ssh.tail(".uvcc/agent.log", limit=AGENT_LOG)
+    except UvccError as e:
+        ctx.say(ev.Alert(level="warn", name="collect", text=f"no agent log: {e}", subject=member.name))
+        return
+    with Landing(ctx.artifacts / "agents") as landing:
+        landing.write((f"{member.name}.log",), text)
 
 
 async def last_words(ctx: Rollout) -> None:
-    """Evidence of a run that is torn down before its end: as much as the pods still give."""
-    for phase in _started(ctx):
-        for member in ctx.of_phase(phase):
-            if member.link is None:
-                continue
-            try:
+    """Evidence of a run that is torn down before its end: as much as the pods still give, and not for long."""
+
+    async def one(phase: Phase, member: Member) -> None:
+        try:
+            async with asyncio.timeout(LAST_S):
                 await fetch(ctx, phase, member)
-            except (UvccError, ExceptionGroup) as e:
-                text = f"no evidence from {member.name}: {describe(e)}"
-                ctx.say(ev.Alert(level="warn", name="collect", text=text, subject=member.name))
+        except (UvccError, ExceptionGroup, TimeoutError) as e:
+            why = f"it takes longer than {LAST_S:.0f} s" if isinstance(e, TimeoutError) else describe(e)
+            text = f"no evidence from {member.name}: {why}"
+            ctx.say(ev.Alert(level="warn", name="collect", text=text, subject=member.name))
+
+    for phase in _started(ctx):
+        await asyncio.gather(*(one(phase, m) for m in ctx.of_phase(phase) if m.link is not None))

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from uvcc_console.fleet.landing import Landing
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.plan import Phase
 from uvcc_console.rollout.stages.succession import RECORD, Succession
 from uvcc_engine.contract import wire
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.safepaths import shown
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE
 
 KIND = "handover"
 HANDOVER_S = 300.0
+MOST_BOXES = 9 * 4096
+MOST_BYTES = 64 << 30
 POLL_S = 0.1
 
 
@@ -32,9 +37,9 @@ async def hand_over(ctx: Rollout, phase: Phase, made: Succession) -> None:
     Raises UvccError with a pod's own words if it refuses to hand over.
     """
     home = ctx.run_dir / KIND / phase.engine_run
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     boxes = await each((ctx.members[name] for name in made.sources), lambda m: _made(ctx, phase, made, m, home))
-    (home / RECORD).write_text(json.dumps(dict(made.record)))
+    with Landing(home) as landing:
+        landing.write((RECORD,), json.dumps(dict(made.record)).encode())
     old = ctx.artifacts / f"{phase.name}-{made.number - 1}" / POLICY_FILE
     names = sorted({name for found in boxes.values() for name in found})
     await all_of(_given(phase, m, home, old, names) for m in ctx.of_phase(phase))
@@ -57,10 +62,27 @@ async def _made(ctx: Rollout, phase: Phase, made: Succession, member: Member, ho
     if rc := await _ended(member, run):
         said = await member.ssh.run(f"cat .uvcc/runs/{run}/exit*.json 2>/dev/null || tail -n 1 .uvcc/runs/{run}/*.log")
         raise UvccError(f"pod {member.name} does not hand over ({rc}): {_words(said.text)}", "tear down, run anew")
-    listed = (await member.ssh.sh(f"cd .uvcc/runs/{run}/start && ls *.box 2>/dev/null || :")).split()
-    for name in listed:
-        await member.ssh.get(f".uvcc/runs/{run}/start/{name}", home / name)
-    return listed
+    listed = await member.ssh.sh(f"cd .uvcc/runs/{run}/start && ls *.box 2>/dev/null || :")
+    names = boxes_of(member.name, listed)
+    with Landing(home) as landing:
+        for name in names:
+            await member.ssh.get(f".uvcc/runs/{run}/start/{name}", landing, (name,), limit=MOST_BYTES, growing=True)
+    return names
+
+
+def boxes_of(pod: str, listed: str) -> list[str]:
+    """The boxes that a pod says it made. It names each as made by itself: no pod replaces another's.
+
+    Raises VerificationError for any other name, which would be put on the other parties' pods as well.
+    """
+    box = re.compile(rf"c[0-2]_p[0-2]r[0-9]{{1,4}}_by_{re.escape(pod)}\.box")
+    names = listed.split()
+    for name in names:
+        if not box.fullmatch(name):
+            raise VerificationError("handover", f"pod {pod} offers {shown(name)} as a box", "look at that pod by hand")
+    if len(set(names)) != len(names) or len(names) > MOST_BOXES:
+        raise VerificationError("handover", f"pod {pod} offers {len(names)} boxes, some of them twice")
+    return names
 
 
 def _words(text: str) -> str:

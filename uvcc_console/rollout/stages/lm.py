@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.bootstrap import CACHES
+from uvcc_console.fleet.landing import Landing
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.plan import FULL, Phase
 from uvcc_console.rollout.profile_schema import LmJob
 from uvcc_engine.contract import checkpoint
-from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.safepaths import shown
 
 FIT_S = 300.0
 VERIFY_S = 900.0
@@ -72,7 +76,7 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
 async def _verified(ctx: Rollout, phase: Phase, member: Member) -> dict[str, Any]:
     there = f'"$HOME"/.uvcc/runs/{shlex.quote(phase.engine_run)}'
     command = _engine(ctx, member, f"-S - {there} {shlex.quote(phase.engine_run)}")
-    found = _answer(member, await member.ssh.sh(command, timeout=VERIFY_S, stdin=_VERIFY.encode()))
+    found = told(member.name, _answer(member, await member.ssh.sh(command, timeout=VERIFY_S, stdin=_VERIFY.encode())))
     if found["step"] != phase.steps:
         why = f": {found['bad'][0]}" if found["bad"] else ""
         raise VerificationError(
@@ -86,16 +90,35 @@ async def _verified(ctx: Rollout, phase: Phase, member: Member) -> dict[str, Any
     return found
 
 
+def told(pod: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pod says of its checkpoint, in the form that it must have. Raises VerificationError for any other."""
+    try:
+        described = {
+            checkpoint.checked_name(name): checkpoint.checked_file(name, file)
+            for name, file in dict(answer["files"]).items()
+        }
+        step, sha256, bad = answer["step"], answer["sha256"], [str(b)[:200] for b in answer["bad"]]
+        if type(step) is not int or not isinstance(sha256, str) or not re.fullmatch(r"([0-9a-f]{64})?", sha256):
+            raise ValueError("its step or its hash is none")
+        return {"step": step, "sha256": sha256, "files": described, "bad": bad}
+    except (KeyError, TypeError, ValueError, ConfigError) as e:
+        what = f"pod {pod} describes its checkpoint in a way that none is: {shown(str(e))}"
+        raise VerificationError("checkpoint", what, "look at that pod by hand") from e
+
+
 async def _fetch(ctx: Rollout, phase: Phase, member: Member, there: dict[str, Any]) -> None:
     home = ctx.artifacts / phase.name / member.name / "checkpoints"
-    local = checkpoint.step_dir(home, int(there["step"]))
-    if not await asyncio.to_thread(_whole, local, str(there["sha256"])):
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    local = checkpoint.step_dir(home, there["step"])
+    if not await asyncio.to_thread(_whole, local, there["sha256"]):
         remote = f".uvcc/runs/{phase.engine_run}/checkpoints/{local.name}"
-        local.mkdir(exist_ok=True, mode=0o700)
-        for name in [*there["files"], checkpoint.MANIFEST]:
-            await member.ssh.get(f"{remote}/{name}", local / name, timeout=FETCH_S)
-        await asyncio.to_thread(checkpoint.verify, local, str(there["sha256"]))
+        with Landing(local) as landing:
+            for name, file in there["files"].items():
+                size, sha256 = file["bytes"], file["sha256"]
+                await member.ssh.get(f"{remote}/{name}", landing, (name,), limit=size, sha256=sha256, timeout=FETCH_S)
+            manifest = checkpoint.MANIFEST
+            limit, sha256 = checkpoint.MANIFEST_BYTES, there["sha256"]
+            await member.ssh.get(f"{remote}/{manifest}", landing, (manifest,), limit=limit, sha256=sha256, growing=True)
+        await asyncio.to_thread(checkpoint.verify, local, there["sha256"])
 
 
 def _whole(local: Path, sha256: str) -> bool:
@@ -118,5 +141,5 @@ def _engine(ctx: Rollout, member: Member, arguments: str) -> str:
 def _answer(member: Member, text: str) -> dict[str, Any]:
     try:
         return dict(json.loads(text.splitlines()[-1]))
-    except (ValueError, IndexError):
+    except (ValueError, TypeError, IndexError, RecursionError):
         raise UvccError(f"pod {member.name} answered {text[:80]!r}", "see the pod by hand") from None

@@ -68,8 +68,11 @@ class Succession:
 
 
 def all_of(ctx: Rollout) -> list[Succession]:
-    """Every succession of the run in order, from the journal."""
-    told = [e for _, e in iter_events(ctx.run_dir / spawn.JOURNAL) if isinstance(e, ev.EngineEvent)]
+    """Every succession of the run in order, from the journal. Only the conductor's word counts, which names no pod:
+
+    what a pod's workers report becomes an event of that pod, whatever they call it.
+    """
+    told = [e for _, e in iter_events(ctx.run_dir / spawn.JOURNAL) if isinstance(e, ev.EngineEvent) and not e.pod]
     lists = ("sources", "lost")
     return [Succession(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in told if e.event == EVENT]
 
