@@ -530,6 +530,8 @@ def _any(value: Any) -> Any:
         return {_text(k): _any(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_any(v) for v in value]
+    if isinstance(value, int) and not -WIDE <= value <= WIDE:
+        return None  # nothing that counts so far, and too large for a float
     return value
 
 

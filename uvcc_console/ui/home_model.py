@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import paths
+from uvcc_console.core import odd, paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
@@ -41,13 +41,21 @@ class RunSummary:
 
 
 def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | None:
-    """How a run stands; ``known`` is returned as it is when nothing happened since. None for an unreadable journal."""
+    """How a run stands; ``known`` is returned as it is when nothing happened since. None where no run was planned.
+
+    A run that cannot be read is listed as such, with the reason; it keeps no other from being shown.
+    """
+    try:
+        return _summarise(run_dir, known)
+    except (UvccError, OSError, *odd.ERRORS) as e:
+        why = clean(e.what if isinstance(e, UvccError) else f"{type(e).__name__}: {e}")
+        return RunSummary(run_dir, Snapshot(run=run_dir.name, status="unreadable", detail=why), False, -1)
+
+
+def _summarise(run_dir: Path, known: RunSummary | None) -> RunSummary | None:
     from uvcc_console.rollout import spawn
 
-    try:
-        journal = Journal(run_dir / JOURNAL, readonly=True)
-    except UvccError:
-        return None
+    journal = Journal(run_dir / JOURNAL, readonly=True)
     try:
         last = journal.last_seq()
         live = bool(spawn.running(run_dir, spawn.CONDUCTOR))
