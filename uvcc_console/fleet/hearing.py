@@ -100,8 +100,8 @@ def _rewound(m: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _dropped(m: Mapping[str, Any]) -> dict[str, Any] | None:
-    n = whole(m.get("n"), 0)
-    return None if n is None else {"op": wire.DROPPED, "n": n}
+    n, run = whole(m.get("n"), 0), _name(m.get("run"))
+    return None if n is None or run is None else {"op": wire.DROPPED, "run": run, "n": n}
 
 
 def _process(m: Mapping[str, Any]) -> dict[str, Any] | None:

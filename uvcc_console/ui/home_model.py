@@ -46,7 +46,7 @@ def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | No
     A run that cannot be read is listed as such, with the reason; it keeps no other from being shown.
     """
     try:
-        return _summarise(run_dir, known)
+        return _summarise(run_dir, known) if (run_dir / JOURNAL).exists() else None
     except (UvccError, OSError, *odd.ERRORS) as e:
         why = clean(e.what if isinstance(e, UvccError) else f"{type(e).__name__}: {e}")
         return RunSummary(run_dir, Snapshot(run=run_dir.name, status="unreadable", detail=why), False, -1)
@@ -72,7 +72,7 @@ def _summarise(run_dir: Path, known: RunSummary | None) -> RunSummary | None:
 def find_runs(known: dict[str, RunSummary]) -> list[RunSummary]:
     """Every run of this machine, the newest first."""
     root = paths.runs_dir()
-    folders = [p for p in root.iterdir() if (p / JOURNAL).exists()] if root.is_dir() else []
+    folders = list(root.iterdir()) if root.is_dir() else []
     found = [s for p in folders if (s := summarise(p, known.get(p.name))) is not None]
     return sorted(found, key=lambda s: (-s.snap.created, s.snap.run))
 

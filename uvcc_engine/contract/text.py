@@ -15,10 +15,10 @@ from typing import Final
 LIMIT: Final = 4096
 MORE: Final = "…"
 _ST = r"(?:\x07|\x1b\\|\x9c)"
+_INSIDE = r"[^\x07\x1b\x90\x98\x9b-\x9f\n]*"  # ends where another begins: no text is read twice
 _SEQUENCE: Final = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, modes
-    rf"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*{_ST}"  # OSC: titles, links, clipboard
-    rf"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*{_ST}"  # device strings
+    rf"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f]){_INSIDE}{_ST}"  # OSC and device strings: titles, links, clipboard
     r"|\x1b[ -/]+[0-~]|\x1b[0-OQ-WYZ\\`-~]"  # charsets, resets
 )
 _ODD: Final = re.compile(r"[^ -~]")
