@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,15 @@ INSIDE: list[dict[str, Any]] = [
     {"step": 8, "phase": "train", "last_collective": ["a"], "gate_entropy_mean": False, "dt_fetch_s": float("inf")},
 ]
 FIELDS: list[dict[str, Any]] = [
-    {"step": 4, "sha256": ["x"], "retransmits": True, "count": -3, "peer": {"a": 1}, "coord": ["p0"], "since_s": "long"},
+    {
+        "step": 4,
+        "sha256": ["x"],
+        "retransmits": True,
+        "count": -3,
+        "peer": {"a": 1},
+        "coord": ["p0"],
+        "since_s": "long",
+    },
     {"group": 7, "seconds": "x", "t_s": float("nan"), "coord": "p0r0s99999999999999t1", "kind": [1], "count": 1e9},
     {"step": 4.0, "microbatch": 0, "start": float("nan"), "end": 1, "coord": {}, "phase": 3},
 ]
@@ -79,7 +86,7 @@ def _as_an_operator_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run_dir() -> Iterator[Path]:
+def run_dir() -> Path:
     folder = Story(steps=30).full(20).write(Path(os.environ["UVCC_HOME"]) / "runs" / RUN)
     db = sqlite3.connect(folder / "journal.sqlite", isolation_level=None)
     put = "INSERT INTO events(ts, source, kind, data) VALUES (?,?,?,?)"
@@ -102,7 +109,7 @@ def run_dir() -> Iterator[Path]:
     db.execute(put, (last, "x", "worker", json.dumps(row)))
     db.execute(put, (last + 1, "x", "stage", json.dumps({"name": "full", "status": "running", "detail": "goes on"})))
     db.close()
-    yield folder
+    return folder
 
 
 def counted(folder: Path) -> dict[str, int]:

@@ -158,9 +158,7 @@ def test_log_lines_and_names_hold_nothing_that_a_terminal_obeys() -> None:
     found = i.events(lines("worker_\x1b]0;x\x07.log", "\x1b[2Jhi\u202e\x9b31m there\r\nforged"))
     assert found == [ev.LogLines(pod=POD, src="worker_.log", lines=["hi there  forged"])]
     told = i.events(event("waiting", {"peer": 2, "detail": "\x1b[31mred\u2066"}, level="loud"))
-    assert told == [
-        ev.EngineEvent(pod=POD, level="info", event="waiting", fields={"peer": 2, "detail": "red"}, at=1.0)
-    ]
+    assert told == [ev.EngineEvent(pod=POD, level="info", event="waiting", fields={"peer": 2, "detail": "red"}, at=1.0)]
 
 
 def test_a_loss_that_is_no_number_is_a_finding_not_a_malformed_line() -> None:
