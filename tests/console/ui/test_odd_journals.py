@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ui_journals import Story
 
-from tests.console.ui.ui_journals import Story
 from uvcc_console.cli.main import main
 from uvcc_console.core import alerts
 from uvcc_console.core import events as ev
