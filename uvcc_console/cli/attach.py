@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -25,8 +24,7 @@ def stream(run_dir: Path) -> int:
                 pass
             s = follower.snapshot
             if s.seq != shown:
-                row = jsonview.document(s, run_dir)
-                sys.stdout.write(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n")
+                common.emit_line(jsonview.document(s, run_dir))
                 sys.stdout.flush()
                 shown = s.seq
             if s.ended or quiet:

@@ -27,5 +27,5 @@ def run(argv: list[str]) -> int:
     if args.json:
         common.emit({"run": run_dir.name, "files": written})
     else:
-        print("\n".join(written))
+        common.show("\n".join(written))
     return 0

@@ -6,10 +6,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from uvcc_console.core import paths
-from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.outside import moment, without_nan
+from uvcc_engine.contract.text import clean, clean_block
+
+if TYPE_CHECKING:
+    from uvcc_console.core.snapshot import Snapshot
 
 JOURNAL = "journal.sqlite"
 
@@ -21,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=f"uvcc {verb}", description=about, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {message}\n  see: {self.prog} --help\n")
+        say(f"{self.prog}: {message}\n  see: {self.prog} --help")
         raise SystemExit(2)
 
     def add_json(self) -> None:
@@ -47,13 +52,23 @@ def version() -> str:
 
 
 def emit(data: Any) -> None:
-    """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    """One JSON document on standard output: ASCII, and ``null`` for what is no number."""
+    sys.stdout.write(json.dumps(without_nan(data), indent=2, allow_nan=False) + "\n")
+
+
+def emit_line(data: Any) -> None:
+    """One JSON document on a line of its own, as :func:`emit`."""
+    sys.stdout.write(json.dumps(without_nan(data), separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def show(text: str) -> None:
+    """Text for a reader on standard output. Whatever it quotes, no terminal obeys it."""
+    sys.stdout.write(clean_block(text) + "\n")
 
 
 def say(text: str) -> None:
-    """A diagnostic on standard error."""
-    sys.stderr.write(text + "\n")
+    """A diagnostic on standard error, cleaned like :func:`show`."""
+    sys.stderr.write(clean_block(text) + "\n")
     sys.stderr.flush()
 
 
@@ -62,8 +77,15 @@ def run_dirs() -> list[Path]:
     root = paths.runs_dir()
     if not root.is_dir():
         return []
-    found = [p for p in root.iterdir() if (p / JOURNAL).exists()]
+    found = [p for p in root.iterdir() if _has_journal(p)]
     return sorted(found, key=lambda p: (_created(p), p.name))
+
+
+def _has_journal(folder: Path) -> bool:
+    try:
+        return (folder / JOURNAL).exists()
+    except OSError:  # a folder that may not be entered
+        return True
 
 
 def _created(run_dir: Path) -> float:
@@ -78,7 +100,7 @@ def _created(run_dir: Path) -> float:
             db.close()
     except sqlite3.Error:
         return 0.0
-    return float(row[0]) if row else 0.0
+    return (moment(row[0]) or 0.0) if row else 0.0
 
 
 def find_run(name: str) -> Path:
@@ -117,3 +139,15 @@ def load_snapshot(run_dir: Path) -> Any:
         return read_all(journal)
     finally:
         journal.close()
+
+
+def read_snapshot(run_dir: Path) -> tuple[Snapshot, str]:
+    """A run's newest snapshot, or an empty one and why it cannot be read: one damaged folder stops no other's verbs."""
+    from uvcc_console.core import odd
+    from uvcc_console.core.snapshot import Snapshot
+
+    try:
+        return load_snapshot(run_dir), ""
+    except (UvccError, OSError, *odd.ERRORS) as e:
+        why = e.what if isinstance(e, UvccError) else f"{type(e).__name__}: {e}"
+        return Snapshot(run=run_dir.name, status="unreadable", detail=clean(why)), clean(why)

@@ -145,5 +145,5 @@ def run(argv: list[str]) -> int:
     else:
         mark = {"ok": "+", "warn": "!", "error": "x"}
         for f in found:
-            print(f"{mark[f.level]} {f.name:<12} {f.found}" + (f"   -> {f.remedy}" if f.remedy else ""))
+            common.show(f"{mark[f.level]} {f.name:<12} {f.found}" + (f"   -> {f.remedy}" if f.remedy else ""))
     return FAILED if any(f.level == "error" for f in found) else OK

@@ -21,7 +21,7 @@ def run(argv: list[str]) -> int:
         common.emit({"run": run_dir.name, "files": [str(p) for p in made.written], "skipped": dict(made.skipped)})
         return 0
     for path in made.written:
-        print(path)
+        common.show(str(path))
     for name, why in made.skipped.items():
         common.say(f"not drawn: {name} ({why})")
     return 0

@@ -116,5 +116,5 @@ def _report(done: ev.HaltDone | None, mode: str, asked: ev.HaltRequested, as_jso
         common.emit(row)
     else:
         unknown = f", {done.total - done.verified} UNKNOWN" if done.verified < done.total else ""
-        print(f"{word} {done.verified}/{done.total} verified{unknown} at step {done.step}, {done.seconds:.1f} s")
+        common.show(f"{word} {done.verified}/{done.total} verified{unknown} at step {done.step}, {done.seconds:.1f} s")
     return OK if done.verified == done.total else FAILED

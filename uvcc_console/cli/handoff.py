@@ -20,6 +20,6 @@ def run(argv: list[str]) -> int:
     if args.json:
         common.emit({**handoff(run_dir).to_json(), "file": str(path)})
     else:
-        print(path.read_text(), end="")
+        common.show(path.read_text().rstrip("\n"))
         common.say(str(path))
     return 0

@@ -20,6 +20,7 @@ from uvcc_console.core.journal import Follower, Journal
 from uvcc_console.core.snapshot import Snapshot, StageView
 from uvcc_console.rollout import spawn
 from uvcc_console.rollout.plan import FULL, RESUMABLE, SMOKE
+from uvcc_engine.contract.text import clean
 
 POLL_S = 0.1
 PHASE_OF = {"drill": SMOKE, SMOKE: SMOKE, FULL: FULL}
@@ -81,9 +82,9 @@ class Printer:
             return
         if self._tty:
             keep = "\n" if self._stage and stage != self._stage else ""
-            self._out.write(f"{keep}\r\x1b[K{line}")
+            self._out.write(f"{keep}\r\x1b[K{clean(line)}")
         elif stage != self._stage or now - self._at >= LINE_EVERY_S:
-            self._out.write(line + "\n")
+            self._out.write(clean(line) + "\n")
         else:
             return
         self._out.flush()
@@ -92,7 +93,7 @@ class Printer:
     def note(self, text: str) -> None:
         """A whole line of its own."""
         if self._out is not None:
-            self._out.write(("\n" if self._tty and self._last else "") + text + "\n")
+            self._out.write(("\n" if self._tty and self._last else "") + clean(text) + "\n")
             self._out.flush()
             self._last = ""
 
@@ -251,7 +252,7 @@ def report(watched: Watched, run_dir: Path, *, as_json: bool) -> int:
     if as_json:
         common.emit(o)
     else:
-        print(render(o))
+        common.show(render(o))
     if watched.orphaned:
         common.say(f"the conductor of {run} died (see {run_dir / 'conductor.log'})")
         common.say(f"  go on with: uvcc resume {run}   or end it with: uvcc teardown {run}")

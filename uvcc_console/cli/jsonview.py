@@ -36,7 +36,7 @@ def summary(s: Snapshot, run_dir: Path) -> dict[str, Any]:
 def last_value(s: Snapshot, name: str) -> float | None:
     """The newest value of a figure over all workers; None before the first."""
     points = [line.last for by_name in s.series.values() if (line := by_name.get(name)) and line.last]
-    return max(points)[1] if points else None
+    return max(points, key=lambda point: point[0])[1] if points else None
 
 
 def verified(s: Snapshot) -> bool | None:
@@ -139,6 +139,7 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
             }
             for phase, v in s.verdicts.items()
         },
+        "malformed": dict(s.malformed),
         "alerts": [{"ts": a.ts, "level": a.level, "source": a.source, "text": a.text} for a in s.alerts],
         "leaks": list(s.leaks),
         "conductor": running(run_dir, CONDUCTOR),

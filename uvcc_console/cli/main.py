@@ -74,7 +74,9 @@ def _guarded(args: list[str]) -> int:
         try:
             return _dispatch(args)
         except UvccError as e:
-            sys.stderr.write(f"uvcc: {e.what}\n" + (f"  {e.cure}\n" if e.cure else ""))
+            from uvcc_engine.contract.text import complain
+
+            complain(f"uvcc: {e.what}" + (f"\n  {e.cure}" if e.cure else ""))
             return USAGE if e.exit_code == USAGE else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

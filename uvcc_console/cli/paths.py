@@ -26,5 +26,5 @@ def run(argv: list[str]) -> int:
         return 0
     for name, value in found.items():
         for one in value if isinstance(value, list) else [value]:
-            print(f"{name:<15} {one}")
+            common.show(f"{name:<15} {one}")
     return 0

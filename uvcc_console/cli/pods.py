@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def run(argv: list[str]) -> int:
     else:
         for r in rows:
             fate = "swept" if r["swept"] else r["fate"]
-            print(f"{r['name']:<44} {r['provider']:<10} {r['price_hr']:>7.2f} $/h  {r['address']:<28} {fate}")
+            common.show(f"{r['name']:<44} {r['provider']:<10} {r['price_hr']:>7.2f} $/h  {r['address']:<28} {fate}")
         if not rows:
             common.say("no pods")
     for line in trouble:
@@ -47,7 +48,11 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     """
     found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {("local",): ({"provider": "local"}, paths.data_dir())}
     for run_dir in common.run_dirs():
-        fleet = dict(common.load_snapshot(run_dir).profile.get("fleet", {}))
+        s, why = common.read_snapshot(run_dir)
+        if why:
+            common.say(f"uvcc: {run_dir.name} is unreadable, its pods are not judged: {why}")
+        given = s.profile.get("fleet", {})
+        fleet = dict(given) if isinstance(given, Mapping) else {}
         name = str(fleet.get("provider", "local"))
         if name != "local":
             found[name, *(str(fleet.get(k, "")) for k in ("base_url", "hosts", "ssh_key"))] = (fleet, run_dir)
@@ -60,7 +65,7 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
 
 async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool) -> tuple[list[dict[str, Any]], list[str]]:
     from uvcc_console.fleet.provider import provider_for
-    from uvcc_console.rollout.sweep import ORPHAN, fate_of
+    from uvcc_console.rollout.sweep import ORPHAN, UNREADABLE, fate_of
 
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     trouble: list[str] = []
@@ -76,6 +81,9 @@ async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool) -> tup
                 for pod, fate in found:
                     swept = pod in lost and pod.name not in failed
                     row = {**asdict(pod), "address": pod.address, "fate": fate, "swept": swept}
+                    if fate == UNREADABLE:
+                        what = f"pod {pod.name} is left alone: the journal of its run cannot be read"
+                        trouble.append(f"{what}; if nobody needs it, delete it at {fleet['provider']}")
                     rows.setdefault((pod.provider, pod.provider_id or pod.name), row)
                 trouble += [f"{fleet['provider']}: {e}" for e in failed.values() if isinstance(e, UvccError)]
                 for e in failed.values():

@@ -20,7 +20,7 @@ def run(argv: list[str]) -> int:
             common.emit([{"name": f.name, "path": str(f.path), "about": f.about} for f in found])
             return 0
         for f in found:
-            print(f"{f.name:<28} {f.about}")
+            common.show(f"{f.name:<28} {f.about}")
         return 0
     if not args.name:
         parser.error("show wants the name of a profile")
@@ -30,5 +30,5 @@ def run(argv: list[str]) -> int:
         return 0
     path = p.find(args.name)
     p.load(args.name)
-    print(path.read_text(), end="")
+    common.show(path.read_text().rstrip("\n"))
     return 0

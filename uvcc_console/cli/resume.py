@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
     if args.json:
         common.emit({"run": s.run, "running": running, "phase": s.phase, "attempt": s.attempt, "step": s.step})
     elif running:
-        print(f"{s.run} runs again: {s.phase or (s.stage.name if s.stage else '')} attempt {s.attempt}")
+        common.show(f"{s.run} runs again: {s.phase or (s.stage.name if s.stage else '')} attempt {s.attempt}")
     else:
         common.say(f"{s.run} does not run: {s.detail}")
     return OK if running else FAILED

@@ -6,6 +6,7 @@ import sys
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, USAGE
+from uvcc_engine.contract.text import clean
 
 # options of the runbook that are keys of the profile
 _FLAGS = {
@@ -41,7 +42,7 @@ def run(argv: list[str]) -> int:
         if not sys.stdin.isatty():
             common.say(f"uvcc: {question}\n  say --yes to agree without a terminal")
             return USAGE
-        sys.stderr.write(f"{question}. Go on? [y/N] ")
+        sys.stderr.write(clean(f"{question}. Go on? [y/N] "))
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return FAILED

@@ -48,6 +48,7 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     for phase, verdict in s.verdicts.items():
         word = f"verified, global root {verdict.global_root}" if verdict.ok else f"NOT VERIFIED: {verdict.detail}"
         lines.append(f"verdict  {phase}: {word}")
+    lines += [f"odd      {where}: malformed lines: {n}" for where, n in sorted(s.malformed.items())]
     lines += [f"operated {sentence}" for sentence in s.operation]
     lines.append(f"cost     {s.spent:.2f} spent, {s.hourly:.2f} an hour")
     lines += [f"alert    {a.level} {a.source}: {a.text}" for a in s.alerts[-5:]]
@@ -64,5 +65,5 @@ def run(argv: list[str]) -> int:
     if args.json:
         common.emit(jsonview.document(s, run_dir))
     else:
-        print(text(s, run_dir, time.time()))
+        common.show(text(s, run_dir, time.time()))
     return 0

@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     if args.json:
         common.emit({"run": s.run, "status": s.status, "gone": gone, "leaks": list(s.leaks)})
     elif gone:
-        print(f"{s.run}: {len(s.pods)} pods proven gone ({s.status})")
+        common.show(f"{s.run}: {len(s.pods)} pods proven gone ({s.status})")
     else:
         common.say(f"{s.run}: NOT proven gone: {', '.join(s.leaks) or s.detail or 'the conductor died'}")
         common.say("  look again with: uvcc pods --sweep")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 
@@ -34,7 +33,7 @@ def run(argv: list[str]) -> int:
                 ended = ended or isinstance(event, ev.RunEnded)
                 if not args.kind or event.kind in args.kind:
                     row = {"seq": seq, "ts": event.ts, "kind": event.kind, **ev.to_json(event)}
-                    sys.stdout.write(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n")
+                    common.emit_line(row)
             sys.stdout.flush()
             if batch:
                 continue

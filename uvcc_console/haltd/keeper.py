@@ -47,10 +47,10 @@ async def keep(
     """
     ended: list[str] = []
     while (run_dir / spawn.JOURNAL).exists():
-        s = snapshot(run_dir)
-        if not needed(s):
-            return ended
         try:
+            s = snapshot(run_dir)
+            if not needed(s):
+                return ended
             left = await _round(run_dir, s, make, clock(), ended)
         except UvccError as e:
             log.warning("the kept pods of %s: %s", run_dir.name, e)

@@ -46,7 +46,8 @@ QUOTED: Final = (
 # never opened for quoting, whatever they are called elsewhere
 UNQUOTED: Final = ("*.bin", "*.safetensors", "openings.jsonl", "peers.jsonl", "roots.jsonl", NAME)
 _AS_FETCHED: Final = (
-    f"Each log is quoted as fetched, lines of more than {LONGEST} characters in parts; its SHA-256 is that of the file."
+    f"Each log is quoted without control characters, lines of more than {LONGEST} characters in parts; its SHA-256 is "
+    "that of the file."
 )
 _EXPLAINED: Final = {
     "run_full.log": "The rollout as the console saw it, one event a line: pods, stages, roots, results, verdicts.",
@@ -152,7 +153,9 @@ def _quote(log: LogFile) -> Iterator[str]:
     yield f"{fence}text"
     with log.path.open(errors="replace", newline="\n") as file:
         # a line that looks like our own fence would end the quotation early
-        yield from (line.replace(fence, "` ` ` `") for line in checked(log.name, lines_of(file)))
+        lines = checked(log.name, lines_of(file))
+        shown = checked(log.name, (clean_block(line) for line in lines))  # what is hidden by invisible signs as well
+        yield from (line.replace(fence, "` ` ` `") for line in shown)
     yield fence
 
 

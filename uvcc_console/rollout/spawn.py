@@ -38,7 +38,7 @@ def running(run_dir: Path, name: str) -> int:
     try:
         record: dict[str, Any] = json.loads((run_dir / f"{name}.json").read_text())
         who = ProcessId(int(record["pid"]), int(record["starttime"]))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return 0
     return who.pid if alive(who) else 0
 

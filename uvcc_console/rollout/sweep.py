@@ -7,10 +7,12 @@ live under another console and is left alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
@@ -24,7 +26,7 @@ from uvcc_console.rollout.profile_schema import LimitsPart
 from uvcc_engine.contract.errors import UvccError
 
 EVERY_S = 60.0
-LIVE, KEPT, ORPHAN, FOREIGN = "live", "kept", "ORPHAN", "foreign"
+LIVE, KEPT, ORPHAN, FOREIGN, UNREADABLE = "live", "kept", "ORPHAN", "foreign", "unreadable"
 Sleep = Callable[[float], Awaitable[None]]
 Say = Callable[[ev.Event], None]
 
@@ -35,16 +37,22 @@ def run_of(name: str) -> str:
 
 
 def fate_of(name: str, *, now: float | None = None) -> str:
-    """live: a conductor has it; kept: its run ended and keeps its pods until its time to live; ORPHAN; foreign."""
+    """live: a conductor has it; kept: its run ended and keeps its pods until its time to live; ORPHAN; foreign.
+
+    unreadable: its run's journal cannot be read, so nobody can tell; such a pod is left alone.
+    """
     run = run_of(name)
     run_dir = paths.run_dir(run) if run else None
     if run_dir is None or not (run_dir / spawn.JOURNAL).exists():
         return FOREIGN
     if spawn.conducted(run_dir) or _attached(name):
         return LIVE
-    s = _snapshot(run_dir)
+    try:
+        s = _snapshot(run_dir)
+    except UvccError:
+        return UNREADABLE
     at = time.time() if now is None else now
-    fleet = dict(s.profile.get("fleet", {}))
+    fleet = _fleet(s)
     kept = bool(fleet.get("keep_pods")) and s.ended and s.status == "ok"
     return KEPT if kept and at - s.created <= _limits(s).ttl else ORPHAN
 
@@ -71,10 +79,16 @@ def _attached(name: str) -> bool:
     root = paths.runs_dir()
     for run_dir in root.iterdir() if root.is_dir() else ():
         if (run_dir / spawn.JOURNAL).exists() and spawn.running(run_dir, spawn.CONDUCTOR):
-            prefix = str(dict(_snapshot(run_dir).profile.get("fleet", {})).get("attach_prefix", ""))
-            if prefix and name.startswith(prefix):
-                return True
+            with contextlib.suppress(UvccError):  # a run that cannot be read has nothing to say about another's pods
+                prefix = str(_fleet(_snapshot(run_dir)).get("attach_prefix", ""))
+                if prefix and name.startswith(prefix):
+                    return True
     return False
+
+
+def _fleet(s: Snapshot) -> Mapping[str, Any]:
+    found = s.profile.get("fleet")
+    return found if isinstance(found, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +105,7 @@ def kept_by(prefix: str) -> Kept:
     if run_dir is None or not (run_dir / spawn.JOURNAL).exists():
         return Kept()
     s = _snapshot(run_dir)
-    given = str(dict(s.profile.get("fleet", {})).get("ssh_key", ""))
+    given = str(_fleet(s).get("ssh_key", ""))
     own = run_dir / KEY_FILE
     return Kept(given or (str(own) if own.exists() else ""), {p.pod: p.host_key for p in s.pods.values() if p.host_key})
 
@@ -107,7 +121,7 @@ def _snapshot(run_dir: Path) -> Snapshot:
 def _limits(s: Snapshot) -> LimitsPart:
     """The profile's limits; the strictest where they cannot be read."""
     try:
-        return LimitsPart.model_validate(dict(s.profile.get("limits", {})))
+        return LimitsPart.model_validate(s.profile.get("limits", {}))
     except ValueError:
         return LimitsPart()
 

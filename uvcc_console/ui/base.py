@@ -14,6 +14,7 @@ from uvcc_console.ui.glyphs import choose
 from uvcc_console.ui.halt_switch import Cadence
 from uvcc_console.ui.paint import Palette
 from uvcc_console.ui.theme import DARK, LIGHT, THEMES
+from uvcc_engine.contract.text import clean_block
 
 Severity = Literal["information", "warning", "error"]
 Result = TypeVar("Result")
@@ -72,4 +73,4 @@ class ConsoleApp(App[Result]):
 
     def say(self, text: str, severity: Severity = "information") -> None:
         """A short word to the operator."""
-        self.notify(text, severity=severity, timeout=4 if severity == "information" else 7, markup=False)
+        self.notify(clean_block(text), severity=severity, timeout=4 if severity == "information" else 7, markup=False)

@@ -182,7 +182,7 @@ class HomeApp(ConsoleApp[Choice | None]):
     @on(ListPanel.Chosen)
     def _chosen(self, event: ListPanel.Chosen) -> None:
         if isinstance(event.panel, RunsPanel):
-            self.exit(Choice(self._known[event.name].run_dir))
+            self._open(self._known[event.name])
             return
         from uvcc_console.ui.screens.wizard import WizardScreen
 
@@ -201,7 +201,13 @@ class HomeApp(ConsoleApp[Choice | None]):
     def action_replay(self) -> None:
         """Play the run under the cursor back."""
         if run := self._current_run():
-            self.exit(Choice(run.run_dir, replay=True))
+            self._open(run, replay=True)
+
+    def _open(self, run: RunSummary, *, replay: bool = False) -> None:
+        if run.snap.status == "unreadable":
+            self.say(f"{run.run_dir.name} cannot be read: {run.snap.detail}", "error")
+        else:
+            self.exit(Choice(run.run_dir, replay=replay))
 
     def action_halt(self) -> None:
         """Open the live run and hold it: the one under the cursor if it lives, else the only one that does."""

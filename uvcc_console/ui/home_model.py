@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import paths
+from uvcc_console.core import odd, paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
@@ -42,13 +42,21 @@ class RunSummary:
 
 
 def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | None:
-    """How a run stands; ``known`` is returned as it is when nothing happened since. None for an unreadable journal."""
+    """How a run stands; ``known`` is returned as it is when nothing happened since. None where no run was planned.
+
+    A run that cannot be read is listed as such, with the reason; it keeps no other from being shown.
+    """
+    try:
+        return _summarise(run_dir, known) if (run_dir / JOURNAL).exists() else None
+    except (UvccError, OSError, *odd.ERRORS) as e:
+        why = clean(e.what if isinstance(e, UvccError) else f"{type(e).__name__}: {e}")
+        return RunSummary(run_dir, Snapshot(run=run_dir.name, status="unreadable", detail=why), False, -1)
+
+
+def _summarise(run_dir: Path, known: RunSummary | None) -> RunSummary | None:
     from uvcc_console.rollout import spawn
 
-    try:
-        journal = Journal(run_dir / JOURNAL, readonly=True)
-    except UvccError:
-        return None
+    journal = Journal(run_dir / JOURNAL, readonly=True)
     try:
         last = journal.last_seq()
         live = bool(spawn.running(run_dir, spawn.CONDUCTOR))
@@ -65,7 +73,7 @@ def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | No
 def find_runs(known: dict[str, RunSummary]) -> list[RunSummary]:
     """Every run of this machine, the newest first."""
     root = paths.runs_dir()
-    folders = [p for p in root.iterdir() if (p / JOURNAL).exists()] if root.is_dir() else []
+    folders = list(root.iterdir()) if root.is_dir() else []
     found = [s for p in folders if (s := summarise(p, known.get(p.name))) is not None]
     return sorted(found, key=lambda s: (-s.snap.created, s.snap.run))
 

@@ -19,7 +19,10 @@ from textual.strip import Strip
 Span = tuple[str, str]
 Line = Sequence[Span]
 
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_UNSAFE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    r"\U000e0000-\U000e0fff]"
+)
 
 
 def clean(text: str) -> str:
@@ -27,6 +30,11 @@ def clean(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return _UNSAFE.sub(lambda m: " " if m.group() == "\t" else "�", text)
+
+
+def literal(text: str) -> str:
+    """Text for a title or label that reads markup: as it is, and cleaned."""
+    return clean(text).replace("[", "\\[")
 
 
 def ascii_text(text: str) -> str:
@@ -203,6 +211,7 @@ class Palette:
 
     def strip(self, line: Line, width: int, base: Style) -> Strip:
         """A line as a strip of exactly ``width`` cells on the widget's own background."""
+        line = [(clean(text), role) for text, role in line]  # whatever a panel forgot, the terminal never gets it
         if self._ascii:
             line = [(ascii_text(text), role) for text, role in line]
         segments = [Segment(text, base + self.style(role)) for text, role in line if text]

@@ -219,6 +219,8 @@ def status_word(view: View) -> tuple[str, str]:
     if s.status == "halted":
         unknown = sum(unknown_after_halt(s, pod) for pod in s.halt.acks)
         return (f"{g.unknown} {unknown} UNKNOWN", "alarm") if unknown else (f"{g.wait} HALTED", "amber")
+    if s.status == "unreadable":
+        return f"{g.fail} UNREADABLE", "alarm"
     if s.status == "torn_down":
         return f"{g.skip} TORN DOWN", "grey"
     if s.status == "ok":

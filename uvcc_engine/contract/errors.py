@@ -1,6 +1,11 @@
-"""The one error hierarchy of UVCC. Every error says what is wrong and what the operator can do."""
+"""The one error hierarchy of UVCC. Every error says what is wrong and what the operator can do.
+
+What it says may quote a file, a peer or a provider, and ends on a terminal or in a journal: it is cleaned here.
+"""
 
 from __future__ import annotations
+
+from uvcc_engine.contract.text import clean_block
 
 
 class UvccError(Exception):
@@ -9,9 +14,10 @@ class UvccError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, cure: str = "") -> None:
+        what = clean_block(what)
         super().__init__(what)
         self.what = what
-        self.cure = cure
+        self.cure = clean_block(cure)
 
     def __str__(self) -> str:
         return f"{self.what} ({self.cure})" if self.cure else self.what
@@ -54,7 +60,7 @@ class VerificationError(UvccError):
 
     def __init__(self, check: str, what: str, cure: str = "") -> None:
         super().__init__(f"{check}: {what}", cure)
-        self.check = check
+        self.check = clean_block(check)
 
 
 class UnreachableError(UvccError):

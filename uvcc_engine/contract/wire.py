@@ -39,7 +39,7 @@ TELEMETRY: Final = "telemetry"  # {ts, cpu, mem_mib, disk_free_mib, gpus: [...]}
 
 def encode(message: Mapping[str, Any]) -> bytes:
     """One message as one line."""
-    return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def decode(line: bytes | str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.text import clean_block
 from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.parallel.topology import PARTIES, Coord
@@ -230,5 +231,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UvccError as error:
         print(f"uvcc-engine audit: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(asdict(found) | {"ok": not found.parties}) if args.json else found.text())
+    print(json.dumps(asdict(found) | {"ok": not found.parties}) if args.json else clean_block(found.text()))
     return 1 if found.parties else 0

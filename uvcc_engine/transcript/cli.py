@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.text import clean_block
 from uvcc_engine.transcript.verifier import verify
 
 
@@ -48,7 +49,7 @@ def main(
         verdict = "NOT VERIFIED" if isinstance(e, VerificationError) else "UNREADABLE"
         print(f"{verdict}  {e}", file=sys.stderr)
         return e.exit_code
-    print(json.dumps(found.to_json()) if args.json else found.text())
+    print(json.dumps(found.to_json()) if args.json else clean_block(found.text()))
     return 0
 
 

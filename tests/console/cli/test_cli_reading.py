@@ -181,7 +181,9 @@ def test_a_journal_that_is_no_journal_is_unreadable_not_fatal(capsys: pytest.Cap
     write("demo-20261121-0115-ab12", story("demo-20261121-0115-ab12", ended=True))
     assert main(["runs", "--json"]) == 0
     said = capsys.readouterr()
-    assert [r["run"] for r in json.loads(said.out)] == ["demo-20261121-0115-ab12"]
+    rows = json.loads(said.out)
+    assert [(r["run"], r["status"]) for r in rows] == [("broken", "unreadable"), ("demo-20261121-0115-ab12", "ok")]
+    assert "not a database" in rows[0]["detail"]
     assert "broken" in said.err
 
 

@@ -12,6 +12,8 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from uvcc_console.ui.paint import literal
+
 
 class ConfirmScreen(ModalScreen[bool]):
     """Shows what would happen and wants ``word`` typed. Dismisses with True only then."""
@@ -26,13 +28,14 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="confirm", classes="modal"):
-            yield Static("\n".join(line.replace("[", "\\[") for line in self._lines))
-            yield Static(f"Type [bold]{self._word}[/] and press Enter. Esc leaves everything as it is.", id="ask")
+            yield Static("\n".join(literal(line) for line in self._lines))
+            word = literal(self._word)
+            yield Static(f"Type [bold]{word}[/] and press Enter. Esc leaves everything as it is.", id="ask")
             yield Input(id="word", placeholder=self._word)
             yield Static("", id="wrong")
 
     def on_mount(self) -> None:
-        self.query_one("#confirm").border_title = self._title
+        self.query_one("#confirm").border_title = literal(self._title)
         self.query_one(Input).focus()
 
     @on(Input.Submitted)

@@ -16,7 +16,7 @@ from textual.worker import get_current_worker
 
 from uvcc_console.ui import home_model
 from uvcc_console.ui.home_model import Draft, draft_lines
-from uvcc_console.ui.paint import Line, Span, clean, spread
+from uvcc_console.ui.paint import Line, Span, clean, literal, spread
 from uvcc_console.ui.view import View
 from uvcc_console.ui.widgets.bars import Bar
 from uvcc_console.ui.widgets.panel import Panel
@@ -79,7 +79,7 @@ class WizardScreen(Screen[Path | None]):
         yield WizardFooter(id="wizard-footer")
 
     def on_mount(self) -> None:
-        self.query_one(PlanPanel).border_title = f"Rollout of {self._profile}"
+        self.query_one(PlanPanel).border_title = literal(f"Rollout of {self._profile}")
         self._think(self._settings)
 
     @property

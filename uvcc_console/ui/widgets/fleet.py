@@ -239,6 +239,8 @@ class FleetPanel(Panel):
             parts.append(f"{view.glyphs.fail} {bad} bad")
         if late:
             parts.append(f"{view.glyphs.late} {late} late")
+        if view.snap.malformed:
+            parts.append(f"malformed lines: {sum(view.snap.malformed.values())}")
         if self.state.marked:
             parts.append(f"{len(self.state.marked)} marked")
         if view.filter:

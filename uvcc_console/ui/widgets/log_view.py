@@ -16,7 +16,7 @@ from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.format import clock
 from uvcc_console.ui.glyphs import Glyphs
-from uvcc_console.ui.paint import Line, Span, clean, fit
+from uvcc_console.ui.paint import Line, Span, clean, fit, literal
 from uvcc_console.ui.view import View
 from uvcc_console.ui.widgets.panel import HasPalette
 from uvcc_console.ui.widgets.ring import RingLog
@@ -143,7 +143,7 @@ class LogView(ScrollView, can_focus=True):
         if self.needle:
             parts.append(f"find {self.needle}")
         state = "follows" if self.following else f"+{self.unseen} new, f follows"
-        title = f" {dot} ".join(parts).replace("[", "\\[")
+        title = literal(f" {dot} ".join(parts))
         if (title, state) != self._title:
             self._title = (title, state)
             self.border_title = title

@@ -10,7 +10,7 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from uvcc_console.ui.paint import Line, Palette, ascii_text
+from uvcc_console.ui.paint import Line, Palette, ascii_text, literal
 from uvcc_console.ui.view import View
 
 
@@ -80,7 +80,7 @@ class Panel(ScrollView, can_focus=True):
         top, bottom = self.heading(self.view)
         label = f"{self.number} {top}".strip()
         for name, text in (("border_title", label), ("border_subtitle", bottom)):
-            safe = (text if g.braille else ascii_text(text)).replace("[", "\\[")
+            safe = literal(text if g.braille else ascii_text(text))
             if getattr(self, f"_{name}_text", None) != safe:
                 setattr(self, f"_{name}_text", safe)
                 setattr(self, name, safe)

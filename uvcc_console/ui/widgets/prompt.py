@@ -10,6 +10,8 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input, Label
 
+from uvcc_console.ui.paint import literal
+
 
 class Prompt(Horizontal):
     """Hidden until asked for. ``kind`` is command or filter; Esc puts back what was there before."""
@@ -59,7 +61,7 @@ class Prompt(Horizontal):
 
     def hint(self, text: str) -> None:
         """A word of help or what is wrong with the text."""
-        self.query_one("#hint", Label).update(text.replace("[", "\\["))
+        self.query_one("#hint", Label).update(literal(text))
 
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:

@@ -34,6 +34,8 @@ def _facts(view: View, row: FleetRow) -> list[tuple[str, str, str]]:
             facts.append((f"path {name}", f"{word} {age(view.now - since)}", "ok" if up else "bad"))
         if pod.detail:
             facts.append(("said", clean(pod.detail), "muted"))
+    if odd := view.snap.malformed.get(row.pod):
+        facts.append(("malformed lines", str(odd), "warn"))
     return [(name, text, role) for name, text, role in facts if text]
 
 
