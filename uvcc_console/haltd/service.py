@@ -172,6 +172,9 @@ class Service:
                 self._relay.follow(self._halter.ladder, self.snapshot, time.monotonic())
                 if not self._only and time.monotonic() - looked >= REAP_EVERY_S:
                     looked = time.monotonic()
+                    if not self._run_dir.is_dir():
+                        log.error("the run's folder is gone: there is nothing left to look after")
+                        return
                     self._look_after()
                 await asyncio.sleep(POLL_S)
         finally:
