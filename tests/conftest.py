@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("UVCC_STRICT", "1")  # errors that may be the program's own are raised, not counted
 
 
 @pytest.fixture(autouse=True)

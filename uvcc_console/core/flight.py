@@ -11,6 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from uvcc_engine.contract.outside import moment, said, whole
+from uvcc_engine.contract.text import clean
+
 TABLES: Final = ("sequence", "collectives")
 STILL_S: Final = 3.0  # younger than this, and the newest collective may just be another one
 _PAIRWISE: Final = ("send", "receive", "recv", "gloo:send", "gloo:recv", "nccl:send", "nccl:recv")
@@ -21,18 +24,33 @@ Entry = Mapping[str, Any]
 
 def entries(answer: Mapping[str, Any], table: str) -> list[Entry]:
     """A table of an answer, oldest first; empty where the worker has none, or could not read it."""
-    found = (answer.get("tables") or {}).get(table)
-    return [e for e in found if isinstance(e, Mapping)] if isinstance(found, Sequence) else []
+    tables = answer.get("tables")
+    found = tables.get(table) if isinstance(tables, Mapping) else None
+    return [e for e in found if isinstance(e, Mapping)] if isinstance(found, list | tuple) else []
+
+
+def _ts(entry: Mapping[str, Any]) -> float:
+    return moment(entry.get("ts")) or 0.0
+
+
+def _seq(entry: Entry) -> int:
+    found = whole(entry.get("seq"))
+    return -1 if found is None else found
+
+
+def _op(entry: Entry) -> str:
+    return said(entry.get("op"), 64)
 
 
 def newest(answer: Mapping[str, Any]) -> str:
     """A worker's newest collective in words, with its age; else whom it waits for."""
     all_of_them = [e for table in TABLES for e in entries(answer, table)]
-    last = max(all_of_them, key=lambda e: float(e.get("ts", 0.0)), default=None)
+    last = max(all_of_them, key=_ts, default=None)
     if last is None:
-        return f"waits for {answer['waiting_on']}" if answer.get("waiting_on") else "no collective yet"
-    age = max(0.0, float(answer.get("ts", 0.0)) - float(last.get("ts", 0.0)))
-    return f"{_name(last)} #{last.get('seq')} {last.get('op')}, {last.get('state')}, {age:.1f} s old"
+        waits = said(answer.get("waiting_on"))
+        return f"waits for {waits}" if waits else "no collective yet"
+    age = max(0.0, _ts(answer) - _ts(last))
+    return f"{_name(last)} #{_seq(last)} {_op(last)}, {said(last.get('state'), 32)}, {age:.1f} s old"
 
 
 def judge(answers: Answers) -> list[str]:
@@ -52,13 +70,20 @@ def _groups(answers: Answers, table: str) -> dict[str, dict[str, list[Entry]]]:
         for entry in entries(answer, table):
             key = f"{coord[:2]} {_name(entry)}"
             found.setdefault(key, {}).setdefault(coord, []).append(entry)
-            if str(entry.get("op", "")).startswith(_PAIRWISE):
+            if _op(entry).startswith(_PAIRWISE):
                 pairwise.add(key)
     return {k: v for k, v in found.items() if len(v) > 1 and k not in pairwise}
 
 
+def _sizes(entry: Entry) -> str:
+    try:
+        return clean(str(entry.get("sizes", "")), 256)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list within a list within a list
+        return "?"
+
+
 def _name(entry: Entry) -> str:
-    group, about = str(entry.get("group", "")), str(entry.get("about", ""))
+    group, about = said(entry.get("group"), 64), said(entry.get("about"), 64)
     return f"{about} {group}" if about and about != group else group
 
 
@@ -67,16 +92,16 @@ def _compare(by_coord: Mapping[str, Sequence[Entry]], answers: Answers) -> Itera
     if different:
         yield different
         return
-    ages = [float(answers[c].get("ts", 0.0)) - float(es[-1].get("ts", 0.0)) for c, es in by_coord.items()]
+    ages = [_ts(answers[c]) - _ts(es[-1]) for c, es in by_coord.items()]
     if min(ages) < STILL_S:
         return
     last = {c: es[-1] for c, es in by_coord.items()}
-    front = max(int(e.get("seq", -1)) for e in last.values())
-    at = next(e for e in last.values() if int(e.get("seq", -1)) == front)
-    behind = [c for c, e in last.items() if int(e.get("seq", -1)) < front]
+    front = max(_seq(e) for e in last.values())
+    at = next(e for e in last.values() if _seq(e) == front)
+    behind = [c for c, e in last.items() if _seq(e) < front]
     if behind:
-        where = ", ".join(f"{c} is at #{last[c].get('seq')} {last[c].get('op')}" for c in behind)
-        yield f"nothing moved for {min(ages):.0f} s; {where}, the others at #{front} {at.get('op')}"
+        where = ", ".join(f"{c} is at #{_seq(last[c])} {_op(last[c])}" for c in behind)
+        yield f"nothing moved for {min(ages):.0f} s; {where}, the others at #{front} {_op(at)}"
 
 
 def _first_difference(by_coord: Mapping[str, Sequence[Entry]]) -> str:
@@ -84,7 +109,7 @@ def _first_difference(by_coord: Mapping[str, Sequence[Entry]]) -> str:
     called: dict[int, dict[str, tuple[str, str]]] = {}
     for coord, es in by_coord.items():
         for e in es:
-            called.setdefault(int(e.get("seq", -1)), {})[coord] = (str(e.get("op")), str(e.get("sizes", "")))
+            called.setdefault(_seq(e), {})[coord] = (_op(e), _sizes(e))
     for seq in sorted(called):
         usual = Counter(called[seq].values()).most_common(1)[0][0]
         for coord, what in sorted(called[seq].items()):

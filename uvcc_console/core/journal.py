@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
@@ -38,6 +39,7 @@ class Journal:
             raise UnreadableError(f"no journal at {path}", "see the runs with: uvcc runs")
         try:
             self._db = sqlite3.connect(path, timeout=10, isolation_level=None)
+            self._db.text_factory = bytes  # text that is not UTF-8 spoils its row, not the page
             if not readonly:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
@@ -57,7 +59,7 @@ class Journal:
                 cursor.execute("INSERT INTO events(ts, source, kind, data) VALUES (?,?,?,?)", row)
                 last = cursor.lastrowid or last
             self._db.execute("COMMIT")
-        except sqlite3.OperationalError as e:
+        except sqlite3.DatabaseError as e:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise UvccError(f"cannot write the journal {self.path}: {e}", "free disk space; nothing was lost") from e
@@ -66,27 +68,48 @@ class Journal:
     def since(self, seq: int, limit: int = 10_000, kinds: Sequence[str] = ()) -> Iterator[tuple[int, ev.Event]]:
         """Events after ``seq`` in order, all or only those of ``kinds``; kinds of a newer version are skipped.
 
-        Raises UnreadableError if the file is no journal or damaged.
+        A row that cannot be an event comes as ``Malformed``. Raises UnreadableError if the file is no journal.
         """
         only = f"AND kind IN ({','.join('?' * len(kinds))}) " if kinds else ""
+        given, rows = False, self._page(only, seq, kinds, limit)
+        while rows:
+            for number, ts, kind, data in rows:
+                event = _event(kind, ts, data)
+                if event is not None:
+                    given = True
+                    yield number, event
+            if given or len(rows) < limit:
+                return
+            rows = self._page(only, rows[-1][0], kinds, limit)  # a page of nothing known is not the end
+
+    def _page(self, only: str, seq: int, kinds: Sequence[str], limit: int) -> list[tuple[int, Any, Any, Any]]:
         try:
-            rows = self._db.execute(
+            return self._db.execute(
                 f"SELECT seq, ts, kind, data FROM events WHERE seq > ? {only}ORDER BY seq LIMIT ?", (seq, *kinds, limit)
             ).fetchall()
-            found = [(number, kind, ts, json.loads(data)) for number, ts, kind, data in rows]
-        except (sqlite3.DatabaseError, ValueError) as e:
+        except (sqlite3.DatabaseError, OverflowError) as e:
             raise UnreadableError(f"journal {self.path}: {e}", "the file is no journal, or it is damaged") from e
-        for number, kind, ts, fields in found:
-            event = ev.from_json(kind, ts, fields)
-            if event is not None:
-                yield number, event
 
     def last_seq(self) -> int:
-        row = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()
+        """The newest row's number. Raises UnreadableError if the file is no journal."""
+        try:
+            row = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()
+        except sqlite3.DatabaseError as e:
+            raise UnreadableError(f"journal {self.path}: {e}", "the file is no journal, or it is damaged") from e
         return int(row[0])
 
     def close(self) -> None:
         self._db.close()
+
+
+def _event(kind: Any, ts: Any, data: Any) -> ev.Event | None:
+    """One row as an event. Columns may hold anything: SQLite does not keep to its types, nor do damaged disks."""
+    name = kind.decode(errors="replace") if isinstance(kind, bytes) else str(kind)
+    try:
+        fields = json.loads(data)
+    except (ValueError, TypeError, RecursionError):
+        fields = None
+    return ev.from_json(name, ts, fields)
 
 
 class Follower:

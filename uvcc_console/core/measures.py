@@ -8,13 +8,14 @@ from typing import Any
 
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import WorkerView
+from uvcc_engine.contract.outside import moment, real, whole
 
 BEAT_SERIES = ("mem_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "bytes")
 
 
 def measured(old: WorkerView, r: Mapping[str, Any], step: int) -> dict[str, float]:
     """The numbers of a heartbeat ``r`` that are worth a series; ``old``: the worker as the last one left it."""
-    found = {name: float(r[name]) for name in BEAT_SERIES if isinstance(r.get(name), int | float)}
+    found = {name: value for name in BEAT_SERIES if (value := real(r.get(name))) is not None}
     for name, value in (("step_s", _step_time(old, r, step)), ("bytes", _moved(old, r, step))):
         if value is not None:
             found[name] = value
@@ -23,16 +24,16 @@ def measured(old: WorkerView, r: Mapping[str, Any], step: int) -> dict[str, floa
 
 def _step_time(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
     """Seconds a step by the pod's own clock, between two heartbeats of training."""
-    now, before = r.get("ts"), old.beat.get("ts")
-    if step <= old.step or r.get("phase") != old.beat.get("phase") or not isinstance(now, int | float):
+    now, before = moment(r.get("ts")), moment(old.beat.get("ts"))
+    if step <= old.step or r.get("phase") != old.beat.get("phase") or now is None:
         return None
-    return (now - before) / (step - old.step) if isinstance(before, int | float) and now > before else None
+    return (now - before) / (step - old.step) if before is not None and now > before else None
 
 
 def _moved(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
     """Bytes a step between two heartbeats that count them; a worker that was started again counts from nothing."""
-    now, before = r.get("sent_bytes"), old.beat.get("sent_bytes")
-    if step <= old.step or not isinstance(now, int) or not isinstance(before, int) or now < before:
+    now, before = whole(r.get("sent_bytes")), whole(old.beat.get("sent_bytes"))
+    if step <= old.step or now is None or before is None or now < before:
         return None
     return (now - before) / (step - old.step)
 

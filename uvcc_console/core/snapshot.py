@@ -178,7 +178,8 @@ class Snapshot:
     ``status``: planned | running | halted | failed while the run lives (the last two can be resumed); once ``ended``
     is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``: see ``RunCreated``.
     ``checkpoints``: per pod the newest (step, hash); ``facts``: what each directory's lead worker said it runs.
-    ``waits``: by worker, or by pod where the event does not name one.
+    ``waits``: by worker, or by pod where the event does not name one. ``malformed``: how many lines of a pod, or of the
+    journal itself, could not be used.
     """
 
     run: str = ""
@@ -229,6 +230,8 @@ class Snapshot:
     ended: float = 0.0
     seed: int | None = None
     patient: bool = False
+    malformed: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    odd: tuple[tuple[str, str], ...] = ()  # (whose, kind) of journal rows that were told to be unusable
 
     @property
     def proves(self) -> bool:

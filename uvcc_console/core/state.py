@@ -1,4 +1,4 @@
-"""The pure reducer: (snapshot, event) -> snapshot. No clock, no I/O, no exceptions for odd input."""
+"""The pure reducer: (snapshot, event) -> snapshot. No clock, no I/O, no exceptions for odd input: that is counted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import odd
 from uvcc_console.core.measures import extended, measured
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
@@ -25,9 +26,13 @@ from uvcc_console.core.snapshot import (
     WaitView,
     WorkerView,
 )
+from uvcc_engine.contract.outside import whole
+from uvcc_engine.contract.text import clean
 
 LOG_KEEP = 2000
 AGREEMENT_KEEP = 64
+MALFORMED_KEEP = 256
+JOURNALLED = "journal, "  # begins the source of what was in the journal already
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -158,7 +163,7 @@ def _worker_of(s: Snapshot, coord: str) -> WorkerView:
 
 def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
     r, old = e.record, _worker_of(s, e.coord)
-    step = int(r.get("step", -1))
+    step = odd.step_of(r)
     w = replace(
         old,
         pod=e.pod,
@@ -182,12 +187,12 @@ def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
 def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     fields = " ".join(f"{k}={v}" for k, v in e.fields.items())
     if e.event == "checkpoint_written":
-        newest = (int(e.fields.get("step", -1)), str(e.fields.get("sha256", "")))
+        newest = (odd.step_of(e.fields), str(e.fields.get("sha256", "")))
         s = replace(s, checkpoints=_put(s.checkpoints, e.pod, max(newest, s.checkpoints.get(e.pod, (-1, "")))))
     elif e.event == "checkpoint_refused":
         s = replace(s, refused_checkpoints=_put(s.refused_checkpoints, e.pod, str(e.fields.get("detail", ""))))
     elif e.event == "waiting":
-        waits = WaitView(f"p{e.fields.get('peer')}", float(e.fields.get("since_s") or 0.0), e.ts)
+        waits = WaitView(f"p{e.fields.get('peer')}", odd.number_of(e.fields, "since_s"), e.ts)
         s = replace(s, waits=_put(s.waits, str(e.fields.get("coord") or e.pod), waits))
     elif e.event == "watchdog_dump":
         s = replace(s, watchdog_dumps=s.watchdog_dumps + 1)
@@ -238,7 +243,7 @@ def _replicas(s: Snapshot) -> int:
     smoke = s.profile.get("smoke")
     if s.phase != "smoke" or not isinstance(smoke, Mapping):
         return s.replicas
-    return min(s.replicas, int(smoke.get("replicas", s.replicas)))
+    return min(s.replicas, whole(smoke.get("replicas"), 1) or s.replicas)
 
 
 def disagreement(a: EpochAgreement) -> tuple[str, str] | None:
@@ -377,6 +382,17 @@ def _ended(s: Snapshot, e: ev.RunEnded) -> Snapshot:
     return _log(s, e, "info" if e.status == "ok" else "warn", "rollout", f"run ended: {e.status} {e.detail}".rstrip())
 
 
+def _malformed(s: Snapshot, e: ev.Malformed) -> Snapshot:
+    """Count. A sample is told; of the journal's own rows, which come again with every reading, one a kind."""
+    where = e.where if e.where in s.malformed or len(s.malformed) < MALFORMED_KEEP else "others"
+    s = replace(s, malformed=_put(s.malformed, where, s.malformed.get(where, 0) + max(1, e.count)))
+    if not e.sample or (e.where, e.src) in s.odd:
+        return s
+    if e.src.startswith(JOURNALLED):
+        s = replace(s, odd=(*s.odd, (e.where, e.src))[-MALFORMED_KEEP:])
+    return _log(s, e, "warn", e.where, f"malformed line ({e.src}): {e.sample}")
+
+
 _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.RunCreated: _created,
     ev.StageChanged: _stage,
@@ -407,15 +423,29 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.Forecast: _forecast,
     ev.ForecastScored: _scored,
     ev.RunEnded: _ended,
+    ev.Malformed: _malformed,
 }
 
 
 def reduce(s: Snapshot, e: ev.Event, seq: int | None = None) -> Snapshot:
-    """Fold one event into the snapshot."""
+    """Fold one event into the snapshot. One that cannot be folded is counted, told once a kind, and left out."""
     reducer = _REDUCERS.get(type(e))
     if reducer is not None:
-        s = reducer(s, e)
+        try:
+            s = reducer(s, e)
+        except odd.ERRORS as error:
+            if odd.strict() and not isinstance(error, odd.OddRecord):
+                raise
+            s = _malformed(s, _unusable(e, error))
     return replace(s, updated=max(s.updated, e.ts), seq=seq if seq is not None else s.seq + 1)
+
+
+def _unusable(e: ev.Event, error: Exception) -> ev.Malformed:
+    pod = getattr(e, "pod", "")
+    why = clean(str(error) if isinstance(error, odd.OddRecord) else f"{type(error).__name__}: {error}", 200)
+    return ev.Malformed(
+        ts=e.ts, where=pod if isinstance(pod, str) and pod else "journal", src=f"{JOURNALLED}{e.kind}", sample=why
+    )
 
 
 def fold(events: Iterable[ev.Event], start: Snapshot | None = None) -> Snapshot:

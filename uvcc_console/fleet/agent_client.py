@@ -10,19 +10,23 @@ import asyncio
 import contextlib
 import secrets
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import asyncssh
 
+from uvcc_console.fleet import hearing
 from uvcc_console.fleet.ssh import PodLink, classify
 from uvcc_engine.contract import wire
-from uvcc_engine.contract.errors import ProtocolError, UnreachableError, UvccError, VerificationError
+from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
+from uvcc_engine.contract.outside import moment, record, said
+from uvcc_engine.contract.text import clean
 
 ROOT = ".uvcc"
 _QUEUE = 4096
 _CHUNK = 1 << 18
-_LONGEST_LINE = 64 << 20
+_MOST_CURSORS = 2048
 
 
 class AgentClient:
@@ -47,6 +51,7 @@ class AgentClient:
         self.hello: dict[str, Any] = {}
         self.cursors: dict[str, tuple[int, int]] = dict(cursors or {})
         self.dropped = 0
+        self.malformed = 0  # lines of the agent that were no message
         self.boot_id = ""
         self.clock_skew = 0.0  # seconds that the pod's clock is ahead of this one's
         self._command = command or f"exec /bin/sh {root}/attach"
@@ -195,6 +200,10 @@ class AgentClient:
             except UvccError as e:
                 self._changed(False, str(e))
                 attempt += 1
+            except Exception as e:  # noqa: BLE001  (a channel that ends for good without a word would be taken for open)
+                traceback.print_exception(e)
+                self._changed(False, f"a defect in reading it: {type(e).__name__}: {clean(str(e), 200)}")
+                attempt += 1
             await asyncio.sleep(self.link.backoff(attempt))
 
     def _changed(self, up: bool, detail: str) -> None:
@@ -243,14 +252,14 @@ class AgentClient:
         }
         sent = time.time()
         self.hello = await self._command_ack({"op": wire.HELLO, **hello})
-        theirs = self.hello.get("ts")
-        self.clock_skew = float(theirs) - (sent + time.time()) / 2 if isinstance(theirs, int | float) else 0.0
+        theirs = moment(self.hello.get("ts"))
+        self.clock_skew = theirs - (sent + time.time()) / 2 if theirs is not None else 0.0
         for run in self._watched:
             await self._command_ack({"op": wire.WATCH, "run": run, "cursors": self._cursors_of(run)})
 
     def _rebooted(self) -> str:
         """Whether the pod is not the one it was at the last hello: then its processes and /tmp are gone."""
-        now, before = str(self.hello.get("boot_id", "")), self.boot_id
+        now, before = said(self.hello.get("boot_id"), 64), self.boot_id
         self.boot_id = now or before
         return "the pod was rebooted: what ran there is gone" if before and now and now != before else ""
 
@@ -263,19 +272,20 @@ class AgentClient:
         return ack
 
     async def _read(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
-        """Read until the bridge ends. A line that is no message is a fault of the agent and ends the session."""
-        rest = b""
+        """Read until the bridge ends. A line that is no message is counted, told as one of its own, and passed over."""
+        lines = hearing.Lines()
         try:
             while data := await process.stdout.read(_CHUNK):
-                *lines, rest = (rest + data).split(b"\n")
-                if len(rest) > _LONGEST_LINE:
-                    raise ProtocolError(f"the agent of pod {self.link.name} sends a line without end")
-                for line in lines:
-                    try:
-                        message = wire.decode(line)
-                    except ValueError:
-                        raise ProtocolError(f"the agent of pod {self.link.name} sent {line[:80]!r}") from None
-                    await self._dispatch(message)
+                over = lines.overlong
+                whole = lines.feed(data)
+                if lines.overlong > over:
+                    await self._odd(lines.overlong - over, "a line without end")
+                for line in whole:
+                    message = hearing.message(line)
+                    if message is None:
+                        await self._odd(1, line[:200].decode(errors="replace"))
+                    else:
+                        await self._dispatch(message)
         finally:
             self._fail_pending(UnreachableError(f"the bridge on pod {self.link.name} ended"))
 
@@ -299,7 +309,15 @@ class AgentClient:
             return
         await self._queue.put(message)
         if message["op"] == wire.LINES:
-            self.cursors[f"{message['run']}/{message['src']}"] = (int(message["ino"]), int(message["off"]))
+            key = f"{message['run']}/{message['src']}"
+            if key in self.cursors or (message["run"] in self._watched and len(self.cursors) < _MOST_CURSORS):
+                self.cursors[key] = (message["ino"], message["off"])
+
+    async def _odd(self, n: int, sample: str) -> None:
+        """Lines that are no messages: whoever reads the messages reads that there were such."""
+        self.malformed += n
+        if self._consumed or not self._queue.full():
+            await self._queue.put({"op": hearing.MALFORMED, "n": n, "sample": clean(sample, 200)})
 
     async def close(self) -> None:
         """Detach. The agent, its workers and the SSH connection stay."""
@@ -326,12 +344,11 @@ async def _last_words(process: asyncssh.SSHClientProcess[bytes]) -> str:
     """The last line of a bridge's standard error, if it wrote one before it ended; of its own errors, the text."""
     try:
         async with asyncio.timeout(0.5):
-            said = await process.stderr.read(4096)
+            spoken = await process.stderr.read(4096)
     except (TimeoutError, OSError, asyncssh.Error):
         return ""
-    lines = bytes(said).decode(errors="replace").strip().splitlines()
+    lines = bytes(spoken).decode(errors="replace").strip().splitlines()
     if not lines:
         return ""
-    with contextlib.suppress(ValueError):
-        return str(wire.decode(lines[-1]).get("error", lines[-1]))
-    return lines[-1]
+    error = record(lines[-1]) or {}
+    return said(error.get("error"), 500) or clean(lines[-1], 500)

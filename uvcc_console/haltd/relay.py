@@ -21,11 +21,14 @@ from urllib.parse import urlsplit
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import records
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.keys import operator_key, public_line
 from uvcc_console.haltd.roots import Published
 from uvcc_console.rollout import halt
-from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.outside import record, said, whole
+from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.transcript import orders, sshsig
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ LOOK_S: Final = 5.0
 AGAIN_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 FRESH_S: Final = 15.0
+LONGEST: Final = 16 << 20
 Report = Callable[[str, str, str, int, str], None]
 
 
@@ -61,7 +65,7 @@ class Mailbox:
             except (OSError, http.client.HTTPException, ValueError) as e:
                 trouble = str(e)
                 continue
-            self.after = max(self.after, int(found["seq"]))
+            self.after = max(self.after, found["seq"])
             return list(found["records"])
         raise UvccError(f"the relay at {self.url} does not take orders: {trouble}", "the other halt paths remain")
 
@@ -78,12 +82,15 @@ class Mailbox:
             headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
             connection.request("POST", "/records", body, headers)
             reply = connection.getresponse()
-            found = json.loads(reply.read())
+            found = record(reply.read(LONGEST + 1), LONGEST)
         finally:
             connection.close()
-        if reply.status != http.client.OK or not isinstance(found, dict):
+        if reply.status != http.client.OK or found is None:
             raise ValueError(f"HTTP {reply.status}")
-        return found
+        seq, records_ = whole(found.get("seq"), -1), found.get("records")
+        if seq is None or not isinstance(records_, list):
+            raise ValueError("it answers in another form")
+        return {"seq": seq, "records": [r for r in records_ if isinstance(r, dict)]}
 
 
 def mailboxes(run_dir: Path, engine_run: str) -> list[Mailbox]:
@@ -119,6 +126,15 @@ def consent(run_dir: Path, engine_run: str, what: str) -> dict[str, str]:
     """The record by which the holder of this folder's order key signs for something."""
     content = {"type": "consent", "run": engine_run, "what": what}
     return {"name": f"{CONSENT}{what}", "body": orders.sealed(content, signer(run_dir))}
+
+
+def _worker(coord: str, s: Snapshot) -> bool:
+    """Whether this is a worker that the run's topology has."""
+    try:
+        c = Coord.parse(coord)
+    except ConfigError:
+        return False
+    return str(c) == coord and c.stage < s.pipeline_stages and c.tensor < s.tensor
 
 
 class RelayPath:
@@ -187,12 +203,18 @@ class RelayPath:
         except UvccError as e:
             log.warning("%s", e)
             found, first = [], True
-        for record in found:
-            name, body = str(record.get("name", "")), str(record.get("body", ""))
-            if name.startswith(orders.BEAT):
-                self._heard(box, body, s)
-            elif not first or name.startswith(CONSENT):  # an order from before this process lived is another's affair
-                self._take(box, body, s)
+        for one in found:
+            given = (one.get("name"), one.get("body"))
+            if not all(isinstance(part, str) for part in given):
+                continue
+            name, body = str(given[0]), str(given[1])
+            try:
+                if name.startswith(orders.BEAT):
+                    self._heard(box, body, s)
+                elif not first or name.startswith(CONSENT):  # an order from before this process lived is another's
+                    self._take(box, body, s)
+            except Exception:  # the relay gives each record once: what is wrong with one must not cost the next
+                log.exception("a record at the relay could not be used: %.100r", name)
         self._light(box, s)
 
     def _take(self, box: Mailbox, body: str, s: Snapshot) -> None:
@@ -201,15 +223,15 @@ class RelayPath:
             content = orders.opened(body, orders.ORDER_NAMESPACE, [key])
             if content is None or content.get("run") != box.engine_run or key == order_key(self._run_dir):
                 continue
-            kind = str(content.get("type"))
-            told = (by + str(content.get("nonce", "")), str(content.get("mode") or content.get("what")))
+            kind = said(content.get("type"), 32)
+            told = (by + said(content.get("nonce")), said(content.get("mode") or content.get("what"), 32))
             if told in self._taken:
                 return
             self._taken.add(told)
             if kind == "consent" and by.startswith("P"):
                 self._append([ev.Consent(what=told[1], by=by)])
             elif kind == "order" and told[1] in (halt.HOLD, halt.HALT, halt.RELEASE):
-                nonce = str(content.get("nonce", ""))
+                nonce = said(content.get("nonce"))
                 if not (s.halt.nonce == nonce and s.halt.mode in (told[1], halt.HALT)):
                     self._append([ev.HaltRequested(nonce=nonce, mode=told[1], by=by, reason="at the relay")])
 
@@ -218,25 +240,28 @@ class RelayPath:
             found = json.loads((self._run_dir / FOLDER / "signers.json").read_text())
         except (OSError, ValueError):
             return {}
-        return {str(k): str(v) for k, v in found.items()}
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
     def _heard(self, box: Mailbox, body: str, s: Snapshot) -> None:
         """One sign of life. It counts only if the identity of its worker's own party signed it."""
         beat = orders.opened(body, orders.BEAT_NAMESPACE, [p.identity for p in s.pods.values() if p.identity])
         if beat is None or beat.get("run") != box.engine_run:
             return
-        coord = str(beat.get("coord", ""))
+        coord = said(beat.get("coord"), 32)
         pod = next((p for p in s.pods.values() if coord.startswith(f"p{p.party}r{p.replica}s")), None)
         if pod is None or orders.opened(body, orders.BEAT_NAMESPACE, [pod.identity]) is None:
             return
+        told = records.beat({k: v for k, v in beat.items() if k not in ("type", "run", "coord", "roots")})
+        if told is None or not _worker(coord, s):
+            self._append([ev.Malformed(where=pod.pod, src="relay", sample=f"a sign of life of {coord!r}")])
+            return
         box.heard[pod.pod] = time.monotonic()
         if self._domain:
-            record = {k: v for k, v in beat.items() if k not in ("type", "run", "coord", "roots")}
-            roots = self._roots.take(coord, beat.get("roots"))
-            self._append([ev.Heartbeat(pod=pod.pod, coord=coord, record=record), *roots])
-        stage = {"hold": "held", "held": "held", "halted": "halted"}.get(str(beat.get("phase", "")), "")
+            roots = self._roots.take(coord, beat.get("roots"), s.steps_planned)
+            self._append([ev.Heartbeat(pod=pod.pod, coord=coord, record=told), *roots])
+        stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.get("phase", ""), "")
         if stage and beat.get("halt_nonce") == s.halt.nonce:
-            self._report(pod.pod, coord, stage, int(beat.get("step", -1)), str(beat.get("checkpoint", "")))
+            self._report(pod.pod, coord, stage, told["step"], said(beat.get("checkpoint"), 128))
 
     def _light(self, box: Mailbox, s: Snapshot) -> None:
         """Tell of every pod whose workers began or ceased to be heard at the relay."""

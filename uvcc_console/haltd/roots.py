@@ -5,16 +5,18 @@ Nobody conducts a domain's console, so it holds the parties' words against each 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import records
 from uvcc_console.core.snapshot import EpochAgreement
 from uvcc_console.core.state import disagreement
+from uvcc_engine.contract.outside import STEPS, parsed
 from uvcc_engine.parallel.topology import Coord
 
 KEEP: Final = 64
+PAST_STEPS: Final = 16
 
 
 class Published:
@@ -24,18 +26,19 @@ class Published:
         self._epochs: dict[int, EpochAgreement] = {}
         self._forked = False
 
-    def take(self, coord: str, listed: object) -> list[ev.Event]:
-        """What is new in a worker's list (JSON text). A root that differs from the one it gave before is kept out."""
+    def take(self, coord: str, listed: object, steps: int = 0) -> list[ev.Event]:
+        """What is new in a worker's list (JSON text). A root that differs from the one it gave before is kept out.
+
+        ``steps`` > 0: no epoch lies much beyond.
+        """
         found: list[ev.Event] = []
-        for root in _read(listed):
-            epoch = int(root["epoch"])
+        for epoch, root, pairs in _read(listed, steps + PAST_STEPS if steps else STEPS):
             known = self._epochs.get(epoch, EpochAgreement(epoch))
             if coord in known.roots:
                 continue
-            pairs = {str(k): str(v) for k, v in root["pairs"].items()}
-            known = EpochAgreement(epoch, {**known.roots, coord: str(root["root"])}, {**known.pairs, coord: pairs})
+            known = EpochAgreement(epoch, {**known.roots, coord: root}, {**known.pairs, coord: pairs})
             self._epochs[epoch] = known
-            found.append(ev.RootReported(coord=coord, epoch=epoch, root=str(root["root"]), pairs=pairs))
+            found.append(ev.RootReported(coord=coord, epoch=epoch, root=root, pairs=pairs))
             pair = disagreement(known)
             if pair is not None and not self._forked:
                 self._forked = True
@@ -47,11 +50,12 @@ class Published:
         return found
 
 
-def _read(listed: object) -> list[Mapping[str, Any]]:
+def _read(listed: object, most: int) -> list[tuple[int, str, dict[str, str]]]:
     """The roots of a list; nothing of one that is damaged."""
     try:
-        found = json.loads(str(listed)) if listed else []
-        good = [r for r in found if isinstance(r["pairs"], dict) and int(r["epoch"]) >= 0 and r["root"]]
-    except (ValueError, TypeError, KeyError):
+        found = parsed(listed) if isinstance(listed, str) and listed else []
+    except ValueError:
         return []
-    return sorted(good, key=lambda r: int(r["epoch"]))
+    read = [records.root(r, most) for r in found if isinstance(r, Mapping)] if isinstance(found, list) else []
+    good = [r for r in read if r is not None]
+    return sorted(good, key=lambda r: r[0])[-KEEP:] if len(good) == len(read) else []

@@ -82,7 +82,10 @@ class Channels:
         try:
             client.begin()
             async for message in client.messages():
-                self.on_message(name, message)
+                try:
+                    self.on_message(name, message)
+                except Exception:  # no message of a pod may end the channel that would halt it
+                    log.exception("a message of pod %s could not be used", name)
         finally:
             renewing.cancel()
             self.clients.pop(name, None)

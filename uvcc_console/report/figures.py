@@ -60,7 +60,7 @@ def write_figures(run_dir: Path, out: Path | None = None) -> Figures:
     folder = out or record.artifacts / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     done = Figures()
-    with matplotlib.rc_context({"svg.hashsalt": record.snapshot.run, "font.size": 9}):
+    with matplotlib.rc_context({"svg.hashsalt": record.snapshot.run, "font.size": 9, "text.parse_math": False}):
         for drawing in drawings(record):
             if not drawing.rows:
                 done.skipped[drawing.name] = drawing.missing

@@ -18,6 +18,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.outside import said, whole
+from uvcc_engine.contract.text import clean
 from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
 
@@ -106,7 +108,7 @@ def handoff(run_dir: Path) -> Handoff:
         list(_criteria(record, phase)),
         _checkpoints(record),
         _deviations(record),
-        frozenset((e.pod, int(e.fields.get("step", -1))) for e in record.engine_events("checkpoint_committed")),
+        frozenset((e.pod, _step(e)) for e in record.engine_events("checkpoint_committed")),
     )
 
 
@@ -157,14 +159,14 @@ def _facts(record: RunRecord, phase: str) -> list[tuple[str, str]]:
 
 def _launched(infos: Sequence[Path]) -> list[tuple[str, str]]:
     """What every pod's run.info says of hardware, code and configuration; said once where all pods say the same."""
-    said: dict[str, dict[str, str]] = {}
+    told: dict[str, dict[str, str]] = {}
     for path in infos:
         for line in path.read_text(errors="replace").splitlines():
             key, colon, value = line.partition(": ")
             if colon and (key in _LAUNCH or key.startswith(_CONFIG)):
-                said.setdefault(key, {})[path.parent.name] = value
+                told.setdefault(clean(key, 100), {})[path.parent.name] = clean(value, 500)
     facts = []
-    for key, by_pod in said.items():
+    for key, by_pod in told.items():
         if len(by_pod) == len(infos) and len(set(by_pod.values())) == 1:
             facts.append((key, f"{next(iter(by_pod.values()))} (all {len(infos)} pods)"))
         else:
@@ -278,6 +280,7 @@ def _loss_falls(curves: dict[str, list[dict[str, float]]]) -> Criterion:
     """The median of the last tenth lies below that of the first tenth, on every worker that wrote a table."""
     name, facts, good = "loss falls", [], True
     for file, rows in curves.items():
+        rows = [r for r in rows if "loss" in r]
         if len(rows) >= 2:
             part = max(1, len(rows) // 10)
             first = statistics.median(r["loss"] for r in rows[:part])
@@ -301,11 +304,16 @@ def _throughput(curves: dict[str, list[dict[str, float]]]) -> Criterion:
     return Criterion(name, (MET if good else NOT_MET) if facts else NOT_SHOWN, "; ".join(facts) or "no training.csv")
 
 
+def _step(event: ev.EngineEvent) -> int:
+    found = whole(event.fields.get("step"))
+    return -1 if found is None else found
+
+
 def _checkpoints(record: RunRecord) -> list[tuple[str, int, str]]:
     """The newest checkpoint that each pod reported as durable."""
     newest: dict[str, tuple[int, str]] = {}
     for event in record.engine_events("checkpoint_written"):
-        step, sha = int(event.fields.get("step", -1)), str(event.fields.get("sha256", ""))
+        step, sha = _step(event), said(event.fields.get("sha256"))
         if step >= newest.get(event.pod, (-1, ""))[0]:
             newest[event.pod] = (step, sha)
     return [(pod, step, sha) for pod, (step, sha) in sorted(newest.items())]
@@ -319,7 +327,7 @@ def _checkpoint_saved(record: RunRecord) -> Criterion:
 
 def _resumed(record: RunRecord) -> Criterion:
     """A resume verifies the checkpoint it loads, so its event is the proof."""
-    steps = [int(e.fields.get("step", -1)) for e in record.engine_events("resumed")]
+    steps = [_step(e) for e in record.engine_events("resumed")]
     refused = sum(1 for _ in record.engine_events("checkpoint_refused"))
     fact = f"{len(steps)} workers resumed, last from step {steps[-1]}" if steps else "nothing was resumed in this run"
     return Criterion(

@@ -20,6 +20,7 @@ from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import checked
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.text import clean_block
 from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.transcript.bundle import NAME, Bundle
 from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE
@@ -130,7 +131,7 @@ def _matches(base: str, patterns: Sequence[str]) -> bool:
 def _document(record: RunRecord, logs: Sequence[LogFile]) -> Iterator[str]:
     yield from checked("(summary)", _summary(record))
     yield from checked("(list of files)", _files(logs))
-    yield from ("", "# 6. Logs", "", "Each log is quoted as fetched; its SHA-256 is that of the file.")
+    yield from ("", "# 6. Logs", "", "Each log is quoted without control characters; its SHA-256 is that of the file.")
     for log in logs:
         if log.quoted:
             yield from _quote(log)
@@ -149,8 +150,9 @@ def _quote(log: LogFile) -> Iterator[str]:
     yield f"{fence}text"
     with log.path.open(errors="replace", newline="\n") as file:
         # a line that looks like our own fence would end the quotation early
-        lines = (line.rstrip("\n") for line in file)
-        yield from (line.replace(fence, "` ` ` `") for line in checked(log.name, lines))
+        lines = checked(log.name, (line.rstrip("\n") for line in file))
+        shown = checked(log.name, (clean_block(line) for line in lines))  # what is hidden by invisible signs as well
+        yield from (line.replace(fence, "` ` ` `") for line in shown)
     yield fence
 
 

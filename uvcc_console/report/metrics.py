@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.report.record import RunRecord, parse
+from uvcc_engine.contract.outside import real, said, whole
 from uvcc_engine.parallel.topology import PARTIES
 
 GROUPS: Final = ("tp", "pp", "dp")
@@ -39,8 +40,7 @@ class GroupInit:
 
 def _amount(event: ev.EngineEvent) -> int:
     """Events may stand for several of their kind (``count``)."""
-    found = event.fields.get("count", 1)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 1
+    return whole(event.fields.get("count"), 1) or 1
 
 
 def counts(record: RunRecord) -> dict[str, int]:
@@ -64,9 +64,9 @@ def _retransmits(record: RunRecord) -> int:
     """The last count that each pod reported."""
     last = {}
     for event in record.of(ev.EngineEvent):
-        value = event.fields.get("retransmits")
-        if isinstance(value, int):
-            last[(event.pod, event.fields.get("coord"), event.fields.get("peer"))] = value
+        value = whole(event.fields.get("retransmits"))
+        if value is not None:
+            last[(event.pod, said(event.fields.get("coord")), said(event.fields.get("peer")))] = value
     return sum(last.values())
 
 
@@ -74,10 +74,10 @@ def group_inits(record: RunRecord) -> list[GroupInit]:
     """Initialisation times that workers reported (``group_ready``, ``nccl_init_done``, ``dp_init_done``)."""
     found = []
     for event in record.engine_events("group_ready", "group_init_done", "nccl_init_done", "dp_init_done"):
-        group = str(event.fields.get("group") or event.fields.get("kind") or "dp").lower()
-        seconds = next((event.fields[k] for k in ("seconds", "t_s", "init_s") if k in event.fields), None)
-        if group in GROUPS and isinstance(seconds, (int, float)):
-            found.append(GroupInit(str(event.fields.get("coord", event.pod)), group, float(seconds)))
+        group = said(event.fields.get("group") or event.fields.get("kind") or "dp").lower()
+        seconds = real(next((event.fields[k] for k in ("seconds", "t_s", "init_s") if k in event.fields), None))
+        if group in GROUPS and seconds is not None:
+            found.append(GroupInit(said(event.fields.get("coord", event.pod)), group, seconds))
     return found
 
 
@@ -122,7 +122,7 @@ def errors_by_group(record: RunRecord) -> dict[tuple[str, str], int]:
     for event in record.of(ev.EngineEvent):
         kind = "timeout" if event.event in _TIMEOUTS else "abort" if event.event in _ABORTS else ""
         if kind:
-            group = str(event.fields.get("group", "plane")).lower()
+            group = said(event.fields.get("group", "plane")).lower()
             found[(group if group in GROUPS else "plane", kind)] += _amount(event)
     found[("plane", "retransmit")] = _retransmits(record)
     return dict(found)
@@ -134,7 +134,7 @@ def dp_map(record: RunRecord) -> dict[tuple[int, int], tuple[int, int, float | N
     ready: dict[tuple[int, int], set[str]] = {}
     seconds: dict[tuple[int, int], list[float]] = {}
     for event in record.engine_events("dp_ready", "dp_ok"):
-        if (c := parse(str(event.fields.get("coord", "")))) is not None:
+        if (c := parse(said(event.fields.get("coord")))) is not None:
             ready.setdefault((c.stage, c.tensor), set()).add(str(c))
     for init in group_inits(record):
         if init.group == "dp" and (c := parse(init.coord)) is not None:
@@ -164,7 +164,8 @@ def schedule(record: RunRecord) -> list[Tick]:
     raw: list[tuple[float, ev.EngineEvent]] = []
     for event in record.engine_events("pipeline_tick"):
         f: dict[str, Any] = event.fields
-        if all(isinstance(f.get(k), (int, float)) for k in ("step", "microbatch", "start", "end")):
+        wholes = all(whole(f.get(k)) is not None for k in ("step", "microbatch"))
+        if wholes and all(real(f.get(k)) is not None for k in ("start", "end")):
             raw.append((float(f["start"]), event))
     if not raw:
         return []
@@ -174,9 +175,9 @@ def schedule(record: RunRecord) -> list[Tick]:
     return sorted(
         (
             Tick(
-                str(f.get("coord", "")),
+                said(f.get("coord")),
                 first,
-                str(f.get("phase", "F")),
+                said(f.get("phase", "F")),
                 int(f["microbatch"]),
                 start - zero,
                 float(f["end"]) - zero,

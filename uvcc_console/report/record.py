@@ -71,7 +71,7 @@ class RunRecord:
         s, phase = self.snapshot, self.phases[-1] if self.phases else ""
         if phase in self.bundles:
             return self.bundles[phase].policy.topology
-        seen = [c for e in self.during(phase).of(ev.WorkerProcess) if (c := parse(e.coord)) is not None]
+        seen = [c for e in self.during(phase).of(ev.WorkerProcess) if (c := parse(e.coord)) is not None and _sane(c)]
         if not seen:
             return Topology(s.replicas, s.pipeline_stages, s.tensor)
         replicas, stages, ranks = ({getattr(c, at) for c in seen} for at in ("replica", "stage", "tensor"))
@@ -117,6 +117,11 @@ class RunRecord:
         return {**self.pins(), **more}
 
 
+def _sane(c: Coord) -> bool:
+    """Whether a fleet may have such a worker: reports count from its numbers."""
+    return c.replica < 4096 and max(c.stage, c.tensor) < 256
+
+
 def parse(text: str) -> Coord | None:
     """A coordinate, or None."""
     try:
@@ -129,4 +134,4 @@ def address(pod: PodView) -> tuple[str, str, int]:
     """(user, host, port) of ``user@host:port``; empty where unknown."""
     user, _, rest = pod.address.rpartition("@")
     host, _, port = rest.rpartition(":")
-    return user, host, int(port) if port.isdigit() else 0
+    return user, host, int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0

@@ -20,6 +20,7 @@ from uvcc_console.rollout.plan import Phase
 from uvcc_console.rollout.stages import collect, replacing, succession
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.outside import said
 from uvcc_engine.parallel.topology import Topology
 
 STOPPED = ("waiting", "failed")
@@ -45,7 +46,7 @@ async def stackdump(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> st
     """SIGUSR1 to one pod's workers: their stacks arrive in the log as ``stackdump_*.txt``."""
     run, member = _phase(ctx).engine_run, _member(ctx, args)
     ack = await member.channel.request(wire.SIGNAL, run=run, coord=None, signal="USR1")
-    sent = [str(c) for c in ack.get("sent", [])]
+    sent = [said(c, 32) for c in ack["sent"]] if isinstance(ack.get("sent"), list) else []
     if not sent:
         raise UvccError(f"no worker of {run} lives on {member.name}", "start it first")
     return f"{', '.join(sent)} write their stacks; see the log, panel 3"

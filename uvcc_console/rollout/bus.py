@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import odd
 from uvcc_console.core.journal import Follower, Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.text import clean
 
 T = TypeVar("T")
 POLL_S = 0.03
@@ -31,6 +34,7 @@ class Bus:
         self._batch_s = batch_s
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[ev.Event], None]] = []
+        self._deaf: set[tuple[str, str]] = set()
         self._drain()
 
     @property
@@ -67,9 +71,24 @@ class Bus:
         while batch := self._follower.poll():
             for event in batch:
                 for listener in self._listeners:
-                    listener(event)
+                    self._call(listener, event)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
+
+    def _call(self, listener: Callable[[ev.Event], None], event: ev.Event) -> None:
+        """A listener that cannot take an event is told of by name, once; it hears the next one like the others."""
+        try:
+            listener(event)
+        except Exception as e:  # the journal must go on being followed and written
+            if odd.strict():
+                raise
+            name = getattr(listener, "__qualname__", type(listener).__name__)
+            if (name, event.kind) in self._deaf:
+                return
+            self._deaf.add((name, event.kind))
+            traceback.print_exception(e)
+            text = f"{name} could not take a {event.kind} event: {type(e).__name__}: {clean(str(e), 200)}"
+            self.record([ev.Alert(level="error", name="listener", text=text, remedy="conductor.log has the details")])
 
     async def run(self) -> None:
         """Write the queue and follow the journal until cancelled. A disk that refuses is tried again each second."""

@@ -6,19 +6,22 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import flight
+from uvcc_console.fleet import hearing
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.plan import Phase
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.flight import name_of
+from uvcc_engine.contract.outside import record
 
 ANSWER_S: Final = 10.0
 LOOK_S: Final = 0.3
+LONGEST: Final = 16 << 20
 Answer = dict[str, Any]
 
 
@@ -28,7 +31,7 @@ async def read(ctx: Rollout, phase: Phase) -> str:
 
     async def one(member: Member) -> tuple[list[str], dict[str, Answer]]:
         ack = await member.channel.request(wire.FLIGHT, run=phase.engine_run, nonce=nonce)
-        asked = [str(c) for c in ack.get("asked", [])]
+        asked = hearing.own(ack.get("asked", []), [str(c) for c in phase.coords(member.name)], member.name)
         return asked, await _answers(member, phase.engine_run, asked, nonce)
 
     found = await each(ctx.of_phase(phase), one)
@@ -67,7 +70,6 @@ async def _answers(member: Member, run: str, coords: Sequence[str], nonce: str) 
 async def _read(member: Member, path: str) -> Answer:
     """A worker's answer; empty before its first."""
     try:
-        found = json.loads(await member.ssh.read(path))
-    except (UvccError, ValueError):
+        return record(await member.ssh.read(path), LONGEST) or {}
+    except UvccError:
         return {}
-    return dict(found) if isinstance(found, Mapping) else {}

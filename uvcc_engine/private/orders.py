@@ -141,7 +141,7 @@ class Orders:
                 for body in self._ask(connection, 0.0 if first else BEAT_S):
                     if not first:  # orders from before this worker started are not meant for it
                         self._obey(body)
-            except (OSError, http.client.HTTPException, ValueError, UvccError):
+            except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError, UvccError):
                 connection = None  # the relay is away, or an older one: the other paths remain
                 self._ending.wait(RETRY_S)
 

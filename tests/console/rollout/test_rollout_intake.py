@@ -71,8 +71,7 @@ def test_epoch_roots_and_other_events_are_told_apart() -> None:
     found = intake().events(lines("events.jsonl", json.dumps(root), json.dumps(other), "{half"))
     assert found[0] == ev.RootReported(coord="p1r0s0t0", epoch=3, root="ab")
     assert found[1] == ev.EngineEvent(pod="p1r0", level="warn", event="waiting", fields={"party": 2}, at=2.0)
-    assert isinstance(found[2], ev.EngineEvent)
-    assert (found[2].event, found[2].fields["line"]) == ("unreadable_line", "{half")
+    assert found[2] == ev.Malformed(where="p1r0", count=1, src="events.jsonl", sample="{half")
 
 
 def test_a_result_that_arrives_in_pieces_is_read_once_it_is_whole() -> None:

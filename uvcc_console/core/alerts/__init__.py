@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import odd
 from uvcc_console.core.alerts import fleet, progress, quality
 from uvcc_console.core.alerts.finding import Detector, Finding
 from uvcc_console.core.snapshot import Snapshot
@@ -20,7 +21,19 @@ def detect(s: Snapshot, now: float) -> list[Finding]:
     """Everything that is wrong now; a run that has ended, or has no workers yet, is judged by its fleet alone."""
     if s.ended:
         return []
-    return [found for detector in DETECTORS for found in detector(s, now)]
+    return [found for detector in DETECTORS for found in _asked(detector, s, now)]
+
+
+def _asked(detector: Detector, s: Snapshot, now: float) -> list[Finding]:
+    """What one detector says. Data that it cannot judge keeps no other from judging; that it could not is a finding."""
+    try:
+        return list(detector(s, now))
+    except odd.ERRORS as e:
+        if odd.strict():
+            raise
+        name = getattr(detector, "__name__", "a detector")
+        text = f"{name} cannot judge what the pods report: {type(e).__name__}"
+        return [Finding("detector_failed", text, "uvcc status counts malformed lines by pod", name)]
 
 
 class Watch:

@@ -8,6 +8,7 @@ from typing import Any
 
 from uvcc_console.core.alerts.finding import Finding, middle, step_time, training, usual_and_recent
 from uvcc_console.core.snapshot import Snapshot, WorkerView
+from uvcc_engine.contract.outside import said, whole
 
 SILENT_S = 15.0  # a heartbeat is due every 5 s
 STUCK_STEPS, STUCK_S = 10, 30.0
@@ -44,16 +45,22 @@ def collective(beat: Mapping[str, Any]) -> tuple[str, int]:
     """
     last: Any = beat.get("last_collective")
     if isinstance(last, Mapping):
-        return " ".join(str(last[k]) for k in ("group", "op") if k in last), int(last.get("seq", -1))
-    what, mark, number = str(last or "").rpartition(" #")
-    if mark and number.isdigit():
+        return " ".join(said(last[k]) for k in ("group", "op") if k in last), _number(last.get("seq"))
+    text = said(last)
+    what, mark, number = text.rpartition(" #")
+    if mark and number.isascii() and number.isdigit() and len(number) < 19:
         return what, int(number)
-    return str(last or ""), int(beat.get("collective_seq", -1))
+    return text, _number(beat.get("collective_seq"))
+
+
+def _number(value: object) -> int:
+    found = whole(value)
+    return -1 if found is None else found
 
 
 def first_that_differs(workers: list[WorkerView]) -> str:
     """The first rank whose last collective is not the one that most are in; empty where all agree."""
-    told = [(w, collective(w.beat)) for w in sorted(workers, key=lambda w: (int(w.beat.get("rank", 0)), w.coord))]
+    told = [(w, collective(w.beat)) for w in sorted(workers, key=lambda w: (whole(w.beat.get("rank")) or 0, w.coord))]
     told = [(w, c) for w, c in told if c != ("", -1)]
     if not told:
         return ""
@@ -72,7 +79,7 @@ def hang_in_collective(s: Snapshot, now: float) -> Iterator[Finding]:
     if not alive or len(alive) < len(workers) or min(now - w.step_ts for w in alive) < limit:
         return
     differs = first_that_differs(alive)
-    waits = sorted({str(w.beat["waiting_on"]) for w in alive if w.beat.get("waiting_on")})
+    waits = sorted({said(w.beat["waiting_on"]) for w in alive if w.beat.get("waiting_on")})
     text = f"no step for {min(now - w.step_ts for w in alive):.0f} s at step {min(w.step for w in alive)}"
     text += f"; first that differs: {differs}" if differs else f"; they wait for {', '.join(waits)}" if waits else ""
     yield Finding(

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from uvcc_console.fleet import hearing
 from uvcc_console.rollout import priority
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.plan import FULL, Phase, pod_name
@@ -141,7 +142,7 @@ async def _ended(member: Member, phase: Phase, patience_s: float) -> None:
         async with asyncio.timeout(patience_s):
             while True:
                 ack = await member.channel.request(wire.WATCH, run=phase.engine_run)
-                if all(w["state"] == "exited" for w in ack["workers"]):
+                if all(w["state"] == "exited" for w in hearing.workers(ack, member.name)):
                     return
                 await asyncio.sleep(POLL_S)
     except TimeoutError:

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from uvcc_console.fleet import hearing
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.plan import Phase
 from uvcc_console.rollout.stages.succession import RECORD, Succession
@@ -75,9 +76,9 @@ async def _ended(member: Member, run: str) -> int:
     try:
         async with asyncio.timeout(HANDOVER_S):
             while True:
-                workers = (await member.channel.request(wire.WATCH, run=run))["workers"]
+                workers = hearing.workers(await member.channel.request(wire.WATCH, run=run), member.name)
                 if all(w["state"] == "exited" for w in workers):
-                    return max((int(w["rc"]) if w["rc"] is not None else 1 for w in workers), default=1)
+                    return max((w["rc"] if w["rc"] is not None else 1 for w in workers), default=1)
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         await member.channel.request(wire.SIGNAL, run=run, coord=None, signal="KILL")

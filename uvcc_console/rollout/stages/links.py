@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.fleet import hearing
 from uvcc_console.haltd import relay
 from uvcc_console.rollout import domain
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
@@ -181,10 +182,8 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
     if remote:
         config |= await _certified(ctx, phase, host)
     ack = await host.channel.request(wire.RELAY, run=run, action="start", config=config, timeout=60.0)
-    url = str(ack["url"])
-    if remote:
-        scheme, _, rest = url.partition("://")
-        url = f"{scheme}://{host_of(host)}:{rest.rpartition(':')[2]}"
+    scheme, port = hearing.listening_at(ack, host.name)
+    url = f"{scheme}://{host_of(host) if remote else bind}:{port}"  # where we asked it to, wherever it says it is
     _private(
         ctx.run_dir / relay.FOLDER / f"{phase.name}{_of(replica)}{relay.AT}",
         json.dumps(

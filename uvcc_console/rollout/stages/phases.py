@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot, WorkerView
+from uvcc_console.fleet import hearing
 from uvcc_console.rollout import certificate, priority, pump
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.plan import SMOKE, Phase
@@ -82,7 +83,9 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
             _spec(ctx, phase, c, found.get(c, {}), env | worlds.get(c, {}), resume=attempt > 0).to_json() for c in mine
         ]
         ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=START_S)
-        return {str(w["coord"]): int(w["pid"]) for w in ack["workers"]}
+        listed = hearing.workers(ack, member.name)
+        hearing.own([w["coord"] for w in listed], mine, member.name)
+        return {w["coord"]: w["pid"] for w in listed}
 
     acks = await each(ctx.of_phase(phase), start)
     return {coord: pid for by_coord in acks.values() for coord, pid in by_coord.items()}

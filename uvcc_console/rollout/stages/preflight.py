@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.fleet import hearing
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.profile_schema import CommandJob, LmJob, PrivateJob
 from uvcc_console.rollout.stages import fabric, lm
@@ -127,7 +128,7 @@ async def _probe(member: Member) -> dict[str, Any]:
     before = time.time()
     ack = await member.channel.request(wire.PROBE, timeout=60.0)
     after = time.time()
-    probe = {k: v for k, v in ack.items() if k not in ("op", "nonce", "ok")}
+    probe = hearing.probed(ack, member.name)
     # the pod's clock was read somewhere between the two: half the trip is the error, not the skew
     probe["skew_s"] = _outside(float(probe["clock"]["ts"]), before, after)
     if probe.get("gpus"):

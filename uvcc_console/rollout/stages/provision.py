@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.agent_client import AgentClient
@@ -16,6 +17,7 @@ from uvcc_console.rollout.context import Member, Rollout, each, readdress
 from uvcc_console.rollout.plan import derive
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+from uvcc_engine.contract.outside import said, tidy
 
 DELETE_TRIES = 3
 BACKOFF_S = 0.5
@@ -146,11 +148,12 @@ async def attach(ctx: Rollout, member: Member) -> None:
     cursors = {key: (v[0], v[1]) for key, v in ctx.cursors.get(member.name, {}).items()}
     lease = ctx.plan.profile.halt.lease
     member.agent = AgentClient(member.ssh, holder="conductor", lease_s=lease, cursors=cursors, on_link=on_link)
-    member.pump = asyncio.create_task(pump.run(ctx.bus, member), name=f"pump {member.name}")
+    member.pump = pump.start(ctx.bus, member)
     hello = await member.agent.start()
-    member.identity = dict(hello.get("identity") or {})
+    shown = hello.get("identity")
+    member.identity = tidy(shown) if isinstance(shown, Mapping) else {}
     member.probe = await member.agent.request(wire.PROBE)
-    ctx.say(ctx.pod_event(member, "agent", identity=str(member.identity.get("ed25519", ""))))
+    ctx.say(ctx.pod_event(member, "agent", identity=said(member.identity.get("ed25519"), 500)))
 
 
 async def detach(member: Member) -> None:

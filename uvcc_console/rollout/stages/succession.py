@@ -71,7 +71,8 @@ def all_of(ctx: Rollout) -> list[Succession]:
     """Every succession of the run in order, from the journal."""
     told = [e for _, e in iter_events(ctx.run_dir / spawn.JOURNAL) if isinstance(e, ev.EngineEvent)]
     lists = ("sources", "lost")
-    return [Succession(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in told if e.event == EVENT]
+    own = [e for e in told if e.event == EVENT and not e.pod]  # the console's own word; a pod's would name itself
+    return [Succession(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in own]
 
 
 def latest(ctx: Rollout) -> dict[str, Succession]:
