@@ -12,6 +12,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import odd
 from uvcc_console.core.journal import Follower, Journal
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.rollout.outbox import Outbox
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.text import clean
 
@@ -28,8 +29,9 @@ class Bus:
     def __init__(self, journal: Journal, *, poll_s: float = POLL_S, batch_s: float = BATCH_S) -> None:
         self._journal = journal
         self._follower = Follower(journal)
-        self._queue: list[ev.Event] = []
-        self._dropped = 0
+        self._queue = Outbox()
+        self._room = asyncio.Event()
+        self._room.set()
         self._poll_s = poll_s
         self._batch_s = batch_s
         self._changed = asyncio.Event()
@@ -48,24 +50,29 @@ class Bus:
 
     def commit(self, *batch: ev.Event) -> None:
         """Append durably, after what was queued, and fold. Raises UvccError if the disk refuses."""
-        queued, self._queue = self._queue, []
-        if self._dropped:
-            text = f"{self._dropped} telemetry records were dropped: they came faster than the disk takes them"
-            batch = (*batch, ev.Alert(level="warn", name="dropped", text=text))
-            self._dropped = 0
+        queued = self._queue.take() if not batch else self._queue.take(len(self._queue))
         if queued or batch:
             try:
                 self._journal.append(*queued, *batch)
             except UvccError:
-                self._queue[:0] = queued
+                self._queue.put_back(queued)
                 raise
+        if len(self._queue) < MAX_QUEUE // 2:
+            self._room.set()
         self._drain()
 
     def record(self, events: Sequence[ev.Event]) -> None:
-        """Queue telemetry for the next batch. A full queue drops and counts; it never blocks and never hides it."""
-        room = MAX_QUEUE - len(self._queue)
-        self._queue.extend(events[: max(0, room)])
-        self._dropped += max(0, len(events) - max(0, room))
+        """Queue for the next batch, without waiting; nothing is dropped but what a newer one of its kind supersedes.
+
+        Whoever can say more than the disk takes calls ``room`` before the next.
+        """
+        self._queue.put(events)
+        if len(self._queue) >= MAX_QUEUE:
+            self._room.clear()
+
+    async def room(self) -> None:
+        """Wait while the queue is full: what is not taken stays in the pods' files."""
+        await self._room.wait()
 
     def _drain(self) -> None:
         while batch := self._follower.poll():
@@ -102,7 +109,8 @@ class Bus:
                     self._drain()
                 await asyncio.sleep(self._poll_s)
         finally:
-            self._try_commit()
+            while self._queue and self._try_commit():
+                continue
 
     def _try_commit(self) -> bool:
         try:
