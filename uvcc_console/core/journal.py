@@ -18,6 +18,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 
+BUSY_S = 10.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events(
   seq INTEGER PRIMARY KEY AUTOINCREMENT, ts REAL NOT NULL,
@@ -30,15 +31,22 @@ class Journal:
     """One open journal. Not shared between threads: open one each."""
 
     def __init__(
-        self, path: Path, *, source: str = "", readonly: bool = False, clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        *,
+        source: str = "",
+        readonly: bool = False,
+        busy_s: float = BUSY_S,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """``busy_s``: how long to wait for another process that writes. Raises UnreadableError."""
         self.path = path
         self._source = source
         self._clock = clock
         if readonly and not path.exists():
             raise UnreadableError(f"no journal at {path}", "see the runs with: uvcc runs")
         try:
-            self._db = sqlite3.connect(path, timeout=10, isolation_level=None)
+            self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
             self._db.text_factory = bytes  # text that is not UTF-8 spoils its row, not the page
             if not readonly:
                 self._db.execute("PRAGMA journal_mode=WAL")
