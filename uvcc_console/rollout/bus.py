@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import odd
-from uvcc_console.core.journal import Follower, Journal
+from uvcc_console.core import kept, odd
+from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.rollout.outbox import Outbox
 from uvcc_engine.contract.errors import UvccError
@@ -20,6 +20,7 @@ T = TypeVar("T")
 POLL_S = 0.03
 BATCH_S = 0.1
 RETRY_S = 1.0
+KEEP_S = 10.0
 MAX_QUEUE = 20_000
 
 
@@ -101,6 +102,7 @@ class Bus:
         """Write the queue and follow the journal until cancelled. A disk that refuses is tried again each second."""
         loop = asyncio.get_running_loop()
         due = loop.time()
+        keeping = asyncio.create_task(self._keep())
         try:
             while True:
                 if self._queue and loop.time() >= due:
@@ -109,8 +111,23 @@ class Bus:
                     self._drain()
                 await asyncio.sleep(self._poll_s)
         finally:
+            keeping.cancel()
             while self._queue and self._try_commit():
                 continue
+
+    async def _keep(self) -> None:
+        """Leave a snapshot beside the journal now and then, for readers that are in a hurry."""
+        kept_at = self.snapshot.seq
+        while True:
+            await asyncio.sleep(KEEP_S)
+            s = self.snapshot
+            if s.seq - kept_at < KEEP_AFTER and not (s.ended and s.seq > kept_at):
+                continue
+            try:
+                await asyncio.to_thread(kept.keep, self._journal.path.parent, s, self._journal.mark(s.seq))
+            except OSError:
+                continue  # a full disk: readers fold the journal meanwhile
+            kept_at = s.seq
 
     def _try_commit(self) -> bool:
         try:
