@@ -10,9 +10,7 @@ taken per second when 250,000 are offered) with ``ingest_24_gap`` (longest pause
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import tempfile
 import time
 from array import array
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from uvcc_console.bench import feeder
+from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import ESCAPE, F9, Terminal, python
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
@@ -34,16 +33,13 @@ OFFERED = 250_000
 @contextmanager
 def live_run(pods: int) -> Iterator[Path]:
     """A run folder with a journal in which the full run has begun; it passes for conducted."""
-    home = Path(tempfile.mkdtemp(prefix="ub-"))
-    try:
+    with scratch() as home:
         folder = home / "runs" / "bench"
         folder.mkdir(parents=True)
         journal = Journal(folder / "journal.sqlite", source="bench")
         journal.append(*feeder.opening(pods), *feeder.beat(pods, 0))
         journal.close()
         yield folder
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def feed(run_dir: Path, rate: float, beats: float, seconds: float) -> subprocess.Popen[bytes]:

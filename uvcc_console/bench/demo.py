@@ -7,15 +7,14 @@ proportional set sizes, the peak of samples taken every quarter second), ``help`
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from uvcc_console.bench.scratch import scratch
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_engine.contract.benchrows import Row, row
@@ -56,10 +55,9 @@ def memory_mib(mark: str) -> float:
 
 def run_demo(extra: Sequence[str] = ()) -> DemoRun:
     """Run ``uvcc demo --headless`` in a data folder of its own. Raises UvccError if it does not end verified."""
-    home = Path(tempfile.mkdtemp(prefix="ub-"))
-    env = {**os.environ, "UVCC_HOME": str(home / "data"), "TMPDIR": str(home)}
-    log = home / "out.log"
-    try:
+    with scratch() as home:
+        env = {**os.environ, "UVCC_HOME": str(home / "data"), "TMPDIR": str(home)}
+        log = home / "out.log"
         with log.open("wb") as out:
             began, began_wall = time.perf_counter(), time.time()
             process = subprocess.Popen(_uvcc("demo", "--headless", *extra), env=env, stdout=out, stderr=out)
@@ -74,8 +72,6 @@ def run_demo(extra: Sequence[str] = ()) -> DemoRun:
         if process.returncode:
             raise UvccError(f"the demo ended with {process.returncode}: {log.read_text()[-2000:]}", "run: uvcc demo")
         return DemoRun(_first_step(home) - began_wall, total, peak)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def _first_step(home: Path) -> float:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uvcc_console.bench import feeder, obedient
+from uvcc_console.bench.scratch import scratch
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet import keys
@@ -96,7 +95,13 @@ def _append(run_dir: Path, event: ev.Event) -> None:
 @asynccontextmanager
 async def fleet(pods: int) -> AsyncIterator[Fleet]:
     """Bring up local pods with agents and the run's sidecar; everything is gone afterwards."""
-    home = Path(tempfile.mkdtemp(prefix="ub-"))
+    with scratch() as home:
+        async with _fleet(home, pods) as found:
+            yield found
+
+
+@asynccontextmanager
+async def _fleet(home: Path, pods: int) -> AsyncIterator[Fleet]:
     run_dir = home / "runs" / "halts"
     run_dir.mkdir(parents=True)
     provider = LocalProvider(run_dir, ttl_s=300.0)
@@ -125,7 +130,6 @@ async def fleet(pods: int) -> AsyncIterator[Fleet]:
     finally:
         for pod in made:
             await provider.delete(pod)
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def _created(pods: int) -> ev.Event:

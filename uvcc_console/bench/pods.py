@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import asyncssh
 
+from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import python
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
@@ -118,15 +117,12 @@ async def _follow(folder: Path, port: int, pods: int, seconds: float) -> None:
 
 def bench(runs: int = 3, *, pods: int = PODS, seconds: float = 8.0, least: float = 0.9) -> list[Row]:
     """The row. Raises UvccError if less than the share ``least`` of the pods' lines arrived."""
-    folder = Path(tempfile.mkdtemp(prefix="ub-"))
-    try:
+    with scratch() as folder:
         for name in (KEY, HOST):
             key = asyncssh.generate_private_key("ssh-ed25519")
             key.write_private_key(str(folder / name))
             key.write_public_key(str(folder / f"{name}.pub"))
         shares = [_one(folder, pods, seconds, least) for _ in range(runs)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return [row("pods_200_cpu", "share", "core", shares, 0.40)]
 
 

@@ -132,11 +132,11 @@ def find_run(name: str) -> Path:
 
 def load_snapshot(run_dir: Path) -> Any:
     """The newest snapshot of a run, read from its journal."""
-    from uvcc_console.core.journal import Journal, read_all
+    from uvcc_console.core.journal import Journal, read_newest
 
     journal = Journal(run_dir / JOURNAL, readonly=True)
     try:
-        return read_all(journal)
+        return read_newest(journal)
     finally:
         journal.close()
 

@@ -1,4 +1,4 @@
-"""``uvcc doctor``: is this machine and terminal fit? Each finding with its remedy."""
+"""``uvcc doctor``: is this machine and terminal fit, and is nothing left behind? Each finding with its remedy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import paths
+from uvcc_console.fleet.strays import end as end_strays
+from uvcc_console.fleet.strays import find as find_strays
 from uvcc_engine.contract.errors import UvccError
 
 MIN_DISK_MIB = 2048
@@ -117,6 +119,15 @@ def memory() -> Finding:
     )
 
 
+def left_behind() -> Finding:
+    """Processes of dead parents and of runs whose folder is gone."""
+    strays = find_strays()
+    if not strays:
+        return Finding("processes", "ok", "none left behind")
+    shown = "; ".join(f"{s.what}, pid {s.process.pid}: {s.why}" for s in strays)
+    return Finding("processes", "warn", shown, "end them with: uvcc doctor --end-strays")
+
+
 def findings(env: Mapping[str, str], tty: bool) -> list[Finding]:
     """Every check, in reading order."""
     checks: list[Callable[[], Finding]] = [
@@ -131,14 +142,24 @@ def findings(env: Mapping[str, str], tty: bool) -> list[Finding]:
         data_folder,
         disk,
         memory,
+        left_behind,
     ]
     return [check() for check in checks]
 
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("doctor", "Check this machine and terminal. Exits 1 if a demo could not run.")
+    parser.add_argument(
+        "--end-strays", action="store_true", help="end processes whose parent or whose run's folder is gone"
+    )
     parser.add_json()
     args = parser.parse_args(argv)
+    if args.end_strays:
+        strays = find_strays()
+        stubborn = end_strays(strays)
+        for stray in strays:
+            word = "would not end" if stray in stubborn else "ended"
+            common.say(f"{word}: {stray.what}, pid {stray.process.pid} ({stray.why})")
     found = findings(os.environ, sys.stdout.isatty() and sys.stdin.isatty())
     if args.json:
         common.emit([asdict(f) for f in found])

@@ -1,19 +1,30 @@
-"""``uvcc halt RUN``: the halt ladder from the command line; prints the evidence."""
+"""``uvcc halt RUN``: the halt ladder from the command line; prints the evidence.
+
+The order goes to the run's sidecar by its own door, without a look at the whole journal and without writing to it: a
+day of events, a full disk or a conductor frozen in the middle of a commit delay nothing.
+"""
 
 from __future__ import annotations
 
 import secrets
 import signal
+import threading
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK, USAGE
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.haltd import front
+from uvcc_console.haltd.glance import glance
 from uvcc_console.rollout import spawn
+from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 POLL_S = 0.02
+START_S = 5.0
 
 
 def run(argv: list[str]) -> int:
@@ -31,36 +42,138 @@ def run(argv: list[str]) -> int:
     parser.add_json()
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
-    s = common.load_snapshot(run_dir)
+    s = glance(run_dir)
     if s.ended or not s.pods:
         what = f"has ended ({s.status})" if s.ended else "has no pods yet"
         common.say(f"uvcc: {run_dir.name} {what}; there is nothing to halt")
         return USAGE
-    if not spawn.running(run_dir, spawn.HALTD):
-        spawn.start(run_dir, spawn.HALTD)
     mode = "release" if args.release else "halt" if args.now else "hold"
     nonce = s.halt.nonce if args.release else secrets.token_hex(8)
     asked = ev.HaltRequested(nonce=nonce, mode=mode, by="cli", drill=args.drill, reason=args.reason)
-    journal = Journal(run_dir / spawn.JOURNAL, source="cli")
+    way = open_way(run_dir)
     try:
-        waiting = _Waiting(journal, asked, frozenset(s.pods))
+        waiting = _Waiting(way, asked, frozenset(s.pods))
         done = waiting.run(args.timeout)
     finally:
-        journal.close()
+        way.close()
     return _report(done, waiting.mode, asked, args.json)
+
+
+class Way(Protocol):
+    """How a request reaches whoever halts, and how its evidence comes back."""
+
+    def ask(self, request: ev.HaltRequested) -> None:
+        """Hand it over. Raises UvccError if that is impossible."""
+
+    def poll(self) -> Sequence[ev.Event]:
+        """What has happened since."""
+
+    def close(self) -> None: ...
+
+
+def open_way(run_dir: Path) -> Way:
+    """The sidecar's door; a sidecar is started if none lives, and where that fails this process halts by itself."""
+    try:
+        if not spawn.running(run_dir, spawn.HALTD):
+            spawn.start(run_dir, spawn.HALTD)
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            try:
+                return _Sidecar(run_dir)
+            except UnreachableError:
+                if not spawn.running(run_dir, spawn.HALTD) and (run_dir / f"{spawn.HALTD}.json").exists():
+                    break  # it ended at once
+                time.sleep(POLL_S)
+    except (UvccError, OSError) as e:
+        common.say(f"uvcc: no halt sidecar could be started ({e}); this process halts by itself")
+    return _Alone(run_dir)
+
+
+class _Sidecar:
+    """By the sidecar's door; should the sidecar die meanwhile, the journal tells on."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._line = front.Line(run_dir)
+        self._journal: Journal | None = None
+        self._seq = 0
+        self._seen: list[ev.Event] = []
+
+    def ask(self, request: ev.HaltRequested) -> None:
+        self._seen += self._line.ask(request)
+
+    def poll(self) -> Sequence[ev.Event]:
+        found, self._seen = self._seen, []
+        if not self._line.closed:
+            return [*found, *self._line.poll()]
+        if self._journal is None:
+            self._journal = Journal(self._run_dir / spawn.JOURNAL, readonly=True)
+            spawn.start(self._run_dir, spawn.HALTD)  # it takes up what the last one left
+        for seq, event in self._journal.since(self._seq, kinds=_KINDS):
+            self._seq = seq
+            found.append(event)
+        return found
+
+    def close(self) -> None:
+        self._line.close()
+        if self._journal is not None:
+            self._journal.close()
+
+
+_KINDS = (ev.HaltAck.kind, ev.HaltDone.kind, ev.RunEnded.kind)
+
+
+class _Alone:
+    """The ladder in this very process, in a thread of its own: for when no other can be started."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._heard: list[ev.Event] = []
+        self._again: Callable[[ev.HaltRequested], object] | None = None
+
+    def ask(self, request: ev.HaltRequested) -> None:
+        if self._again is not None:
+            self._again(request)
+        else:
+            threading.Thread(target=self._halt, args=(request,), name="halt", daemon=True).start()
+
+    def _halt(self, request: ev.HaltRequested) -> None:
+        import asyncio
+
+        from uvcc_console.haltd.service import Service
+
+        async def climb() -> None:
+            service = Service(self._run_dir, request=request, hear=self._heard.extend)
+            loop = asyncio.get_running_loop()
+            self._again = lambda more: loop.call_soon_threadsafe(service.asked, more)
+            await service.run()
+
+        try:
+            asyncio.run(climb())
+        except UvccError as e:
+            common.say(f"uvcc: {e}")
+
+    def poll(self) -> Sequence[ev.Event]:
+        count = len(self._heard)
+        found = self._heard[:count]
+        del self._heard[:count]
+        return found
+
+    def close(self) -> None:
+        pass
 
 
 class _Waiting:
     """From the request to its HaltDone; commits a hold as soon as every pod holds."""
 
-    def __init__(self, journal: Journal, asked: ev.HaltRequested, pods: frozenset[str]) -> None:
-        self._journal = journal
+    def __init__(self, way: Way, asked: ev.HaltRequested, pods: frozenset[str]) -> None:
+        self._way = way
         self._asked = asked
         self._held: set[str] = set()
         self._pods = pods
         self.mode = asked.mode if asked.drill or asked.mode == "release" else "halt"
         self._committed = asked.drill or asked.mode != "hold"
-        self._seq = journal.append(asked)
+        way.ask(asked)
 
     def run(self, limit: float) -> ev.HaltDone | None:
         """None when there is no verdict within ``limit`` seconds; the ladder goes on by itself."""
@@ -69,8 +182,7 @@ class _Waiting:
         try:
             while time.monotonic() < end:
                 try:
-                    for seq, event in list(self._journal.since(self._seq)):
-                        self._seq = seq
+                    for event in self._way.poll():
                         if isinstance(event, ev.HaltDone) and event.nonce == self._asked.nonce:
                             if event.mode == self.mode:
                                 return event
@@ -89,7 +201,7 @@ class _Waiting:
 
     def _ask(self, mode: str) -> None:
         self._committed = True
-        self._journal.append(ev.HaltRequested(nonce=self._asked.nonce, mode=mode, by="cli"))
+        self._way.ask(ev.HaltRequested(nonce=self._asked.nonce, mode=mode, by="cli"))
 
     def _see(self, event: ev.Event) -> None:
         if not isinstance(event, ev.HaltAck) or event.nonce != self._asked.nonce:

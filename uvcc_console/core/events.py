@@ -232,7 +232,7 @@ class CursorMoved(Event):
 @_event("halt_requested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaltRequested(Event):
-    """Somebody wants the run held, halted or released. Written before the first byte is sent."""
+    """Somebody wants the run held, halted or released. Written first, or, by the sidecar's door, once it is sent."""
 
     nonce: str
     mode: str

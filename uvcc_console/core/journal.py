@@ -6,6 +6,7 @@ durable (WAL, synchronous=FULL) before the call returns: the halt ladder relies 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import time
@@ -14,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import kept
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 
+BUSY_S = 10.0
+KEEP_AFTER = 5_000  # events that a reader folded: from here on a kept snapshot pays
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events(
   seq INTEGER PRIMARY KEY AUTOINCREMENT, ts REAL NOT NULL,
@@ -30,15 +34,22 @@ class Journal:
     """One open journal. Not shared between threads: open one each."""
 
     def __init__(
-        self, path: Path, *, source: str = "", readonly: bool = False, clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        *,
+        source: str = "",
+        readonly: bool = False,
+        busy_s: float = BUSY_S,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """``busy_s``: how long to wait for another process that writes. Raises UnreadableError."""
         self.path = path
         self._source = source
         self._clock = clock
         if readonly and not path.exists():
             raise UnreadableError(f"no journal at {path}", "see the runs with: uvcc runs")
         try:
-            self._db = sqlite3.connect(path, timeout=10, isolation_level=None)
+            self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
             self._db.text_factory = bytes  # text that is not UTF-8 spoils its row, not the page
             if not readonly:
                 self._db.execute("PRAGMA journal_mode=WAL")
@@ -98,6 +109,14 @@ class Journal:
             raise UnreadableError(f"journal {self.path}: {e}", "the file is no journal, or it is damaged") from e
         return int(row[0])
 
+    def mark(self, seq: int) -> str:
+        """What tells this journal at this row from another: the first row's time and that row's; empty without them."""
+        try:
+            rows = self._db.execute("SELECT seq, ts FROM events WHERE seq IN (1, ?) ORDER BY seq", (seq,)).fetchall()
+        except (sqlite3.DatabaseError, OverflowError):
+            return ""
+        return repr(rows) if rows and rows[0][0] == 1 and rows[-1][0] == seq else ""
+
     def close(self) -> None:
         self._db.close()
 
@@ -115,9 +134,9 @@ def _event(kind: Any, ts: Any, data: Any) -> ev.Event | None:
 class Follower:
     """Keeps a snapshot up to date with a journal; ``poll`` returns the new events."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, start: Snapshot | None = None) -> None:
         self._journal = journal
-        self.snapshot = Snapshot()
+        self.snapshot = start or Snapshot()
 
     def poll(self, limit: int = 10_000) -> list[ev.Event]:
         """Fold what is new; at most ``limit`` events, so that a caller can stay responsive."""
@@ -133,6 +152,22 @@ def read_all(journal: Journal) -> Snapshot:
     follower = Follower(journal)
     while follower.poll():
         pass
+    return follower.snapshot
+
+
+def read_newest(journal: Journal) -> Snapshot:
+    """The same for a reader in a hurry: from the snapshot kept beside the journal, its curves thinned if they are long.
+
+    One that had much to fold keeps what it has found for the next, where the folder may be written.
+    """
+    run_dir = journal.path.parent
+    follower = Follower(journal, kept.load(run_dir, journal.mark))
+    begun = follower.snapshot.seq
+    while follower.poll():
+        pass
+    if follower.snapshot.seq - begun >= KEEP_AFTER:
+        with contextlib.suppress(OSError):
+            kept.keep(run_dir, follower.snapshot, journal.mark(follower.snapshot.seq))
     return follower.snapshot
 
 

@@ -7,7 +7,6 @@ with the cursors of every file it has read so far and asks for the same runs aga
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 import traceback
@@ -17,6 +16,7 @@ from typing import Any
 import asyncssh
 
 from uvcc_console.fleet import hearing
+from uvcc_console.fleet.backlog import Backlog
 from uvcc_console.fleet.ssh import PodLink, classify
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
@@ -24,7 +24,6 @@ from uvcc_engine.contract.outside import moment, record, said
 from uvcc_engine.contract.text import clean
 
 ROOT = ".uvcc"
-_QUEUE = 4096
 _CHUNK = 1 << 18
 _MOST_CURSORS = 2048
 
@@ -60,8 +59,10 @@ class AgentClient:
         self._on_link = on_link
         self._watched: list[str] = []
         self._pending: dict[str, list[asyncio.Future[dict[str, Any]]]] = {}
-        self._queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(_QUEUE)
+        self._backlog = Backlog()
         self._consumed = False
+        self._paused: set[str] = set()  # runs whose lines are left in the pod's files for the moment
+        self._going_on: dict[str, str] = {}  # nonce of the command that ends a pause -> its run
         self._process: asyncssh.SSHClientProcess[bytes] | None = None
         self._attached = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -183,8 +184,24 @@ class AgentClient:
     async def messages(self) -> AsyncIterator[dict[str, Any]]:
         """Everything the agent sends by itself, in order, over all reconnects, until ``close``."""
         self._consumed = True
-        while (message := await self._queue.get()) is not None:
+        while (message := await self._backlog.get()) is not None:
             yield message
+            if self._paused and self._backlog.low:
+                self._go_on()
+
+    def _pause(self, run: str) -> None:
+        """The reader is slow: have the agent leave this run's lines in its files. Acknowledgements get through."""
+        self._paused.add(run)
+        self.post(wire.UNWATCH, nonce=secrets.token_hex(8), run=run)
+
+    def _go_on(self) -> None:
+        """Ask for what was left in the files, from exactly where this client stopped taking it."""
+        for run in self._paused - set(self._going_on.values()):
+            nonce = secrets.token_hex(8)
+            self._going_on[nonce] = run
+            answer = self.post(wire.WATCH, nonce=nonce, run=run, cursors=self._cursors_of(run), afresh=True)
+            if answer is None:  # the link is down: coming back asks for every run anyway
+                del self._going_on[nonce]
 
     async def _keep(self) -> None:
         """Attach again and again; ends only for a changed host key."""
@@ -254,6 +271,8 @@ class AgentClient:
         self.hello = await self._command_ack({"op": wire.HELLO, **hello})
         theirs = moment(self.hello.get("ts"))
         self.clock_skew = theirs - (sent + time.time()) / 2 if theirs is not None else 0.0
+        self._paused.clear()
+        self._going_on.clear()
         for run in self._watched:
             await self._command_ack({"op": wire.WATCH, "run": run, "cursors": self._cursors_of(run)})
 
@@ -279,13 +298,13 @@ class AgentClient:
                 over = lines.overlong
                 whole = lines.feed(data)
                 if lines.overlong > over:
-                    await self._odd(lines.overlong - over, "a line without end")
+                    self._odd(lines.overlong - over, "a line without end")
                 for line in whole:
                     message = hearing.message(line)
                     if message is None:
-                        await self._odd(1, line[:200].decode(errors="replace"))
+                        self._odd(1, line[:200].decode(errors="replace"))
                     else:
-                        await self._dispatch(message)
+                        self._dispatch(message)
         finally:
             self._fail_pending(UnreachableError(f"the bridge on pod {self.link.name} ended"))
 
@@ -296,28 +315,35 @@ class AgentClient:
                     future.set_exception(error)
                     future.exception()  # whoever waits gets it; a posted command may have nobody waiting
 
-    async def _dispatch(self, message: dict[str, Any]) -> None:
+    def _dispatch(self, message: dict[str, Any]) -> None:
         if message["op"] == wire.ACK:
             waiting = self._pending.get(str(message.get("nonce", "")))
             for future in waiting or ():
                 if not future.done():
                     future.set_result(message)
                     break
+            if (run := self._going_on.pop(str(message.get("nonce", "")), "")) and message.get("ok"):
+                self._paused.discard(run)  # what follows goes on where this client's cursors stand
             return
-        if not self._consumed and self._queue.full():
-            self.dropped += 1  # nobody listens on this client: acknowledgements must still get through
+        lines = message["op"] == wire.LINES
+        if lines and message["run"] in self._paused:
+            return  # under way before the agent heard of the pause; it will be sent again
+        if lines and self._consumed and self._backlog.full:
+            return self._pause(message["run"])
+        if self._backlog.full and (message["op"] == wire.TELEMETRY or not self._consumed):
+            self.dropped += 1
             return
-        await self._queue.put(message)
-        if message["op"] == wire.LINES:
+        self._backlog.put(message)
+        if lines:
             key = f"{message['run']}/{message['src']}"
             if key in self.cursors or (message["run"] in self._watched and len(self.cursors) < _MOST_CURSORS):
                 self.cursors[key] = (message["ino"], message["off"])
 
-    async def _odd(self, n: int, sample: str) -> None:
+    def _odd(self, n: int, sample: str) -> None:
         """Lines that are no messages: whoever reads the messages reads that there were such."""
         self.malformed += n
-        if self._consumed or not self._queue.full():
-            await self._queue.put({"op": hearing.MALFORMED, "n": n, "sample": clean(sample, 200)})
+        if self._consumed or not self._backlog.full:
+            self._backlog.put({"op": hearing.MALFORMED, "n": n, "sample": clean(sample, 200)})
 
     async def close(self) -> None:
         """Detach. The agent, its workers and the SSH connection stay."""
@@ -325,8 +351,7 @@ class AgentClient:
             self._keeper.cancel()
             await _ended(self._keeper)
         self._changed(False, "closed by the console")
-        with contextlib.suppress(asyncio.QueueFull):
-            self._queue.put_nowait(None)
+        self._backlog.put(None)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -44,6 +44,15 @@ def identify(pid: int) -> ProcessId | None:
     return ProcessId(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
 
 
+def age_s(who: ProcessId) -> float:
+    """Seconds since the process was started; 0 where the system does not tell."""
+    try:
+        up = float((PROC / "uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, up - who.starttime / os.sysconf("SC_CLK_TCK"))
+
+
 def alive(who: ProcessId) -> bool:
     """Whether exactly this process still runs."""
     return identify(who.pid) == who

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.journal import Journal, read_newest
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.provider import Provider, provider_for
 from uvcc_console.rollout import spawn, sweep
@@ -81,6 +81,6 @@ def snapshot(run_dir: Path) -> Snapshot:
     """What the run's journal says now."""
     journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
     try:
-        return read_all(journal)
+        return read_newest(journal)
     finally:
         journal.close()

@@ -11,7 +11,7 @@ import logging
 import secrets
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.provider import Pod, provider_for
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.haltd import gpus
+from uvcc_console.haltd.deferred import BUSY_S, Deferred
+from uvcc_console.haltd.front import Front
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.haltd.relay import RelayPath
@@ -113,9 +115,22 @@ class Channels:
 
 
 class Service:
-    """One run's halts. ``only`` restricts it to one request, after which ``run`` returns."""
+    """One run's halts. ``only`` restricts it to one request, after which ``run`` returns.
 
-    def __init__(self, run_dir: Path, *, only: str = "", times: halt.Times | None = None) -> None:
+    ``request`` is that request itself, where the journal may not take it; ``hear`` is told of every event at once.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        only: str = "",
+        times: halt.Times | None = None,
+        request: ev.HaltRequested | None = None,
+        hear: Callable[[Sequence[ev.Event]], None] | None = None,
+    ) -> None:
+        only = only or (request.nonce if request is not None else "")
+        self._given = request
         self._run_dir = run_dir
         self._only = only
         self._given_times = times
@@ -125,7 +140,10 @@ class Service:
         self._looking: set[asyncio.Future[None]] = set()
         self._refused = False  # that domains have not signed for a termination was told
         self._successor: subprocess.Popen[bytes] | None = None
-        self._journal = Journal(run_dir / spawn.JOURNAL, source="haltd")
+        self._journal = Journal(run_dir / spawn.JOURNAL, source="haltd", busy_s=BUSY_S)
+        self._front = Front(run_dir, self.asked)
+        self._pen = Deferred(self._journal, hear or self._front.publish)
+        self._direct: set[tuple[str, str]] = set()  # (nonce, mode) that came by the front door, not by the journal
         self._view = View(self._journal)
         self._channels = Channels(run_dir, "halt" if only else "haltd")
         self._halter = Halter(
@@ -135,8 +153,14 @@ class Service:
         self._channels.on_link = self._halter.link
         self._channels.on_message = self._halter.message
 
+    def asked(self, request: ev.HaltRequested) -> None:
+        """Somebody asks at the front door: commands first, then the disk."""
+        self._direct.add((request.nonce, request.mode))
+        self._pen.note(request)
+        self._request(request)
+
     def _append(self, events: list[ev.Event]) -> None:
-        self._journal.append(*events)
+        self._pen.append(events)
         for event in events:
             ended = isinstance(event, ev.HaltAck) and event.stage == "gone" and event.path != "api"  # that pod is gone
             if isinstance(event, ev.HaltAck) and ended and event.pod in self._channels.clients:
@@ -149,10 +173,10 @@ class Service:
         client = self._channels.clients[gone.pod]
         ours = [w.pid for w in self.snapshot.workers.values() if w.pod == gone.pod and w.pid]
         word, said = await gpus.look(client.link, ours)
-        self._journal.append(replace(gone, detail=said, gpu=word, ts=0.0))
+        self._pen.append([replace(gone, detail=said, gpu=word, ts=0.0)])
         if word in (gpus.USED, gpus.UNKNOWN):
             remedy = "log in and end what holds it, or replace the pod"
-            self._journal.append(ev.Alert(level="error", name="gpu", text=said, remedy=remedy, subject=gone.pod))
+            self._pen.append([ev.Alert(level="error", name="gpu", text=said, remedy=remedy, subject=gone.pod)])
 
     @property
     def snapshot(self) -> Snapshot:
@@ -167,14 +191,21 @@ class Service:
             if self._only:
                 await self._channels.warm(WARM_S)
             self._resume()
+            if self._given is not None:
+                self.asked(self._given)
+            await self._open_front()
             looked = time.monotonic()
             while not self._over():
                 for event in self._view.poll():
                     self._heed(event)
                 self._halter.tick()
+                self._pen.tick()
                 self._relay.follow(self._halter.ladder, self.snapshot, time.monotonic())
                 if not self._only and time.monotonic() - looked >= REAP_EVERY_S:
                     looked = time.monotonic()
+                    if not self._run_dir.is_dir():
+                        log.error("the run's folder is gone: there is nothing left to look after")
+                        return
                     self._look_after()
                 await asyncio.sleep(POLL_S)
         finally:
@@ -185,8 +216,19 @@ class Service:
             for task in self._looking:
                 task.cancel()
             self._relay.close()
+            self._front.close()
             await self._channels.close()
+            self._pen.tick()
             self._journal.close()
+
+    async def _open_front(self) -> None:
+        """One request needs no door; a sidecar without one is still asked through the journal."""
+        if self._only:
+            return
+        try:
+            await self._front.open()
+        except OSError as e:
+            log.error("no front door: %s; halts are asked for in the journal only", e)
 
     def _sync(self) -> None:
         profile = self.snapshot.profile.get("halt", {})
@@ -209,6 +251,7 @@ class Service:
         self._reaper.see(event)
         if isinstance(event, ev.RunEnded):
             self._ended = True
+            self._front.publish([event])
         elif isinstance(event, ev.PhaseStarted) or (isinstance(event, ev.PodChanged) and event.state in _ATTACHABLE):
             self._ended = False
 
@@ -218,6 +261,8 @@ class Service:
             self._sync()
         elif isinstance(event, ev.PhaseStarted):
             self._halter.forget()
+        elif isinstance(event, ev.HaltRequested) and (event.nonce, event.mode) in self._direct:
+            pass  # it was acted on before it was written
         elif isinstance(event, ev.HaltRequested) and (not self._only or event.nonce == self._only):
             self._request(event)
 

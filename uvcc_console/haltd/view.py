@@ -8,24 +8,10 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
+from uvcc_console.haltd.glance import KINDS
 from uvcc_console.rollout.plan import make_plan
 from uvcc_console.rollout.profile import parse
 from uvcc_engine.contract.errors import ConfigError
-
-KINDS = tuple(
-    e.kind
-    for e in (
-        ev.RunCreated,
-        ev.PodChanged,
-        ev.PhaseStarted,
-        ev.WorkerProcess,
-        ev.HaltRequested,
-        ev.HaltAck,
-        ev.HaltDone,
-        ev.Consent,
-        ev.RunEnded,
-    )
-)
 
 
 class View:

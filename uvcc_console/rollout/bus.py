@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import odd
-from uvcc_console.core.journal import Follower, Journal
+from uvcc_console.core import kept, odd
+from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.rollout.outbox import Outbox
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.text import clean
 
@@ -19,6 +20,7 @@ T = TypeVar("T")
 POLL_S = 0.03
 BATCH_S = 0.1
 RETRY_S = 1.0
+KEEP_S = 10.0
 MAX_QUEUE = 20_000
 
 
@@ -28,8 +30,9 @@ class Bus:
     def __init__(self, journal: Journal, *, poll_s: float = POLL_S, batch_s: float = BATCH_S) -> None:
         self._journal = journal
         self._follower = Follower(journal)
-        self._queue: list[ev.Event] = []
-        self._dropped = 0
+        self._queue = Outbox()
+        self._room = asyncio.Event()
+        self._room.set()
         self._poll_s = poll_s
         self._batch_s = batch_s
         self._changed = asyncio.Event()
@@ -48,24 +51,29 @@ class Bus:
 
     def commit(self, *batch: ev.Event) -> None:
         """Append durably, after what was queued, and fold. Raises UvccError if the disk refuses."""
-        queued, self._queue = self._queue, []
-        if self._dropped:
-            text = f"{self._dropped} telemetry records were dropped: they came faster than the disk takes them"
-            batch = (*batch, ev.Alert(level="warn", name="dropped", text=text))
-            self._dropped = 0
+        queued = self._queue.take() if not batch else self._queue.take(len(self._queue))
         if queued or batch:
             try:
                 self._journal.append(*queued, *batch)
             except UvccError:
-                self._queue[:0] = queued
+                self._queue.put_back(queued)
                 raise
+        if len(self._queue) < MAX_QUEUE // 2:
+            self._room.set()
         self._drain()
 
     def record(self, events: Sequence[ev.Event]) -> None:
-        """Queue telemetry for the next batch. A full queue drops and counts; it never blocks and never hides it."""
-        room = MAX_QUEUE - len(self._queue)
-        self._queue.extend(events[: max(0, room)])
-        self._dropped += max(0, len(events) - max(0, room))
+        """Queue for the next batch, without waiting; nothing is dropped but what a newer one of its kind supersedes.
+
+        Whoever can say more than the disk takes calls ``room`` before the next.
+        """
+        self._queue.put(events)
+        if len(self._queue) >= MAX_QUEUE:
+            self._room.clear()
+
+    async def room(self) -> None:
+        """Wait while the queue is full: what is not taken stays in the pods' files."""
+        await self._room.wait()
 
     def _drain(self) -> None:
         while batch := self._follower.poll():
@@ -94,6 +102,7 @@ class Bus:
         """Write the queue and follow the journal until cancelled. A disk that refuses is tried again each second."""
         loop = asyncio.get_running_loop()
         due = loop.time()
+        keeping = asyncio.create_task(self._keep())
         try:
             while True:
                 if self._queue and loop.time() >= due:
@@ -102,7 +111,23 @@ class Bus:
                     self._drain()
                 await asyncio.sleep(self._poll_s)
         finally:
-            self._try_commit()
+            keeping.cancel()
+            while self._queue and self._try_commit():
+                continue
+
+    async def _keep(self) -> None:
+        """Leave a snapshot beside the journal now and then, for readers that are in a hurry."""
+        kept_at = self.snapshot.seq
+        while True:
+            await asyncio.sleep(KEEP_S)
+            s = self.snapshot
+            if s.seq - kept_at < KEEP_AFTER and not (s.ended and s.seq > kept_at):
+                continue
+            try:
+                await asyncio.to_thread(kept.keep, self._journal.path.parent, s, self._journal.mark(s.seq))
+            except OSError:
+                continue  # a full disk: readers fold the journal meanwhile
+            kept_at = s.seq
 
     def _try_commit(self) -> bool:
         try:

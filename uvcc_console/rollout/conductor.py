@@ -23,7 +23,7 @@ from pathlib import Path
 
 from uvcc_console.core import alerts, paths
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events, read_all
+from uvcc_console.core.journal import Journal, iter_events, read_newest
 from uvcc_console.core.state import disagreement
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.ledger import Ledger
@@ -311,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(run_dir: Path, adopted: str, since: int) -> int:
     journal = Journal(run_dir / spawn.JOURNAL, source="conductor")
     try:
-        if read_all(journal).ended:
+        if read_newest(journal).ended:
             raise UvccError(f"{run_dir.name} has ended", "start a new run")
         bus = Bus(journal)
         try:

@@ -52,6 +52,7 @@ async def run(bus: Bus, member: Member) -> None:
                 tally.failed(message, e)
             else:
                 bus.record(tally.taken(found))
+                await bus.room()
     finally:
         tally.close()
 

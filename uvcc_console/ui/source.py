@@ -18,6 +18,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_console.core.state import LOG_KEEP, reduce
+from uvcc_console.haltd import front
 from uvcc_console.ui.tape import Tape
 
 Clock = Callable[[], float]
@@ -202,12 +203,17 @@ class JournalWriter:
         self._journal: Journal | None = None
 
     def _append(self, batch: tuple[ev.Event, ...]) -> int:
+        if len(batch) == 1 and isinstance(batch[0], ev.HaltRequested) and front.ask(self._path.parent, batch[0]):
+            return 0  # the sidecar has acted on it and writes it down itself
         if self._journal is None:
             self._journal = Journal(self._path, source=self._source, clock=self._clock)
         return self._journal.append(*batch)
 
     async def append(self, *batch: ev.Event) -> int:
-        """Write durably; raises UvccError if the disk refuses. Returns the last sequence number."""
+        """Write durably; raises UvccError if the disk refuses. Returns the last sequence number.
+
+        A halt goes to the run's sidecar by its door first, so that neither disk nor lock can delay it; 0 then.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._append, batch)
 
     def _close(self) -> None:

@@ -104,6 +104,13 @@ class Console:
         cursors = {k.removeprefix(prefix): v for k, v in self._cursors.items() if k.startswith(prefix)}
         self._tails[run] = RunTail(directory, cursors)
 
+    def unwatch(self, run: str) -> None:
+        """Stop streaming a run's files and forget how far they were read: the console knows best what it took."""
+        if run in self._tails:
+            self._tails.pop(run).close()
+        for key in [k for k in self._cursors if k.startswith(f"{run}/")]:
+            del self._cursors[key]
+
     def watches(self) -> Iterable[str]:
         return tuple(self._tails)
 

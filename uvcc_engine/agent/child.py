@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -20,6 +21,7 @@ from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
 
 log = logging.getLogger(__name__)
+NICE: Final = "UVCC_WORKER_NICE"
 ENTRIES: Final = {
     "private": "uvcc_engine.private.worker",
     "lm": "uvcc_engine.train.worker",
@@ -64,6 +66,7 @@ def run(spec: WorkerSpec) -> int:
     """Run one worker in this process and return its exit code. Whatever ends it leaves an ``exit.json``."""
     started = time.time()
     os.environ.update(spec.env)
+    _give_way(os.environ.get(NICE, ""))
     directory = Path(spec.dir)
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -81,6 +84,16 @@ def run(spec: WorkerSpec) -> int:
         log.exception("worker %s ended by an error that nobody expected", spec.coord)
         _leave_exit(spec, error, started)
         return 70
+
+
+def _give_way(level: str) -> None:
+    """Let the console and the agents of a shared machine go first, and run in longer turns where the system can."""
+    if not level.isdigit():
+        return
+    os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), min(19, int(level))))
+    if hasattr(os, "sched_setscheduler"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _entry(spec: WorkerSpec) -> int:

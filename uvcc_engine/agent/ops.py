@@ -65,6 +65,8 @@ def hello(agent: Agent, console: Console, m: Message) -> Fields:
 
 def watch(agent: Agent, console: Console, m: Message) -> Fields:
     run = files.checked_run_id(str(m["run"]))
+    if m.get("afresh"):
+        console.unwatch(run)
     console.learn_cursors(m.get("cursors") or {})
     console.watch(run, agent.run_dir(run))
     workers = agent.workers.of_run(run)
@@ -72,6 +74,12 @@ def watch(agent: Agent, console: Console, m: Message) -> Fields:
         console.send(agent.proc_message(worker))
     agent.hurry()
     return {"exists": agent.run_dir(run).is_dir(), "workers": [w.summary() for w in workers]}
+
+
+def unwatch(agent: Agent, console: Console, m: Message) -> Fields:
+    """What is not streamed stays in the files until the console asks again."""
+    console.unwatch(files.checked_run_id(str(m["run"])))
+    return {}
 
 
 def launch(agent: Agent, console: Console, m: Message) -> Fields | None:
@@ -220,6 +228,7 @@ def stop(agent: Agent, console: Console, m: Message) -> Fields | None:
 OPS: Final[Mapping[str, Callable[[Agent, Console, Message], Fields | None]]] = {
     wire.HELLO: hello,
     wire.WATCH: watch,
+    wire.UNWATCH: unwatch,
     wire.LAUNCH: launch,
     wire.HALT: halt,
     wire.SIGNAL: send_signal,

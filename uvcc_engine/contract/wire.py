@@ -14,7 +14,8 @@ VERSION: Final = 1
 
 # console -> agent
 HELLO: Final = "hello"  # {version, cursors: {"run/file": [ino, off]}, lease_s, holder}
-WATCH: Final = "watch"  # {run, cursors?}: stream this run's files
+WATCH: Final = "watch"  # {run, cursors?, afresh?}: stream this run's files; afresh = from exactly these cursors
+UNWATCH: Final = "unwatch"  # {run}: stop streaming: this console cannot take more now; the files keep it all
 LAUNCH: Final = "launch"  # {run, workers: [WorkerSpec...]}: fork one process per spec
 HALT: Final = "halt"  # {run, mode: hold|halt|release, nonce, deadline_s?}: a hold not released in time is a halt
 SIGNAL: Final = "signal"  # {run, coord|None, signal: USR1|TERM|KILL}: to process groups by recorded identity

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from agentfake import AgentFake
 from sshfake import SshFake
 
+from uvcc_console.fleet import backlog
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
@@ -111,15 +113,36 @@ async def test_acknowledgements_pass_even_if_nobody_reads_the_stream(client_of, 
     assert client.dropped > 0
 
 
-async def test_a_reader_that_is_slow_loses_nothing(client_of, agent_fake: AgentFake) -> None:
+async def test_a_reader_that_is_slow_loses_nothing_and_acknowledgements_pass(client_of, agent_fake: AgentFake) -> None:
+    """What it cannot take stays in the pod's files and is asked for again from where it stopped."""
+    total, name = 3 * backlog.MOST, "r.full/events.jsonl"
+
+    def stream(message: dict[str, Any]) -> None:
+        """The file from the cursor on, a line a message, as an agent that has not yet heard of a pause."""
+        if message["op"] == wire.WATCH:
+            at = message["cursors"].get(name, [9, 0])[1]
+            for n in range(at, total):
+                line = {"run": "r.full", "src": "events.jsonl", "lines": [str(n)]}
+                agent_fake.tell(op="lines", **line, ino=9, off=n + 1, seq=n, ts=0.0)
+            agent_fake.tell(op="proc", run="r.full", coord="p0r0s0t0", pid=1, state="exited", rc=0, signal="", ts=0.0)
+
+    agent_fake.after = stream
     _, client = await client_of()
     await client.start()
     got = client.messages()
-    agent_fake.tell(op="telemetry", ts=99_999.0)
-    assert (await anext(got))["ts"] == 99_999.0
-    for n in range(10_000):
-        agent_fake.tell(op="telemetry", ts=float(n))
-    assert [(await anext(got))["ts"] for _ in range(10_000)] == [float(n) for n in range(10_000)]
+    agent_fake.tell(op="telemetry", ts=1.0)
+    assert (await anext(got))["op"] == "telemetry"
+    await client.watch("r.full")
+    await agent_fake.until(wire.UNWATCH)
+    assert (await client.request("probe"))["ok"]  # though nobody has read a line
+    lines, ends = [], 0
+    while len(lines) < total:
+        message = await anext(got)
+        lines += message.get("lines", [])
+        ends += message["op"] == "proc"
+    assert lines == [str(n) for n in range(total)]
+    assert ends >= 1  # said once, so never left out
+    assert all(m["afresh"] for m in agent_fake.of(wire.WATCH)[1:])
     assert client.dropped == 0
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -25,6 +28,7 @@ from uvcc_console.fleet.local import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
+from uvcc_console.haltd import front
 from uvcc_console.haltd.service import Service, run_halt
 from uvcc_console.rollout import spawn
 from uvcc_console.rollout.halt import Times
@@ -269,3 +273,95 @@ async def test_two_requests_at_once_are_both_answered(run: Run, service: None) -
     first, second = await asyncio.gather(run.done("one"), run.done("two"))
     assert (first.verified, second.verified) == (3, 3)
     assert second.mode == "halt"  # a halt under way is never weakened
+
+
+UVCC = [sys.executable, "-c", "import sys; from uvcc_console.cli.main import main; sys.exit(main())"]
+
+
+@contextlib.asynccontextmanager
+async def sidecar_of(run: Run, file_limit: int = 0) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """The run's sidecar as a process, once its door is open; ``file_limit``: no file of its may grow beyond that."""
+    limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))) if file_limit else None
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uvcc_console.haltd", run.name], preexec_fn=limit, stderr=subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(20):
+            while not (run.dir / front.SOCKET).exists():
+                await asyncio.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _uvcc(*words: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *UVCC, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    return int(process.returncode or 0), out.decode(), err.decode()
+
+
+async def test_a_frozen_writer_of_the_journal_delays_no_halt(run: Run) -> None:
+    await run.launch()
+    async with sidecar_of(run):
+        frozen = sqlite3.connect(run.dir / spawn.JOURNAL, isolation_level=None)
+        frozen.execute("BEGIN IMMEDIATE")  # as a conductor stopped inside a commit
+        try:
+            code, out, err = await _uvcc("halt", run.name, "--now")
+            assert (code, "HALT 3/3 verified at step 5" in out) == (0, True), err
+            assert run.snapshot.halt.nonce == ""  # nothing of it is written yet
+        finally:
+            frozen.execute("ROLLBACK")
+            frozen.close()
+        async with asyncio.timeout(10):
+            while run.snapshot.halt.verified != 3:
+                await asyncio.sleep(0.02)
+    kinds = [type(e) for _, e in run.journal.since(0, kinds=("halt_requested", "halt_ack", "halt_done"))]
+    assert kinds[0] is ev.HaltRequested
+    assert kinds.count(ev.HaltRequested) == 1
+    assert run.snapshot.status == "halted"
+
+
+async def test_a_disk_that_takes_no_byte_more_delays_no_halt(run: Run) -> None:
+    await run.launch()
+    size = max(p.stat().st_size for p in run.dir.glob("journal.sqlite*"))
+    async with sidecar_of(run, file_limit=size):
+        code, out, err = await _uvcc("halt", run.name)
+        assert (code, "HALT 3/3 verified at step 5" in out) == (0, True), err
+        assert "gone at step 5" in err  # the evidence, pod by pod
+
+
+async def test_where_no_sidecar_can_be_started_the_command_halts_by_itself(run: Run) -> None:
+    await run.launch()
+    (run.dir / f"{spawn.HALTD}.log").mkdir()  # so that it cannot
+    code, out, err = await _uvcc("halt", run.name)
+    assert (code, "HALT 3/3 verified at step 5" in out) == (0, True), err
+    assert "this process halts by itself" in err
+
+
+async def test_a_drill_and_a_release_go_by_the_door_too(run: Run) -> None:
+    await run.launch()
+    async with sidecar_of(run):
+        code, out, err = await _uvcc("halt", run.name, "--drill")
+        assert (code, "DRILL 3/3 verified" in out) == (0, True), err
+        hold = ev.HaltRequested(nonce="n", mode="hold", by="test")
+        assert await asyncio.to_thread(front.ask, run.dir, hold)
+        code, out, err = await _uvcc("halt", run.name, "--release")
+        assert (code, "RELEASE 3/3 verified" in out) == (0, True), err
+    assert run.snapshot.status == "running"
+
+
+async def test_what_is_no_request_is_hung_up_on(run: Run) -> None:
+    async with sidecar_of(run):
+        for junk in (b"\n", b"[]\n", b'{"mode": "explode", "nonce": "n"}\n', b"x" * 200_000, b'{"mode": "halt"}\n'):
+            with front.address(run.dir) as path:
+                reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(junk)
+            async with asyncio.timeout(10):
+                assert await reader.read() == b""
+            writer.close()
+        assert await asyncio.to_thread(front.ask, run.dir, ev.HaltRequested(nonce="n", mode="halt", by="test"))
+    assert not await asyncio.to_thread(front.ask, run.dir, ev.HaltRequested(nonce="m", mode="halt", by="test"))

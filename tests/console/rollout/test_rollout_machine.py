@@ -180,14 +180,26 @@ async def test_the_bus_sees_what_another_process_writes(bus: Bus, tmp_path: Path
     assert next(e for e in heard if isinstance(e, ev.Intent)).action == "teardown"
 
 
-async def test_telemetry_is_batched_and_what_is_too_much_is_counted(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bus_module, "MAX_QUEUE", 50)
-    beats = [ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record={"step": n}) for n in range(57)]
-    bus.record(beats)
+async def test_a_newer_heartbeat_takes_the_place_of_one_not_yet_written(bus: Bus) -> None:
+    before = bus.snapshot.seq
+    for n in range(57):
+        bus.record([ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record={"step": n})])
     assert bus.snapshot.workers == {}
     bus.commit()
-    assert bus.snapshot.workers["p0r0s0t0"].step == 49
-    assert "7 telemetry records were dropped" in bus.snapshot.alerts[-1].text
+    assert bus.snapshot.workers["p0r0s0t0"].step == 56
+    assert bus.snapshot.seq == before + 1
+
+
+async def test_a_full_queue_makes_its_senders_wait_and_drops_nothing(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_module, "MAX_QUEUE", 50)
+    for n in range(57):
+        bus.record([ev.LogLines(pod="p0r0", src="worker.log", lines=[f"line {n}"])])
+    sender = asyncio.ensure_future(bus.room())
+    await asyncio.sleep(0)
+    assert not sender.done()
+    bus.commit()
+    await asyncio.wait_for(sender, 1.0)
+    assert [e.text for e in bus.snapshot.log] == [f"line {n}" for n in range(57)]
 
 
 async def test_the_bus_gives_up_waiting(bus: Bus) -> None:

@@ -220,3 +220,13 @@ def test_all_ranks_of_a_world_are_told_where_to_meet(pod: Pod) -> None:
         console.ask(wire.WATCH, run="alone")
         console.until(lambda m: m["op"] == wire.LINES and m["run"] == "alone" and m["src"].endswith(".log"))
         assert console.lines("worker_p0r0s0t0.log", "alone") == [""]
+
+
+def test_a_worker_gives_way_as_its_spec_asks(pod: Pod) -> None:
+    pod.start()
+    with pod.console() as console:
+        ack = launched(pod, console, pod.spec(env={**pod.spec().get("env", {}), "UVCC_WORKER_NICE": "7"}))
+        pid = ack["workers"][0]["pid"]
+        level = max(7, os.getpriority(os.PRIO_PROCESS, 0))  # nobody can go back before where it was started
+        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == level, "niceness")
+        wait_until(lambda: os.sched_getscheduler(pid) == os.SCHED_BATCH, "SCHED_BATCH")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from uvcc_console.fleet import hearing
+from uvcc_console.rollout import priority
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.plan import FULL, Phase, pod_name
 from uvcc_console.rollout.profile_schema import LmJob, PrivateJob
@@ -127,7 +128,11 @@ def _spec(
         topology={"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches},
         job=job,
         link=dict(links.get(str(coord), {})),
-        env={**profile.env, **worlds.get(str(coord), {})},
+        env={
+            **priority.environment(profile.fleet.provider, sum(1 for _ in phase.coords())),
+            **profile.env,
+            **worlds.get(str(coord), {}),
+        },
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_console.fleet import hearing
-from uvcc_console.rollout import certificate, pump
+from uvcc_console.rollout import certificate, priority, pump
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.plan import SMOKE, Phase
 from uvcc_console.rollout.profile_schema import CommandJob
@@ -155,8 +155,9 @@ def _spec(
 
 
 def _environment(ctx: Rollout, phase: Phase) -> dict[str, str]:
-    """The profile's environment; a command is told how many steps this phase has."""
-    env = dict(ctx.plan.profile.env)
+    """The profile's environment, and whom to give way to; a command is told how many steps this phase has."""
+    profile = ctx.plan.profile
+    env = {**priority.environment(profile.fleet.provider, sum(1 for _ in phase.coords())), **profile.env}
     return env | {"UVCC_STEPS": str(phase.steps)} if phase.kind == "command" else env
 
 

@@ -1,0 +1,131 @@
+"""A kept snapshot is a shortcut, never another truth."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import journal as journals
+from uvcc_console.core import kept
+from uvcc_console.core.journal import Journal, read_all, read_newest
+from uvcc_console.core.snapshot import Snapshot
+
+COORDS = [f"p{p}r0s0t0" for p in range(3)]
+
+
+def filled(path: Path, steps: int) -> Journal:
+    """A run with everything that a snapshot holds: workers, curves, roots, a halt, a verdict, a forecast."""
+    journal = Journal(path, source="test")
+    made = ev.RunCreated(
+        run="r",
+        profile_name="demo",
+        job_kind="private",
+        replicas=1,
+        pipeline_stages=1,
+        tensor=1,
+        stages=["plan", "full"],
+        profile={"job": {"steps": steps, "reveal": ["loss"]}},
+    )
+    journal.append(made, ev.StageChanged(name="full", status="running"))
+    for p, coord in enumerate(COORDS):
+        journal.append(ev.PodChanged(pod=coord[:4], party=p, replica=0, provider="local", state="agent"))
+        journal.append(ev.LinkChanged(pod=coord[:4], path="ssh", up=True))
+    journal.append(ev.PhaseStarted(phase="full", engine_run="r.full", steps=steps, sid_job="ab" * 32))
+    for step in range(steps):
+        batch: list[ev.Event] = []
+        for coord in COORDS:
+            batch.append(ev.Heartbeat(pod=coord[:4], coord=coord, record={"step": step, "phase": "train"}))
+            batch.append(ev.Metric(coord=coord, step=step, values={"loss": 2.0 - step / steps}))
+            batch.append(ev.RootReported(coord=coord, epoch=step, root=f"{step:064x}", pairs={COORDS[0]: "aa"}))
+        journal.append(*batch)
+    journal.append(
+        ev.HaltRequested(nonce="n", mode="hold", by="t"),
+        ev.HaltAck(pod="p0r0", nonce="n", stage="held", step=3),
+        ev.Forecast(steps=9, seconds=1.0, seconds_error=0.5),
+        ev.FlightRead(folder="f", newest={"p0r0s0t0": "all_reduce"}, findings=["x"]),
+        ev.Verdict(phase="full", ok=True, global_root="cd" * 32, sid_job="ab" * 32),
+        ev.Alert(level="warn", name="a", text="odd"),
+    )
+    return journal
+
+
+def test_a_kept_snapshot_is_the_folded_one(tmp_path: Path) -> None:
+    journal = filled(tmp_path / "journal.sqlite", 50)
+    folded = read_all(journal)
+    kept.keep(tmp_path, folded, journal.mark(folded.seq))
+    assert kept.load(tmp_path, journal.mark) == folded
+    journal.append(ev.StageChanged(name="full", status="ok"))
+    assert read_newest(journal) == read_all(journal)
+
+
+def test_a_long_journal_is_folded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "KEEP_AFTER", 100)
+    journal = filled(tmp_path / "journal.sqlite", 50)
+    first = read_newest(journal)
+    read: list[int] = []
+    since = Journal.since
+    monkeypatch.setattr(Journal, "since", lambda self, seq, *a, **k: read.append(seq) or since(self, seq, *a, **k))
+    assert read_newest(journal) == first
+    assert read == [first.seq]
+
+
+def test_long_curves_are_thinned_but_keep_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "POINTS", 3 * kept._LEAST)
+    journal = filled(tmp_path / "journal.sqlite", 500)
+    folded = read_all(journal)
+    kept.keep(tmp_path, folded, journal.mark(folded.seq))
+    found = kept.load(tmp_path, journal.mark)
+    assert found is not None
+    for coord in COORDS:
+        thin, whole = found.series[coord]["loss"], folded.series[coord]["loss"]
+        assert len(thin) <= kept._LEAST + 1
+        assert (thin.ys()[0], thin.last) == (whole.ys()[0], whole.last)
+    assert len(found.workers) == 3
+
+
+def test_what_does_not_fit_is_not_used(tmp_path: Path) -> None:
+    journal = filled(tmp_path / "journal.sqlite", 20)
+    folded = read_all(journal)
+    kept.keep(tmp_path, folded, journal.mark(folded.seq))
+    good = (tmp_path / kept.NAME).read_bytes()
+    body = json.loads(good)
+    for change in (
+        {"version": "another"},
+        {"seq": folded.seq + 1},
+        {"seq": 0},
+        {"seq": "x"},
+        {"mark": ""},
+        {"snapshot": {"~": "Path", "x": 1}},
+        {"snapshot": {"~": "Snapshot", "colour": 1}},
+        {"snapshot": []},
+        {"snapshot": {"~": "series", "x": "!", "y": ""}},
+    ):
+        (tmp_path / kept.NAME).write_text(json.dumps({**body, **change}))
+        assert kept.load(tmp_path, journal.mark) is None
+        assert read_newest(journal) == folded
+    for junk in (b"", b"[]", b"\xff\xfe", b"[" * 100_000, good[:-10]):
+        (tmp_path / kept.NAME).write_bytes(junk)
+        assert read_newest(journal) == folded
+
+
+def test_another_journal_is_not_taken_for_the_one_that_was_folded(tmp_path: Path) -> None:
+    journal = filled(tmp_path / "journal.sqlite", 20)
+    folded = read_all(journal)
+    kept.keep(tmp_path, folded, journal.mark(folded.seq))
+    db = sqlite3.connect(tmp_path / "journal.sqlite")
+    db.execute("UPDATE events SET ts = ts + 1 WHERE seq = 1")
+    db.commit()
+    db.close()
+    assert kept.load(tmp_path, journal.mark) is None
+
+
+def test_a_folder_that_may_not_be_written_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "KEEP_AFTER", 10)
+    journal = filled(tmp_path / "journal.sqlite", 5)
+    (tmp_path / kept.NAME).mkdir()  # it can be neither read nor replaced
+    assert isinstance(read_newest(journal), Snapshot)
+    assert not list(tmp_path.glob(f".{kept.NAME}.*"))

@@ -1,0 +1,22 @@
+"""Workers of local pods give way to the console that watches them."""
+
+from __future__ import annotations
+
+import pytest
+
+from uvcc_console.rollout.priority import NICE, environment, niceness
+from uvcc_engine.agent import child
+
+
+@pytest.mark.parametrize(("workers", "cores", "level"), [(1, 2, 0), (2, 2, 0), (3, 2, 2), (24, 2, 11), (192, 2, 19)])
+def test_all_workers_together_weigh_as_much_as_one_process_a_core(workers: int, cores: int, level: int) -> None:
+    assert niceness(workers, cores) == level
+    weight = 1.25**-level * workers / cores  # as a share of an ordinary process on that core
+    assert weight <= 1.5
+
+
+def test_only_local_pods_share_the_machine() -> None:
+    assert environment("local", 192, 2) == {NICE: "19"}
+    assert environment("local", 2, 2) == {}
+    assert environment("prime", 192, 2) == {}
+    assert NICE == child.NICE

@@ -1,0 +1,121 @@
+"""A snapshot kept beside the journal, so that a reader need not fold a day of events: it folds what came after.
+
+It is a view like any other: whoever finds none, an older one, or one of another journal, reads the journal
+from its beginning. Curves are thinned to a bounded number of points, their first and last among them.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from uvcc_console.core import events, measures, series, snapshot, state
+from uvcc_console.core.series import Series
+from uvcc_console.core.snapshot import Snapshot
+
+NAME: Final = "snapshot.json"
+POINTS: Final = 200_000  # of all curves together
+_LEAST: Final = 64  # of one curve
+_LARGEST: Final = 64 << 20
+_CLASSES: Final = {c.__name__: c for c in vars(snapshot).values() if dataclasses.is_dataclass(c)}
+
+
+@cache
+def version() -> str:
+    """Of the code that folds: a snapshot that another version folded is not read."""
+    digest = hashlib.sha256()
+    for module in (events, measures, series, snapshot, state):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return digest.hexdigest()
+
+
+def keep(run_dir: Path, s: Snapshot, mark: str) -> None:
+    """Write the snapshot of a run, whole or not at all; ``mark`` tells its journal from others. Raises OSError."""
+    points = max(_LEAST, POINTS // max(1, sum(len(by_name) for by_name in s.series.values())))
+    body = {"version": version(), "seq": s.seq, "mark": mark, "snapshot": _encoded(s, points)}
+    partial = run_dir / f".{NAME}.{os.getpid()}"
+    try:
+        partial.write_text(json.dumps(body, separators=(",", ":")))
+        partial.replace(run_dir / NAME)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def load(run_dir: Path, mark_at: Callable[[int], str]) -> Snapshot | None:
+    """The kept snapshot; None if there is none that this code and this journal can go on from.
+
+    ``mark_at(seq)`` is the journal's own mark at that row, empty if it has no such row.
+    """
+    path = run_dir / NAME
+    try:
+        if path.stat().st_size > _LARGEST:
+            return None
+        body = json.loads(path.read_bytes())
+        if body["version"] != version() or not body["mark"] or mark_at(int(body["seq"])) != body["mark"]:
+            return None
+        found = _decoded(body["snapshot"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return found if isinstance(found, Snapshot) and found.seq == body["seq"] else None
+
+
+def _encoded(value: Any, points: int) -> Any:
+    if isinstance(value, Series):
+        xs, ys = _thinned(value, points)
+        return {"~": "series", "x": _packed(xs), "y": _packed(ys)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _encoded(getattr(value, f.name), points) for f in dataclasses.fields(value)}
+        return {"~": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {"~": "map", "k": list(value), "v": [_encoded(v, points) for v in value.values()]}
+    if isinstance(value, tuple):
+        return {"~": "tuple", "v": [_encoded(v, points) for v in value]}
+    if isinstance(value, list):
+        return [_encoded(v, points) for v in value]
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value["~"]
+    if kind == "series":
+        xs, ys = _unpacked(value["x"]), _unpacked(value["y"])
+        return Series(xs, ys, len(xs))
+    if kind == "map":
+        return MappingProxyType(dict(zip(value["k"], map(_decoded, value["v"]), strict=True)))
+    if kind == "tuple":
+        return tuple(map(_decoded, value["v"]))
+    return _CLASSES[kind](**{k: _decoded(v) for k, v in value.items() if k != "~"})
+
+
+def _thinned(line: Series, points: int) -> tuple[array[float], array[float]]:
+    xs, ys = line.xs(), line.ys()
+    if len(xs) <= points:
+        return xs, ys
+    stride = -(-len(xs) // (points - 1))
+    last = len(xs) - 1
+    keep_at = [*range(0, last, stride), last]
+    return array("d", (xs[i] for i in keep_at)), array("d", (ys[i] for i in keep_at))
+
+
+def _packed(numbers: array[float]) -> str:
+    return base64.b64encode(numbers.tobytes()).decode()
+
+
+def _unpacked(text: str) -> array[float]:
+    found: array[float] = array("d")
+    found.frombytes(base64.b64decode(text, validate=True))
+    return found

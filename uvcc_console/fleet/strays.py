@@ -1,0 +1,101 @@
+"""Processes of this product that nobody needs any more: their parent or their run's folder is gone.
+
+Nothing here ends a process by its name: a stray is known by pid and start time, and it is one only for a stated reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from uvcc_console.core import paths
+from uvcc_console.fleet import procs
+from uvcc_console.fleet.procs import ProcessId
+
+YOUNG_S: Final = 60.0  # whoever has just been started may still be writing down what it is
+_RUNS: Final = {"uvcc_console.haltd": "halt sidecar", "uvcc_console.rollout.conductor": "conductor"}
+_POD: Final = "uvcc_console.fleet.localpod"
+_BENCH: Final = "uvcc_console.bench."
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """One process, what it is, and why nobody needs it."""
+
+    process: ProcessId
+    what: str
+    why: str
+
+
+def find(*, young_s: float = YOUNG_S) -> list[Stray]:
+    """Strays of this user, oldest first. Empty where the system does not tell (no /proc)."""
+    found = []
+    parents = {child: parent for parent, many in _children().items() for child in many}
+    for pid in sorted(parents):
+        if pid == os.getpid() or not _mine(pid) or (who := procs.identify(pid)) is None:
+            continue
+        module, args = _module(pid)
+        if not module or procs.age_s(who) < young_s:
+            continue
+        if verdict := _verdict(pid, parents[pid], module, args):
+            found.append(Stray(who, *verdict))
+    return sorted(found, key=lambda s: s.process.starttime)
+
+
+def end(strays: list[Stray]) -> list[Stray]:
+    """End exactly these processes; returns those that would not end."""
+    wanted = {s.process.pid: s.process for s in strays}
+    left = procs.stop_all(lambda: {pid for pid, who in wanted.items() if procs.alive(who)})
+    return [s for s in strays if s.process.pid in left]
+
+
+def _verdict(pid: int, parent: int, module: str, args: list[str]) -> tuple[str, str] | None:
+    if module in _RUNS and args:
+        folder = _runs_dir(pid) / args[0]
+        if not folder.is_dir():
+            return f"{_RUNS[module]} of {args[0]}", "its run's folder is gone"
+    elif module == _POD and "--home" in args[:-1]:
+        home = Path(args[args.index("--home") + 1])
+        if not home.is_dir():
+            return f"local pod {home.name}", "its home is gone"
+    elif module.startswith(_BENCH) and parent == 1:
+        return f"benchmark process {module.removeprefix(_BENCH)}", "the benchmark that started it is gone"
+    return None
+
+
+def _children() -> Mapping[int, list[int]]:
+    try:
+        return procs.children()
+    except OSError:
+        return {}
+
+
+def _mine(pid: int) -> bool:
+    try:
+        return (procs.PROC / str(pid)).stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _module(pid: int) -> tuple[str, list[str]]:
+    """(module, arguments) of a ``python -m MODULE ARGS``; ("", []) for anything else."""
+    try:
+        words = (procs.PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return "", []
+    if len(words) > 2 and words[1] == "-m" and words[2].startswith("uvcc_console."):
+        return words[2], words[3:]
+    return "", []
+
+
+def _runs_dir(pid: int) -> Path:
+    """Where that process looks for its run: its own UVCC_HOME, else this user's data folder."""
+    try:
+        environ = (procs.PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return paths.runs_dir()
+    home = next((e.removeprefix(b"UVCC_HOME=") for e in environ if e.startswith(b"UVCC_HOME=")), b"")
+    return Path(os.fsdecode(home)) / "runs" if home else paths.runs_dir()

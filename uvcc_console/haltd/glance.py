@@ -1,0 +1,44 @@
+"""The little that a halt needs to know of a run, read in milliseconds however long the journal is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.state import reduce
+
+JOURNAL: Final = "journal.sqlite"
+KINDS: Final = tuple(
+    e.kind
+    for e in (
+        ev.RunCreated,
+        ev.PodChanged,
+        ev.PhaseStarted,
+        ev.WorkerProcess,
+        ev.HaltRequested,
+        ev.HaltAck,
+        ev.HaltDone,
+        ev.Consent,
+        ev.RunEnded,
+    )
+)
+_PAGE: Final = 10_000
+
+
+def glance(run_dir: Path) -> Snapshot:
+    """A run's pods, its last halt and whether it has ended. Raises UnreadableError without a journal."""
+    journal = Journal(run_dir / JOURNAL, readonly=True)
+    try:
+        s = Snapshot()
+        while True:
+            count = 0
+            for seq, event in journal.since(s.seq, _PAGE, kinds=KINDS):
+                s = reduce(s, event, seq)
+                count += 1
+            if count < _PAGE:
+                return s
+    finally:
+        journal.close()
