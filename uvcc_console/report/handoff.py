@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.report import collector
 from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.errors import UnreadableError
@@ -113,10 +114,13 @@ def handoff(run_dir: Path) -> Handoff:
 def write_handoff(run_dir: Path, out: Path | None = None) -> Path:
     """Write ``artifacts/handoff.md`` (or ``out``)."""
     path = out or run_dir / "artifacts" / OUTPUT
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(handoff(run_dir).text())
-    os.replace(temporary, path)
+    text = handoff(run_dir).text()
+    with collector.renewing(run_dir) as written:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_text(text)
+        os.replace(temporary, path)
+        written.append(path)
     return path
 
 

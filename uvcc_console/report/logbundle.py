@@ -14,13 +14,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
-from uvcc_console.report import metrics
+from uvcc_console.report import collector, metrics
 from uvcc_console.report.artifacts import SIGNERS, write_artifacts
 from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import checked
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.transcript import manifest
 from uvcc_engine.transcript.bundle import NAME, Bundle
 from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE
 from uvcc_engine.transcript.verifier import verify
@@ -82,19 +83,21 @@ def write_bundle(run_dir: Path, out: Path | None = None, exclude: Sequence[str] 
     path = out or record.artifacts / OUTPUT
     packed = path.with_name(path.name + ".zst")
     partial = path.with_name(path.name + ".part")
-    for old in (path, packed, partial):
-        old.unlink(missing_ok=True)
-    logs = find_logs(record.artifacts, exclude)
-    try:
-        with partial.open("w") as file:
-            for line in _document(record, logs):
-                file.write(line + "\n")
-        os.replace(partial, path)
-    except OSError as e:
-        raise UvccError(f"cannot write {path}: {e.strerror}", "free disk space, or name another file") from e
-    finally:
-        partial.unlink(missing_ok=True)
-    return [path, *_compress(path, packed)]
+    with collector.renewing(run_dir) as written:
+        written += (path, packed)
+        for old in (path, packed, partial):
+            old.unlink(missing_ok=True)
+        logs = find_logs(record.artifacts, exclude)
+        try:
+            with partial.open("w") as file:
+                for line in _document(record, logs):
+                    file.write(line + "\n")
+            os.replace(partial, path)
+        except OSError as e:
+            raise UvccError(f"cannot write {path}: {e.strerror}", "free disk space, or name another file") from e
+        finally:
+            partial.unlink(missing_ok=True)
+        return [path, *_compress(path, packed)]
 
 
 def _compress(path: Path, packed: Path) -> list[Path]:
@@ -113,7 +116,7 @@ def find_logs(artifacts: Path, exclude: Sequence[str] = ()) -> list[LogFile]:
     for path in sorted(p for p in artifacts.rglob("*") if p.is_file()):
         name = path.relative_to(artifacts).as_posix()
         base = path.name
-        if base.startswith(OUTPUT) or "figs/" in name:
+        if base.startswith((OUTPUT, manifest.NAME)) or "figs/" in name:  # the manifest lists this very file
             continue
         left_out = any(fnmatch(name, x) or fnmatch(base, x) for x in exclude)
         quoted = not left_out and _matches(base, QUOTED) and not _matches(base, UNQUOTED)
@@ -251,7 +254,7 @@ def _verdict(record: RunRecord, phase: str) -> list[str]:
     if not path.is_file():
         return ["no proof bundle: this phase was not finished"]
     try:
-        return verify(path, allowed_signers=record.pins() or None).text().splitlines()
+        return verify(path, allowed_signers=record.pins(phase) or None).text().splitlines()
     except UvccError as e:
         return ["NOT VERIFIED", *str(e).splitlines()]
 

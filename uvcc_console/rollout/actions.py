@@ -13,6 +13,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import triage
+from uvcc_console.report import collector
 from uvcc_console.rollout import flight
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
@@ -62,6 +63,7 @@ async def fetch(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
     remote, home = f".uvcc/runs/{phase.engine_run}", ctx.artifacts / "fetched" / f"{phase.name}-{member.name}"
     listed = await member.ssh.sh(f"cd {remote} && find . -type f ! -path './checkpoints/*'")
     names = sorted(n for line in listed.splitlines() if collect.wanted(n := line.strip().removeprefix("./")))
+    await asyncio.to_thread(collector.reopen, ctx.run_dir)  # the run lives: its manifest is signed again at its end
     for name in names:
         (home / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         await member.ssh.get(f"{remote}/{name}", home / name)

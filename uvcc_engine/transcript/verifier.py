@@ -91,11 +91,12 @@ class Certificate:
             "warnings": list(self.warnings),
         }
 
-    def text(self) -> str:
-        """The certificate for people."""
+    def text(self, word: str = "", about: str = "") -> str:
+        """The certificate for people; ``word`` in place of its own verdict's, ``about`` says of what it is."""
         leaves = f"{self.leaves} leaves, " + ("all recomputed" if self.level == "transcripts" else "signed counts only")
+        verdict = word or self.word
         lines = [
-            f"{self.word}     {self.epochs} epochs, {leaves}",
+            f"{verdict:<12} {about}{self.epochs} epochs, {leaves}",
             f"sid_job      {self.sid_job}",
             f"policy       {self.policy_hash}",
             f"global root  {self.global_root}  (epoch {self.epochs - 1})",
@@ -123,6 +124,18 @@ def verify(
     ``against``: a bundle of a rerun that must have the same roots and results.
     Raises VerificationError naming the first check that fails, UnreadableError if something cannot be read.
     """
+    return examine(path, allowed_signers=allowed_signers, policy=policy, transcripts=transcripts, against=against)[0]
+
+
+def examine(
+    path: Path,
+    *,
+    allowed_signers: Pins | None = None,
+    policy: Path | None = None,
+    transcripts: Path | None = None,
+    against: Path | None = None,
+) -> tuple[Certificate, Bundle]:
+    """:func:`verify`, and the bundle that was verified."""
     file = path / NAME if path.is_dir() else path
     pins = _signers(allowed_signers)
     expected = Policy.load(policy) if policy is not None else None
@@ -137,9 +150,8 @@ def verify(
     if against is not None:
         _check_rerun(bundle, against, pins)
     pinned = pins is not None or expected is not None
-    return replace(
-        _certificate(bundle, "transcripts" if folders else "bundle", pinned), pinned=pinned, unread=tuple(unread)
-    )
+    certificate = _certificate(bundle, "transcripts" if folders else "bundle", pinned)
+    return replace(certificate, pinned=pinned, unread=tuple(unread)), bundle
 
 
 def _equal(check: str, what: str, stated: Any, found: Any) -> None:
