@@ -7,6 +7,7 @@ Every line is checked by :mod:`redact` before it is written; one forbidden line 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,13 @@ from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import checked
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.parallel.topology import PARTIES
-from uvcc_engine.transcript import manifest
+from uvcc_engine.transcript import manifest, reading
 from uvcc_engine.transcript.bundle import NAME, Bundle
 from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE
 from uvcc_engine.transcript.verifier import verify
 
 OUTPUT: Final = "all_logs_explained.md"
+_ANY: Final = 2**60  # read piece by piece
 # text that is quoted in full; everything else is listed with its hash only
 QUOTED: Final = (
     "run_full.log",
@@ -113,14 +115,14 @@ def _compress(path: Path, packed: Path) -> list[Path]:
 def find_logs(artifacts: Path, exclude: Sequence[str] = ()) -> list[LogFile]:
     """Every file of a run's artifacts with its hash, in order of name."""
     found = []
-    for path in sorted(p for p in artifacts.rglob("*") if p.is_file()):
-        name = path.relative_to(artifacts).as_posix()
+    for name in reading.tree(artifacts, 2 * manifest.MOST_FILES).files:  # no link leads a log of elsewhere in here
+        path = artifacts / name
         base = path.name
         if base.startswith((OUTPUT, manifest.NAME)) or "figs/" in name:  # the manifest lists this very file
             continue
         left_out = any(fnmatch(name, x) or fnmatch(base, x) for x in exclude)
         quoted = not left_out and _matches(base, QUOTED) and not _matches(base, UNQUOTED)
-        with path.open("rb") as f:
+        with reading.open_regular(path, _ANY) as f:
             digest = hashlib.file_digest(f, "sha256").hexdigest()
         found.append(LogFile(name, path, path.stat().st_size, digest, quoted))
     return found
@@ -150,7 +152,7 @@ def _quote(log: LogFile) -> Iterator[str]:
     yield ""
     fence = "````"
     yield f"{fence}text"
-    with log.path.open(errors="replace", newline="\n") as file:
+    with io.TextIOWrapper(reading.open_regular(log.path, _ANY), errors="replace", newline="\n") as file:
         # a line that looks like our own fence would end the quotation early
         lines = (line.rstrip("\n") for line in file)
         yield from (line.replace(fence, "` ` ` `") for line in checked(log.name, lines))

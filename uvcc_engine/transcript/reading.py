@@ -7,6 +7,7 @@ be is an UnreadableError that names the file.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from uvcc_engine.contract.errors import UnreadableError
 
@@ -35,7 +36,7 @@ _NO_BRACKET: Final = bytes(b for b in range(256) if b not in b"[]{}")
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
-def open_regular(path: Path, most: int = LARGEST, *, named: bool = False) -> BinaryIO:
+def open_regular(path: Path, most: int = LARGEST, *, named: bool = False) -> io.BufferedReader:
     """Open a regular file of at most ``most`` bytes. Raises UnreadableError for anything else.
 
     A link is refused, unless the caller of the program ``named`` the path, who may keep files where he likes.
@@ -52,7 +53,7 @@ def open_regular(path: Path, most: int = LARGEST, *, named: bool = False) -> Bin
             raise UnreadableError(f"{shown(path)} is {_kind(found.st_mode)}, not a file", "name a regular file")
         if found.st_size > most:
             raise UnreadableError(f"{shown(path)} has {found.st_size} bytes; at most {most} can belong there")
-        return os.fdopen(fd, "rb")
+        return open(fd, "rb")
     except UnreadableError:
         os.close(fd)
         raise
