@@ -152,7 +152,7 @@ def find_folders(root: Path, most: int = MOST_ENTRIES, unread: list[str] | None 
     prefix = files.folder_name("")
     for name in sorted((*lying.folders, *lying.odd)):
         folder = root / name
-        if not folder.name.startswith(prefix):
+        if not folder.name.startswith(prefix) or name in lying.unread:
             continue
         if name in lying.odd:
             raise UnreadableError(f"{reading.shown(folder)} is {lying.odd[name]}, not a folder", "put the folder there")

@@ -36,6 +36,7 @@ _GENERATED: Final = "- Generated: "
 _POD: Final = re.compile(r"p[0-9]{1,6}r[0-9]{1,6}")
 _RESULT: Final = re.compile(r"result(?:_rank[0-9]{1,6})?\.json")
 _MOST: Final = 64 * reading.MIB
+_MOST_NAMES: Final = 100_000
 
 
 def _hex(data: bytes) -> str:
@@ -147,13 +148,14 @@ def _computed(folder: Path, bundle: Bundle) -> Iterator[tuple[Path, bool]]:
 
 
 def _there(folder: Path) -> list[str]:
-    """Names in one folder, links left out: what is odd there is the manifest's to name."""
+    """Names in one folder; none where it is a link or cannot be listed, which is the certificate's to say."""
     try:
+        if folder.is_symlink():
+            return []
         with os.scandir(folder) as listing:
-            entries = list(itertools.islice(listing, 100_000))
-    except OSError as e:
-        raise UnreadableError(f"cannot list {reading.shown(folder)}: {reading.reason(e)}") from e
-    return sorted(e.name for e in entries)
+            return sorted(e.name for e in itertools.islice(listing, _MOST_NAMES))
+    except OSError:
+        return []
 
 
 def _policies(home: Path, bundle: Bundle) -> Iterator[tuple[Path, bool]]:
