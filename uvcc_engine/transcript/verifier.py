@@ -157,8 +157,8 @@ def examine(
 def _equal(check: str, what: str, stated: Any, found: Any) -> None:
     """Raise VerificationError with both values unless they are equal."""
     if stated != found:
-        shown = [(v.hex() if isinstance(v, bytes) else str(v))[:400] for v in (stated, found)]
-        raise VerificationError(check, f"{what} is {shown[0]}, recomputed {shown[1]}")
+        one, two = (shown(v.hex() if isinstance(v, bytes) else v) for v in (stated, found))
+        raise VerificationError(check, f"{what} is {one}, recomputed {two}")
 
 
 # ---- identities and structure --------------------------------------------------------------------------------------
