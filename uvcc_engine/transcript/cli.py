@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ def main(
     said = package.UNPINNED
     try:
         target = package.find(resolve(str(args.path)), args.phase)
-        expected = _pins(args, pins)
+        expected = _pins(args, pins, target)
         said = expected.said
         if not args.json:
             print(said)
@@ -100,14 +101,23 @@ def main(
     return found.exit_code
 
 
-def _pins(args: argparse.Namespace, pins: PinsFound) -> package.Pins:
+def _pins(args: argparse.Namespace, pins: PinsFound, target: package.Target) -> package.Pins:
     """Only what the caller names, or what is the caller's own; never what lies beside the bundle."""
     if args.allowed_signers is not None:
-        return package.Pins.from_file(args.allowed_signers, read_allowed_signers(args.allowed_signers))
+        signers = read_allowed_signers(args.allowed_signers)
+        said = f"identities pinned by {reading.shown(args.allowed_signers)}{_where(args.allowed_signers, target)}"
+        return package.Pins(said, lambda phase: signers)
     if args.policy is not None:
         Policy.load(args.policy)
-        return package.Pins(f"identities pinned by {reading.shown(args.policy)}")
+        return package.Pins(f"identities pinned by {reading.shown(args.policy)}{_where(args.policy, target)}")
     return pins(args.path) or package.Pins()
+
+
+def _where(pins: Path, target: package.Target) -> str:
+    """A file that came with the bundle pins no more than the bundle itself; the caller may not have noticed."""
+    under = target.root or next(iter(target.phases.values())).parent
+    inside = Path(os.path.realpath(pins)).is_relative_to(under)
+    return ", WHICH LIES IN THE FOLDER UNDER TEST: whoever made it chose the keys" if inside else ""
 
 
 def _refused(error: UvccError, said: str, *, as_json: bool) -> int:

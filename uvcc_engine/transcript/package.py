@@ -41,10 +41,6 @@ class Pins:
     said: str = UNPINNED
     of: PinsOf = lambda phase: None
 
-    @classmethod
-    def from_file(cls, path: Path, signers: AllowedSigners) -> Pins:
-        return cls(f"identities pinned by {shown(path)}", lambda phase: signers)
-
 
 @dataclass(frozen=True, slots=True)
 class Target:

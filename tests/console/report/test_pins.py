@@ -97,7 +97,10 @@ def test_named_pins(package: Package, capsys: pytest.CaptureFixture[str]) -> Non
     policy = package.artifacts / "full/policy.json"
     assert run_verify([str(package.run_dir), "--policy", str(policy)]) == 6  # who collected it, a policy does not say
     told = said(capsys)
-    assert told["first"] == f"identities pinned by {policy}"
+    assert (
+        told["first"]
+        == f"identities pinned by {policy}, WHICH LIES IN THE FOLDER UNDER TEST: whoever made it chose the keys"
+    )
     assert "NOT CHECKED  manifest: nothing says whose key" in told["out"]
 
 
