@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class Mutations:
     args: list[str]
     rng: random.Random
     tried: Counter[str] = field(default_factory=Counter)
+    slowest: float = 0.0
 
     def __post_init__(self) -> None:
         self.files = {p: p.read_bytes() for p in sorted(self.root.rglob("*")) if p.is_file()}
@@ -47,10 +49,12 @@ class Mutations:
         while sum(self.tried.values()) < count:
             name, do, undo = next(changes)
             do()
+            began = time.process_time()
             try:
                 code, said = self.verdict()
             finally:
                 undo()
+            self.slowest = max(self.slowest, time.process_time() - began)
             assert code != 0, f"accepted: {name}"
             assert code in (1, 2, 3, 4, 5, 6), (name, code)
             assert "Traceback" not in said, name

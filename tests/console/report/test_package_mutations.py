@@ -14,7 +14,7 @@ from package_run import Package, copy_of
 
 SAMPLE = int(os.environ.get("UVCC_PACKAGE_MUTATIONS", "120"))
 MANY = 10_000
-HANG_S = 30.0
+SLOWEST_S = 5.0  # of the processor, for one
 
 
 def against(package: Package, seed: int) -> Mutations:
@@ -26,6 +26,7 @@ def test_a_sample_of_falsified_packages(package: Package) -> None:
     tried = against(package, 1)
     tried.run(SAMPLE)
     assert len(tried.tried) >= 10, tried.tried
+    assert tried.slowest < SLOWEST_S
 
 
 @pytest.mark.slow
@@ -38,9 +39,7 @@ def test_ten_thousand_falsified_packages(package: Package, capsys: pytest.Captur
         package = copy_of(Path(given), package.run_dir.parent.parent)
     tried = against(package, 2)
     began = time.monotonic()
-    for count in range(100, MANY + 1, 100):
-        before = time.monotonic()
-        tried.run(count)
-        assert time.monotonic() - before < 100 * HANG_S
+    tried.run(MANY)
+    assert tried.slowest < SLOWEST_S
     with capsys.disabled():
         print(f"\n{sum(tried.tried.values())} refused in {time.monotonic() - began:.0f} s: {dict(tried.tried)}")
