@@ -20,7 +20,7 @@ COMMANDS: Final = {
     "relay": ("uvcc_engine.relay.__main__", "store and forward the parties' sealed messages"),
     "share": ("uvcc_engine.private.client", "split inputs and seal each share to its party"),
     "audit": ("uvcc_engine.private.audit", "the data owner's: replay a run from its seeds, name who strayed"),
-    "verify": ("uvcc_engine.transcript.cli", "check a proof bundle"),
+    "verify": ("uvcc_engine.transcript.cli", "check a run, its artifacts or a proof bundle"),
     "selftest": ("uvcc_engine.agent.selftest", "check that this installation can do its work"),
     "longctx": ("uvcc_engine.nsa.longctx", "one attention layer over 65,536 tokens: time, blocks read, memory"),
     "bench": ("uvcc_engine.bench", "measure: bench NAME [--json]"),

@@ -1,7 +1,7 @@
 """``uvcc``: one verb a module, imported only when it is used, so that help is instant.
 
 Exit codes: 0 done and, where there is something to verify, verified; 1 it failed or does not hold; 2 wrong usage or
-unreadable input; 130 interrupted.
+unreadable input; 130 interrupted. `verify` has further ones for what was not checked, see `uvcc verify --help`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERBS: Final[dict[str, str]] = {
     "pod": "stack dump, fetch, restart, replace, triage: what the console's keys do",
     "domain": "the console of one party's domain: export, join, open, consent",
     "teardown": "delete a run's pods and prove it",
-    "verify": "check a proof bundle",
+    "verify": "check a run, its artifacts or a proof bundle",
     "bundle": "one explained log file of a run",
     "figures": "plots of a run",
     "handoff": "the hand-over checklist of a run, filled from facts",

@@ -17,6 +17,10 @@ def run(argv: list[str]) -> int:
         "runs": str(paths.runs_dir()),
         "profiles": [str(f) for f in folders() if f.is_dir()],
     }
+    from uvcc_console.report import collector
+
+    if key := collector.public_line():
+        found["collector"] = f"collector {key}"
     runs = common.run_dirs()
     if runs:
         found["last_run"] = str(runs[-1])

@@ -1,7 +1,8 @@
-"""``uvcc verify PATH``: check a proof bundle; inside a run's folder, identities are pinned from its journal."""
+"""``uvcc verify PATH``: check a run, its artifacts or a proof bundle; ``--help`` lists the exit codes."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from uvcc_console.cli import common
@@ -10,24 +11,15 @@ from uvcc_console.cli import common
 def run(argv: list[str]) -> int:
     from uvcc_console.report.verify import run_verify
 
-    return run_verify([_path(a) if i == 0 else a for i, a in enumerate(argv)])
+    return run_verify(argv, _path)
 
 
-def _path(word: str) -> str:
-    """A run's name or folder in place of a path means the bundle of its full run."""
+def _path(word: str) -> Path:
+    """A path, or the folder of the run that is called so."""
     path = Path(word)
-    if word.startswith("-") or (path / "proof_bundle.json").exists() or path.is_file():
-        return word
-    for artifacts in (path, path / "artifacts"):
-        if (artifacts / "full").is_dir() or (artifacts / "smoke").is_dir():
-            return _bundle_of(artifacts)
-    if path.exists() or not common.run_dirs():
-        return word
+    if os.path.lexists(path) or not common.run_dirs():
+        return path
     known = {d.name for d in common.run_dirs()}
     if word in ("last", "current") or any(name.startswith(word) for name in known):
-        return _bundle_of(common.find_run(word) / "artifacts")
-    return word
-
-
-def _bundle_of(artifacts: Path) -> str:
-    return str(artifacts / ("full" if (artifacts / "full" / "proof_bundle.json").exists() else "smoke"))
+        return common.find_run(word)
+    return path

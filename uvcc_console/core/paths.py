@@ -17,6 +17,15 @@ def data_dir() -> Path:
     return user_data_path("uvcc", appauthor=False)
 
 
+def config_dir() -> Path:
+    """What belongs to this installation and to no run: its collector's key. Not necessarily existing."""
+    if home := os.environ.get("UVCC_HOME"):
+        return Path(home) / "config"
+    from platformdirs import user_config_path
+
+    return user_config_path("uvcc", appauthor=False)
+
+
 def runs_dir() -> Path:
     return data_dir() / "runs"
 

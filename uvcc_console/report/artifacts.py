@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.report import collector
 from uvcc_console.report.eventlog import Translator, human, machine, stamp
 from uvcc_console.report.record import ARTIFACTS, RunRecord, address
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.parallel.ids import sid_replica
-from uvcc_engine.parallel.topology import PARTIES, Coord
-from uvcc_engine.transcript.bundle import Bundle, WorkerPart
-from uvcc_engine.transcript.roots import replica_order
+from uvcc_engine.transcript.bundle import Bundle
+from uvcc_engine.transcript.derived import audit_bundle, dp_matrix, dp_roots
 from uvcc_engine.transcript.sshsig import write_allowed_signers
 
 SIGNERS = "allowed_signers"
@@ -31,44 +30,45 @@ def write_artifacts(run_dir: Path, clock: Callable[[], float] = time.time) -> li
     """Write every artifact of a run; returns the files, all below ``run_dir/artifacts``.
 
     Run logs only ever grow: if a log on disk is no beginning of the new one, it is kept under a dated name.
-    Raises UnreadableError without a journal, UvccError if the disk refuses.
+    Where the run's manifest was signed already, it is renewed. Raises UnreadableError without a journal, UvccError if
+    the disk refuses, VerificationError naming a file that was changed since the manifest was signed.
     """
     record = RunRecord.load(run_dir)
     folder = run_dir / ARTIFACTS
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log = list(Translator(run_dir).translate(record.events))
-        made = [
-            append_only(folder / "run_full.log", human(log), clock),
-            append_only(folder / "run_full.jsonl", machine(log), clock),
-            _json(folder / "dp_layout.json", layout(record)),
-        ]
-        for phase, bundle in record.bundles.items():
-            home = folder / phase
-            made.append(_json(home / "dp_roots.json", dp_roots(bundle)))
-            made.append(_text(home / "dp_matrix.md", dp_matrix(bundle, stamp(clock()))))
-            made.append(_json(home / "roots_by_coord.json", roots_by_coord(record, phase, bundle)))
-            made.append(_json(home / "audit_bundle.json", audit_bundle(bundle)))
-            if signers := record.signers():
-                write_allowed_signers(home / SIGNERS, signers)
-                made.append(home / SIGNERS)
-    except OSError as e:
-        raise UvccError(f"cannot write the artifacts of {run_dir.name}: {e}", "free disk space and repeat") from e
+    key = collector.public_line()
+    with collector.renewing(run_dir) as made:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            log = list(Translator(run_dir).translate(record.events))
+            made += append_only(folder / "run_full.log", human(log), clock)
+            made += append_only(folder / "run_full.jsonl", machine(log), clock)
+            made.append(_json(folder / "dp_layout.json", layout(record)))
+            for phase, bundle in record.bundles.items():
+                home = folder / phase
+                made.append(_json(home / "dp_roots.json", dp_roots(bundle)))
+                made.append(_text(home / "dp_matrix.md", dp_matrix(bundle, stamp(clock()))))
+                made.append(_json(home / "roots_by_coord.json", roots_by_coord(record, phase, bundle)))
+                made.append(_json(home / "audit_bundle.json", audit_bundle(bundle)))
+                if signers := record.signers(phase):
+                    write_allowed_signers(home / SIGNERS, signers, key)
+                    made.append(home / SIGNERS)
+        except OSError as e:
+            raise UvccError(f"cannot write the artifacts of {run_dir.name}: {e}", "free disk space and repeat") from e
     return made
 
 
-def append_only(path: Path, text: str, clock: Callable[[], float]) -> Path:
-    """Write a log that may only grow."""
+def append_only(path: Path, text: str, clock: Callable[[], float]) -> list[Path]:
+    """Write a log that may only grow; returns it, and where what lay there is kept if it was no beginning of it."""
     data = text.encode()
     old = path.read_bytes() if path.exists() else b""
     if data.startswith(old):
         with path.open("ab") as out:
             out.write(data[len(old) :])
-        return path
+        return [path]
     kept = path.with_suffix(f".{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(clock()))}{path.suffix}")
     path.rename(kept)
     path.write_bytes(data)
-    return path
+    return [path, kept]
 
 
 def _text(path: Path, text: str) -> Path:
@@ -114,69 +114,6 @@ def layout(record: RunRecord) -> dict[str, Any]:
 
 
 _RELAY = {"url_public": "relay_url_public", "url_local": "relay_url_local", "host": "relay_host"}
-
-
-def _parts(bundle: Bundle) -> dict[Coord, WorkerPart]:
-    return {w.coord: w for w in bundle.workers}
-
-
-def dp_roots(bundle: Bundle) -> dict[str, Any]:
-    """``dp_roots.json``. ``replica_epoch_roots_hex``: per replica its workers' roots by (party, stage, tensor)."""
-    parts, size, sid = _parts(bundle), bundle.policy.topology, bundle.policy.sid_job
-    epochs = []
-    for stated in bundle.epochs:
-        at = stated["epoch"]
-        roots = [[_hex(parts[c].roots[at][1].root.root) for c in replica_order(size, r)] for r in range(size.replicas)]
-        epochs.append(
-            {
-                "epoch": at,
-                "replica_epoch_roots_hex": roots,
-                "replica_roots_hex": [f"0x{h}" for h in stated["replica_roots"]],
-                "global_root_hex": f"0x{stated['global_root']}",
-            }
-        )
-    replicas = [{"replica_id": r, "sid_rep_hex": _hex(sid_replica(sid, r))} for r in range(size.replicas)]
-    overall = {"sid_job_hex": _hex(sid), "run_root_hex": f"0x{bundle.run_root}"}
-    return {**overall, "replicas": replicas, "epochs": epochs}
-
-
-def dp_matrix(bundle: Bundle, generated: str) -> str:
-    """``dp_matrix.md``: replicas and their roots at a glance."""
-    parts, size, sid = _parts(bundle), bundle.policy.topology, bundle.policy.sid_job
-    first = bundle.epochs[0]
-    lines = [
-        "# Replicas and roots",
-        "",
-        f"- Generated: {generated}",
-        f"- Replicas: {size.replicas} (x {PARTIES} parties x {size.stages} stages x {size.tensor} tensor ranks)",
-        f"- Result hash: {', '.join(f'0x{h}' for h in bundle.result_hashes)}",
-        f"- Global epoch0 root: 0x{first['global_root']}",
-        f"- Global root of the last epoch ({bundle.epochs[-1]['epoch']}): 0x{bundle.epochs[-1]['global_root']}",
-        "",
-        "| replica_id | sid_rep | epoch0_root | replica_root_epoch0 |",
-        "|---|---|---|---|",
-    ]
-    for r in range(size.replicas):
-        roots = "<br>".join(f"{c} {_hex(parts[c].roots[0][1].root.root)}" for c in replica_order(size, r))
-        lines.append(f"| {r} | {_hex(sid_replica(sid, r))} | {roots} | 0x{first['replica_roots'][r]} |")
-    return "\n".join(lines) + "\n"
-
-
-def audit_bundle(bundle: Bundle) -> dict[str, Any]:
-    """``audit_bundle.json`` of the last epoch. Everything in it follows from the signed proof bundle."""
-    size, sid, last = bundle.policy.topology, bundle.policy.sid_job, bundle.epochs[-1]
-    replicas = [
-        {"replica": r, "sid_rep_hex": _hex(sid_replica(sid, r)), "replica_root_hex": f"0x{last['replica_roots'][r]}"}
-        for r in range(size.replicas)
-    ]
-    return {
-        "sid_job_hex": _hex(sid),
-        "step_id": last["epoch"],
-        "topology": {"R": size.replicas, "S": size.stages, "T": size.tensor, "M": size.microbatches},
-        "global_root_hex": f"0x{last['global_root']}",
-        "run_root_hex": f"0x{bundle.run_root}",
-        "replica_roots": replicas,
-    }
 
 
 def roots_by_coord(record: RunRecord, phase: str, bundle: Bundle) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from uvcc_console.report import metrics
+from uvcc_console.report import collector, metrics
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.errors import UvccError
 
@@ -58,15 +58,17 @@ def write_figures(run_dir: Path, out: Path | None = None) -> Figures:
         raise UvccError("figures need matplotlib", "install the extra: uvcc[report]") from e
     record = RunRecord.load(run_dir)
     folder = out or record.artifacts / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
     done = Figures()
-    with matplotlib.rc_context({"svg.hashsalt": record.snapshot.run, "font.size": 9, "text.parse_math": False}):
+    style = matplotlib.rc_context({"svg.hashsalt": record.snapshot.run, "font.size": 9, "text.parse_math": False})
+    with collector.renewing(run_dir) as written, style:
+        folder.mkdir(parents=True, exist_ok=True)
         for drawing in drawings(record):
             if not drawing.rows:
                 done.skipped[drawing.name] = drawing.missing
                 continue
             done.written.append(_table(folder / f"{drawing.name}.csv", drawing.columns, drawing.rows))
             done.written.extend(_draw(folder, drawing))
+            written[:] = done.written
     return done
 
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.report import collector
 from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.contract.outside import said, whole
 from uvcc_engine.contract.text import clean
 from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.transcript import reading
 from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
 
 OUTPUT: Final = "handoff.md"
@@ -29,6 +31,8 @@ MET, NOT_MET, NOT_SHOWN = "met", "NOT MET", "not shown"
 _STABLE: Final = 0.25
 _WARM_UP: Final = 0.1
 _PILOT_S: Final = 2 * 3600.0
+_ANY: Final = 2**60  # hashed piece by piece
+_TABLE: Final = 64 * reading.MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +119,13 @@ def handoff(run_dir: Path) -> Handoff:
 def write_handoff(run_dir: Path, out: Path | None = None) -> Path:
     """Write ``artifacts/handoff.md`` (or ``out``)."""
     path = out or run_dir / "artifacts" / OUTPUT
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(handoff(run_dir).text())
-    os.replace(temporary, path)
+    text = handoff(run_dir).text()
+    with collector.renewing(run_dir) as written:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_text(text)
+        os.replace(temporary, path)
+        written.append(path)
     return path
 
 
@@ -134,7 +141,7 @@ def _attached(record: RunRecord, phase: str) -> tuple[list[tuple[str, str]], lis
         if not hits:
             missing.append(pattern)
         for path in hits:
-            with path.open("rb") as f:
+            with reading.open_regular(path, _ANY) as f:
                 digest = hashlib.file_digest(f, "sha256").hexdigest()
             found.append((path.relative_to(record.artifacts).as_posix(), digest))
     return found, missing
@@ -161,7 +168,7 @@ def _launched(infos: Sequence[Path]) -> list[tuple[str, str]]:
     """What every pod's run.info says of hardware, code and configuration; said once where all pods say the same."""
     told: dict[str, dict[str, str]] = {}
     for path in infos:
-        for line in path.read_text(errors="replace").splitlines():
+        for line in reading.read_file(path).decode(errors="replace").splitlines():
             key, colon, value = line.partition(": ")
             if colon and (key in _LAUNCH or key.startswith(_CONFIG)):
                 told.setdefault(clean(key, 100), {})[path.parent.name] = clean(value, 500)
@@ -268,9 +275,9 @@ def _training(record: RunRecord, phase: str) -> dict[str, list[dict[str, float]]
     found = {}
     for path in sorted((record.artifacts / phase).rglob("training.csv")) if phase else []:
         try:
-            with path.open(newline="") as f:
-                rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(f)]
-        except (ValueError, TypeError) as e:
+            text = reading.read_text(path, _TABLE)
+            rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(text.splitlines())]
+        except (ValueError, TypeError, csv.Error) as e:
             raise UnreadableError(f"{path} is damaged: {e}", "fetch it again") from e
         found[path.relative_to(record.artifacts).as_posix()] = rows
     return found

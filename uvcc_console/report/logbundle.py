@@ -7,6 +7,7 @@ All text is checked by :mod:`redact` before it is written; one forbidden line an
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,18 +15,21 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
-from uvcc_console.report import metrics
+from uvcc_console.report import collector, metrics
 from uvcc_console.report.artifacts import SIGNERS, write_artifacts
 from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import LONGEST, checked, lines_of
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.text import clean_block
 from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.transcript import manifest, reading
 from uvcc_engine.transcript.bundle import NAME, Bundle
 from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE
 from uvcc_engine.transcript.verifier import verify
 
 OUTPUT: Final = "all_logs_explained.md"
+_ANY: Final = 2**60  # read piece by piece
 # text that is quoted in full; everything else is listed with its hash only
 QUOTED: Final = (
     "run_full.log",
@@ -86,19 +90,21 @@ def write_bundle(run_dir: Path, out: Path | None = None, exclude: Sequence[str] 
     path = out or record.artifacts / OUTPUT
     packed = path.with_name(path.name + ".zst")
     partial = path.with_name(path.name + ".part")
-    for old in (path, packed, partial):
-        old.unlink(missing_ok=True)
-    logs = find_logs(record.artifacts, exclude)
-    try:
-        with partial.open("w") as file:
-            for line in _document(record, logs):
-                file.write(line + "\n")
-        os.replace(partial, path)
-    except OSError as e:
-        raise UvccError(f"cannot write {path}: {e.strerror}", "free disk space, or name another file") from e
-    finally:
-        partial.unlink(missing_ok=True)
-    return [path, *_compress(path, packed)]
+    with collector.renewing(run_dir) as written:
+        written += (path, packed)
+        for old in (path, packed, partial):
+            old.unlink(missing_ok=True)
+        logs = find_logs(record.artifacts, exclude)
+        try:
+            with partial.open("w") as file:
+                for line in _document(record, logs):
+                    file.write(line + "\n")
+            os.replace(partial, path)
+        except OSError as e:
+            raise UvccError(f"cannot write {path}: {e.strerror}", "free disk space, or name another file") from e
+        finally:
+            partial.unlink(missing_ok=True)
+        return [path, *_compress(path, packed)]
 
 
 def _compress(path: Path, packed: Path) -> list[Path]:
@@ -114,14 +120,14 @@ def _compress(path: Path, packed: Path) -> list[Path]:
 def find_logs(artifacts: Path, exclude: Sequence[str] = ()) -> list[LogFile]:
     """Every file of a run's artifacts with its hash, in order of name."""
     found = []
-    for path in sorted(p for p in artifacts.rglob("*") if p.is_file() and not p.is_symlink()):
-        name = path.relative_to(artifacts).as_posix()
+    for name in reading.tree(artifacts, 2 * manifest.MOST_FILES).files:  # no link leads a log of elsewhere in here
+        path = artifacts / name
         base = path.name
-        if base.startswith(OUTPUT) or "figs/" in name:
+        if base.startswith((OUTPUT, manifest.NAME)) or "figs/" in name:  # the manifest lists this very file
             continue
         left_out = any(fnmatch(name, x) or fnmatch(base, x) for x in exclude)
         quoted = not left_out and _matches(base, QUOTED) and not _matches(base, UNQUOTED)
-        with path.open("rb") as f:
+        with reading.open_regular(path, _ANY) as f:
             digest = hashlib.file_digest(f, "sha256").hexdigest()
         found.append(LogFile(name, path, path.stat().st_size, digest, quoted))
     return found
@@ -151,7 +157,7 @@ def _quote(log: LogFile) -> Iterator[str]:
     yield ""
     fence = "````"
     yield f"{fence}text"
-    with log.path.open(errors="replace", newline="\n") as file:
+    with io.TextIOWrapper(reading.open_regular(log.path, _ANY), errors="replace", newline="\n") as file:
         # a line that looks like our own fence would end the quotation early
         lines = checked(log.name, lines_of(file))
         shown = checked(log.name, (clean_block(line) for line in lines))  # what is hidden by invisible signs as well
@@ -257,7 +263,7 @@ def _verdict(record: RunRecord, phase: str) -> list[str]:
     if not path.is_file():
         return ["no proof bundle: this phase was not finished"]
     try:
-        return verify(path, allowed_signers=record.pins() or None).text().splitlines()
+        return verify(path, allowed_signers=record.pins(phase) or None).text().splitlines()
     except UvccError as e:
         return ["NOT VERIFIED", *str(e).splitlines()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,10 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.core.state import reduce
-from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.transcript.bundle import NAME, Bundle, read_bundle
+from uvcc_engine.transcript.policy import Policy
 
 JOURNAL = "journal.sqlite"
 ARTIFACTS = "artifacts"
@@ -85,36 +86,56 @@ class RunRecord:
             path = self.artifacts / phase / NAME
             if path.is_file():
                 try:
-                    found[phase] = read_bundle(path)
-                except UnreadableError:
+                    found[phase] = read_bundle(path, self._knows(phase))
+                except (UnreadableError, VerificationError):
                     continue  # the verifier says why; reports go on without it
         return found
+
+    def _knows(self, phase: str) -> Callable[[Policy], bool]:
+        """Whether a policy is that of this run's own pods: its bundle may then be as large as it needs to be."""
+        pins = self.pins(phase)
+        return lambda policy: all(pins.get(f"P{p.party}") == p.public.ed25519 for p in policy.parties)
 
     @property
     def pods(self) -> list[PodView]:
         """Every pod, by party and replica."""
         return sorted(self.snapshot.pods.values(), key=lambda p: (p.party, p.replica, p.pod))
 
-    def pins(self) -> dict[str, str]:
+    def pins(self, phase: str = "") -> dict[str, str]:
         """Identities as the parties' first pods showed them over SSH: P0.. -> OpenSSH public key line.
 
-        The policy, which they sign, names the identities of the other replicas' pods. A party whose first pod showed
-        different identities is left out: the verifier then says that it is not named.
+        The policy, which they sign, names the identities of the other replicas' pods. A party whose first pods showed
+        different identities is left out: the verifier then says that it is not named. ``phase``: as they were when it
+        was last started, for a pod that was replaced later had another one then.
         """
-        shown: dict[str, set[str]] = {}
-        for pod in self.pods:
-            if pod.identity and pod.replica == 0:
-                shown.setdefault(f"P{pod.party}", set()).add(" ".join(pod.identity.split()[:2]))
-        return {who: next(iter(lines)) for who, lines in shown.items() if len(lines) == 1}
+        return pins_of_identities(identities(self.events, phase))
 
-    def signers(self) -> dict[str, str]:
+    def signers(self, phase: str = "") -> dict[str, str]:
         """:meth:`pins`, and the pods of the other replicas as they showed themselves: ``P0``, ``P0r1``, ..."""
-        more = {
-            f"P{pod.party}r{pod.replica}": " ".join(pod.identity.split()[:2])
-            for pod in self.pods
-            if pod.identity and pod.replica
-        }
-        return {**self.pins(), **more}
+        shown = identities(self.events, phase)
+        more = {f"P{party}r{replica}": line for party, replica, line in shown.values() if replica}
+        return {**pins_of_identities(shown), **more}
+
+
+def identities(events: Iterable[ev.Event], phase: str = "") -> dict[str, tuple[int, int, str]]:
+    """Pod -> (party, replica, identity line) as last shown; with ``phase``, as it was when that was last started."""
+    shown: dict[str, tuple[int, int, str]] = {}
+    then: dict[str, tuple[int, int, str]] | None = None
+    for event in events:
+        if isinstance(event, ev.PodChanged) and event.identity:
+            shown[event.pod] = (event.party, event.replica, " ".join(event.identity.split()[:2]))
+        elif isinstance(event, ev.PhaseStarted) and event.phase == phase:
+            then = dict(shown)
+    return shown if then is None else then
+
+
+def pins_of_identities(shown: Mapping[str, tuple[int, int, str]]) -> dict[str, str]:
+    """P0.. -> the identity of the party's first pod, where there is only one."""
+    found: dict[str, set[str]] = {}
+    for party, replica, line in shown.values():
+        if replica == 0:
+            found.setdefault(f"P{party}", set()).add(line)
+    return {who: next(iter(lines)) for who, lines in found.items() if len(lines) == 1}
 
 
 def _sane(c: Coord) -> bool:

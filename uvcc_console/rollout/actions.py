@@ -12,6 +12,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core import triage
 from uvcc_console.fleet.landing import Arriving, Landing
+from uvcc_console.report import collector
 from uvcc_console.rollout import flight, offered
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
@@ -61,6 +62,7 @@ async def fetch(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
     phase, member = _phase(ctx), _member(ctx, args)
     remote, home = f".uvcc/runs/{phase.engine_run}", ctx.artifacts / "fetched" / f"{phase.name}-{member.name}"
     coords = {str(c) for c in phase.coords(member.name)}
+    await asyncio.to_thread(collector.reopen, ctx.run_dir)  # the run lives: its manifest is signed again at its end
     with Landing(home) as landing:
         offer, sums = await _bring(member, remote, landing, coords)
         left = await _different(member, remote, sums)

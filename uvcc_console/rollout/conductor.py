@@ -28,6 +28,7 @@ from uvcc_console.core.state import disagreement
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.provider import provider_for
+from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout import actions, domain, forecast, spawn, sweep
 from uvcc_console.rollout.bus import Bus
@@ -286,9 +287,18 @@ async def _end(ctx: Rollout, status: str, detail: str) -> tuple[str, str]:
             status = "failed"
     ctx.say(ev.RunEnded(status=status, detail=detail, leaks=left))
     if ctx.artifacts.is_dir():
-        with contextlib.suppress(UvccError):
-            write_artifacts(ctx.run_dir)  # the run's log, now with its last line
+        _last_artifacts(ctx)
     return status, detail
+
+
+def _last_artifacts(ctx: Rollout) -> None:
+    """The run's log with its last line, and the manifest of all that a run leaves, however it ended."""
+    try:
+        write_artifacts(ctx.run_dir)
+        if not collector.check(ctx.run_dir):
+            collector.seal(ctx.run_dir)
+    except UvccError as e:
+        ctx.say(ev.Alert(level="error", name="manifest", text=str(e)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

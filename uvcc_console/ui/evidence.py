@@ -53,11 +53,14 @@ def screen_text(app: RunConsole) -> str:
 
 
 def save(app: RunConsole) -> Kept:
-    """Write the three files and their sums. Raises OSError, or RedactionError for a screen that must not leave."""
+    """Write the three files and their sums. Raises OSError, or RedactionError for a screen that must not leave.
+
+    VerificationError if the run's manifest was signed already and a file was changed since.
+    """
+    from uvcc_console.report import collector
     from uvcc_console.report.redact import checked
 
     folder = app.run_dir / "artifacts" / "evidence"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     now = app.now()
     stem = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now)) + f"-{int(now * 1000) % 1000:03d}"
     contents = {
@@ -67,11 +70,13 @@ def save(app: RunConsole) -> Kept:
     }
     for name in (f"{stem}.txt", f"{stem}.json"):  # the SVG shows the same characters as the text
         collections.deque(checked(name, contents[name].splitlines()), maxlen=0)
-    hashes = {}
-    for name, text in contents.items():
-        (folder / name).write_text(text, encoding="utf-8")
-        hashes[name] = hashlib.sha256(text.encode()).hexdigest()
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in contents.items()}
     sums = "".join(f"{digest}  {name}\n" for name, digest in hashes.items())
-    with (folder / "SHA256SUMS").open("a", encoding="utf-8") as out:
-        out.write(sums)
+    with collector.renewing(app.run_dir) as written:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        written += (folder / name for name in (*contents, "SHA256SUMS"))
+        for name, text in contents.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        with (folder / "SHA256SUMS").open("a", encoding="utf-8") as out:
+            out.write(sums)
     return Kept(folder, stem, hashes)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from uvcc_engine.contract.errors import ConfigError
 
 PARTIES = 3
+# what the ids of sessions can carry, and no fleet needs more
+MOST = {"replicas": 65_536, "stages": 255, "tensor": 65_535, "microbatches": 65_536}
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -29,7 +31,7 @@ class Coord:
 
         found = re.fullmatch("p{0}r{0}s{0}t{0}".format("(0|[1-9][0-9]{0,5})"), text)
         if not found:
-            raise ConfigError(f"not a worker coordinate: {text!r}", "write it like p0r1s0t0")
+            raise ConfigError(f"not a worker coordinate: {text[:80]!r}", "write it like p0r1s0t0")
         p, r, s, t = (int(g) for g in found.groups())
         return cls(r, p, s, t)
 
@@ -44,9 +46,11 @@ class Topology:
     microbatches: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "stages", "tensor", "microbatches"):
+        for name, most in MOST.items():
             if getattr(self, name) < 1:
                 raise ConfigError(f"topology.{name} is {getattr(self, name)}", "it must be at least 1")
+            if getattr(self, name) > most:
+                raise ConfigError(f"topology.{name} is {getattr(self, name)}", f"it must be at most {most}")
 
     @property
     def workers_per_party(self) -> int:

@@ -28,7 +28,7 @@ from uvcc_engine.private.fit import fit_model
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.seeds import Seeds, check_pairs, open_seeds, seeds_name
 from uvcc_engine.private.training import Trainer
-from uvcc_engine.transcript import files
+from uvcc_engine.transcript import files, reading
 from uvcc_engine.transcript.bundle import POLICY_FILE, find_folders
 from uvcc_engine.transcript.digests import pieces
 from uvcc_engine.transcript.identity import Identity
@@ -214,7 +214,7 @@ def _only(root: Path, name: str) -> bytes:
     found = sorted(root.rglob(name))
     if len(found) != 1:
         raise UnreadableError(f"{len(found)} files {name} under {root}", "collect one run, whose job reveals seeds")
-    return found[0].read_bytes()
+    return reading.read_file(found[0], reading.LARGEST)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.parallel.topology import PARTIES, Coord
-from uvcc_engine.transcript import files
+from uvcc_engine.transcript import files, head, reading
 from uvcc_engine.transcript.canonical import canonical, parse_canonical
 from uvcc_engine.transcript.evidence import read_signed
 from uvcc_engine.transcript.leaf import RECORD
@@ -25,13 +25,14 @@ from uvcc_engine.transcript.roots import epoch_roots, run_root
 from uvcc_engine.transcript.statements import ResultStatement, RootStatement, Signed, coord_of, count, digest, exact
 from uvcc_engine.transcript.store import Opening
 
-FORMAT: Final = "uvcc-proof-bundle-v1"
+FORMAT: Final = head.FORMAT
 NAME: Final = "proof_bundle.json"
 POLICY_FILE: Final = "policy.json"
 SIGNATURES_FILE: Final = "policy_signatures.json"
 SCHEMA: Final = Path(__file__).with_name("proof_bundle.schema.json")
 _FIELDS: Final = ("epochs", "format", "policy", "policy_signatures", "result_hashes", "run_root", "workers")
 _HEX = re.compile(r"(?:[0-9a-f]{2})*")
+MOST_ENTRIES: Final = 20_000  # files and folders in which a few transcripts are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,19 @@ class Bundle:
     result_hashes: Sequence[str]
 
 
-def read_bundle(path: Path) -> Bundle:
-    """Read a bundle file. Raises UnreadableError (ConfigError from the policy inside included)."""
-    try:
-        data = path.read_bytes()
-    except OSError as e:
-        raise UnreadableError(f"cannot read {path}: {e.strerror}", "name the proof_bundle.json or its folder") from e
-    found = exact(parse_canonical(data, str(path)), _FIELDS, "proof bundle")
+def read_bundle(path: Path, trusted: Callable[[Policy], bool] = lambda policy: False) -> Bundle:
+    """Read a bundle file. Raises UnreadableError (ConfigError from the policy inside included).
+
+    Its policy is read and its signatures are checked before anything else is held in memory. The bundle may then be as
+    large as that policy's workers and steps need if ``trusted`` says that its three keys are known; a policy by
+    unknown keys may state any size, so what they signed is read up to a fixed one.
+    """
+    stated, most = head.allowance(path, trusted)
+    found = exact(parse_canonical(reading.read_file(path, most, named=True), str(path)), _FIELDS, "proof bundle")
+    if found["policy"] != stated:
+        raise UnreadableError(f"{reading.shown(path)} holds two policies")
     if found["format"] != FORMAT:
-        raise UnreadableError(f"{path} is of format {str(found['format'])[:60]!r}, not {FORMAT}")
+        raise UnreadableError(f"{reading.shown(path)} is of format {str(found['format'])[:60]!r}, not {FORMAT}")
     try:
         policy = Policy.from_json(found["policy"])
     except ConfigError as e:
@@ -124,14 +129,34 @@ def _bytes(data: Any, what: str) -> bytes:
     return bytes.fromhex(data)
 
 
+def most_entries(workers: int) -> int:
+    """In how many files and folders the transcripts of so many workers are looked for."""
+    return MOST_ENTRIES + 500 * workers
+
+
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def find_folders(root: Path) -> dict[Coord, Path]:
-    """Every worker's transcript folder under ``root``. Raises UnreadableError if one worker has two, or an odd name."""
+def find_folders(root: Path, most: int = MOST_ENTRIES, unread: list[str] | None = None) -> dict[Coord, Path]:
+    """Every worker's transcript folder under ``root``, links not followed, at most ``most`` entries looked at.
+
+    Raises UnreadableError if one worker has two, for an odd name, for a link in place of a transcript, and for folders
+    that cannot be listed; these go into ``unread`` where it is given.
+    """
     found: dict[Coord, Path] = {}
-    for folder in sorted(p for p in root.rglob(files.folder_name("*")) if p.is_dir()):
-        coord = coord_of(folder.name.removeprefix(files.folder_name("")))
+    lying = reading.tree(root, most)
+    if lying.unread and unread is None:
+        raise UnreadableError(f"cannot list {reading.shown(root / lying.unread[0])}", "make it readable for yourself")
+    if unread is not None:
+        unread.extend(lying.unread)
+    prefix = files.folder_name("")
+    for name in sorted((*lying.folders, *lying.odd)):
+        folder = root / name
+        if not folder.name.startswith(prefix) or name in lying.unread:
+            continue
+        if name in lying.odd:
+            raise UnreadableError(f"{reading.shown(folder)} is {lying.odd[name]}, not a folder", "put the folder there")
+        coord = coord_of(folder.name.removeprefix(prefix))
         if coord in found:
             raise UnreadableError(f"two transcripts of {coord}: {found[coord]} and {folder}", "keep one of them")
         found[coord] = folder
@@ -195,7 +220,7 @@ def assemble_folder(root: Path, out: Path | None = None) -> Path:
     """
     policy = Policy.load(root / POLICY_FILE)
     signatures = read_signatures(root / SIGNATURES_FILE)
-    data = assemble(policy, signatures, find_folders(root))
+    data = assemble(policy, signatures, find_folders(root, most_entries(policy.topology.workers)))
     path = out or root / NAME
     temporary = path.with_suffix(".part")
     temporary.write_bytes(data)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.transcript import reading
 
 
 def canonical(value: Any) -> bytes:
@@ -24,11 +24,11 @@ def parse_canonical(data: bytes, what: str) -> Any:
     Whatever reads differently from how it is spelled (duplicate keys, spaces, other number forms) is refused.
     """
     body = data[:-1] if data.endswith(b"\n") else data
+    value = reading.parse_json(body, what)
     try:
-        value = json.loads(body)
         same = canonical(value) == body
-    except (ValueError, RecursionError, ConfigError) as e:
-        raise UnreadableError(f"{what} is not JSON: {e}", "fetch it again") from e
+    except (ValueError, RecursionError, MemoryError, ConfigError) as e:
+        raise UnreadableError(f"{what} is not JSON: {reading.reason(e)}", "fetch it again") from e
     if not same:
         raise UnreadableError(f"{what} is not canonical JSON (RFC 8785)", "it was changed, or written by another tool")
     return value

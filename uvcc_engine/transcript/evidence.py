@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.parallel.topology import Coord
-from uvcc_engine.transcript import files, kinds
+from uvcc_engine.transcript import files, kinds, reading
 from uvcc_engine.transcript.agreement import Agreement
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
@@ -261,7 +261,4 @@ def _replace(path: Path, data: bytes) -> None:
 
 def read_signed(path: Path) -> Signed:
     """A signed statement from its file. Raises UnreadableError."""
-    try:
-        return Signed.from_json(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as e:
-        raise UnreadableError(f"cannot read {path}: {e}", "did the worker finish?") from e
+    return Signed.from_json(reading.read_json(path))

@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.transcript.leaf import RECORD
+from uvcc_engine.transcript.reading import open_regular
 
 LEAVES: Final = "leaves.bin"
 OPEN_EPOCH: Final = "open.bin"
@@ -23,6 +24,7 @@ RESULT: Final = "result.json"
 HEADER: Final = struct.Struct("<8sIQ32s32s")
 MAGIC: Final = b"UVCCEPO1"
 _READ: Final = RECORD.size * 4096
+_MOST: Final = 2**60  # streamed; the signed counts bound what is read of it
 
 
 def folder_name(coord: object) -> str:
@@ -79,8 +81,8 @@ def next_block(file: BinaryIO, at: int, size: int) -> Block | None:
 def blocks(path: Path) -> Iterator[tuple[BinaryIO, Block]]:
     """Every block of a transcript file in order, with the open file. Raises UnreadableError."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path, _MOST) as file:
+            size = os.fstat(file.fileno()).st_size
             at = 0
             while (block := next_block(file, at, size)) is not None:
                 yield file, block

@@ -8,24 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.transcript import reading
 from uvcc_engine.transcript.files import write_all
 
 
-def read_lines(path: Path) -> list[Any]:
-    """The objects of a JSON-lines file. Raises UnreadableError naming the line."""
-    try:
-        data = path.read_bytes()
-    except OSError as e:
-        raise UnreadableError(f"cannot read {path}: {e.strerror}", "fetch it again") from e
-    found = []
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
-        try:
-            found.append(json.loads(line))
-        except ValueError as e:
-            raise UnreadableError(f"{path}:{number} is not JSON: {e}", "fetch it again") from e
-    if data and not data.endswith(b"\n"):
-        raise UnreadableError(f"{path} is cut short", "fetch it again")
-    return found
+def read_lines(path: Path, most: int = 256 * reading.MIB) -> list[Any]:
+    """The objects of a JSON-lines file of at most ``most`` bytes. Raises UnreadableError naming the line."""
+    return [reading.parse_json(line, f"{path}:{number}") for number, line in enumerate(reading.lines(path, most), 1)]
 
 
 class LineLog:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.parallel.topology import PARTIES, Topology
+from uvcc_engine.transcript import reading
 from uvcc_engine.transcript.canonical import canonical, parse_canonical
 from uvcc_engine.transcript.identity import Identity, PublicIdentity, verify_signature
 from uvcc_engine.transcript.operation import Operation
@@ -26,6 +27,7 @@ from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE
 
 VERSION: Final = 2
 EVERYBODY: Final = "all"
+LARGEST: Final = 4 * reading.MIB
 _HEX = re.compile(r"[0-9a-f]{64}")
 _FIELDS: Final = (
     "version",
@@ -52,9 +54,10 @@ def _fields(where: str, data: Any, wanted: Sequence[str]) -> Mapping[str, Any]:
         if key not in wanted:
             import difflib
 
-            near = difflib.get_close_matches(str(key), wanted, 1)
+            near = difflib.get_close_matches(key[:60], wanted, 1)
             raise ConfigError(
-                f"{where} has an unknown field {key!r}", f"did you mean {near[0]}?" if near else "remove it"
+                f"{where} has an unknown field {reading.shown(key, 60)!r}",
+                f"did you mean {near[0]}?" if near else "remove it",
             )
     for key in wanted:
         if key not in data:
@@ -64,13 +67,18 @@ def _fields(where: str, data: Any, wanted: Sequence[str]) -> Mapping[str, Any]:
 
 def _hex(where: str, value: Any) -> str:
     if not isinstance(value, str) or not _HEX.fullmatch(value):
-        raise ConfigError(f"{where} is {value!r}", "it must be a SHA-256: 64 lower-case hex digits")
+        raise ConfigError(f"{where} is {_shown(value)}", "it must be a SHA-256: 64 lower-case hex digits")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value of unknown size and depth for a message."""
+    return reading.shown(repr(value) if not isinstance(value, (dict, list)) else "an object or a list", 100)
 
 
 def _text(where: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{where} is {value!r}", "it must be a non-empty text")
+        raise ConfigError(f"{where} is {_shown(value)}", "it must be a non-empty text")
     return value
 
 
@@ -104,7 +112,7 @@ class PolicyParty:
         has_pods = isinstance(data, dict) and "pods" in data
         found = _fields(where, data, (*_PARTY, "pods") if has_pods else _PARTY)
         if found["party"] != party or isinstance(found["party"], bool):
-            raise ConfigError(f"{where}.party is {found['party']!r}", "list the parties 0, 1, 2 in order")
+            raise ConfigError(f"{where}.party is {_shown(found['party'])}", "list the parties 0, 1, 2 in order")
         try:
             public = PublicIdentity.from_json({k: found[k] for k in ("ed25519", "x25519", "seeded")})
             pods = tuple(PublicIdentity.from_json(p) for p in _pods(where, found.get("pods")))
@@ -181,7 +189,7 @@ class Policy:
         """Read strictly. Raises ConfigError naming the offending field."""
         stated = data.get("version", VERSION) if isinstance(data, dict) else VERSION
         if stated != VERSION or isinstance(stated, bool):
-            raise ConfigError(f"policy.version is {stated!r}", f"this code knows version {VERSION}")
+            raise ConfigError(f"policy.version is {_shown(stated)}", f"this code knows version {VERSION}")
         found = _fields("policy", data, _FIELDS)
         parties = found["parties"]
         if not isinstance(parties, list) or len(parties) != PARTIES:
@@ -218,10 +226,7 @@ class Policy:
     @classmethod
     def load(cls, path: Path) -> Policy:
         """Read a policy file. Raises UnreadableError, ConfigError."""
-        try:
-            return cls.from_bytes(path.read_bytes())
-        except OSError as e:
-            raise UnreadableError(f"cannot read the policy {path}: {e.strerror}") from e
+        return cls.from_bytes(reading.read_file(path, LARGEST, named=True))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -301,7 +306,7 @@ def _job(data: Any) -> Mapping[str, Any]:
     _text("policy.job.kind", data.get("kind"))
     steps = data.get("steps")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ConfigError(f"policy.job.steps is {steps!r}", "it must be a whole number of at least 1")
+        raise ConfigError(f"policy.job.steps is {_shown(steps)}", "it must be a whole number of at least 1")
     start = Origin.of_job(data)
     if start is not None and start.step >= steps:
         raise ConfigError(f"policy.job starts at step {start.step} of {steps}", "there is nothing left to do")
@@ -312,7 +317,9 @@ def _topology(data: Any) -> Topology:
     found = _fields("policy.topology", data, _TOPOLOGY)
     for key in _TOPOLOGY:
         if not isinstance(found[key], int) or isinstance(found[key], bool):
-            raise ConfigError(f"policy.topology.{key} is {found[key]!r}", "it must be a whole number of at least 1")
+            raise ConfigError(
+                f"policy.topology.{key} is {_shown(found[key])}", "it must be a whole number of at least 1"
+            )
     return Topology(**{k: found[k] for k in _TOPOLOGY})
 
 
@@ -394,8 +401,12 @@ def write_signatures(path: Path, signatures: Mapping[int, str]) -> None:
 
 def read_signatures(path: Path) -> dict[int, str]:
     """Read what :func:`write_signatures` wrote. Raises UnreadableError."""
-    try:
-        data = json.loads(path.read_text())
-        return {int(p): str(s) for p, s in data.items()}
-    except (OSError, ValueError, AttributeError) as e:
-        raise UnreadableError(f"cannot read policy signatures {path}: {e}") from e
+    data = reading.read_json(path)
+    known = {str(p): p for p in range(PARTIES)}
+    if (
+        not isinstance(data, dict)
+        or not data.keys() <= known.keys()
+        or not all(isinstance(s, str) for s in data.values())
+    ):
+        raise UnreadableError(f"{reading.shown(path)} does not hold policy signatures", 'it reads {"0": "...", ...}')
+    return {known[p]: s for p, s in data.items()}

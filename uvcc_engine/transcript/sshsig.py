@@ -24,7 +24,11 @@ from uvcc_engine.contract.errors import UnreadableError
 POLICY_NAMESPACE: Final = "uvcc-policy"
 ROOT_NAMESPACE: Final = "uvcc-root"
 RESULT_NAMESPACE: Final = "uvcc-result"
+MANIFEST_NAMESPACE: Final = "uvcc-manifest"
 NAMESPACES: Final = (POLICY_NAMESPACE, ROOT_NAMESPACE, RESULT_NAMESPACE)
+"""What a party signs."""
+COLLECTOR: Final = "collector"
+"""Principal of the key that signs the manifest of everything handed over."""
 
 _KEY_TYPE: Final = b"ssh-ed25519"
 _HASH: Final = b"sha512"
@@ -78,6 +82,18 @@ def sign(key: Ed25519PrivateKey, public: bytes, namespace: str, payload: bytes) 
     return _armor(_prefix(public, namespace) + key.sign(_signed(namespace, payload)))
 
 
+def signer(armored: str) -> str:
+    """The public key line that a canonical signature names. Raises UnreadableError if it is none."""
+    try:
+        blob = base64.b64decode(armored[len(_HEAD) : -len(_TAIL)].replace("\n", ""), validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise UnreadableError("not an OpenSSH signature") from e
+    at = len(b"SSHSIG") + 4 + 4 + 4 + len(_KEY_TYPE) + 4
+    if len(blob) < at + 32 + 64 or not armored.startswith(_HEAD):
+        raise UnreadableError("not an OpenSSH signature")
+    return public_line(blob[at : at + 32])
+
+
 def holds(line: str, namespace: str, payload: bytes, armored: str) -> bool:
     """True if ``armored`` is the canonical text of a valid signature by the key ``line`` over ``payload``."""
     if not armored.startswith(_HEAD) or not armored.endswith(_TAIL):
@@ -96,32 +112,13 @@ def holds(line: str, namespace: str, payload: bytes, armored: str) -> bool:
     return True
 
 
-def write_allowed_signers(path: Path, signers: Mapping[str, str]) -> None:
-    """Write principals (``P0``...) with their public key lines, limited to this product's namespaces."""
+def write_allowed_signers(path: Path, signers: Mapping[str, str], collector: str = "") -> None:
+    """Write principals (``P0``...) with their public key lines, limited to what a party signs.
+
+    ``collector``: the key that signs the manifest of what is handed over, and nothing else.
+    """
     allowed = ",".join(NAMESPACES)
     lines = [f'{who} namespaces="{allowed}" {line}\n' for who, line in sorted(signers.items())]
+    if collector:
+        lines.append(f'{COLLECTOR} namespaces="{MANIFEST_NAMESPACE}" {collector}\n')
     path.write_text("".join(lines))
-
-
-def read_allowed_signers(path: Path) -> dict[str, str]:
-    """Principal -> public key line. Raises UnreadableError if a line is not ``WHO [options] ssh-ed25519 AAAA...``."""
-    found: dict[str, str] = {}
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as e:
-        raise UnreadableError(f"cannot read allowed signers {path}: {e}") from e
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if "ssh-ed25519" not in words[1:-1]:
-            raise UnreadableError(
-                f"{path}:{number} is not an allowed signer", 'write: P0 namespaces="..." ssh-ed25519 AAAA'
-            )
-        at = words.index("ssh-ed25519", 1)
-        key = f"ssh-ed25519 {words[at + 1]}"
-        public_raw(key)
-        for who in words[0].split(","):
-            if found.setdefault(who, key) != key:
-                raise UnreadableError(f"{path}:{number} names {who} a second time with another key", "keep one line")
-    return found

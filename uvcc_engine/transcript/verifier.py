@@ -8,27 +8,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.transcript import files, kinds
-from uvcc_engine.transcript.bundle import NAME, Bundle, WorkerPart, derived_roots, find_folders, read_bundle
+from uvcc_engine.transcript.bundle import (
+    NAME,
+    Bundle,
+    WorkerPart,
+    derived_roots,
+    find_folders,
+    most_entries,
+    read_bundle,
+)
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.leaf import OPENED_KINDS, SENT, Leaf, blinded_digest, epoch_prefix, leaf_hash
 from uvcc_engine.transcript.merkle import root_from_inclusion
 from uvcc_engine.transcript.policy import Policy, check_signatures
+from uvcc_engine.transcript.reading import shown
 from uvcc_engine.transcript.replay import first_difference, peers_of, summarise
 from uvcc_engine.transcript.roots import sid_of
-from uvcc_engine.transcript.sshsig import RESULT_NAMESPACE, ROOT_NAMESPACE, read_allowed_signers
+from uvcc_engine.transcript.signers import AllowedSigners, read_allowed_signers
+from uvcc_engine.transcript.sshsig import NAMESPACES, RESULT_NAMESPACE, ROOT_NAMESPACE
 from uvcc_engine.transcript.store import Opening
+
+VERIFIED: Final = "VERIFIED"
+HOLDS: Final = "HOLDS AS FAR AS CHECKED"
+Pins = Path | AllowedSigners | Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What was verified. ``level``: "transcripts" if every leaf was recomputed, "bundle" if none was at hand."""
+    """What was verified. ``level``: "transcripts" if every leaf was recomputed, "bundle" if none was at hand.
+
+    ``pinned``: whether the identities are those that the caller expects. ``unread``: folders that could not be listed
+    when the transcripts were looked for.
+    """
 
     level: str
     sid_job: str
@@ -42,11 +60,26 @@ class Certificate:
     parties: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...]
     operation: tuple[str, ...]
+    pinned: bool = False
+    unread: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What was not checked, though the contract promises it: of "pinned" and "transcripts"."""
+        found = () if self.pinned else ("pinned",)
+        return found if self.level == "transcripts" and not self.unread else (*found, "transcripts")
+
+    @property
+    def word(self) -> str:
+        """The verdict's word: that something is verified is said only where nothing is missing."""
+        return HOLDS if self.missing else VERIFIED
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "ok": True,
+            "ok": not self.missing,
             "level": self.level,
+            "pinned": self.pinned,
+            "missing": list(self.missing),
             "sid_job": self.sid_job,
             "policy_hash": self.policy_hash,
             "global_root": self.global_root,
@@ -60,11 +93,12 @@ class Certificate:
             "operation": list(self.operation),
         }
 
-    def text(self) -> str:
-        """The certificate for people."""
+    def text(self, word: str = "", about: str = "") -> str:
+        """The certificate for people; ``word`` in place of its own verdict's, ``about`` says of what it is."""
         leaves = f"{self.leaves} leaves, " + ("all recomputed" if self.level == "transcripts" else "signed counts only")
+        verdict = word or self.word
         lines = [
-            f"VERIFIED     {self.epochs} epochs, {leaves}",
+            f"{verdict:<12} {about}{self.epochs} epochs, {leaves}",
             f"sid_job      {self.sid_job}",
             f"policy       {self.policy_hash}",
             f"global root  {self.global_root}  (epoch {self.epochs - 1})",
@@ -75,13 +109,13 @@ class Certificate:
             *(f"operated     {sentence}" for sentence in self.operation),
             *(f"warning      {w}" for w in self.warnings),
         ]
-        return "\n".join(lines)
+        return "\n".join(shown(line) for line in lines)
 
 
 def verify(
     path: Path,
     *,
-    allowed_signers: Path | Mapping[str, str] | None = None,
+    allowed_signers: Pins | None = None,
     policy: Path | None = None,
     transcripts: Path | None = None,
     against: Path | None = None,
@@ -93,52 +127,70 @@ def verify(
     ``against``: a bundle of a rerun that must have the same roots and results.
     Raises VerificationError naming the first check that fails, UnreadableError if something cannot be read.
     """
+    return examine(path, allowed_signers=allowed_signers, policy=policy, transcripts=transcripts, against=against)[0]
+
+
+def examine(
+    path: Path,
+    *,
+    allowed_signers: Pins | None = None,
+    policy: Path | None = None,
+    transcripts: Path | None = None,
+    against: Path | None = None,
+) -> tuple[Certificate, Bundle]:
+    """:func:`verify`, and the bundle that was verified."""
     file = path / NAME if path.is_dir() else path
-    bundle = read_bundle(file)
-    pinned = _check_identities(bundle.policy, allowed_signers, policy)
+    pins = _signers(allowed_signers)
+    expected = Policy.load(policy) if policy is not None else None
+    bundle = read_bundle(file, lambda stated: _check_identities(stated, pins, expected))
     _check_structure(bundle)
-    folders = _folders(bundle, transcripts, file.parent)
+    unread: list[str] = []
+    folders = _folders(bundle, transcripts, file.parent, unread)
     _check_bundle(bundle, folders)
     if folders:
         for worker in bundle.workers:
             _check_transcript(bundle.policy, worker, folders[worker.coord])
     if against is not None:
-        _check_rerun(bundle, against, allowed_signers)
-    return _certificate(bundle, "transcripts" if folders else "bundle", pinned)
+        _check_rerun(bundle, against, pins)
+    pinned = pins is not None or expected is not None
+    certificate = _certificate(bundle, "transcripts" if folders else "bundle", pinned)
+    return replace(certificate, pinned=pinned, unread=tuple(unread)), bundle
 
 
 def _equal(check: str, what: str, stated: Any, found: Any) -> None:
     """Raise VerificationError with both values unless they are equal."""
     if stated != found:
-        shown = [(v.hex() if isinstance(v, bytes) else str(v))[:400] for v in (stated, found)]
-        raise VerificationError(check, f"{what} is {shown[0]}, recomputed {shown[1]}")
+        one, two = (shown(v.hex() if isinstance(v, bytes) else v) for v in (stated, found))
+        raise VerificationError(check, f"{what} is {one}, recomputed {two}")
 
 
 # ---- identities and structure --------------------------------------------------------------------------------------
 
 
-def _check_identities(policy: Policy, pins: Path | Mapping[str, str] | None, expected: Path | None) -> bool:
+def _signers(pins: Pins | None) -> AllowedSigners | None:
+    """What the caller pins, in one form."""
+    if pins is None or isinstance(pins, AllowedSigners):
+        return pins
+    return read_allowed_signers(pins) if isinstance(pins, Path) else AllowedSigners.of(pins)
+
+
+def _check_identities(policy: Policy, pins: AllowedSigners | None, expected: Policy | None) -> bool:
     """Compare with what the auditor brought along; True if the identities are pinned by it."""
     if expected is not None:
-        wanted = Policy.load(expected)
-        _equal("policy", "the bundle's policy hash", policy.hash, wanted.hash)
+        _equal("policy", "the bundle's policy hash", policy.hash, expected.hash)
     if pins is None:
         return expected is not None
-    signers = read_allowed_signers(pins) if isinstance(pins, Path) else pins
     for party in policy.parties:
-        pin = signers.get(f"P{party.party}")
-        if pin is None:
-            raise VerificationError("identity", f"the allowed signers do not name P{party.party}")
-        if pin != party.public.ed25519:
-            raise VerificationError(
-                "identity", f"P{party.party} is {party.public.ed25519} in the policy, {pin} in the allowed signers"
-            )
+        if why := pins.refusal(f"P{party.party}", party.public.ed25519, NAMESPACES):
+            raise VerificationError("identity", why)
     return True
 
 
 def _check_structure(bundle: Bundle) -> None:
     """Exactly the policy's workers, each with the same epochs 0..E-1, in order."""
-    wanted = sorted(bundle.policy.topology.coords())
+    size = bundle.policy.topology
+    _equal("workers", "the number of workers", len(bundle.workers), size.workers)
+    wanted = sorted(size.coords())
     _equal("workers", "the list of workers", [str(w.coord) for w in bundle.workers], [str(c) for c in wanted])
     epochs = len(bundle.workers[0].roots)
     steps = bundle.policy.steps - bundle.policy.first_step
@@ -151,14 +203,17 @@ def _check_structure(bundle: Bundle) -> None:
         _equal("epochs", f"the epoch list of {worker.coord}", numbers, list(range(epochs)))
 
 
-def _folders(bundle: Bundle, given: Path | None, beside: Path) -> Mapping[Coord, Path]:
-    """Every worker's transcript folder; empty if none was given and none lies beside the bundle."""
+def _folders(bundle: Bundle, given: Path | None, beside: Path, unread: list[str]) -> Mapping[Coord, Path]:
+    """Every worker's transcript folder; empty if none was given and none lies beside the bundle.
+
+    Folders that cannot be listed go into ``unread``; if they may hold the transcripts that lack, none are recomputed.
+    """
     if given is not None and not given.is_dir():
         raise UnreadableError(f"no folder {given}", "name the folder that holds the transcripts")
-    found = find_folders(given or beside)
-    if not found and given is None:
-        return {}
+    found = find_folders(given or beside, most_entries(bundle.policy.topology.workers), unread)
     wanted = set(bundle.policy.topology.coords())
+    if (not found and given is None) or (unread and found.keys() < wanted):
+        return {}
     if found.keys() != wanted:
         odd = sorted(str(c) for c in found.keys() ^ wanted)
         raise VerificationError(
@@ -347,11 +402,10 @@ def _check_transcript(policy: Policy, worker: WorkerPart, folder: Path) -> None:
 # ---- reruns and the certificate ------------------------------------------------------------------------------------
 
 
-def _check_rerun(bundle: Bundle, against: Path, pins: Path | Mapping[str, str] | None) -> None:
+def _check_rerun(bundle: Bundle, against: Path, pins: AllowedSigners | None) -> None:
     """Another bundle that verifies by itself and has the same job, roots and results."""
     file = against / NAME if against.is_dir() else against
-    other = read_bundle(file)
-    _check_identities(other.policy, pins, None)
+    other = read_bundle(file, lambda stated: _check_identities(stated, pins, None))
     _check_structure(other)
     _check_bundle(other, {})
     _equal("rerun", "sid_job", bundle.policy.sid_job, other.policy.sid_job)

@@ -13,8 +13,6 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.report.eventlog import LogEvent, Translator, human, machine, without_secrets
-from uvcc_console.report.record import RunRecord
-from uvcc_console.report.verify import pins_of, run_verify
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.parallel.topology import Topology
 
@@ -138,25 +136,3 @@ def test_run_without_a_bundle_still_has_its_logs(tmp_path: Path) -> None:
     assert written == ["run_full.log", "run_full.jsonl", "dp_layout.json"]
     with pytest.raises(UnreadableError):
         write_artifacts(tmp_path / "nowhere", now)
-
-
-def test_verify_pins_identities_from_the_journal(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle = run_dir / "artifacts/full/proof_bundle.json"
-    assert run_verify([str(bundle)]) == 0
-    assert "pin them" not in capsys.readouterr().out
-    pins = RunRecord.load(run_dir).pins()
-    assert pins_of(bundle) == pins
-    assert sorted(pins) == ["P0", "P1", "P2"]
-    journal = Journal(run_dir / "journal.sqlite")
-    other = pins["P1"]
-    journal.append(ev.PodChanged(pod="p0r0", party=0, replica=0, provider="local", state="agent", identity=other))
-    journal.close()
-    assert run_verify([str(bundle)]) == 1
-    assert "identity" in capsys.readouterr().err
-
-
-def test_verify_outside_a_run_warns(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copy = tmp_path / "proof_bundle.json"
-    copy.write_bytes((run_dir / "artifacts/full/proof_bundle.json").read_bytes())
-    assert run_verify([str(copy)]) == 0
-    assert "pin them" in capsys.readouterr().out

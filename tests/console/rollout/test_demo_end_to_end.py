@@ -141,7 +141,13 @@ def test_evidence_came_home_and_secrets_did_not(
     wanted = {f"full/p{p}r0/transcript_p{p}r0s0t0/leaves.bin" for p in range(3)}
     wanted |= {f"full/p{p}r0/{name}" for p in range(3) for name in ("result.json", "exit.json", "training.csv")}
     wanted |= {"full/proof_bundle.json", "full/policy.json", "run_full.log", "run_full.jsonl", "dp_layout.json"}
-    wanted |= {"full/dp_roots.json", "full/dp_matrix.md", "smoke/proof_bundle.json"}
+    wanted |= {
+        "full/dp_roots.json",
+        "full/dp_matrix.md",
+        "smoke/proof_bundle.json",
+        "MANIFEST.json",
+        "MANIFEST.json.sig",
+    }
     assert wanted <= names
     assert not [
         n for n in names if any(word in n for word in ("sealed", "token", "identity", ".safetensors", "ed25519"))
@@ -149,8 +155,13 @@ def test_evidence_came_home_and_secrets_did_not(
     log = (artifacts / "run_full.log").read_text()
     assert log.count("EVENT dp_preflight_ok") == 3
     assert "EVENT verifier_ok" in log
-    again = uvcc.run("verify", str(artifacts / "full"))
-    assert again.returncode == 0, again.stderr
+    for path in (artifacts / "full", artifacts.parent):
+        again = uvcc.run("verify", str(path), "--require", "pinned,transcripts,full,manifest")
+        assert again.returncode == 0, again.stderr
+        assert "VERIFIED     phase full" in again.stdout
+    elsewhere = artifacts.parent.parent.parent / "copy"
+    shutil.copytree(artifacts, elsewhere)
+    assert uvcc.run("verify", str(elsewhere)).returncode == 3
     leaves = artifacts / "full/p2r0/transcript_p2r0s0t0/leaves.bin"
     data = bytearray(leaves.read_bytes())
     data[len(data) // 2] ^= 1

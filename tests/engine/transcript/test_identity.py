@@ -12,6 +12,7 @@ import pytest
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.transcript import sshsig
 from uvcc_engine.transcript.identity import Identity, PublicIdentity, verify_signature
+from uvcc_engine.transcript.signers import read_allowed_signers
 
 SID = bytes(range(32))
 
@@ -147,10 +148,14 @@ def test_ssh_keygen_accepts_and_signs_alike(pair: tuple[Identity, Identity], tmp
 def test_allowed_signers_round_trip(pair: tuple[Identity, Identity], tmp_path: Path) -> None:
     signers = {"P0": pair[0].public.ed25519, "P1": pair[1].public.ed25519}
     sshsig.write_allowed_signers(tmp_path / "allowed", signers)
-    assert sshsig.read_allowed_signers(tmp_path / "allowed") == signers
+    found = read_allowed_signers(tmp_path / "allowed")
+    assert [found.refusal(who, key, sshsig.NAMESPACES) for who, key in signers.items()] == ["", ""]
+    assert "do not name collector" in found.refusal(sshsig.COLLECTOR, signers["P0"], (sshsig.MANIFEST_NAMESPACE,))
+    sshsig.write_allowed_signers(tmp_path / "allowed", {"P0": signers["P0"]}, signers["P1"])
+    found = read_allowed_signers(tmp_path / "allowed")
+    assert found.refusal(sshsig.COLLECTOR, signers["P1"], (sshsig.MANIFEST_NAMESPACE,)) == ""
+    assert "does not permit" in found.refusal(sshsig.COLLECTOR, signers["P1"], (sshsig.ROOT_NAMESPACE,))
+    assert "does not permit" in found.refusal("P0", signers["P0"], (sshsig.MANIFEST_NAMESPACE,))
     (tmp_path / "allowed").write_text("# people\nP0 not-a-key\n")
-    with pytest.raises(UnreadableError):
-        sshsig.read_allowed_signers(tmp_path / "allowed")
-    (tmp_path / "allowed").write_text(f"P0 {signers['P0']}\nP0 {signers['P1']}\n")
-    with pytest.raises(UnreadableError, match="second time"):
-        sshsig.read_allowed_signers(tmp_path / "allowed")
+    with pytest.raises(UnreadableError, match="allowed:2"):
+        read_allowed_signers(tmp_path / "allowed")

@@ -34,6 +34,8 @@ def signers(run: Rehearsal, tmp_path: Path) -> Path:
 def test_certificate(run: Rehearsal, signers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run.folder), "--allowed-signers", str(signers)]) == 0
     text = capsys.readouterr().out
+    assert text.splitlines()[0] == f"identities pinned by {signers}"
+    assert text.splitlines()[1].startswith("VERIFIED     3 epochs")
     for wanted in (
         run.policy.sid_job.hex(),
         run.policy.hash.hex(),
@@ -43,9 +45,10 @@ def test_certificate(run: Rehearsal, signers: Path, capsys: pytest.CaptureFixtur
         "public seed",
     ):
         assert wanted in text
-    assert main([str(run.bundle), "--json"]) == 0
+    assert main([str(run.bundle), "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
-    assert found["ok"]
+    assert (found["ok"], found["complete"], found["missing"]) == (False, False, ["pinned"])
+    assert found["verdict"] == "HOLDS AS FAR AS CHECKED"
     assert found["level"] == "transcripts"
     assert found["epochs"] == 3
     assert found["global_root"] == json.loads(run.bundle.read_text())["epochs"][-1]["global_root"]
@@ -116,4 +119,4 @@ def test_verifying_needs_neither_torch_nor_asyncssh(run: Rehearsal) -> None:
         "assert not {'torch', 'numpy', 'asyncssh', 'textual'} & set(sys.modules); sys.exit(rc)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(run.bundle)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout import offered
 from uvcc_console.rollout.context import Member, Rollout, describe, each
@@ -121,14 +122,20 @@ async def fetch_phase(ctx: Rollout, phase: Phase) -> int:
 
 
 async def collect(ctx: Rollout) -> str:
-    """Fetch what is new of every phase, the agents' logs, and write the artifacts of the whole run."""
+    """Fetch what is new of every phase, the agents' logs, write the artifacts of the whole run, and sign its manifest.
+
+    Raises VerificationError if it was signed before and a file was changed since.
+    """
+    await asyncio.to_thread(collector.reopen, ctx.run_dir)
     started = _started(ctx)
     count = 0
     for phase in started:
         count += await fetch_phase(ctx, phase)
     await each(ctx.live(), lambda m: _agent_log(ctx, m))
     ctx.bus.commit()
+    await asyncio.to_thread(collector.private_key)  # its public half goes into allowed_signers
     written = await asyncio.to_thread(write_artifacts, ctx.run_dir)
+    await asyncio.to_thread(collector.seal, ctx.run_dir)
     return f"{count} files of {len(ctx.live())} pods, {len(written)} artifacts"
 
 
