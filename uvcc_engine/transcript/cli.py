@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +25,18 @@ def parser(prog: str = "verify") -> argparse.ArgumentParser:
     made.add_argument(
         "--against", type=Path, metavar="BUNDLE", help="a rerun that must have the same roots and results"
     )
+    made.add_argument(
+        "--head", type=_head, metavar="SIZE:HASH", help="a head noted while the run went on, which it must extend"
+    )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
+
+
+def _head(text: str) -> tuple[int, str]:
+    size, _, wanted = text.partition(":")
+    if not size.isascii() or not size.isdigit() or len(size) > 10 or not re.fullmatch("[0-9a-f]{64}", wanted):
+        raise argparse.ArgumentTypeError("write SIZE:HASH, the number of epochs and 64 lower-case hex digits")
+    return int(size), wanted
 
 
 def main(
@@ -40,6 +51,7 @@ def main(
             policy=args.policy,
             transcripts=args.transcripts,
             against=args.against,
+            head=args.head,
         )
     except UvccError as e:
         check = e.check if isinstance(e, VerificationError) else "unreadable"

@@ -21,6 +21,7 @@ from uvcc_engine.bench._rehearsal import (
     make_policy,
     open_worker,
     rehearse,
+    revealed,
     state_digests,
 )
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
@@ -63,8 +64,7 @@ class World:
                     w.input(commitment(p))
                 w.begin(epoch)
             exchange(self.workers, epoch)
-            for w in self.workers.values():
-                w.finish(epoch)
+            end_epoch(self.workers, epoch)
             agree(self.workers)
 
     def end(self) -> None:
@@ -93,7 +93,12 @@ def test_result_dictionary(world: World) -> None:
     world.steps(range(STEPS))
     for w in world.workers.values():
         w.begin(STEPS)
-    found = [w.result(VALUES, state_digests()) for w in world.workers.values()]
+    for w in world.workers.values():
+        w.outcome(VALUES, state_digests())
+        with pytest.raises(ConfigError, match="not agreed with"):
+            w.result()
+    agree(world.workers)
+    found = [w.result() for w in world.workers.values()]
     core = {
         "sid_job": world.policy.sid_job.hex(),
         "steps": STEPS,
@@ -135,11 +140,11 @@ def test_epoch_must_be_agreed_before_the_next_is_signed(world: World) -> None:
     w = world.open()
     for e in w.values():
         e.begin(0)
-        e.finish(0)
+        e.finish(0, revealed(world.policy, 0))
         e.begin(1)
     w[0].check(1, w[1].agreement(0))
     with pytest.raises(ConfigError, match="not agreed with P2"):
-        w[0].finish(1)
+        w[0].finish(1, revealed(world.policy, 1))
 
 
 def test_only_what_the_policy_allows(world: World, tmp_path: Path) -> None:
@@ -147,7 +152,7 @@ def test_only_what_the_policy_allows(world: World, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sealed inputs"):
         w[0].input("00" * 32)
     with pytest.raises(ConfigError, match="does not reveal"):
-        w[0].result({"weights": 1.0}, state_digests())
+        w[0].outcome({"weights": 1.0}, state_digests())
     stranger = Identity.create(tmp_path / "stranger")
     with pytest.raises(ConfigError, match="does not name"):
         WorkerEvidence.open(tmp_path, stranger, world.policy, Coord(0, 0, 0, 0))
@@ -182,7 +187,7 @@ def start(world: World, epochs: int = 1) -> Workers:
 
 def end_epoch(workers: Workers, epoch: int) -> None:
     for w in workers.values():
-        w.finish(epoch)
+        w.finish(epoch, revealed(w.policy, epoch))
 
 
 def test_altered_share_is_attributed_to_the_pair_and_named(world: World) -> None:
@@ -306,8 +311,10 @@ def test_a_different_result_is_named(world: World) -> None:
     for e in w.values():
         e.begin(STEPS)
     for p, e in w.items():
-        e.result({**VALUES, "loss": 9.0} if p == 2 else VALUES, state_digests())
+        e.outcome({**VALUES, "loss": 9.0} if p == 2 else VALUES, state_digests())
     agree(w)
+    for e in w.values():
+        e.result()
     w[0].check_closing(1, w[1].closing(0))
     with pytest.raises(ProtocolError, match="P2 has result") as found:
         w[0].check_closing(2, w[2].closing(0))
