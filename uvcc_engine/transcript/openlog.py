@@ -153,9 +153,10 @@ def _head(data: bytes | mmap.mmap, path: Path) -> tuple[bytes, int, int] | None:
 def _taken(fd: int, path: Path, sid_sub: bytes, epoch: int, count: int) -> int:
     """How many slots hold records of this epoch, or ones that were lost. Raises UnreadableError for what is damaged.
 
-    A process can die between a record and its count: one more than counted may be there, two are damage.
+    A process can die between a record and its count: one more than counted may be there, two are damage. Whatever the
+    count says, every slot of the file is looked at.
     """
-    seed, taken = google_crc32c.value(sid_sub), count
+    seed, taken, number = google_crc32c.value(sid_sub), count, -1
     for number, slot in enumerate(_slots(fd)):
         good = _U32.unpack_from(slot, _BODY)[0] == google_crc32c.extend(seed, slot[:_BODY])
         if not good and number < count and slot != _EMPTY:
@@ -164,7 +165,7 @@ def _taken(fd: int, path: Path, sid_sub: bytes, epoch: int, count: int) -> int:
             if number > count:
                 raise damaged(path, f"epoch {epoch}", f"it counts {count} records and holds {number + 1}")
             taken = number + 1
-    return taken
+    return min(taken, number + 1)
 
 
 def _records(fd: int, epoch: int, count: int) -> Iterator[bytes]:

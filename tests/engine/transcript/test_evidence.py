@@ -10,22 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from evidence_kit import STEPS, Workers, World, end_epoch
 
 from uvcc_engine.bench._rehearsal import (
     CODE_HASH,
     VALUES,
     agree,
-    commitment,
     exchange,
-    finish,
-    make_policy,
-    open_worker,
     rehearse,
     revealed,
     state_digests,
 )
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.parallel.topology import Coord, Topology
+from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.transcript import files, kinds, sshsig
 from uvcc_engine.transcript.agreement import ForkError
 from uvcc_engine.transcript.canonical import canonical
@@ -34,51 +31,6 @@ from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.leaf import Leaf
 from uvcc_engine.transcript.statements import RootStatement, Signed, sign_root
 from uvcc_engine.transcript.verifier import verify
-
-STEPS = 4
-Workers = dict[int, WorkerEvidence]
-
-
-class World:
-    """Three workers of one subsession on their own pods."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.identities = [Identity.create_seeded(folder / f"id{p}", b"%d" % p) for p in range(3)]
-        self.policy = make_policy(self.identities, Topology(), STEPS)
-        self.workers: Workers = {}
-
-    def open(self, resume: int | None = None) -> Workers:
-        self.close()
-        self.workers = {
-            p: open_worker(self.folder, self.identities[p], self.policy, Coord(0, p, 0, 0), resume) for p in range(3)
-        }
-        if resume:
-            agree(self.workers)
-        return self.workers
-
-    def steps(self, epochs: range) -> None:
-        for epoch in epochs:
-            for p, w in self.workers.items():
-                if epoch == 0:
-                    w.input(commitment(p))
-                w.begin(epoch)
-            exchange(self.workers, epoch)
-            end_epoch(self.workers, epoch)
-            agree(self.workers)
-
-    def end(self) -> None:
-        for w in self.workers.values():
-            w.begin(STEPS)
-        exchange(self.workers, STEPS)
-        finish(self.workers)
-
-    def roots(self, party: int) -> list[bytes]:
-        return (self.folder / f"pod{party}" / f"transcript_p{party}r0s0t0" / files.ROOTS).read_bytes().splitlines()
-
-    def close(self) -> None:
-        for w in self.workers.values():
-            w.close()
 
 
 @pytest.fixture
@@ -183,11 +135,6 @@ def start(world: World, epochs: int = 1) -> Workers:
     for w in world.workers.values():
         w.begin(epochs)
     return world.workers
-
-
-def end_epoch(workers: Workers, epoch: int) -> None:
-    for w in workers.values():
-        w.finish(epoch, revealed(w.policy, epoch))
 
 
 def test_altered_share_is_attributed_to_the_pair_and_named(world: World) -> None:
