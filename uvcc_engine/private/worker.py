@@ -192,7 +192,7 @@ def _report(writer: RunWriter, step: int, error: UvccError) -> None:
     name = {ProtocolError: "protocol_error", PeerLostError: "peer_lost"}
     event = next((name[kind] for kind in name if isinstance(error, kind)), "run_failed")
     fields: dict[str, Any] = {"what": error.what, "cure": error.cure}
-    if isinstance(error, ProtocolError | PeerLostError) and error.party >= 0:
+    if isinstance(error, ProtocolError | PeerLostError):
         fields["party"] = error.party
     writer.event(event, "error", **fields)
     writer.heartbeat(step, "failed", error.what)
