@@ -84,11 +84,19 @@ def agree(workers: Mapping[int, WorkerEvidence]) -> None:
                 workers[b].check(a, workers[a].agreement(b))
 
 
+def revealed(policy: Policy, epoch: int) -> dict[str, float]:
+    """What the step of an epoch reveals in the rehearsal; the last one what the result repeats."""
+    left = policy.steps - policy.first_step - 1 - epoch
+    return {name: VALUES[name] + left / 3.0 for name in policy.step_values(epoch)}
+
+
 def finish(workers: Mapping[int, WorkerEvidence], values: Mapping[str, float] = VALUES) -> None:
-    """Result, last agreement and closing of one subsession."""
+    """Last epoch, its agreement, result and closing of one subsession."""
     for w in workers.values():
-        w.result(values, state_digests(w.coord.replica))
+        w.outcome(values, state_digests(w.coord.replica))
     agree(workers)
+    for w in workers.values():
+        w.result()
     for a in workers:
         for b in workers:
             if a != b:
@@ -126,7 +134,7 @@ def rehearse(
             traffic(workers, epoch, seed=str(anchor), ops=ops)
             if epoch < steps:
                 for w in workers.values():
-                    w.finish(epoch)
+                    w.finish(epoch, revealed(policy, epoch))
                 agree(workers)
         finish(workers)
         for w in workers.values():

@@ -20,7 +20,7 @@ import torch
 
 from uvcc_engine.bench._overlap_party import rows
 from uvcc_engine.bench._plane_party import identity
-from uvcc_engine.bench._rehearsal import make_policy
+from uvcc_engine.bench._rehearsal import make_policy, revealed
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
 from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.runtime import Runtime
@@ -85,7 +85,7 @@ class Switch:
         begun, recorded = time.thread_time(), took.recording
         self.evidence.recorder.finalize_epoch = finalized  # type: ignore[method-assign]
         try:
-            self.evidence.finish(self.epoch)
+            self.evidence.finish(self.epoch, revealed(self.evidence.policy, self.epoch))
         finally:
             del self.evidence.recorder.finalize_epoch
         took.agreeing += time.thread_time() - begun - (took.recording - recorded)

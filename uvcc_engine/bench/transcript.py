@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.bench import _share
-from uvcc_engine.bench._rehearsal import make_policy, rehearse
+from uvcc_engine.bench._rehearsal import make_policy, rehearse, revealed
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
@@ -81,7 +81,7 @@ def sign_time(folder: Path, runs: int) -> Row:
                 for op in range(15):
                     w.recorder.record(0, peer, (epoch, 0, op, kinds.OPEN), b"a share")
                     w.recorder.record(1, peer, (epoch, 0, op, kinds.OPEN), b"a share")
-        found += [_timed(partial(w.finish, epoch)) for w in workers]
+        found += [_timed(partial(w.finish, epoch, revealed(w.policy, epoch))) for w in workers]
         _agree(workers)
     return row("transcript.finish_epoch", "seconds", "s", found)
 
@@ -99,7 +99,7 @@ def step_time(folder: Path, runs: int) -> Row:
             def work(w: WorkerEvidence = w, epoch: int = epoch, peers: list[int] = peers) -> None:
                 for op in range(84):
                     w.recorder.record(op & 1, peers[op >> 1 & 1], (epoch, 0, op >> 2, kinds.OPEN), payload)
-                w.finish(epoch)
+                w.finish(epoch, revealed(w.policy, epoch))
 
             found.append(_timed(work))
         _agree(workers)

@@ -34,7 +34,7 @@ from uvcc_engine.transcript import kinds
 from uvcc_engine.transcript.agreement import ForkError
 from uvcc_engine.transcript.evidence import WorkerEvidence
 from uvcc_engine.transcript.origin import Origin
-from uvcc_engine.transcript.roots import sid_of
+from uvcc_engine.transcript.roots import EpochRoot, sid_of
 
 _TERMINATED: Final = "sigterm"
 
@@ -245,8 +245,7 @@ class Session:
             return fork
         return ForkError(f"{fork.what}: {self._proof.locate(peer, theirs)}", party=peer, epoch=fork.epoch)
 
-    def _end(self, epoch: int) -> None:
-        root = self._proof.finish(epoch)
+    def _finished(self, root: EpochRoot) -> None:
         self._agreed = False
         self._writer.event("epoch_root", **root.event(self._admitted.coord))
 
@@ -256,7 +255,8 @@ class Session:
         mine = self._begin(epoch)
         result = self._trainer.step(step)
         decision = self._settle_votes(epoch, mine)
-        self._end(epoch)
+        revealed = {} if result.loss is None else {"loss": result.loss}
+        self._finished(self._proof.finish(epoch, revealed))
         rate = job.batch / (time.monotonic() - began)
         if result.loss is not None:
             self._loss = result.loss
@@ -316,7 +316,11 @@ class Session:
     # -- the result --------------------------------------------------------------------------------------------------
 
     def _finish(self) -> Outcome:
-        """The last epoch: open what the policy lists, agree on the final state, sign the result."""
+        """The last epoch: open what the policy lists, agree on the final state, then on the roots, sign the result.
+
+        The result is signed last, over the peers' roots of this epoch: a worker that is killed before has signed none,
+        and whoever resumes repeats the epoch, word for word.
+        """
         job, epoch = self._admitted.job, self._epoch(self._admitted.job.steps)
         self._writer.heartbeat(self.step, "evaluate")
         mine = self._begin(epoch)
@@ -329,12 +333,9 @@ class Session:
         self._settle_votes(epoch, mine)  # a halt that comes now is outrun by the end of the run
         blinds = self._ranks.of_first_replica(state_blinds(a.identity, a.policy, a.coord))
         digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))
-        result = self._proof.result(values, self._ranks.whole_state(digests_of_all))
-        self._agreed = False
-        root = self._proof.last_root
-        assert root is not None
-        self._writer.event("epoch_root", **root.event(a.coord))
+        self._finished(self._proof.outcome(values, self._ranks.whole_state(digests_of_all)))
         self._settle_roots()
+        result = self._proof.result()
         mine_at_end = {p: self._proof.closing(p) for p in self._table.peers}
         for peer, note in self._table.exchange("closing", mine_at_end).items():
             self._proof.check_closing(peer, note)

@@ -268,4 +268,6 @@ def _stopped(message: Mapping[str, Any], peer: int) -> PeerStoppedError:
     what = str(message.get("error", "no reason given"))
     if not what.startswith("P"):
         what = f"P{peer} stopped: {what}"
+    elif named != peer:
+        what = f"P{peer} says: {what}"  # its word, not evidence
     return PeerStoppedError(what, str(message.get("cure", "")), party=named)

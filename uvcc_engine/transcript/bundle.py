@@ -7,7 +7,6 @@ different spelling or a missing part makes the file unreadable.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,11 @@ from uvcc_engine.parallel.topology import PARTIES, Coord
 from uvcc_engine.transcript import files, head, reading
 from uvcc_engine.transcript.canonical import canonical, parse_canonical
 from uvcc_engine.transcript.evidence import read_signed
-from uvcc_engine.transcript.leaf import RECORD
 from uvcc_engine.transcript.logs import read_lines
+from uvcc_engine.transcript.openings import read_opening
 from uvcc_engine.transcript.policy import Policy, read_signatures
 from uvcc_engine.transcript.roots import epoch_roots, run_root
-from uvcc_engine.transcript.statements import ResultStatement, RootStatement, Signed, coord_of, count, digest, exact
+from uvcc_engine.transcript.statements import OLD, ResultStatement, RootStatement, Signed, coord_of, digest, exact
 from uvcc_engine.transcript.store import Opening
 
 FORMAT: Final = head.FORMAT
@@ -31,7 +30,6 @@ POLICY_FILE: Final = "policy.json"
 SIGNATURES_FILE: Final = "policy_signatures.json"
 SCHEMA: Final = Path(__file__).with_name("proof_bundle.schema.json")
 _FIELDS: Final = ("epochs", "format", "policy", "policy_signatures", "result_hashes", "run_root", "workers")
-_HEX = re.compile(r"(?:[0-9a-f]{2})*")
 MOST_ENTRIES: Final = 20_000  # files and folders in which a few transcripts are looked for
 
 
@@ -69,7 +67,7 @@ def read_bundle(path: Path, trusted: Callable[[Policy], bool] = lambda policy: F
     if found["policy"] != stated:
         raise UnreadableError(f"{reading.shown(path)} holds two policies")
     if found["format"] != FORMAT:
-        raise UnreadableError(f"{reading.shown(path)} is of format {str(found['format'])[:60]!r}, not {FORMAT}")
+        raise UnreadableError(f"{reading.shown(path)} is of format {str(found['format'])[:60]!r}, not {FORMAT}", OLD)
     try:
         policy = Policy.from_json(found["policy"])
     except ConfigError as e:
@@ -97,23 +95,8 @@ def _worker(data: Any) -> WorkerPart:
     return WorkerPart(
         coord_of(found["coord"]),
         tuple((r, RootStatement.from_json(r.statement)) for r in roots),
-        tuple(_opening(o) for o in _list(found["openings"], "openings")),
+        tuple(read_opening(o) for o in _list(found["openings"], "openings")),
         (result, ResultStatement.from_json(result.statement)),
-    )
-
-
-def _opening(data: Any) -> Opening:
-    found = exact(data, ("blind", "epoch", "index", "payload", "proof", "record"), "opening")
-    record, payload = _bytes(found["record"], "record"), _bytes(found["payload"], "payload")
-    if len(record) != RECORD.size:
-        raise UnreadableError(f"an opened leaf has {len(record)} bytes, not {RECORD.size}")
-    return Opening(
-        count(found["epoch"], "epoch", 2**32),
-        count(found["index"], "index", 2**48),
-        record,
-        digest(found["blind"], "blind"),
-        payload,
-        tuple(digest(p, "proof") for p in _list(found["proof"], "proof")),
     )
 
 
@@ -121,12 +104,6 @@ def _list(data: Any, what: str) -> list[Any]:
     if not isinstance(data, list):
         raise UnreadableError(f"{what} is not a list")
     return data
-
-
-def _bytes(data: Any, what: str) -> bytes:
-    if not isinstance(data, str) or not _HEX.fullmatch(data):
-        raise UnreadableError(f"{what} is not lower-case hex")
-    return bytes.fromhex(data)
 
 
 def most_entries(workers: int) -> int:
@@ -204,13 +181,13 @@ def assemble(policy: Policy, signatures: Mapping[int, str], folders: Mapping[Coo
 def derived_roots(
     policy: Policy, coords: Sequence[Coord], roots: Sequence[Sequence[bytes]]
 ) -> tuple[list[dict[str, Any]], str]:
-    """Replica and global roots of every epoch all workers finished, and the run root over them."""
+    """Replica and global roots of every epoch all workers finished, and the head of the run's tree over them."""
     epochs, tops = [], []
     for epoch, row in enumerate(zip(*roots, strict=False)):
         replicas, top = epoch_roots(policy.sid_job, policy.topology, epoch, dict(zip(coords, row, strict=True)))
         epochs.append({"epoch": epoch, "global_root": top.hex(), "replica_roots": [r.hex() for r in replicas]})
         tops.append(top)
-    return epochs, run_root(policy.sid_job, tops).hex()
+    return epochs, run_root(tops).hex()
 
 
 def assemble_folder(root: Path, out: Path | None = None) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,8 +60,18 @@ def parser(prog: str = "verify") -> argparse.ArgumentParser:
         metavar="WHAT",
         help=f"not verified unless these were checked: {','.join(package.CODES)}",
     )
+    made.add_argument(
+        "--head", type=_head, metavar="SIZE:HASH", help="a head noted while the run went on, which it must extend"
+    )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
+
+
+def _head(text: str) -> tuple[int, str]:
+    size, _, wanted = text.partition(":")
+    if not size.isascii() or not size.isdigit() or len(size) > 10 or not re.fullmatch("[0-9a-f]{64}", wanted):
+        raise argparse.ArgumentTypeError("write SIZE:HASH, the number of epochs and 64 lower-case hex digits")
+    return int(size), wanted
 
 
 PinsFound = Callable[[Path], package.Pins | None]
@@ -92,6 +103,7 @@ def main(
             transcripts=args.transcripts,
             against=args.against,
             require=frozenset(word for word in args.require.split(",") if word),
+            head=args.head,
         )
     except UvccError as e:
         return _refused(e, said, as_json=args.json)

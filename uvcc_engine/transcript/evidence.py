@@ -5,32 +5,36 @@ evidence.input(commitment)                       # the sealed inputs it unsealed
 for epoch in range(start, steps):
     evidence.begin(epoch)
     ...                                          # the plane records into evidence.recorder
-    root = evidence.finish(epoch)
+    root = evidence.finish(epoch, values)        # with what the step revealed
     plane.send_control(peer, evidence.agreement(peer))           # to both peers, may be read a step later,
     evidence.check(peer, plane.recv_control(peer))               # but before the next finish
 evidence.begin(steps)                            # opening the result is an epoch of its own
-result = evidence.result(values, state_digests)  # RESULT leaf, last root, signatures
-... agreement/check once more, then closing/check_closing
+root = evidence.outcome(values, state_digests)   # RESULT leaf and last root
+... agreement/check once more
+result = evidence.result()                       # signed over the peers' last roots, too
+... closing/check_closing
 evidence.close()
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.transcript import files, kinds, reading
 from uvcc_engine.transcript.agreement import Agreement
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
 from uvcc_engine.transcript.logs import LineLog
+from uvcc_engine.transcript.ownfiles import Statements, none_missing, opened_lines, signed_lines
 from uvcc_engine.transcript.policy import Policy
 from uvcc_engine.transcript.roots import EpochRoot, sid_of
+from uvcc_engine.transcript.sshsig import RESULT_NAMESPACE
 from uvcc_engine.transcript.statements import (
     ResultStatement,
     RootStatement,
@@ -69,14 +73,15 @@ class WorkerEvidence:
             pair_keys=keys,
             resume_epoch=resume_epoch,
         )
-        self._roots = LineLog(folder / files.ROOTS)
-        self._openings = LineLog(folder / files.OPENINGS)
-        self._agreement = Agreement(folder, policy, coord, self.recorder.records)
-        self._signed_before = {o["statement"]["epoch"]: line for o, line in self._roots.take()}
-        self._opened_before = {(o["epoch"], o["index"]): line for o, line in self._openings.take()}
-        if missing := set(range(resume_epoch)) - self._signed_before.keys():
+        self._logs: list[LineLog] = []
+        self._closers = ExitStack()
+        self._own: Statements = {}  # what was signed before and is repeated, by epoch
+        self._opened_before: dict[tuple[int, int], bytes] = {}
+        try:
+            self._agreement = self._read_own(resume_epoch)
+        except BaseException:
             self.close()
-            raise UnreadableError(f"{self._roots.path} lacks epoch {min(missing)}", "take the next attempt")
+            raise
         self._local: list[tuple[int, int, bytes]] = []  # kind, op, payload of leaves for the next epoch
         if resume_epoch == 0:
             self._local.append((kinds.POLICY, 0, policy.hash))
@@ -84,10 +89,35 @@ class WorkerEvidence:
                 self._local.append((kinds.START, 0, policy.origin.leaf))
         self.last_root: EpochRoot | None = None
         self._open_epoch = -1
+        self._outcome: tuple[Mapping[str, float], Sequence[str]] | None = None
         if resume_epoch:
-            self.last_root = self.recorder.summary(resume_epoch - 1)
-            signed = Signed.from_json(json.loads(self._signed_before[resume_epoch - 1]))
-            self._agreement.finished(self.last_root, signed)
+            signed, statement = self._own[resume_epoch - 1]
+            self.last_root = statement.root
+            self._agreement.finished(statement.root, signed)
+        self._own = {epoch: known for epoch, known in self._own.items() if epoch >= resume_epoch}
+
+    def _read_own(self, resume_epoch: int) -> Agreement:
+        """What this worker wrote before, held against its own signatures and those of its peers."""
+        folder, policy, coord = self.folder, self.policy, self.coord
+        self._roots, self._openings = self._log(files.ROOTS), self._log(files.OPENINGS)
+        mine = signed_lines(self._roots.path, self._roots.take(), policy, [coord])
+        none_missing(self._roots.path, mine, resume_epoch)
+        self._own = mine[coord]
+        self._opened_before = opened_lines(
+            self._openings.path, self._openings.take(), self._own, policy, coord, resume_epoch
+        )
+        for epoch in range(resume_epoch):
+            self.recorder.confirm(self._own[epoch][1].root, whole=epoch == resume_epoch - 1)
+        agreement = Agreement(folder, policy, coord, self.recorder.records, self._own, resume_epoch)
+        self._closers.callback(agreement.close)
+        self._logs.append(agreement.log)
+        return agreement
+
+    def _log(self, name: str) -> LineLog:
+        log = LineLog(self.folder / name)
+        self._closers.callback(log.close)
+        self._logs.append(log)
+        return log
 
     @classmethod
     def open(
@@ -155,54 +185,90 @@ class WorkerEvidence:
         self._open_epoch = epoch
         self._record_local()
 
-    def finish(self, epoch: int) -> EpochRoot:
-        """Finalise and sign the epoch. Raises ConfigError if the one before was not checked with both peers."""
+    def finish(self, epoch: int, values: Mapping[str, float] | None = None) -> EpochRoot:
+        """Finalise and sign the epoch with the ``values`` that its step revealed to all.
+
+        Raises ConfigError if the epoch before was not checked with both peers, or if the values are not those that the
+        policy wants of this step; UnreadableError if the epoch is repeated and is not what was signed.
+        """
         if epoch != self._open_epoch:
             raise ConfigError(f"cannot finish epoch {epoch}: epoch {self._open_epoch} is open")
-        seen = self._agreement.roots_of(epoch - 1) if epoch else {}
+        values = values or {}
+        if (due := sorted(self.policy.step_values(epoch))) != sorted(values):
+            raise ConfigError(f"epoch {epoch} states {sorted(values)}, the policy wants {due}", "state what it reveals")
+        seen, head = self._agreement.settled()
         root = self.recorder.finalize_epoch()
+        statement = RootStatement(self.coord, self.policy.sid_job, root, seen, head, dict(values))
+        signed = sign_root(self._identity, statement)
+        before = self._own.pop(epoch, None)
+        if before is not None and before[0].line != signed.line:
+            raise self._other_than_before(epoch)
         for opening in self.recorder.openings:
             line = canonical(opening.to_json()) + b"\n"
-            self._append(self._openings, self._opened_before.get((epoch, opening.index)), line)
-        signed = sign_root(self._identity, RootStatement(self.coord, self.policy.sid_job, root, seen))
-        self._append(self._roots, self._signed_before.get(epoch), signed.line)
+            known = self._opened_before.get((epoch, opening.index))
+            if known is None:
+                self._openings.append(line)
+            elif known != line:
+                raise self._other_than_before(epoch)
+        if before is None:
+            self._roots.append(signed.line)
         self._agreement.finished(root, signed)
         self.last_root, self._open_epoch = root, -1
         return root
 
-    def _append(self, log: LineLog, before: bytes | None, line: bytes) -> None:
-        if before is None:
-            log.append(line)
-        elif before != line:
-            raise ProtocolError(
-                f"{log.path.name}: a repeated epoch gives another line than before",
-                "a peer's root changed; take the next attempt",
-                party=self.coord.party,
-            )
+    def _other_than_before(self, epoch: int) -> UnreadableError:
+        return UnreadableError(
+            f"{self.folder}: epoch {epoch}, repeated, is not the one that this worker signed before",
+            "its own files or its own computation changed; take the next attempt",
+        )
 
-    def result(self, values: Mapping[str, float], state_digests: Sequence[str]) -> dict[str, Any]:
-        """Record and sign the outcome in the open epoch (or a new one), which becomes the last.
+    def outcome(self, values: Mapping[str, float], state_digests: Sequence[str]) -> EpochRoot:
+        """Record the outcome in the open epoch (or a new one), which becomes the last, and finish that.
 
         ``values``: what the policy reveals to all; ``state_digests``: hex SHA-256 of the three blinded final share
-        components. Returns what belongs into result.json, less ``run``. Raises ConfigError for an unlisted value.
+        components. Exchange the agreement about this epoch before :meth:`result`. Raises ConfigError for an unlisted
+        value.
         """
         for name in values:
             if not self.policy.reveals(name):
                 raise ConfigError(f"the policy does not reveal {name!r}", "list it under reveal, or keep it shared")
         if self._open_epoch < 0:
             self.begin(self.recorder.next_epoch)
-        steps, sid = self.policy.steps, self.policy.sid_job
-        core = result_core(sid, steps, values, state_digests)
+        core = result_core(self.policy.sid_job, self.policy.steps, values, state_digests)
         self.recorder.record_local((self._open_epoch, 0, 0, kinds.RESULT), core)
-        root = self.finish(self._open_epoch)
+        stated = {name: values[name] for name in self.policy.step_values(self._open_epoch) if name in values}
+        root = self.finish(self._open_epoch, stated)
+        self._outcome = dict(values), list(state_digests)
+        return root
+
+    def result(self) -> dict[str, Any]:
+        """Sign the outcome over the whole history, the peers' roots of the last epoch included.
+
+        Returns what belongs into result.json, less ``run``. Raises ConfigError if there is no outcome, or the last
+        epoch was not checked with both peers; UnreadableError if another result was signed before.
+        """
+        if self._outcome is None or self.last_root is None:
+            raise ConfigError("there is no outcome to sign", "call outcome first")
+        (values, digests), root = self._outcome, self.last_root
+        seen, head = self._agreement.settled()
         statement = ResultStatement(
-            self.coord, sid, root.epoch + 1, root.root, steps, dict(values), list(state_digests)
+            self.coord, self.policy.sid_job, root.epoch + 1, root.root, seen, head, self.policy.steps, values, digests
         )
         signed = sign_result(self._identity, statement)
+        self._same_as_before(signed)
         _replace(self.folder / files.RESULT, signed.line)
         self.sync()
         self._agreement.resulted(signed)
         return {**statement.to_json(), "signature": signed.signature}
+
+    def _same_as_before(self, signed: Signed) -> None:
+        """A result that was signed once is not signed differently; a file that does not hold is written anew."""
+        try:
+            before = read_signed(self.folder / files.RESULT)
+        except UnreadableError:
+            return
+        if before.holds(self._identity.public, RESULT_NAMESPACE) and before.statement != signed.statement:
+            raise self._other_than_before(signed.statement["epochs"] - 1)
 
     # ---- agreement with the peers ------------------------------------------------------------------------------
 
@@ -214,7 +280,7 @@ class WorkerEvidence:
         """Check a peer's :meth:`agreement` against the last finished epoch.
 
         Raises ForkError (a ProtocolError naming both parties and the epoch) if the common leaves differ, ProtocolError
-        naming the culprit if a signature fails or a party signed two roots for one epoch.
+        naming the culprit if a signature fails or a party signed two statements that contradict each other.
         """
         self._agreement.check(peer, body)
 
@@ -238,15 +304,14 @@ class WorkerEvidence:
 
     def sync(self) -> None:
         """Make all finished epochs durable: call it before a checkpoint counts as written."""
-        for log in (self._openings, self._roots, self._agreement.log):
+        for log in self._logs:
             log.sync()
         self.recorder.sync()
 
     def close(self) -> None:
         """Close all files. Harmless twice."""
         self.recorder.close()
-        for log in (self._openings, self._roots, self._agreement.log):
-            log.close()
+        self._closers.close()
 
 
 def _replace(path: Path, data: bytes) -> None:

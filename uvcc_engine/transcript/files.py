@@ -21,6 +21,8 @@ OPEN_EPOCH: Final = "open.bin"
 ROOTS: Final = "roots.jsonl"
 OPENINGS: Final = "openings.jsonl"
 RESULT: Final = "result.json"
+PEERS: Final = "peers.jsonl"
+CONTRADICTIONS: Final = "contradictions.jsonl"
 HEADER: Final = struct.Struct("<8sIQ32s32s")
 MAGIC: Final = b"UVCCEPO1"
 _READ: Final = RECORD.size * 4096
@@ -30,6 +32,12 @@ _MOST: Final = 2**60  # streamed; the signed counts bound what is read of it
 def folder_name(coord: object) -> str:
     """Name of a worker's transcript folder inside its run folder."""
     return f"transcript_{coord}"
+
+
+def damaged(path: Path, where: str, what: str) -> UnreadableError:
+    """A worker's own file is not as that worker wrote it: that says nothing about a peer."""
+    said = f"{path}: this worker's own record of {where} is damaged: {what}"
+    return UnreadableError(said, "its disk or memory failed; take the next attempt, on another pod if it happens again")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.transcript import reading
 from uvcc_engine.transcript.canonical import parse_canonical
 from uvcc_engine.transcript.policy import LARGEST, Policy, check_signatures
+from uvcc_engine.transcript.statements import OLD
 
-FORMAT: Final = "uvcc-proof-bundle-v1"
+FORMAT: Final = "uvcc-proof-bundle-v2"
 UNKNOWN: Final = 24 * reading.MIB  # a bundle whose keys nobody vouches for
 _EPOCHS: Final = b'{"epochs":['
 _POLICY: Final = f'],"format":"{FORMAT}","policy":'.encode()
@@ -77,7 +78,9 @@ def _head(file: BinaryIO, path: Path) -> bytes:
             file.seek(at + len(data) - len(kept) + found + len(_POLICY))
             return file.read(LARGEST + _SIGNED)
         at += len(data)
-    raise UnreadableError(f"{reading.shown(path)} is no proof bundle of format {FORMAT}", "fetch it again")
+    raise UnreadableError(
+        f"{reading.shown(path)} is no proof bundle of format {FORMAT}", f"fetch it again; an older one: {OLD}"
+    )
 
 
 def _value(data: bytes, path: Path, most: int) -> tuple[bytes, bytes]:

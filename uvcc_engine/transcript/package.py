@@ -162,8 +162,10 @@ def examine(
     transcripts: Path | None = None,
     against: Path | None = None,
     require: frozenset[str] = frozenset(),
+    head: tuple[int, str] | None = None,
 ) -> Outcome:
-    """Check everything that lies there. ``policy``, ``transcripts`` and ``against`` are about the phase that decides.
+    """Check everything that lies there. ``policy``, ``transcripts``, ``against`` and ``head`` are about the phase that
+    decides.
 
     Raises VerificationError naming the first thing that does not hold, or that lacks though it is in ``require``;
     UnreadableError; ConfigError for an unknown word in ``require``.
@@ -186,6 +188,7 @@ def examine(
                 policy=policy if main else None,
                 transcripts=transcripts if main else None,
                 against=against if main else None,
+                head=head if main else None,
             )
             _check_beside(file, bundle)
     listed, lacks = _check_manifest(target, pins.of(target.decides), certificates, require)

@@ -294,6 +294,16 @@ class Policy:
     def reveals(self, value: str, to: str = EVERYBODY) -> bool:
         return (value, to) in self.reveal
 
+    def step_values(self, epoch: int) -> tuple[str, ...]:
+        """What every worker states in its root statement of this epoch: the values that the step reveals to all.
+
+        The loss of a training step, where the job says ``loss_every`` of every so many steps and of the last.
+        """
+        step, every = self.first_step + epoch, self.job.get("loss_every", 1)
+        if not self.reveals("loss") or "loss" not in self.job.get("reveal", ("loss",)) or step >= self.steps:
+            return ()
+        return ("loss",) if step % every == 0 or step == self.steps - 1 else ()
+
     @property
     def seeded(self) -> tuple[int, ...]:
         """Parties whose identity comes from a public seed (demonstration only)."""
@@ -307,6 +317,11 @@ def _job(data: Any) -> Mapping[str, Any]:
     steps = data.get("steps")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ConfigError(f"policy.job.steps is {_shown(steps)}", "it must be a whole number of at least 1")
+    every = data.get("loss_every", 1)
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise ConfigError(f"policy.job.loss_every is {_shown(every)}", "it must be a whole number of at least 1")
+    if not isinstance(data.get("reveal", []), list):
+        raise ConfigError(f"policy.job.reveal is {_shown(data['reveal'])}", "it must be a list of words")
     start = Origin.of_job(data)
     if start is not None and start.step >= steps:
         raise ConfigError(f"policy.job starts at step {start.step} of {steps}", "there is nothing left to do")

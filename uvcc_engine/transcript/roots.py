@@ -10,6 +10,7 @@ from typing import Any
 
 from uvcc_engine.parallel.ids import sid_replica, sid_sub
 from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
+from uvcc_engine.transcript.merkle import tree_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,14 @@ def global_root(sid_job: bytes, epoch: int, replica_roots: Sequence[bytes]) -> b
     return _hash(b"UVCC_GLOBAL_ROOT_V1", sid_job, struct.pack("<I", epoch), *replica_roots)
 
 
-def run_root(sid_job: bytes, global_roots: Sequence[bytes]) -> bytes:
-    """One hash over every epoch's global root, in order."""
-    return _hash(b"UVCC_RUN_ROOT_V1", sid_job, struct.pack("<I", len(global_roots)), *global_roots)
+def run_leaves(global_roots: Sequence[bytes]) -> list[bytes]:
+    """Leaf hashes of the run's tree of epochs (RFC 9162 section 2.1.1): SHA-256(0x00 || global root)."""
+    return [_hash(b"\x00", root) for root in global_roots]
+
+
+def run_root(global_roots: Sequence[bytes]) -> bytes:
+    """Head of the append-only tree over every epoch's global root, in order; that of fewer epochs is a prefix of it."""
+    return tree_root(run_leaves(global_roots))
 
 
 def replica_order(topology: Topology, replica: int) -> list[Coord]:

@@ -1,16 +1,19 @@
 """What a worker signs: one statement per epoch root and one for the result, each a line of canonical JSON.
 
-``roots.jsonl`` holds ``{"signature", "statement"}`` lines; ``jq -cjS .statement`` of a line is the signed text, so
-``ssh-keygen -Y verify`` alone can check it.
+``roots.jsonl`` holds ``{"signature", "statement"}`` lines; the signed text is what stands between ``"statement":`` and
+the line's last brace (``sed -e 's/^.*"statement"://' -e 's/}$//' | tr -d '\\n'``). So ``ssh-keygen -Y verify`` alone
+can check it, and its ``sha256sum`` is what the heads of the epochs after it bind (``history``).
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.parallel.topology import PARTIES, Coord
@@ -20,36 +23,71 @@ from uvcc_engine.transcript.replay import peers_of
 from uvcc_engine.transcript.roots import EpochRoot
 from uvcc_engine.transcript.sshsig import RESULT_NAMESPACE, ROOT_NAMESPACE
 
+VERSION: Final = 2
+OLD: Final = "verify it with the release that wrote it; a run that began with that one is begun anew"
 _HEX = re.compile(r"[0-9a-f]{64}")
+_ROOT_FIELDS: Final = (
+    "coord",
+    "epoch",
+    "head",
+    "leaves",
+    "opened",
+    "pairs",
+    "root",
+    "seen",
+    "sid_job",
+    "values",
+    "version",
+)
+_RESULT_FIELDS: Final = (
+    "coord",
+    "epochs",
+    "head",
+    "result_hash",
+    "root",
+    "seen",
+    "sid_job",
+    "state_digests",
+    "steps",
+    "values",
+    "version",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RootStatement:
-    """A worker's word on one epoch; ``seen`` countersigns the peers' roots of the epoch before (empty in the first)."""
+    """A worker's word on one epoch.
+
+    ``seen`` countersigns the peers' roots of the epoch before (empty in the first), ``head`` all that the three signed
+    about all epochs before. ``values``: what the step revealed to everybody, by name.
+    """
 
     coord: Coord
     sid_job: bytes
     root: EpochRoot
     seen: Mapping[int, bytes]
+    head: bytes
+    values: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "coord": str(self.coord),
             "epoch": self.root.epoch,
+            "head": self.head.hex(),
             "leaves": self.root.leaves,
             "opened": self.root.opened,
             "pairs": {str(p): d.hex() for p, d in sorted(self.root.pairs.items())},
             "root": self.root.root.hex(),
             "seen": {str(p): d.hex() for p, d in sorted(self.seen.items())},
             "sid_job": self.sid_job.hex(),
+            "values": dict(self.values),
+            "version": VERSION,
         }
 
     @classmethod
     def from_json(cls, data: Any) -> RootStatement:
         """Read strictly. Raises UnreadableError."""
-        found = exact(
-            data, ("coord", "epoch", "leaves", "opened", "pairs", "root", "seen", "sid_job"), "root statement"
-        )
+        found = _current(data, _ROOT_FIELDS, "root statement")
         where = coord_of(found["coord"])
         epoch = count(found["epoch"], "epoch", 2**32)
         peers = peers_of(where.party)
@@ -61,18 +99,28 @@ class RootStatement:
             _by_peer(found["pairs"], peers, "pairs"),
         )
         return cls(
-            where, digest(found["sid_job"], "sid_job"), root, _by_peer(found["seen"], peers if epoch else (), "seen")
+            where,
+            digest(found["sid_job"], "sid_job"),
+            root,
+            _by_peer(found["seen"], peers if epoch else (), "seen"),
+            digest(found["head"], "head"),
+            _numbers(found["values"], "root statement"),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ResultStatement:
-    """A worker's word on the outcome. ``root``: of the last of ``epochs`` epochs, which holds the RESULT leaf."""
+    """A worker's word on the outcome. ``root``: of the last of ``epochs`` epochs, which holds the RESULT leaf.
+
+    ``seen`` countersigns the peers' roots of that epoch, ``head`` all that the three signed about all epochs.
+    """
 
     coord: Coord
     sid_job: bytes
     epochs: int
     root: bytes
+    seen: Mapping[int, bytes]
+    head: bytes
     steps: int
     values: Mapping[str, float]
     state_digests: Sequence[str]
@@ -90,31 +138,33 @@ class ResultStatement:
         return {
             "coord": str(self.coord),
             "epochs": self.epochs,
+            "head": self.head.hex(),
             "result_hash": self.result_hash.hex(),
             "root": self.root.hex(),
+            "seen": {str(p): d.hex() for p, d in sorted(self.seen.items())},
             "sid_job": self.sid_job.hex(),
             "state_digests": list(self.state_digests),
             "steps": self.steps,
             "values": dict(self.values),
+            "version": VERSION,
         }
 
     @classmethod
     def from_json(cls, data: Any) -> ResultStatement:
         """Read strictly. Raises UnreadableError, also if the result hash is not that of the rest."""
-        fields = ("coord", "epochs", "result_hash", "root", "sid_job", "state_digests", "steps", "values")
-        found = exact(data, fields, "result statement")
-        digests, values = found["state_digests"], found["values"]
+        found = _current(data, _RESULT_FIELDS, "result statement")
+        digests, where = found["state_digests"], coord_of(found["coord"])
         if not isinstance(digests, list) or len(digests) != PARTIES:
             raise UnreadableError("a result statement must list three state digests")
-        if not isinstance(values, dict) or not all(_is_number(v) for v in values.values()):
-            raise UnreadableError("the values of a result statement must be numbers")
         statement = cls(
-            coord_of(found["coord"]),
+            where,
             digest(found["sid_job"], "sid_job"),
             count(found["epochs"], "epochs", 2**32),
             digest(found["root"], "root"),
+            _by_peer(found["seen"], peers_of(where.party), "seen"),
+            digest(found["head"], "head"),
             count(found["steps"], "steps", 2**32),
-            values,
+            _numbers(found["values"], "result statement"),
             [digest(d, "state_digests").hex() for d in digests],
         )
         if (stated := digest(found["result_hash"], "result_hash")) != statement.result_hash:
@@ -129,7 +179,7 @@ def result_core(sid_job: bytes, steps: int, values: Mapping[str, float], state_d
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Signed:
     """A statement's JSON with its armored signature."""
 
@@ -146,14 +196,24 @@ class Signed:
             raise UnreadableError("a signed statement needs a text and an object")
         return cls(found["statement"], found["signature"])
 
-    @property
+    @cached_property
+    def text(self) -> bytes:
+        """What is signed. Raises ConfigError for what canonical JSON cannot carry."""
+        return canonical(self.statement)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of what is signed."""
+        return hashlib.sha256(self.text).digest()
+
+    @cached_property
     def line(self) -> bytes:
-        return canonical(self.to_json()) + b"\n"
+        return b'{"signature":' + canonical(self.signature) + b',"statement":' + self.text + b"}\n"
 
     def holds(self, public: PublicIdentity, namespace: str) -> bool:
         """True if ``public`` signed exactly this statement."""
         try:
-            return verify_signature(public, namespace, canonical(self.statement), self.signature)
+            return verify_signature(public, namespace, self.text, self.signature)
         except ConfigError:
             return False
 
@@ -211,5 +271,21 @@ def _by_peer(data: Any, peers: Sequence[int], what: str) -> dict[int, bytes]:
     return {p: digest(found[str(p)], what) for p in peers}
 
 
+def _current(data: Any, fields: Sequence[str], what: str) -> Mapping[str, Any]:
+    """A statement of the version that this code writes."""
+    if isinstance(data, dict) and data.get("version") != VERSION:
+        stated = str(data.get("version", 1))[:40]
+        raise UnreadableError(f"a {what} of version {stated}; this release reads version {VERSION}", OLD)
+    return exact(data, fields, what)
+
+
+def _numbers(data: Any, what: str) -> dict[str, float]:
+    if not isinstance(data, dict) or not all(_is_number(v) for v in data.values()):
+        raise UnreadableError(f"the values of a {what} must be numbers")
+    return data
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**53
+    return isinstance(value, float) and math.isfinite(value)

@@ -106,7 +106,7 @@ class TranscriptStore:
         self._log: OpenLog | None = None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._blocks = self._scan()
+            self._blocks = self._scan(resume_epoch)
             self._log = OpenLog(folder, sid_sub, len(self._blocks))
         except BlockingIOError as e:
             self.close(sync=False)
@@ -126,8 +126,12 @@ class TranscriptStore:
 
     # ---- opening what is on disk -------------------------------------------------------------------------------
 
-    def _scan(self) -> list[files.Block]:
-        """Find the sealed epochs; a block cut short by a power loss is removed (its epoch was never synced)."""
+    def _scan(self, first: int) -> list[files.Block]:
+        """Find the sealed epochs.
+
+        A power loss can cut short what was never synced: from epoch ``first`` on, such a block is removed, since that
+        epoch is executed again. Before, nothing is removed, and UnreadableError raised.
+        """
         found: list[files.Block] = []
         size = os.fstat(self._fd).st_size
         with open(self._fd, "rb", closefd=False) as file:
@@ -135,18 +139,25 @@ class TranscriptStore:
             while True:
                 try:
                     block = files.next_block(file, at, size)
-                except UnreadableError:
+                except UnreadableError as e:
+                    if len(found) < first:
+                        raise self._damaged(len(found), e.what) from e
                     os.ftruncate(self._fd, at)
                     break
                 if block is None:
                     break
                 if block.sid_sub != self._sid:
+                    if found:
+                        raise self._damaged(len(found), "its header names another session")
                     raise ConfigError(f"{self.folder} holds the transcript of another session", "use a new run folder")
                 if block.epoch != len(found):
-                    raise UnreadableError(f"{self.folder} holds epoch {block.epoch} where {len(found)} belongs")
+                    raise self._damaged(len(found), f"its header says epoch {block.epoch} where {len(found)} belongs")
                 found.append(block)
                 at = block.end
         return found
+
+    def _damaged(self, epoch: int, what: str) -> UnreadableError:
+        return files.damaged(self.folder / files.LEAVES, f"epoch {epoch}", what)
 
     def _drop_torn(self, first: int) -> None:
         """Remove blocks from ``first`` on whose leaves a power loss damaged; those epochs are executed again anyway."""
@@ -197,7 +208,7 @@ class TranscriptStore:
     def finalize_epoch(self) -> EpochRoot:
         """Close the epoch: sort, hash, append. ``openings`` then holds the epoch's local leaves with their proofs.
 
-        Raises ProtocolError if the epoch had been recorded before and a message is missing now.
+        Raises ProtocolError, which names nobody, if the epoch had been recorded before and a message is missing now.
         """
         epoch = self._epoch
         if epoch < 0:
@@ -205,15 +216,14 @@ class TranscriptStore:
         self._settle(self._later)
         pile = self._shelf.pile(self._clash)
         if (missing := first_missing(self._before.pile, pile)) is not None:
-            key = key_of(missing)
-            raise ProtocolError(f"epoch {epoch}: {name_of(key)} was not repeated", _RERUN, party=self._other(key))
+            raise ProtocolError(f"epoch {epoch}: {name_of(key_of(missing))} was not repeated", _RERUN)
         self._ahead.clear()
         summary = summarise(pile.chunks(), self._sid, epoch, self.party)
         self.openings = self._prove(pile) if self._to_open else ()
         if not self._sealed:
             self._append(epoch, pile, summary.root)
         elif self._blocks[epoch].root != summary.root:
-            raise UnreadableError(f"{self.folder}: the stored root of epoch {epoch} is not that of its leaves", _RERUN)
+            raise self._damaged(epoch, "its stored root is not that of its leaves")
         self._shelf.clear()
         self._old.clear()
         self._before = Known(EMPTY)
@@ -337,7 +347,7 @@ class TranscriptStore:
             raise self._clash(before, record)
         if before is None:
             if self._sealed:
-                raise ProtocolError(f"epoch {self._epoch} had no {name_of(key)} before", _RERUN, party=key[4])
+                raise ProtocolError(f"epoch {self._epoch} had no {name_of(key)} before", _RERUN)
             self._log.add(record)
         if held is None:
             self._shelf.put(key, record)
@@ -349,9 +359,6 @@ class TranscriptStore:
         what = f"epoch {self._epoch}: {known.name} differs from what was recorded before ({known.size} B, now {size} B)"
         whose = f"P{known.src} sent another message under the same name" if known.direction == RECEIVED else _RERUN
         return ProtocolError(what, whose, party=known.src)
-
-    def _other(self, key: Key) -> int:
-        return key[4] if key[4] != self.party else key[5]
 
     # ---- reading and closing -----------------------------------------------------------------------------------
 
@@ -368,8 +375,25 @@ class TranscriptStore:
         """Recompute what finalising this epoch returned. Raises UnreadableError if the file no longer agrees."""
         found = summarise(self._pile(epoch).chunks(), self._sid, epoch, self.party)
         if found.root != self._blocks[epoch].root:
-            raise UnreadableError(f"{self.folder}: the stored root of epoch {epoch} is not that of its leaves", _RERUN)
+            raise self._damaged(epoch, "its stored root is not that of its leaves")
         return found
+
+    def confirm(self, signed: EpochRoot, *, whole: bool) -> None:
+        """Hold a finalised epoch against what was signed about it; ``whole``: all of its leaves, not the header alone.
+
+        Raises UnreadableError if the file no longer agrees.
+        """
+        epoch = signed.epoch
+        block = self._blocks[epoch]
+        if (block.root, block.count) != (signed.root, signed.leaves):
+            raise self._damaged(epoch, "its header does not say what was signed")
+        if whole:
+            try:
+                same = self.summary(epoch) == signed
+            except VerificationError:
+                same = False
+            if not same:
+                raise self._damaged(epoch, "its leaves are not those that were signed")
 
     def sync(self) -> None:
         """Make everything finalised durable against power loss."""

@@ -25,8 +25,10 @@ from uvcc_engine.transcript.bundle import (
     read_bundle,
 )
 from uvcc_engine.transcript.canonical import canonical
-from uvcc_engine.transcript.leaf import OPENED_KINDS, SENT, Leaf, blinded_digest, epoch_prefix, leaf_hash
-from uvcc_engine.transcript.merkle import root_from_inclusion
+from uvcc_engine.transcript.countersigned import at_party as _at
+from uvcc_engine.transcript.countersigned import check_files, check_head, check_histories
+from uvcc_engine.transcript.leaf import OPENED_KINDS, SENT, Leaf, blinded_digest
+from uvcc_engine.transcript.openings import root_with
 from uvcc_engine.transcript.policy import Policy, check_signatures
 from uvcc_engine.transcript.reading import shown
 from uvcc_engine.transcript.replay import first_difference, peers_of, summarise
@@ -119,15 +121,19 @@ def verify(
     policy: Path | None = None,
     transcripts: Path | None = None,
     against: Path | None = None,
+    head: tuple[int, str] | None = None,
 ) -> Certificate:
     """Verify a bundle, given as file or as its folder.
 
     ``allowed_signers``: pinned keys of P0, P1, P2 (file or mapping); ``policy``: the policy file one expects;
     ``transcripts``: folder with every worker's transcript (default: the bundle's folder, if any lies there);
-    ``against``: a bundle of a rerun that must have the same roots and results.
+    ``against``: a bundle of a rerun that must have the same roots and results; ``head``: (epochs, hex) that somebody
+    noted while the run went on, of the run's tree or of a worker's signed statement: the run must extend it.
     Raises VerificationError naming the first check that fails, UnreadableError if something cannot be read.
     """
-    return examine(path, allowed_signers=allowed_signers, policy=policy, transcripts=transcripts, against=against)[0]
+    return examine(
+        path, allowed_signers=allowed_signers, policy=policy, transcripts=transcripts, against=against, head=head
+    )[0]
 
 
 def examine(
@@ -137,6 +143,7 @@ def examine(
     policy: Path | None = None,
     transcripts: Path | None = None,
     against: Path | None = None,
+    head: tuple[int, str] | None = None,
 ) -> tuple[Certificate, Bundle]:
     """:func:`verify`, and the bundle that was verified."""
     file = path / NAME if path.is_dir() else path
@@ -147,7 +154,10 @@ def examine(
     unread: list[str] = []
     folders = _folders(bundle, transcripts, file.parent, unread)
     _check_bundle(bundle, folders)
+    if head is not None:
+        check_head(bundle, head)
     if folders:
+        check_files(bundle, folders)
         for worker in bundle.workers:
             _check_transcript(bundle.policy, worker, folders[worker.coord])
     if against is not None:
@@ -237,6 +247,7 @@ def _check_bundle(bundle: Bundle, folders: Mapping[Coord, Path]) -> None:
     for worker in bundle.workers:
         _check_result(policy, worker, bundle.workers[0])
         _check_openings(policy, worker)
+    check_histories(bundle)
     for worker in bundle.workers:
         mate = by_coord[_at(worker.coord, 0)]
         _equal("result", f"result hash of {worker.coord}", worker.result[1].result_hash, mate.result[1].result_hash)
@@ -249,11 +260,6 @@ def _check_bundle(bundle: Bundle, folders: Mapping[Coord, Path]) -> None:
     _equal("run root", "the run root", bundle.run_root, overall)
     hashes = sorted({w.result[1].result_hash.hex() for w in bundle.workers})
     _equal("result", "the list of result hashes", list(bundle.result_hashes), hashes)
-
-
-def _at(coord: Coord, party: int) -> Coord:
-    """The worker of another party in the same subsession."""
-    return Coord(coord.replica, party, coord.stage, coord.tensor)
 
 
 def _check_roots(policy: Policy, worker: WorkerPart) -> None:
@@ -346,8 +352,7 @@ def _check_opening(policy: Policy, worker: WorkerPart, opening: Opening) -> int:
     where = f"{leaf.name}, epoch {opening.epoch} of {worker.coord}"
     if (leaf.direction, leaf.src, leaf.dst) != (SENT, party, party) or leaf.kind not in OPENED_KINDS:
         raise VerificationError("openings", f"{where} is no local leaf of this party")
-    hashed = leaf_hash(epoch_prefix(sid_of(policy.sid_job, worker.coord), opening.epoch), opening.record)
-    root = root_from_inclusion(hashed, opening.index, statement.root.leaves, opening.proof)
+    root = root_with(opening, sid_of(policy.sid_job, worker.coord), statement.root)
     _equal("inclusion", f"the signed root with {where}", statement.root.root, root)
     _equal("opening", f"the digest of {where}", leaf.digest, blinded_digest(opening.blind, opening.payload))
     _equal("opening", f"the size of {where}", leaf.size, len(opening.payload))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +94,17 @@ def shows_its_peers_different_roots(spec: WorkerSpec) -> None:
             self._mine = (root, signed)
 
     Agreement.message = message  # type: ignore[method-assign]
+
+
+def dies_in_an_epoch(spec: WorkerSpec) -> None:
+    """No lie: a pod that loses its power while the epoch is open, with some of its messages noted."""
+    honest, sent = LivePlane.send, []
+
+    def send(self: LivePlane, dst: int, tag: Any, payload: Any) -> None:
+        if tag.epoch == EPOCH:
+            sent.append(tag)
+            if len(sent) > 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+        honest(self, dst, tag, payload)
+
+    LivePlane.send = send  # type: ignore[method-assign]

@@ -135,10 +135,10 @@ def test_a_party_that_stops_tells_why_and_who() -> None:
     with pytest.raises(PeerStoppedError) as error:
         t[2].hear("vote", step=1)
     assert error.value.party == 1
-    assert error.value.what == "P1 opened two values"
+    assert error.value.what == "P0 says: P1 opened two values"
     lost = PeerLostError("P0 is gone", party=0)
     found = t[1].reason_of(lost)
-    assert (found.what, found.party) == ("P1 opened two values", 1)
+    assert (found.what, found.party) == ("P0 says: P1 opened two values", 1)
     assert t[1].reason_of(lost) is lost  # nothing more was said
 
 

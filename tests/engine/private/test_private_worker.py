@@ -25,7 +25,8 @@ from uvcc_engine.private.data import load_digits
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import find_model
 from uvcc_engine.private.release import open_weights
-from uvcc_engine.transcript.bundle import assemble_folder
+from uvcc_engine.transcript.bundle import assemble_folder, read_bundle
+from uvcc_engine.transcript.series import revealed_series
 from uvcc_engine.transcript.verifier import verify
 
 JOB = PrivateJob(steps=12, batch=16, checkpoint_every=5, test_rows=100, reveal=("loss", "accuracy", "weights"))
@@ -103,8 +104,15 @@ def test_the_evidence_of_a_run_verifies(whole: Fleet, tmp_path: Path) -> None:
         shutil.copytree(whole.dir(p) / f"transcript_p{p}r0s0t0", tmp_path / f"transcript_p{p}r0s0t0")
     shutil.copy(whole.home(0) / "policy.json", tmp_path / "policy.json")
     shutil.copy(whole.home(0) / "signatures.json", tmp_path / "policy_signatures.json")
-    certificate = verify(assemble_folder(tmp_path))
+    bundle = assemble_folder(tmp_path)
+    certificate = verify(bundle)
     assert certificate.to_json()["result_hashes"] == [whole.result(0)["result_hash"]]
+    losses = revealed_series(read_bundle(bundle))["loss"]
+    assert [step for step, _ in losses] == list(range(1, JOB.steps + 1))
+    assert losses[-1][1] == whole.result(0)["values"]["loss"]
+    for p in range(3):
+        table = [line.split(",")[:2] for line in whole.csv(p)[1:]]
+        assert table == [[str(step), f"{loss:.9g}"] for step, loss in losses]
 
 
 def test_the_owner_and_nobody_else_opens_the_final_weights(whole: Fleet) -> None:

@@ -10,21 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from evidence_kit import STEPS, Workers, World, end_epoch
 
 from uvcc_engine.bench._rehearsal import (
     CODE_HASH,
     VALUES,
     agree,
-    commitment,
     exchange,
-    finish,
-    make_policy,
-    open_worker,
     rehearse,
+    revealed,
     state_digests,
 )
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.parallel.topology import Coord, Topology
+from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.transcript import files, kinds, sshsig
 from uvcc_engine.transcript.agreement import ForkError
 from uvcc_engine.transcript.canonical import canonical
@@ -33,52 +31,6 @@ from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.leaf import Leaf
 from uvcc_engine.transcript.statements import RootStatement, Signed, sign_root
 from uvcc_engine.transcript.verifier import verify
-
-STEPS = 4
-Workers = dict[int, WorkerEvidence]
-
-
-class World:
-    """Three workers of one subsession on their own pods."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.identities = [Identity.create_seeded(folder / f"id{p}", b"%d" % p) for p in range(3)]
-        self.policy = make_policy(self.identities, Topology(), STEPS)
-        self.workers: Workers = {}
-
-    def open(self, resume: int | None = None) -> Workers:
-        self.close()
-        self.workers = {
-            p: open_worker(self.folder, self.identities[p], self.policy, Coord(0, p, 0, 0), resume) for p in range(3)
-        }
-        if resume:
-            agree(self.workers)
-        return self.workers
-
-    def steps(self, epochs: range) -> None:
-        for epoch in epochs:
-            for p, w in self.workers.items():
-                if epoch == 0:
-                    w.input(commitment(p))
-                w.begin(epoch)
-            exchange(self.workers, epoch)
-            for w in self.workers.values():
-                w.finish(epoch)
-            agree(self.workers)
-
-    def end(self) -> None:
-        for w in self.workers.values():
-            w.begin(STEPS)
-        exchange(self.workers, STEPS)
-        finish(self.workers)
-
-    def roots(self, party: int) -> list[bytes]:
-        return (self.folder / f"pod{party}" / f"transcript_p{party}r0s0t0" / files.ROOTS).read_bytes().splitlines()
-
-    def close(self) -> None:
-        for w in self.workers.values():
-            w.close()
 
 
 @pytest.fixture
@@ -93,7 +45,12 @@ def test_result_dictionary(world: World) -> None:
     world.steps(range(STEPS))
     for w in world.workers.values():
         w.begin(STEPS)
-    found = [w.result(VALUES, state_digests()) for w in world.workers.values()]
+    for w in world.workers.values():
+        w.outcome(VALUES, state_digests())
+        with pytest.raises(ConfigError, match="not agreed with"):
+            w.result()
+    agree(world.workers)
+    found = [w.result() for w in world.workers.values()]
     core = {
         "sid_job": world.policy.sid_job.hex(),
         "steps": STEPS,
@@ -135,11 +92,11 @@ def test_epoch_must_be_agreed_before_the_next_is_signed(world: World) -> None:
     w = world.open()
     for e in w.values():
         e.begin(0)
-        e.finish(0)
+        e.finish(0, revealed(world.policy, 0))
         e.begin(1)
     w[0].check(1, w[1].agreement(0))
     with pytest.raises(ConfigError, match="not agreed with P2"):
-        w[0].finish(1)
+        w[0].finish(1, revealed(world.policy, 1))
 
 
 def test_only_what_the_policy_allows(world: World, tmp_path: Path) -> None:
@@ -147,7 +104,7 @@ def test_only_what_the_policy_allows(world: World, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sealed inputs"):
         w[0].input("00" * 32)
     with pytest.raises(ConfigError, match="does not reveal"):
-        w[0].result({"weights": 1.0}, state_digests())
+        w[0].outcome({"weights": 1.0}, state_digests())
     stranger = Identity.create(tmp_path / "stranger")
     with pytest.raises(ConfigError, match="does not name"):
         WorkerEvidence.open(tmp_path, stranger, world.policy, Coord(0, 0, 0, 0))
@@ -178,11 +135,6 @@ def start(world: World, epochs: int = 1) -> Workers:
     for w in world.workers.values():
         w.begin(epochs)
     return world.workers
-
-
-def end_epoch(workers: Workers, epoch: int) -> None:
-    for w in workers.values():
-        w.finish(epoch)
 
 
 def test_altered_share_is_attributed_to_the_pair_and_named(world: World) -> None:
@@ -306,8 +258,10 @@ def test_a_different_result_is_named(world: World) -> None:
     for e in w.values():
         e.begin(STEPS)
     for p, e in w.items():
-        e.result({**VALUES, "loss": 9.0} if p == 2 else VALUES, state_digests())
+        e.outcome({**VALUES, "loss": 9.0} if p == 2 else VALUES, state_digests())
     agree(w)
+    for e in w.values():
+        e.result()
     w[0].check_closing(1, w[1].closing(0))
     with pytest.raises(ProtocolError, match="P2 has result") as found:
         w[0].check_closing(2, w[2].closing(0))

@@ -163,6 +163,9 @@ def test_one_dishonest_party_cannot_rewrite_its_part(target: Target) -> None:
                 {"sid_job": zero},
                 {"epoch": epoch + 1, "seen": dict.fromkeys(old["pairs"], zero)},
                 {"coord": f"p{party}r1s0t0"},
+                {"head": zero},
+                {"values": {**old["values"], "loss": 0.125}},
+                {"values": {}} if old["values"] else {"values": {"loss": 0.25}},
             ]
             if epoch:
                 changes.append({"seen": dict.fromkeys(old["seen"], zero)})
@@ -182,10 +185,16 @@ def test_one_dishonest_party_cannot_rewrite_its_part(target: Target) -> None:
             {"epochs": 2},
             {"root": zero},
             {"sid_job": zero},
+            {"head": zero},
+            {"seen": dict.fromkeys(result["seen"], zero)},
         ):
             fields = {k: v for k, v in {**result, **change}.items() if k != "result_hash"}
-            fields["sid_job"], fields["root"] = bytes.fromhex(fields["sid_job"]), bytes.fromhex(fields["root"])
-            fields["coord"] = Coord(0, party, 0, 0)
+            del fields["version"]
+            fields |= {name: bytes.fromhex(fields[name]) for name in ("sid_job", "root", "head")}
+            fields |= {
+                "coord": Coord(0, party, 0, 0),
+                "seen": {int(p): bytes.fromhex(h) for p, h in fields["seen"].items()},
+            }
             forged = sign_result(identity, ResultStatement(**fields)).to_json()
             target.rejected_json(
                 f"P{party} result {change}", lambda d, p=party, f=forged: d["workers"][p].update(result=f)

@@ -43,7 +43,7 @@ def test_replica_and_global_roots() -> None:
     found, top = roots.epoch_roots(JOB, topology, 11, worker)
     assert found == replicas
     assert top == H(b"UVCC_GLOBAL_ROOT_V1", JOB, le(11, 4), *replicas)
-    assert roots.run_root(JOB, [top, JOB]) == H(b"UVCC_RUN_ROOT_V1", JOB, le(2, 4), top, JOB)
+    assert roots.run_root([top, JOB]) == H(b"\x01", H(b"\x00", top), H(b"\x00", JOB))
     assert roots.subsession_root(JOB, 5, [top, JOB, top]) == H(b"UVCC_SUB_ROOT_V1", JOB, le(5, 4), top, JOB, top)
 
 

@@ -1,0 +1,104 @@
+"""A pod dies in mid-epoch and its disk changes a bit before it goes on: it says so itself, and no peer is accused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from private_kit import Fleet, Zygote, direct_links
+from private_liars import EPOCH
+
+from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.transcript import files, openlog
+from uvcc_engine.transcript.bundle import assemble_folder
+from uvcc_engine.transcript.verifier import verify
+
+JOB = PrivateJob(steps=4, batch=16, checkpoint_every=1, test_rows=50, reveal=("loss", "accuracy"))
+FAILED = 1  # whose pod dies
+
+
+class Interrupted:
+    """Three workers of which one died in epoch ``EPOCH``; their run folders as they lay then."""
+
+    def __init__(self, folder: Path, zygote: Zygote) -> None:
+        self.fleet = Fleet(folder / "fleet", zygote, JOB, [{**link, "peer_timeout_s": 3.0} for link in direct_links()])
+        for party in range(3):
+            self.fleet.dir(party).mkdir()
+            request: dict[str, Any] = {"spec": self.fleet.spec(party).to_json(), "log": str(folder / f"log{party}")}
+            if party == FAILED:
+                request["lie"] = "dies_in_an_epoch"
+            self.fleet.pids.append(zygote.ask(request)["pid"])
+        assert -9 in self.fleet.wait()
+        self._kept = folder / "kept"
+        for party in range(3):
+            shutil.copytree(self.fleet.dir(party), self._kept / str(party))
+
+    def again(self) -> Path:
+        """Everything as it lay; returns the transcript folder of the pod that died."""
+        for party in range(3):
+            shutil.rmtree(self.fleet.dir(party))
+            shutil.copytree(self._kept / str(party), self.fleet.dir(party))
+        return self.fleet.dir(FAILED) / f"transcript_p{FAILED}r0s0t0"
+
+    def resume(self) -> list[int]:
+        self.fleet.launch(resume=True)
+        return self.fleet.wait()
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    made = Zygote(tmp_path_factory.mktemp("damage"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def interrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    return Interrupted(tmp_path_factory.mktemp("interrupted"), zygote)
+
+
+def middle(path: Path) -> int:
+    """A byte in the middle of what a worker cannot do without."""
+    if path.name == files.OPEN_EPOCH:
+        return openlog._PAGE + 3 * openlog.SLOT + 9
+    if path.name == files.LEAVES:
+        block = [block for _, block in files.blocks(path)][EPOCH - 1]
+        return (block.at + block.end) // 2
+    return path.stat().st_size // 3
+
+
+def test_undamaged_it_goes_on_and_the_evidence_holds(interrupted: Interrupted, tmp_path: Path) -> None:
+    folder = interrupted.again()
+    assert len(list(openlog.open_records(folder, EPOCH))) > 5
+    assert interrupted.resume() == [0, 0, 0], [interrupted.fleet.exit(p) for p in range(3)]
+    for p in range(3):
+        name = f"transcript_p{p}r0s0t0"
+        shutil.copytree(interrupted.fleet.dir(p) / name, tmp_path / name)
+    shutil.copy(interrupted.fleet.home(0) / "policy.json", tmp_path / "policy.json")
+    shutil.copy(interrupted.fleet.home(0) / "signatures.json", tmp_path / "policy_signatures.json")
+    assert verify(assemble_folder(tmp_path)).level == "transcripts"
+
+
+@pytest.mark.parametrize("name", [files.OPEN_EPOCH, files.LEAVES, files.ROOTS, files.OPENINGS, files.PEERS])
+def test_a_changed_bit_is_the_own_disks_doing(interrupted: Interrupted, name: str) -> None:
+    path = interrupted.again() / name
+    data = bytearray(path.read_bytes())
+    data[middle(path)] ^= 4
+    path.write_bytes(bytes(data))
+    assert 0 not in interrupted.resume()
+    own = interrupted.fleet.exit(FAILED)
+    assert own["status"] == "failed"
+    assert str(path) in own["error"]
+    assert "this worker's own record of" in own["error"]
+    assert "next attempt" in own["cure"]
+    assert "party" not in own
+    for party in (0, 2):
+        found = interrupted.fleet.exit(party)
+        assert found.get("party", FAILED) == FAILED
+        assert f"P{FAILED} stopped: " in found["error"]
+        assert not interrupted.fleet.events(party, "protocol_error")
+    assert not interrupted.fleet.events(FAILED, "protocol_error")
+    assert not list(interrupted.fleet.folder.rglob(files.CONTRADICTIONS))
