@@ -229,7 +229,7 @@ class Endpoint:
 
     def _on_handshake(self, header: fr.Header, body: Buffer, now: float) -> bool:
         if header.cls == fr.HELLO:
-            self._urgent += self._handshake.on_hello(body)
+            self._urgent += self._handshake.on_hello(body, now)
             return False
         greeting, frames = self._handshake.on_auth(header, body)
         self._urgent += frames
