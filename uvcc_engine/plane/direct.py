@@ -71,7 +71,7 @@ class DirectLink:
         self._dial = {p: a for p, a in dialled.items() if p != party and a and (not listen or party > p)}
         self._active: dict[int, Connection] = {}
         self._guests: list[Connection] = []  # dialled, or let in; not proven
-        self._lobby = Lobby()
+        self._lobby: Lobby[Stranger] = Lobby()
         self._rejections = Rejections()
         self._next_dial = {p: (0.0, _REDIAL_S[0]) for p in self._dial}
         self._refused: dict[int, float] = {}

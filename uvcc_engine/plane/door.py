@@ -18,7 +18,7 @@ import socket
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.links import Notice
@@ -114,45 +114,56 @@ class Stranger:
         self.sock.close()
 
 
-class Lobby:
+class _Visitor(Protocol):
+    address: str
+    since: float
+
+    @property
+    def fd(self) -> int: ...
+
+
+_V = TypeVar("_V", bound=_Visitor)
+
+
+class Lobby(Generic[_V]):
     """The strangers, as many as there is room for."""
 
     def __init__(self, room: int = ROOM, share: int = SHARE) -> None:
         self._room, self._share = room, share
-        self._of: dict[str, OrderedDict[int, Stranger]] = {}  # by address, the oldest first
-        self.by_fd: dict[int, Stranger] = {}
+        self._of: dict[str, OrderedDict[int, _V]] = {}  # by address, the oldest first
+        self.by_fd: dict[int, _V] = {}
 
-    def enter(self, stranger: Stranger) -> Stranger | None:
+    def enter(self, visitor: _V) -> _V | None:
         """Let one in; returns who has to leave for it, if anybody."""
-        mine = self._of.setdefault(stranger.address, OrderedDict())
+        mine = self._of.get(visitor.address, {})
         leaves = None
         if len(mine) >= self._share:
             leaves = next(iter(mine.values()))
         elif len(self.by_fd) >= self._room:
-            crowd = max(self._of.values(), key=len)
-            leaves = next(iter(crowd.values()))
+            leaves = next(iter(max(self._of.values(), key=len).values()))
         if leaves is not None:
             self.leave(leaves)
-        self._of.setdefault(stranger.address, OrderedDict())[stranger.fd] = stranger
-        self.by_fd[stranger.fd] = stranger
+        self._of.setdefault(visitor.address, OrderedDict())[visitor.fd] = visitor
+        self.by_fd[visitor.fd] = visitor
         return leaves
 
-    def leave(self, stranger: Stranger) -> None:
-        if self.by_fd.pop(stranger.fd, None) is None:
+    def leave(self, visitor: _V) -> None:
+        if self.by_fd.get(visitor.fd) is not visitor:
             return
-        mine = self._of[stranger.address]
-        del mine[stranger.fd]
+        del self.by_fd[visitor.fd]
+        mine = self._of[visitor.address]
+        del mine[visitor.fd]
         if not mine:
-            del self._of[stranger.address]
+            del self._of[visitor.address]
 
-    def overdue(self, now: float) -> list[Stranger]:
-        """Who has been silent for too long."""
-        return [s for s in self.by_fd.values() if now - s.since > SILENT_S]
+    def overdue(self, now: float, patience_s: float = SILENT_S) -> list[_V]:
+        """Who has been here for too long."""
+        return [v for v in self.by_fd.values() if now - v.since > patience_s]
 
     def __len__(self) -> int:
         return len(self.by_fd)
 
-    def __iter__(self) -> Iterator[Stranger]:
+    def __iter__(self) -> Iterator[_V]:
         return iter(tuple(self.by_fd.values()))
 
 

@@ -165,7 +165,8 @@ def test_only_a_fresh_knock_of_a_peer_for_this_worker_is_let_in() -> None:
 
 
 def test_the_lobby_makes_room_where_the_crowd_is() -> None:
-    lobby, pairs = Lobby(room=6, share=4), []
+    lobby: Lobby[Stranger] = Lobby(room=6, share=4)
+    pairs: list[tuple[socket.socket, socket.socket]] = []
 
     def come(address: str) -> Stranger | None:
         pairs.append(socket.socketpair())
