@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-MAX_BODY: Final = 16 << 10
+MAX_BODY: Final = 32 << 10
 MAX_NAME: Final = 160
 NAME: Final = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_NAME}}}", re.ASCII)
 PER_PARTY: Final = 512
