@@ -33,6 +33,7 @@ from uvcc_engine.plane.stream_link import StreamLink, stream_address
 from uvcc_engine.transcript.identity import PublicIdentity
 
 KINDS: Final = ("auto", "direct", "stream", "relay", "nats")
+_MAX_HEALTH: Final = 1 << 16
 FAULTS_VARIABLE: Final = "UVCC_PLANE_FAULTS"  # a FaultPlan as JSON: rehearses a bad network in a whole run
 _WAITS: Final = {
     "peer_timeout_s": "peer_s",
@@ -201,11 +202,19 @@ def _ca_file(link: Mapping[str, Any]) -> Path | None:
 def health(url: str, ca_file: Path | None, timeout: float = 10.0) -> dict[str, Any]:
     """What a relay says of itself. Raises UnreachableError."""
     verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
+    text, end = b"", time.monotonic() + 2 * timeout
     try:
-        reply = httpx.get(f"{url.rstrip('/')}/healthz", timeout=timeout, verify=verify, trust_env=False)
-        found = reply.raise_for_status().json()
-    except (httpx.HTTPError, ValueError) as error:
+        with (
+            httpx.Client(timeout=timeout, verify=verify, trust_env=False) as client,
+            client.stream("GET", f"{url.rstrip('/')}/healthz", headers={"accept-encoding": "identity"}) as reply,
+        ):
+            for piece in reply.raise_for_status().iter_raw():
+                text += piece
+                if len(text) > _MAX_HEALTH or time.monotonic() > end:
+                    raise ValueError("its answer does not end")
+        found = json.loads(text)
+    except (httpx.HTTPError, ValueError, RecursionError) as error:
         raise UnreachableError(f"the relay {url} cannot be reached: {error}", "is it running?") from error
-    if not isinstance(found, dict) or not found.get("ok"):
-        raise UnreachableError(f"the relay {url} is not ready: {found}", "is it stopping?")
+    if not isinstance(found, dict) or found.get("ok") is not True or not isinstance(found.get("stream", ""), str):
+        raise UnreachableError(f"the relay {url} is not ready: {str(found)[:200]}", "is it stopping?")
     return {"stream": ""} | found
