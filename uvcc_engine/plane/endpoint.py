@@ -25,7 +25,6 @@ from uvcc_engine.plane.seals import open_bulk, open_packed, seal
 from uvcc_engine.plane.session import Greeting, Handshake, Session, SigningIdentity
 from uvcc_engine.transcript.identity import PublicIdentity
 
-
 MOST_STREAMS: Final = 16_384  # an acknowledgement of all must fit into a frame
 
 
