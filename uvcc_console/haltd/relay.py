@@ -1,6 +1,7 @@
 """The halt path over the relay: signed orders that the workers poll, and their signed signs of life as evidence.
 
 Works without any SSH connection: where a link is dead, the pod's workers still ask the relay every two seconds.
+Everything is sealed on its way: the relay sees the records' names, sizes and times (``transcript.boxes``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import records
@@ -29,12 +31,13 @@ from uvcc_console.rollout import halt
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.outside import record, said, whole
 from uvcc_engine.parallel.topology import Coord
-from uvcc_engine.transcript import orders, sshsig
+from uvcc_engine.transcript import boxes, orders, sshsig
 
 log = logging.getLogger(__name__)
 FOLDER: Final = "relay"
 AT: Final = ".at.json"
 CONSENT: Final = "consent/"
+SEAL: Final = "orders.key"
 LOOK_S: Final = 5.0
 AGAIN_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
@@ -110,11 +113,35 @@ def mailboxes(run_dir: Path, engine_run: str) -> list[Mailbox]:
 
 def signer(run_dir: Path, given: str = "") -> Callable[[bytes], str]:
     """Signs orders with the run's key, whose public half the workers know. ``given``: the profile's own key file."""
+    private = _signing(run_dir, given)
+    public = private.public_key().public_bytes_raw()
+    return lambda payload: sshsig.sign(private, public, orders.ORDER_NAMESPACE, payload)
+
+
+def _signing(run_dir: Path, given: str) -> Ed25519PrivateKey:
     private = operator_key(run_dir, given).pyca_key
     if not isinstance(private, Ed25519PrivateKey):
         raise UnreadableError(f"the key of {run_dir.name} is not an Ed25519 key", "delete it and start a new run")
-    public = private.public_key().public_bytes_raw()
-    return lambda payload: sshsig.sign(private, public, orders.ORDER_NAMESPACE, payload)
+    return private
+
+
+def reader(run_dir: Path, given: str = "") -> X25519PrivateKey:
+    """The key that opens the workers' signs of life here; it goes with the key that signs this folder's orders."""
+    return boxes.reader_of(_signing(run_dir, given))
+
+
+def seal_key(run_dir: Path) -> bytes:
+    """What the run's workers and consoles share to seal orders with; empty where there is none."""
+    try:
+        found = bytes.fromhex((run_dir / FOLDER / SEAL).read_text().strip())
+    except (OSError, ValueError):
+        return b""
+    return found if len(found) == 32 else b""
+
+
+def _under_seal(run_dir: Path, text: str) -> str:
+    key = seal_key(run_dir)
+    return boxes.seal_with(text, key) if key else text
 
 
 def order_key(run_dir: Path, given: str = "") -> str:
@@ -125,7 +152,8 @@ def order_key(run_dir: Path, given: str = "") -> str:
 def consent(run_dir: Path, engine_run: str, what: str) -> dict[str, str]:
     """The record by which the holder of this folder's order key signs for something."""
     content = {"type": "consent", "run": engine_run, "what": what}
-    return {"name": f"{CONSENT}{what}", "body": orders.sealed(content, signer(run_dir))}
+    body = _under_seal(run_dir, orders.sealed(content, signer(run_dir)))
+    return {"name": f"{CONSENT}{boxes.label(seal_key(run_dir), what)}", "body": body}
 
 
 def _worker(coord: str, s: Snapshot) -> bool:
@@ -157,6 +185,7 @@ class RelayPath:
         self._taken: set[tuple[str, str]] = set()
         self._domain = (run_dir / "domain.json").exists()
         self._roots = Published()
+        self._reader: X25519PrivateKey | None = None
 
     def follow(self, ladder: halt.Ladder | None, s: Snapshot, now: float) -> None:
         """Call often with the monotonic time; never blocks."""
@@ -197,7 +226,7 @@ class RelayPath:
             if order is not None:
                 fleet = s.profile.get("fleet", {})
                 body = orders.sealed(order, signer(self._run_dir, str(fleet.get("ssh_key", ""))))
-                put = {"name": f"{orders.ORDER}{order['nonce']}", "body": body}
+                put = {"name": f"{orders.ORDER}{order['nonce']}", "body": _under_seal(self._run_dir, body)}
             first = box.after < 0
             found = await asyncio.to_thread(box.exchange, put, "")
         except UvccError as e:
@@ -219,6 +248,7 @@ class RelayPath:
 
     def _take(self, box: Mailbox, body: str, s: Snapshot) -> None:
         """Another's order, or a domain's consent: once, and only under a signature of this run."""
+        body = boxes.unseal_with(body, seal_key(self._run_dir))
         for by, key in self._signers().items():
             content = orders.opened(body, orders.ORDER_NAMESPACE, [key])
             if content is None or content.get("run") != box.engine_run or key == order_key(self._run_dir):
@@ -244,6 +274,7 @@ class RelayPath:
 
     def _heard(self, box: Mailbox, body: str, s: Snapshot) -> None:
         """One sign of life. It counts only if the identity of its worker's own party signed it."""
+        body = self._unsealed(body, s)
         beat = orders.opened(body, orders.BEAT_NAMESPACE, [p.identity for p in s.pods.values() if p.identity])
         if beat is None or beat.get("run") != box.engine_run:
             return
@@ -262,6 +293,16 @@ class RelayPath:
         stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.get("phase", ""), "")
         if stage and beat.get("halt_nonce") == s.halt.nonce:
             self._report(pod.pod, coord, stage, told["step"], said(beat.get("checkpoint"), 128))
+
+    def _unsealed(self, body: str, s: Snapshot) -> str:
+        try:
+            if self._reader is None:
+                fleet = s.profile.get("fleet", {})
+                self._reader = reader(self._run_dir, str(fleet.get("ssh_key", "")))
+            return boxes.unseal(body, self._reader)
+        except UvccError as e:
+            log.warning("signs of life cannot be read: %s", e)
+            return ""
 
     def _light(self, box: Mailbox, s: Snapshot) -> None:
         """Tell of every pod whose workers began or ceased to be heard at the relay."""

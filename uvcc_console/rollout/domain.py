@@ -8,6 +8,7 @@ what their workers publish at the relay: signed signs of life, never a shell, a 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from uvcc_console.rollout import spawn
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.files import checked_run_id, write_atomic
 from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.transcript import boxes
 
 SIGNERS: Final = "signers.json"
 DOMAIN: Final = spawn.DOMAIN
@@ -41,6 +43,22 @@ def order_keys(run_dir: Path, given: str = "") -> dict[str, str]:
     (run_dir / relay.FOLDER).mkdir(exist_ok=True, mode=0o700)
     write_atomic(run_dir / relay.FOLDER / SIGNERS, json.dumps(found).encode())
     return found
+
+
+def readers(run_dir: Path, given: str = "") -> list[str]:
+    """Who may read the workers' signs of life at the relay: public keys of the operator and of the three domains."""
+    order_keys(run_dir, given)  # they are derived from these
+    folders = [run_dir / "domains" / f"p{party}" for party in range(PARTIES)]
+    return [boxes.public_of(relay.reader(run_dir, given)), *(boxes.public_of(relay.reader(f)) for f in folders)]
+
+
+def order_seal(run_dir: Path) -> str:
+    """The key (hex) under which consoles and workers of this run exchange orders, made at first use."""
+    path = run_dir / relay.FOLDER / relay.SEAL
+    if not relay.seal_key(run_dir):
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        write_atomic(path, os.urandom(32).hex().encode(), mode=0o600)
+    return relay.seal_key(run_dir).hex()
 
 
 def signers(run_dir: Path) -> dict[str, str]:
@@ -83,6 +101,7 @@ def export(run_dir: Path, s: Snapshot, party: int) -> dict[str, Any]:
         ],
         "order_key": (run_dir / "domains" / f"p{party}" / KEY_FILE).read_text(),
         "signers": signers(run_dir),
+        "seal": relay.seal_key(run_dir).hex(),
     }
 
 
@@ -110,6 +129,8 @@ def _join(document: Mapping[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(run_dir / KEY_FILE, str(document["order_key"]).encode(), mode=0o600)
     write_atomic(folder / SIGNERS, json.dumps(document["signers"]).encode())
+    if seal := bytes.fromhex(str(document.get("seal", ""))):
+        write_atomic(folder / relay.SEAL, seal.hex().encode(), mode=0o600)
     for number, at in enumerate(document["relays"]):
         name = f"{phase}-{number}"
         write_atomic(folder / f"{name}.json", json.dumps([at["token"]]).encode(), mode=0o600)

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from uvcc_engine.contract import files
-from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.errors import ProtocolError, UvccError, VerificationError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.parallel.group import Group
 from uvcc_engine.parallel.groups import PartyGroups
@@ -187,8 +187,24 @@ def _follow(plane: Plane, peer: int) -> dict[str, float]:
     for _ in range(PINGS):
         plane.recv_control(peer)
         plane.send_control(peer, b"pong")
-    plane.recv(peer, Tag(0, 0, 0, kinds.OPEN))
+    size = len(plane.recv(peer, Tag(0, 0, 0, kinds.OPEN)))
     plane.send_control(peer, b"have it")
-    plane.send(peer, Tag(0, 0, 1, kinds.OPEN), bytes(int(plane.recv_control(peer))))
-    told = json.loads(plane.recv_control(peer))
+    asked = plane.recv_control(peer)
+    if asked != str(size).encode():  # as much as it sent itself, and no more
+        raise ProtocolError(f"P{peer} asks for another block than it sent", party=peer)
+    plane.send(peer, Tag(0, 0, 1, kinds.OPEN), bytes(size))
+    told = _figures(plane.recv_control(peer), peer)
     return {"rtt_ms": told["rtt_ms"], "out_mib_s": told["in_mib_s"], "in_mib_s": told["out_mib_s"]}
+
+
+def _figures(body: bytes, peer: int) -> dict[str, float]:
+    """What the other end measured. Raises ProtocolError unless it is three finite numbers."""
+    try:
+        found = json.loads(body) if len(body) < 4096 else None
+    except (ValueError, RecursionError):
+        found = None
+    told = found if isinstance(found, dict) else {}
+    good = {k: v for k, v in told.items() if isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v < 1e12}
+    if set(good) != {"rtt_ms", "out_mib_s", "in_mib_s"}:
+        raise ProtocolError(f"P{peer} sent malformed measurements", party=peer)
+    return good

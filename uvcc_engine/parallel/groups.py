@@ -35,6 +35,7 @@ _POLL_S: Final = (0.001, 0.05)
 _PARTING_S: Final = 10.0
 _LISTEN_S: Final = 3.0
 _JOIN_S: Final = 10.0
+_MOST_NOTE: Final = 64 << 20
 
 
 class PartyGroups:
@@ -226,9 +227,13 @@ class PartyGroups:
                 self._check()
                 pause.wait(wait)
                 wait = min(2 * wait, self._longest_poll)
-            return [bytes(self._store.get(key)) for key in keys]
+            found = [bytes(self._store.get(key)) for key in keys]
         except RuntimeError as error:
             raise lost(self.place.coord.party, f"{self.place.coord} lost the store of its party", error) from error
+        if any(len(note) > _MOST_NOTE for note in found):
+            what = f"{self.place.coord} found a note of {max(map(len, found))} bytes at the meeting place"
+            raise PeerLostError(what, "is anybody else's program there?", party=self.place.coord.party)
+        return found
 
     @property
     def waiting_on(self) -> str | None:

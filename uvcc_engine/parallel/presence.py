@@ -27,6 +27,7 @@ WORD_S: Final = 10.0
 REACH_S: Final = 15.0
 """For so long another one looks for the meeting place."""
 _ANSWER_S: Final = 3.0
+_WORD_BYTES: Final = 400
 
 
 class Presence:
@@ -84,8 +85,10 @@ def word_of(store: Any, rank: int, party: int) -> PeerLostError | None:
     if not store.check([GONE]):
         return None
     store.set(f"{HEARD}/{rank}", "")
-    who, _, why = bytes(store.get(GONE)).decode(errors="replace").partition(" ")
-    return lost_before(int(who) if who.isdecimal() else -1, party, why)
+    # whoever reaches the meeting place can write there: what it says is short and clean before it stands in a log
+    said = bytes(store.get(GONE))[:_WORD_BYTES].decode(errors="replace")
+    who, _, why = "".join(c if c.isprintable() else " " for c in said).partition(" ")
+    return lost_before(int(who) if who.isascii() and who.isdecimal() and len(who) < 7 else -1, party, why)
 
 
 def leave_word(store: Any, rank: int, why: str, *, lost: Iterable[int] = ()) -> None:

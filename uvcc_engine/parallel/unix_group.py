@@ -27,6 +27,8 @@ from torch import Tensor
 NAME: Final = "unix"
 _HEAD: Final = struct.Struct("<qQ")  # which operation or tag, how many bytes follow
 _INDEX: Final = struct.Struct("<I")
+_MOST_BYTES: Final = 1 << 36  # of a message: memory is never asked for more
+_CALLER_S: Final = 5.0  # for a caller of this user to say who it is
 _WHOLE_BYTES: Final = 64 << 10  # a larger sum is made slice by slice
 Finish = Callable[[], None]
 
@@ -128,6 +130,8 @@ class Line:
                     _check_size(key, size, len(into))
                     self._fill(into)
                     return
+                if size > _MOST_BYTES:
+                    raise RuntimeError(f"a member sends {size} bytes for operation {found}")
                 other = bytearray(size)
                 self._fill(memoryview(other))
                 self._early.setdefault(found, deque()).append(other)
@@ -315,7 +319,8 @@ class UnixGroup(dist.ProcessGroup):
                 sock.sendall(_INDEX.pack(self._me))
             while len(found) < self._size - 1:
                 sock, _ = own.accept()
-                if (member := _caller(sock, self._timeout_s)) in range(self._me + 1, self._size):
+                member = _caller(sock, min(_CALLER_S, self._timeout_s))
+                if member in range(self._me + 1, self._size) and member not in found:
                     found[member] = sock
                 else:
                     sock.close()
@@ -328,7 +333,10 @@ def _caller(sock: socket.socket, timeout_s: float) -> int:
     if user != os.getuid():
         return -1
     sock.settimeout(timeout_s)
-    said = sock.recv(_INDEX.size, socket.MSG_WAITALL)
+    try:
+        said = sock.recv(_INDEX.size, socket.MSG_WAITALL)
+    except OSError:
+        return -1
     return int(_INDEX.unpack(said)[0]) if len(said) == _INDEX.size else -1
 
 

@@ -19,6 +19,7 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
 from uvcc_engine.plane.auto import AUTO_POLICY, AutoLink, RelayPath
 from uvcc_engine.plane.direct import DirectLink, parse_address
+from uvcc_engine.plane.door import Door
 from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.faults import FaultPlan, FaultyLink
 from uvcc_engine.plane.links import Link
@@ -32,6 +33,7 @@ from uvcc_engine.plane.stream_link import StreamLink, stream_address
 from uvcc_engine.transcript.identity import PublicIdentity
 
 KINDS: Final = ("auto", "direct", "stream", "relay", "nats")
+_MAX_HEALTH: Final = 1 << 16
 FAULTS_VARIABLE: Final = "UVCC_PLANE_FAULTS"  # a FaultPlan as JSON: rehearses a bad network in a whole run
 _WAITS: Final = {
     "peer_timeout_s": "peer_s",
@@ -68,7 +70,8 @@ def open_plane(
     """
     waits = replace(Waits(), **{field: float(link[name]) for name, field in _WAITS.items() if name in link})
     others = {p: public for p, public in peers.items() if p != party}
-    carrier = open_link(party, sid_sub, link, tuple(others), moves)
+    door = Door(party, sid_sub, lambda peer: identity.pair_secret(others[peer], sid_sub, "plane-knock"))
+    carrier = open_link(party, sid_sub, link, tuple(others), moves, door)
     if (plan := _faults(link)) is not None:
         carrier = FaultyLink(carrier, plan, party)
     now = time.monotonic()
@@ -104,12 +107,17 @@ def _restore(
 
 
 def open_link(
-    party: int, sid_sub: bytes, link: Mapping[str, Any], peers: Sequence[int], moves: Path | None = None
+    party: int,
+    sid_sub: bytes,
+    link: Mapping[str, Any],
+    peers: Sequence[int],
+    moves: Path | None = None,
+    door: Door | None = None,
 ) -> Link:
-    """The bare link of a party. Raises ConfigError, UnreachableError."""
+    """The bare link of a party. ``door``: who may connect to it directly. Raises ConfigError, UnreachableError."""
     kind, box = link.get("kind"), fr.sid64(sid_sub)
     if kind == "direct":
-        return _direct(party, link)
+        return _direct(party, link, door)
     if kind == "relay":
         return _moving(_relay, link, box, peers, moves)
     if kind == "stream":
@@ -119,16 +127,16 @@ def open_link(
         url, group = str(link["nats_url"]), str(link["group"])
         return NatsLink(url=url, party=party, group=group, box=box, token_file=token_file, ca_file=_ca_file(link))
     if kind == "auto":
-        return _auto(party, link, box, peers, moves)
+        return _auto(party, link, box, peers, moves, door)
     raise ConfigError(f"link kind {kind!r} is not known", f"use one of {', '.join(KINDS)}")
 
 
-def _direct(party: int, link: Mapping[str, Any]) -> DirectLink:
+def _direct(party: int, link: Mapping[str, Any], door: Door | None) -> DirectLink:
     addresses = {int(p): str(a) for p, a in dict(link.get("peers") or {}).items()}
     for address in addresses.values():
         parse_address(address)
     policy, spins = _policy(link, Policy()), bool(link.get("spins", True))
-    return DirectLink(party, str(link.get("listen") or ""), addresses, policy=policy, spins=spins)
+    return DirectLink(party, str(link.get("listen") or ""), addresses, policy=policy, spins=spins, door=door)
 
 
 def _relay(link: Mapping[str, Any], box: int) -> RelayLink:
@@ -160,9 +168,11 @@ def _stream(link: Mapping[str, Any], box: int) -> StreamLink:
     return StreamLink(address=address, token_file=token_file, tls=tls, box=box, policy=_policy(link, RELAY_POLICY))
 
 
-def _auto(party: int, link: Mapping[str, Any], box: int, peers: Sequence[int], moves: Path | None) -> Link:
+def _auto(
+    party: int, link: Mapping[str, Any], box: int, peers: Sequence[int], moves: Path | None, door: Door | None
+) -> Link:
     """Direct where possible, else the relay's stream front if it has one, else its HTTP front."""
-    direct = _direct(party, link) if link.get("listen") or link.get("peers") else None
+    direct = _direct(party, link, door) if link.get("listen") or link.get("peers") else None
     if not link.get("relay_url"):
         if direct is None:
             raise ConfigError("link auto has neither addresses nor a relay", "give listen and peers, or relay_url")
@@ -192,11 +202,19 @@ def _ca_file(link: Mapping[str, Any]) -> Path | None:
 def health(url: str, ca_file: Path | None, timeout: float = 10.0) -> dict[str, Any]:
     """What a relay says of itself. Raises UnreachableError."""
     verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
+    text, end = b"", time.monotonic() + 2 * timeout
     try:
-        reply = httpx.get(f"{url.rstrip('/')}/healthz", timeout=timeout, verify=verify, trust_env=False)
-        found = reply.raise_for_status().json()
-    except (httpx.HTTPError, ValueError) as error:
+        with (
+            httpx.Client(timeout=timeout, verify=verify, trust_env=False) as client,
+            client.stream("GET", f"{url.rstrip('/')}/healthz", headers={"accept-encoding": "identity"}) as reply,
+        ):
+            for piece in reply.raise_for_status().iter_raw():
+                text += piece
+                if len(text) > _MAX_HEALTH or time.monotonic() > end:
+                    raise ValueError("its answer does not end")
+        found = json.loads(text)
+    except (httpx.HTTPError, ValueError, RecursionError) as error:
         raise UnreachableError(f"the relay {url} cannot be reached: {error}", "is it running?") from error
-    if not isinstance(found, dict) or not found.get("ok"):
-        raise UnreachableError(f"the relay {url} is not ready: {found}", "is it stopping?")
+    if not isinstance(found, dict) or found.get("ok") is not True or not isinstance(found.get("stream", ""), str):
+        raise UnreachableError(f"the relay {url} is not ready: {str(found)[:200]}", "is it stopping?")
     return {"stream": ""} | found

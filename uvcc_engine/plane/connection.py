@@ -20,9 +20,11 @@ _DEAD_PATH_MS: Final = 10_000
 class Connection:
     """A socket with frames going out and frames coming in."""
 
-    def __init__(self, sock: socket.socket, now: float, peer: int | None) -> None:
+    def __init__(self, sock: socket.socket, now: float, peer: int, address: str) -> None:
+        """``peer``: who was dialled, or who knocked; a sealed frame has yet to prove it."""
         self.sock = sock
         self.peer = peer
+        self.address = address
         self.since = now
         self.connecting = False
         self.mask = 0  # of the poll

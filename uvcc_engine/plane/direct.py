@@ -1,7 +1,8 @@
 """Direct link: one TCP connection per pair of parties, for parties that can reach each other.
 
-The party that has the other's address dials; if both could, the higher one does. A connection counts once its first
-sealed frame has been proven, so a stranger who connects cannot displace a peer.
+The party that has the other's address dials; if both could, the higher one does. Who dials knocks first (see ``door``),
+so a stranger's bytes are never read as frames. A connection counts once its first sealed frame has been proven, so
+nobody who recorded a knock can displace a peer either.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError
 from uvcc_engine.plane.connection import Connection
+from uvcc_engine.plane.door import Door, Lobby, Rejections, Stranger
 from uvcc_engine.plane.links import Arrival, Notice
 from uvcc_engine.plane.policy import Outgoing, Policy
 
 _SSH_PORT: Final = 22
 _REFILL_BYTES: Final = 256 << 10  # what is left of a full backlog when its filler is called back
 _REDIAL_S: Final = (0.05, 1.0)
-_STRANGERS: Final = 16
-_STRANGER_S: Final = 15.0
+_GUESTS: Final = 4  # connections of one peer that have knocked and not proven themselves
+_GUEST_S: Final = 15.0
+_ACCEPTS: Final = 64  # at a time, so that a flood does not keep the peers waiting
+_BACKLOG: Final = 1024  # a peer waits behind a stranger's connects, not outside
 _BRISK_S: Final = 200e-6  # an answer this soon: stay awake for the next one
 _GLANCES: Final = 200  # about 200 us
 
@@ -32,7 +36,7 @@ _GLANCES: Final = 200  # about 200 us
 def parse_address(text: str) -> tuple[str, int]:
     """Read ``host:port``. Raises ConfigError."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > 65535:
         raise ConfigError(f"not an address: {text!r}", "write it like 10.0.0.2:7000")
     if int(port) == _SSH_PORT:
         raise ConfigError(f"{text} is the SSH port", "give the plane a port of its own")
@@ -55,15 +59,20 @@ class DirectLink:
         policy: Policy | None = None,
         *,
         spins: bool = True,
+        door: Door | None = None,
     ) -> None:
         """``peers``: host:port of the parties that can be dialled. ``spins``: ask a few times before sleeping, where
-        answers come at once; not for processes that outnumber the processors. Raises UnreachableError if it cannot
-        listen."""
+        answers come at once; not for processes that outnumber the processors. ``door``: who is let in; without one
+        nobody is, and nobody can be dialled. Raises UnreachableError if it cannot listen."""
         self.policy = policy or Policy()
         self._clock = clock
-        self._dial = {p: a for p, a in peers.items() if p != party and a and (not listen or party > p)}
+        self._door = door
+        dialled = peers if door is not None else {}
+        self._dial = {p: a for p, a in dialled.items() if p != party and a and (not listen or party > p)}
         self._active: dict[int, Connection] = {}
-        self._strangers: list[Connection] = []
+        self._guests: list[Connection] = []  # dialled, or let in; not proven
+        self._lobby: Lobby[Stranger] = Lobby()
+        self._rejections = Rejections()
         self._next_dial = {p: (0.0, _REDIAL_S[0]) for p in self._dial}
         self._refused: dict[int, float] = {}
         self._met: set[int] = set()
@@ -98,13 +107,13 @@ class DirectLink:
     def ready(self, dst: int) -> bool:
         found = self._active.get(dst)
         if found is None:
-            return any(c.peer == dst and not c.connecting for c in self._strangers)
+            return any(c.peer == dst and not c.connecting for c in self._guests)
         return found.room
 
     def send(self, dst: int, out: Outgoing) -> None:
         found = self._active.get(dst)
         # until one has proven itself, the handshake goes to everybody who says to be this peer
-        routes = [found] if found else [c for c in self._strangers if c.peer == dst and not c.connecting]
+        routes = [found] if found else [c for c in self._guests if c.peer == dst and not c.connecting]
         for connection in routes:
             connection.out.add(out.buffers)
             self._dirty.add(connection)
@@ -152,9 +161,10 @@ class DirectLink:
         until = end
         if not self._dial.keys() <= self._active.keys():
             until = min(end, self._redial(now))
-        if self._strangers:
+        if self._guests or self._lobby:
             self._dismiss(now)
             until = min(until, now + 1.0)
+        self._notices += self._rejections.due(now)
         arrivals: list[Arrival] = []
         for fd, event in self._events(max(0.0, until - now)):
             found = self._by_fd.get(fd)
@@ -162,7 +172,8 @@ class DirectLink:
                 os.eventfd_read(fd)
                 self._nudged = True
             elif found is None:
-                self._accept(now)
+                stranger = self._lobby.by_fd.get(fd)
+                self._greet(stranger, now) if stranger is not None else self._accept(fd, now)
             elif found.connecting:
                 self._connected(found, now)
             else:
@@ -197,13 +208,15 @@ class DirectLink:
             connection.mask = want
 
     def _adopt(self, connection: Connection) -> None:
-        self._strangers.append(connection)
+        self._guests.append(connection)
         self._by_fd[connection.sock.fileno()] = connection
         self._watch(connection)
 
     def _dismiss(self, now: float) -> None:
-        for stranger in [c for c in self._strangers if now - c.since > _STRANGER_S]:
-            self._drop(stranger, TimeoutError("did not prove itself"))
+        for guest in [c for c in self._guests if now - c.since > _GUEST_S]:
+            self._drop(guest, TimeoutError("did not prove itself"))
+        for stranger in self._lobby.overdue(now):
+            self._turn_away(stranger, "silent", now)
 
     def _read(self, connection: Connection) -> list[Arrival]:
         try:
@@ -212,12 +225,12 @@ class DirectLink:
             self._drop(connection, error)
             return []
         except ProtocolError as error:
-            party = connection.peer if connection.peer is not None else -1
-            self._notices.append(Notice("protocol_error", {"party": party, "what": error.what}))
+            if self._active.get(connection.peer) is connection:
+                self._notices.append(Notice("protocol_error", {"party": connection.peer, "what": error.what}))
+            else:  # whoever answers at the peer's address is not the peer yet
+                self._reject(connection.address, error.what, self._clock())
             self._drop(connection, error)
             return []
-        if frames and connection.peer is None:
-            connection.peer = frames[0][0].src
         return [Arrival(header, body, connection) for header, body in frames]
 
     # -- setting up and breaking down --------------------------------------------------------------------------------
@@ -226,7 +239,7 @@ class DirectLink:
         """Dial whoever is due; returns when to look again."""
         again = float("inf")
         for peer, address in self._dial.items():
-            if peer in self._active or any(c.peer == peer for c in self._strangers):
+            if peer in self._active or any(c.peer == peer for c in self._guests):
                 continue
             at, gap = self._next_dial[peer]
             if now >= at:
@@ -239,7 +252,7 @@ class DirectLink:
     def _dial_one(self, peer: int, address: str, now: float) -> None:
         try:
             family, kind, proto, _, target = socket.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)[0]
-            connection = Connection(socket.socket(family, kind, proto), now, peer)
+            connection = Connection(socket.socket(family, kind, proto), now, peer, address)
         except OSError as error:
             self._refuse(peer, now, error)
             return
@@ -254,30 +267,70 @@ class DirectLink:
         if code:
             self._drop(connection, OSError(code, "cannot connect"))
             return
+        assert self._door is not None
         connection.connecting, connection.since = False, now
-        self._watch(connection)
-        if connection.peer is not None:
-            self._resets.append(connection.peer)
+        connection.out.add([self._door.knock(connection.peer)])
+        self._dirty.add(connection)
+        self._resets.append(connection.peer)
+        self._flush(connection)
 
-    def _accept(self, now: float) -> None:
-        assert self._listener is not None
+    def _accept(self, fd: int, now: float) -> None:
+        """Take who waits at the listening socket. What many of them have to say is there already."""
+        if self._listener is None or fd != self._listener.fileno():
+            return  # of a connection that was closed while the events of this look were handled
+        for _ in range(_ACCEPTS):
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    for stranger in self._lobby:
+                        self._turn_away(stranger, "no room", now)
+                    return
+                continue  # it went away before it was taken
+            stranger = Stranger(sock, str(address[0]), now)
+            if (leaves := self._lobby.enter(stranger)) is not None:
+                self._turn_away(leaves, "silent", now)
+            self._poll.register(stranger.fd, select.EPOLLIN)
+            self._greet(stranger, now)
+
+    def _greet(self, stranger: Stranger, now: float) -> None:
+        """Read a stranger's knock and let the peer in that it proves."""
         try:
-            sock, _ = self._listener.accept()
+            if not stranger.read():
+                return
         except OSError:
-            return  # it went away before it was taken
-        if len(self._strangers) >= _STRANGERS:
-            self._drop(self._strangers[0], TimeoutError("too many unproven connections"))
-        self._adopt(Connection(sock, now, None))
+            self._turn_away(stranger, "left without a knock", now)
+            return
+        peer, why = self._door.admit(stranger.have) if self._door is not None else (-1, "nobody is expected")
+        if why:
+            self._turn_away(stranger, why, now)
+            return
+        self._lobby.leave(stranger)
+        self._poll.unregister(stranger.fd)
+        mine = [c for c in self._guests if c.peer == peer and not c.connecting]
+        if len(mine) >= _GUESTS:
+            self._drop(mine[0], TimeoutError("too many unproven connections"))
+        self._adopt(Connection(stranger.sock, now, peer, stranger.address))
+
+    def _turn_away(self, stranger: Stranger, why: str, now: float) -> None:
+        self._lobby.leave(stranger)
+        stranger.close()  # which takes it out of the poll
+        self._reject(stranger.address, why, now)
+
+    def _reject(self, address: str, why: str, now: float) -> None:
+        if (notice := self._rejections.note(address, why, now)) is not None:
+            self._notices.append(notice)
 
     def proven(self, src: int, path: object) -> None:
         assert isinstance(path, Connection)
-        if self._active.get(src) is path or path not in self._strangers:
+        if self._active.get(src) is path or path not in self._guests or path.peer != src:
             return
-        self._strangers.remove(path)
+        self._guests.remove(path)
         before = self._active.pop(src, None)
         if before is not None:
             self._forget(before)
-        path.peer = src
         self._active[src] = path
         self._met.add(src)
         self._refused.pop(src, None)
@@ -293,11 +346,9 @@ class DirectLink:
 
     def _drop(self, connection: Connection, error: Exception) -> None:
         self._forget(connection)
-        if connection in self._strangers:
-            self._strangers.remove(connection)
+        if connection in self._guests:
+            self._guests.remove(connection)
         peer = connection.peer
-        if peer is None:
-            return
         if self._active.get(peer) is connection:
             del self._active[peer]
             self._notices.append(Notice("link_down", {"peer": peer, "kind": self.kind, "why": str(error)}))
@@ -338,10 +389,14 @@ class DirectLink:
         self._dial.clear()
 
     def close(self) -> None:
-        for connection in (*self._active.values(), *self._strangers):
+        for connection in (*self._active.values(), *self._guests):
             self._forget(connection)
+        for stranger in self._lobby:
+            self._lobby.leave(stranger)
+            stranger.close()
         self._active.clear()
-        self._strangers.clear()
+        self._guests.clear()
+        self._notices += self._rejections.due(float("inf"))
         self._poll.close()
         if self._listener is not None:
             self._listener.close()
@@ -351,6 +406,8 @@ class DirectLink:
 def _listen(listen: str) -> socket.socket:
     host, port = parse_address(listen)
     try:
-        return socket.create_server((host, port), backlog=32, reuse_port=False)
+        found = socket.create_server((host, port), backlog=_BACKLOG, reuse_port=False)
+        found.setblocking(False)
+        return found
     except OSError as error:
         raise UnreachableError(f"cannot listen on {listen}: {error.strerror}", "choose another port") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.plane import acks
@@ -24,6 +24,8 @@ from uvcc_engine.plane.roundtrip import RoundTrip
 from uvcc_engine.plane.seals import open_bulk, open_packed, seal
 from uvcc_engine.plane.session import Greeting, Handshake, Session, SigningIdentity
 from uvcc_engine.transcript.identity import PublicIdentity
+
+MOST_STREAMS: Final = 16_384  # an acknowledgement of all must fit into a frame
 
 
 class Endpoint:
@@ -184,6 +186,8 @@ class Endpoint:
         flags, entries = acks.decode(plain, self.peer)
         for ack, numbered, committed in entries:
             stream = ack.stream
+            if stream not in self._peer_sent and len(self._peer_sent) >= MOST_STREAMS:
+                raise ProtocolError(f"more than {MOST_STREAMS} streams", party=self.peer)
             self._peer_sent[stream] = max(numbered, self._peer_sent.get(stream, 0))
             if (kept := self.state.kept.get(stream)) is not None:
                 kept.forget_below(committed)
@@ -229,7 +233,7 @@ class Endpoint:
 
     def _on_handshake(self, header: fr.Header, body: Buffer, now: float) -> bool:
         if header.cls == fr.HELLO:
-            self._urgent += self._handshake.on_hello(body)
+            self._urgent += self._handshake.on_hello(body, now)
             return False
         greeting, frames = self._handshake.on_auth(header, body)
         self._urgent += frames
@@ -247,6 +251,8 @@ class Endpoint:
         else:
             fresh = not channel.has(seq)  # a repeat must not be opened over what has been received
             digest, parts = open_bulk(session, header, body, self._label_in, self.inbox.room if fresh else None)
+        if len(self.receiving) >= MOST_STREAMS and stream not in self.receiving:
+            raise ProtocolError(f"more than {MOST_STREAMS} streams", party=self.peer)
         self.receiving[stream] = channel
         if self._ack_since is None:
             self._ack_since = now

@@ -37,6 +37,7 @@ CONTROL_STREAM: Final = 0xFFFF_FFFE
 ACK_STREAM: Final = 0xFFFF_FFFF
 MAX_MESSAGE: Final = 1 << 34
 MAX_KIND: Final = 0xFF
+MAX_SEQ: Final = (1 << 63) - 1  # twice that is still a nonce
 TAG_BYTES: Final = 16  # of the AEAD
 HEADER_BYTES: Final = 48
 PART_BYTES: Final = 40
@@ -136,7 +137,7 @@ def read_header(data: Buffer) -> Header:
     magic, version, cls, src, dst, sid, session, stream, generation, seq, length, crc = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise ProtocolError("not a frame", "is the other end the same version of this program?")
-    if version != VERSION or cls not in CLASSES or length > MAX_BODY:
+    if version != VERSION or cls not in CLASSES or length > MAX_BODY or seq > MAX_SEQ:
         raise ProtocolError(f"frame of version {version}, class {cls:#x}, {length} bytes", party=src)
     return Header(
         cls, src, dst, sid, session, stream, generation, seq, length, crc, bytes(data[: HEADER_BYTES - _CRC.size])

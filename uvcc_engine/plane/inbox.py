@@ -12,6 +12,7 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
 
 _EPOCHS_REMEMBERED: Final = 2
+_MOST_PARTIAL: Final = 1024  # messages of which chunks are missing
 
 
 def buffer(size: int) -> memoryview:
@@ -48,7 +49,14 @@ class Inbox:
             return buffer(total)
         partial = self._partial.get(tag)
         if partial is None:
-            partial = self._partial[tag] = _Partial(total, chunks)
+            if len(self._partial) >= _MOST_PARTIAL:
+                raise ProtocolError(f"{len(self._partial)} messages are begun and not complete", party=self._peer)
+            try:
+                partial = self._partial[tag] = _Partial(total, chunks)
+            except MemoryError:
+                raise ProtocolError(
+                    f"{tag} is announced with {total} bytes, which do not fit", party=self._peer
+                ) from None
         if chunk not in partial.missing or len(partial.view) != total:
             raise ProtocolError(f"chunk {chunk} of {tag} came twice or does not fit", party=self._peer)
         return partial.view[chunk * fr.CHUNK : (chunk + 1) * fr.CHUNK]

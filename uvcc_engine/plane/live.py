@@ -18,11 +18,11 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolErro
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Nudged, Recorder, Tag
 from uvcc_engine.plane.endpoint import Endpoint
-from uvcc_engine.plane.links import Link
+from uvcc_engine.plane.links import Link, Notice
+from uvcc_engine.plane.quiet import OnEvent, Quiet
 
 _LONGEST_WAIT: Final = 1.0
-
-OnEvent = Callable[[str, dict[str, Any]], None]
+_NOISE: Final = frozenset({"protocol_error", "relay_refused", "relay_expired", "relay_down", "relay_up"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class LivePlane:
             for peer, endpoint in endpoints.items():
                 endpoint.inbox.on_message = partial(recorder.foresee, peer)
         self._on_event = on_event
+        self._quiet = Quiet(on_event)
         self._waits = waits
         self._clock = clock
         self._lock = threading.Lock()
@@ -202,6 +203,8 @@ class LivePlane:
             self._broken = ConfigError("the plane is closed", "nothing can be sent or received any more")
             self._closed.set()
             self._link.close()
+            self._pass_on(self._link.notices(), self._clock())
+            self._quiet.look(float("inf"))
         if threading.current_thread() is not self._background:
             self._background.join()
 
@@ -309,13 +312,23 @@ class LivePlane:
             self._take_in(header, body, path, now)
         for peer in link.resets():
             self._endpoints[peer].link_reset(now)
-        for notice in link.notices():
-            self._on_event(notice.event, dict(notice.fields))
+        self._pass_on(link.notices(), now)
+        self._quiet.look(now)
+
+    def _pass_on(self, notices: Iterable[Notice], now: float) -> None:
+        """Tell of what happened at the link; what others than the peers can cause again and again, sparingly."""
+        for event, fields in notices:
+            if event in _NOISE:
+                party = fields.get("party")
+                self._quiet.say((event, party if party in self._endpoints else None), event, dict(fields), now)
+            else:
+                self._on_event(event, dict(fields))
 
     def _take_in(self, header: fr.Header, body: Buffer, path: object, now: float) -> None:
         endpoint = self._endpoints.get(header.src)
         if endpoint is None:
-            self._on_event("protocol_error", {"party": header.src, "what": "a frame of an unknown sender"})
+            fields = {"party": header.src, "what": "a frame of an unknown sender", "dropped": True}
+            self._quiet.say("unknown", "protocol_error", fields, now)
             return
         if self._failed is not None and self._failed.party == header.src:
             return  # nothing that it says counts any more
@@ -325,14 +338,15 @@ class LivePlane:
         except ProtocolError as error:
             self._fail(error)
         if endpoint.errors:
-            self._report_errors(endpoint)
+            self._report_errors(endpoint, now)
         if endpoint.session is not None and self._up.get(endpoint.peer) != endpoint.session.id:
             self._up[endpoint.peer] = endpoint.session.id
             self._on_event("link_up", {"kind": self._link.kind, "peer": endpoint.peer})
 
-    def _report_errors(self, endpoint: Endpoint) -> None:
+    def _report_errors(self, endpoint: Endpoint, now: float) -> None:
         for error in endpoint.errors:
-            self._on_event("protocol_error", {"party": error.party, "what": error.what, "dropped": True})
+            fields = {"party": error.party, "what": error.what, "dropped": True}
+            self._quiet.say(("dropped", endpoint.peer), "protocol_error", fields, now)
         endpoint.errors.clear()
 
     def _fail(self, error: ProtocolError) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.links import Arrival, Notice
@@ -34,15 +35,27 @@ NATS_POLICY: Final = Policy(
 _PIECE = struct.Struct("<QIQHHHxx")  # session, stream, seq, try, piece, pieces
 _UNSENT: Final = 32 << 20
 _FETCH: Final = 256
+_PARTIES: Final = frozenset(map(str, range(PARTIES)))
 _MAX_AGE_S: Final = 86_400
 _ACK_WAIT_S: Final = 60
 _DUPLICATE_WINDOW_S: Final = 120
 _RETRY_S: Final = 1.0
+_REST_S: Final = 0.02
+_WAITING: Final = 2048  # messages taken from the broker and not from us: then it keeps them, and passing ones are lost
+_PIECES: Final = 1024  # of a frame
+_UNFINISHED: Final = 64  # frames of which pieces are missing
+_FRAME_BYTES: Final = fr.HEADER_BYTES + fr.MAX_BODY
 
 
 def subject_word(text: str) -> str:
     """A group's name as one word of a subject."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", text)
+
+
+def sender_in(subject: str) -> int:
+    """The sender that the broker let publish under a subject; -1 for a word that is no party."""
+    words = subject.split(".")
+    return int(words[-2]) if len(words) > 2 and words[-2] in _PARTIES else -1
 
 
 class NatsLink:
@@ -84,7 +97,7 @@ class NatsLink:
         self._unsent = 0  # bytes handed over and not stored yet
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
-        self._pieces: dict[bytes, list[bytes]] = {}
+        self._pieces: dict[tuple[int, bytes], list[bytes | None]] = {}
         self._notices: list[Notice] = []
         self._down_since: float | None = clock()
         self._client: Any = None
@@ -156,7 +169,7 @@ class NatsLink:
 
     def _arrivals(self, sender: int, data: bytes) -> list[Arrival]:
         try:
-            whole = self._assemble(data)
+            whole = self._assemble(sender, data)
             if whole is None:
                 return []
             header = fr.read_header(memoryview(whole)[: fr.HEADER_BYTES])
@@ -168,21 +181,30 @@ class NatsLink:
             return []
         return [Arrival(header, memoryview(whole)[fr.HEADER_BYTES :], None)]
 
-    def _assemble(self, data: bytes) -> bytes | None:
-        """The frame that ``data`` completes; None while pieces are missing (the sender repeats what is lost)."""
+    def _assemble(self, sender: int, data: bytes) -> bytes | None:
+        """The frame that ``data`` completes; None while pieces are missing (the sender repeats what is lost).
+
+        Whoever may publish may send anything: of what is begun only the newest is kept. Raises ProtocolError.
+        """
         *_, piece, pieces = _PIECE.unpack_from(data)
         body = data[_PIECE.size :]
         if pieces == 1:
             return body
-        key = data[: _PIECE.size - 6]
-        parts = self._pieces.setdefault(key, [b""] * pieces)
-        if piece >= len(parts):
-            raise ProtocolError(f"piece {piece} of {len(parts)}")
+        key = sender, data[: _PIECE.size - 6]
+        known = self._pieces.get(key)
+        if not piece < pieces <= _PIECES or (known is not None and len(known) != pieces) or not body:
+            raise ProtocolError(f"piece {piece} of {pieces}")
+        parts = self._pieces.setdefault(key, [None] * pieces)
         parts[piece] = body
+        if sum(len(p) for p in parts if p) > _FRAME_BYTES:
+            del self._pieces[key]
+            raise ProtocolError("a frame in pieces that are too large")
+        if len(self._pieces) > _UNFINISHED:
+            del self._pieces[next(k for k in self._pieces if k[0] == sender)]
         if not all(parts):
             return None
-        del self._pieces[key]
-        return b"".join(parts)
+        self._pieces.pop(key, None)
+        return b"".join(p for p in parts if p)
 
     # -- on the client's thread --------------------------------------------------------------------------------------
 
@@ -269,8 +291,10 @@ class NatsLink:
 
         while True:
             try:
+                while self._inbox.qsize() > _WAITING:
+                    await asyncio.sleep(_REST_S)
                 for message in await subscription.fetch(_FETCH, timeout=5):
-                    self._inbox.put((int(message.subject.split(".")[-2]), message.data))
+                    self._inbox.put((sender_in(message.subject), message.data))
                     await message.ack()
             except (TimeoutError, nats.errors.TimeoutError):
                 continue
@@ -304,7 +328,8 @@ class NatsLink:
             await self._jetstream.publish(f"uvcc.{subject}", head + data[n * size : (n + 1) * size], headers=ident)
 
     async def _on_passing(self, message: Any) -> None:
-        self._inbox.put((int(message.subject.split(".")[-2]), message.data))
+        if self._inbox.qsize() <= _WAITING:
+            self._inbox.put((sender_in(message.subject), message.data))
 
     async def _on_error(self, error: Exception) -> None:
         self._notices.append(Notice("link_down", {"kind": self.kind, "why": str(error) or type(error).__name__}))

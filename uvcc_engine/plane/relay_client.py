@@ -37,6 +37,7 @@ RELAY_POLICY: Final = Policy(
 )
 _MAX_REQUEST: Final = 8 << 20
 _MAX_REPLY: Final = 16 << 20
+_MOST_REPLY: Final = 128 << 20  # bytes; a relay may be hostile, and one message may be larger than what was asked for
 _SLACK_S: Final = 10.0  # a reply may come this much later than the wait that was asked for
 _BACKOFF_S: Final = (0.05, 2.0)
 _IOV: Final = 64
@@ -107,11 +108,14 @@ class HttpConnection:
             _send_all(sock, [b"%b%d\r\n\r\n" % (self._head, length), *pieces])
             self._body, self._complete = [], False
             parser = httptools.HttpResponseParser(self)
-            view = memoryview(self._buffer)
+            view, end, got = memoryview(self._buffer), time.monotonic() + timeout, 0
             while not self._complete:
                 count = sock.recv_into(self._buffer)
                 if not count:
                     raise ConnectionResetError("the relay closed the connection")
+                got += count
+                if got > _MOST_REPLY or time.monotonic() > end:
+                    raise ConnectionError(f"the relay's answer of {got} bytes does not end")
                 parser.feed_data(view[:count])
             status = parser.get_status_code()
             if not parser.should_keep_alive():
@@ -190,6 +194,8 @@ class RelayBase:
     def _refused(self, items: list[wire.Item], fates: bytes) -> list[wire.Item]:
         """The items to try again; a full queue is reported, never hidden. Raises ConfigError if trying is no use."""
         again: list[wire.Item] = []
+        if len(fates) != len(items) or any(f >= len(wire.FATES) for f in fates):
+            raise ValueError("a reply to another request")
         if not any(f > wire.DUPLICATE for f in fates):
             return again
         for item, fate in zip(items, fates, strict=True):
@@ -213,7 +219,8 @@ class RelayBase:
 
     def _arrival(self, message: wire.Message) -> Arrival | None:
         if message.slot == wire.EXPIRED:
-            self._notices.append(Notice("relay_expired", {"receiver": message.payload[0]}))
+            receiver = message.payload[0] if len(message.payload) else -1
+            self._notices.append(Notice("relay_expired", {"receiver": receiver}))
             return None
         view = memoryview(message.payload)
         what = "not a frame"
@@ -278,11 +285,12 @@ class RelayLink(RelayBase):
     def exchange(self, wait: float, src: int | None) -> list[Arrival]:
         if self._resting(wait):
             return []
-        items = self._items
+        items, acks = self._items[: wire.MAX_ITEMS], self._acks[: wire.MAX_ITEMS]
         flags = wire.RESYNC if self._down_since is not None else 0
-        pieces = wire.request_pieces(self._box, self._consumer, int(wait * 1000), _MAX_REPLY, self._acks, items, flags)
+        pieces = wire.request_pieces(self._box, self._consumer, int(wait * 1000), _MAX_REPLY, acks, items, flags)
         try:
             reply = wire.read_reply(self._http.post(pieces, wait + _SLACK_S))
+            again = self._refused(items, reply.fates)
         except HttpError as error:
             if error.status in (401, 403):
                 cure = "check its token file"
@@ -293,8 +301,8 @@ class RelayLink(RelayBase):
             self._down(error)
             return []
         self._up()
-        self._acks = []
-        self._items = self._refused(items, reply.fates)
+        self._acks = self._acks[len(acks) :]
+        self._items = again + self._items[len(items) :]
         self._bytes = sum(len(i.payload) for i in self._items)
         return self._arrivals(reply.messages)
 

@@ -7,12 +7,15 @@ of the transcript hash, sealed under a key of this handshake, as in SIGMA (Krawc
 sequence number of the channel as nonce seals every later frame. The higher party may ask for a start by a HELLO without
 a key.
 
-A HELLO is not authentic, so it never ends a running session: only a verified AUTH replaces it.
+A HELLO ends with a MAC under a key of the two static identities and the subsession, checked before anything is computed
+from it: only the peer can cause a key agreement or a signature. An old one can come again, so none is answered twice,
+few are answered in a short time, and a HELLO never ends a running session: only a verified AUTH replaces it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
@@ -25,17 +28,21 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer
+from uvcc_engine.plane.quiet import Bucket
 from uvcc_engine.transcript.identity import PublicIdentity, verify_signature
 
 NAMESPACE: Final = "uvcc-plane"
 _HELLO = struct.Struct(
     "<8sBBH16s32s32s"
 )  # magic, party, peer, kind, instance, ephemeral key, hash of the answered HELLO
-_MAGIC: Final = b"UVCCHEL1"
+_MAGIC: Final = b"UVCCHEL2"
+_MAC_BYTES: Final = 32
 _ASK: Final = 0
 _START: Final = 1
 _ANSWER: Final = 2
 _GENERATIONS_KEPT: Final = 2
+_ANSWERED_KEPT: Final = 1024  # HELLOs of the peer that are not answered again
+_AGREEMENTS: Final = (16.0, 1.0)  # at once, and per second: each costs two agreements and a signature
 
 
 class SigningIdentity(Protocol):
@@ -188,6 +195,10 @@ class Handshake:
         self._entropy = entropy
         self._ephemeral: X25519PrivateKey | None = None  # of a START or ANSWER that is still open
         self._hello = b""
+        self._mac_key = b""
+        self._answered: dict[bytes, None] = {}
+        self._retired: dict[bytes, None] = {}  # processes of the peer that another one has followed
+        self._agreements = Bucket(*_AGREEMENTS)
         self._pending: _Pending | None = None
         self._done: tuple[bytes, list[bytes]] = (b"", [])  # HELLO that led to the running session, our last frames
         self.established: Session | None = None
@@ -203,22 +214,36 @@ class Handshake:
             self._hello = self._pack(_ASK, bytes(32), bytes(32))
         return [self._frame(fr.HELLO, 0, self._hello)]
 
-    def on_hello(self, body: Buffer) -> list[bytes]:
-        """Take a HELLO; returns frames to send at once. Raises UnprovenError if it is malformed or out of turn."""
+    def on_hello(self, body: Buffer, now: float) -> list[bytes]:
+        """Take a HELLO; returns frames to send at once. Raises UnprovenError if it is not the peer's or out of turn."""
         hello = self._read(bytes(body))
         if hello.raw == self._done[0]:
             return self._done[1]  # our last frame was lost
         if hello.kind == _ANSWER and self._ephemeral is not None and hello.answers == _hash(self._hello):
-            self._agree(hello, self._ephemeral)
+            if self._pending is None or self._pending.hello.raw != hello.raw:
+                self._spend(now)
+                self._agree(hello, self._ephemeral)
             return []  # nothing is proven yet; their AUTH follows
         if hello.kind == _ANSWER:
             return self.outgoing()  # it waits in a handshake that was never ours, or an old one came again: start anew
         if hello.kind == _ASK:
             served = self.established is not None and hello.instance == self.established.instance
-            return [] if served else self.outgoing()
+            return [] if served or hello.instance in self._retired else self.outgoing()
         if self._pending is None or self._pending.hello.raw != hello.raw:
-            self._agree(hello, self._open(_ANSWER, _hash(hello.raw)))
+            self._answer(hello, now)
         return self.outgoing()
+
+    def _answer(self, hello: _Hello, now: float) -> None:
+        digest = _hash(hello.raw)
+        if digest in self._answered or hello.instance in self._retired:
+            raise fr.UnprovenError("an old HELLO came again", party=self._peer)
+        self._spend(now)
+        self._agree(hello, self._open(_ANSWER, digest))
+        _keep(self._answered, digest)
+
+    def _spend(self, now: float) -> None:
+        if not self._agreements.take(now):
+            raise fr.UnprovenError("more HELLOs in a short time than are answered", party=self._peer)
 
     def on_auth(self, header: fr.Header, body: Buffer) -> tuple[Greeting | None, list[bytes]]:
         """Take an AUTH; returns the session that it completes, if any, and frames to send at once.
@@ -244,6 +269,8 @@ class Handshake:
         self._done = (pending.hello.raw, pending.frames[1:] if self._me < self._peer else pending.frames)
         self._pending = self._ephemeral = None  # forward secrecy: the ephemeral key is gone
         restarted = before is not None and before.instance != pending.session.instance
+        if before is not None and restarted:
+            _keep(self._retired, before.instance)
         return Greeting(pending.session, restarted, cursors), self._done[1] if self._me < self._peer else []
 
     def _open(self, kind: int, answers: bytes) -> X25519PrivateKey:
@@ -252,16 +279,24 @@ class Handshake:
         return self._ephemeral
 
     def _pack(self, kind: int, key: bytes, answers: bytes) -> bytes:
-        return _HELLO.pack(_MAGIC, self._me, self._peer, kind, self._instance, key, answers)
+        hello = _HELLO.pack(_MAGIC, self._me, self._peer, kind, self._instance, key, answers)
+        return hello + self._mac(hello)
+
+    def _mac(self, hello: bytes) -> bytes:
+        if not self._mac_key:
+            self._mac_key = self._identity.pair_secret(self._peer_identity, self._sid_sub, "plane-hello")
+        return hmac.digest(self._mac_key, hello, hashlib.sha256)
 
     def _frame(self, cls: int, session: int, body: bytes) -> bytes:
         aad = fr.pack_header(cls, self._me, self._peer, self._sid, session, 0, 0, 0, len(body))
         return fr.finish(aad, body) + body
 
     def _read(self, body: bytes) -> _Hello:
-        if len(body) != _HELLO.size:
+        if len(body) != _HELLO.size + _MAC_BYTES:
             raise fr.UnprovenError("malformed HELLO", party=self._peer)
-        magic, party, peer, kind, instance, key, answers = _HELLO.unpack(body)
+        if not hmac.compare_digest(self._mac(body[: _HELLO.size]), body[_HELLO.size :]):
+            raise fr.UnprovenError("a HELLO that is not by the pinned identity", party=self._peer)
+        magic, party, peer, kind, instance, key, answers = _HELLO.unpack_from(body)
         due = (_ASK, _ANSWER) if self._me < self._peer else (_START,)
         if (magic, party, peer) != (_MAGIC, self._peer, self._me) or kind not in due:
             raise fr.UnprovenError("a HELLO of another protocol, for another party or out of turn", party=self._peer)
@@ -269,8 +304,6 @@ class Handshake:
 
     def _agree(self, hello: _Hello, own: X25519PrivateKey) -> None:
         """Compute the keys that only the pinned peer can compute as well, and our proof."""
-        if self._pending is not None and self._pending.hello.raw == hello.raw:
-            return
         low_first = self._me < self._peer
         ours, theirs = (self._hello, self._identity.public), (hello.raw, self._peer_identity)
         low, high = (ours, theirs) if low_first else (theirs, ours)
@@ -303,6 +336,12 @@ class Handshake:
         aad = fr.pack_header(fr.AUTH, self._me, self._peer, self._sid, session, 0, 0, 0, len(plain) + fr.TAG_BYTES)
         body = AESGCM(key).encrypt(bytes(12), plain, aad)  # this key seals this one frame
         return fr.finish(aad, body) + body
+
+
+def _keep(known: dict[bytes, None], item: bytes) -> None:
+    known[item] = None
+    if len(known) > _ANSWERED_KEPT:
+        del known[next(iter(known))]
 
 
 def _hash(data: bytes) -> bytes:

@@ -29,7 +29,7 @@ _WINDOW: Final = 64 << 20  # bytes that the relay may push ahead of our acknowle
 _UNCONFIRMED: Final = 64 << 20
 _ACK_BYTES: Final = 4 << 20
 _ACK_S: Final = 0.05
-_MAX_REPLY: Final = 1 << 30
+_MAX_REPLY: Final = 1 << 27
 _READ: Final = 1 << 18
 
 
@@ -148,11 +148,13 @@ class StreamLink(RelayBase):
             return
         items, acks = self._items, self._acks
         self._items, self._acks = [], []
-        self._put(items, acks)
-        if items:
-            self._unconfirmed.append(items)
-            self._unconfirmed_bytes += self._bytes
-            self._bytes = 0
+        self._unconfirmed_bytes += self._bytes
+        self._bytes = 0
+        for at in range(0, max(len(items), len(acks)), wire.MAX_ITEMS):
+            part = items[at : at + wire.MAX_ITEMS]
+            self._put(part, acks[at : at + wire.MAX_ITEMS])
+            if part:
+                self._unconfirmed.append(part)
 
     def _put(self, items: list[wire.Item], acks: list[int]) -> None:
         pieces = wire.request_pieces(self._box, self._consumer, 0, _WINDOW, acks, items)
@@ -163,6 +165,8 @@ class StreamLink(RelayBase):
         found: list[Arrival] = []
         for reply in self._replies.read(self._socket()):
             if reply.fates:
+                if not self._unconfirmed or len(self._unconfirmed[0]) != len(reply.fates):
+                    raise ValueError("a reply to another request")
                 items = self._unconfirmed.popleft()
                 self._unconfirmed_bytes -= sum(len(i.payload) for i in items)
                 again = self._refused(items, reply.fates)
@@ -202,7 +206,8 @@ class StreamLink(RelayBase):
         # what the last connection may have lost; the relay recognises what it has
         before, self._unconfirmed = self._unconfirmed, deque()
         acks, self._acks = self._acks, []
-        self._put([], acks)
+        for at in range(0, max(len(acks), 1), wire.MAX_ITEMS):
+            self._put([], acks[at : at + wire.MAX_ITEMS])
         for items in before:
             self._put(items, [])
             self._unconfirmed.append(items)

@@ -58,6 +58,7 @@ def decode_batch(data: Buffer, *, party: int = -1) -> list[Vector]:
     if (magic, version, flags, zero) != (_MAGIC, 1, 0, 0) or len(data) != _HEAD.size + size:
         raise ProtocolError("not a LIFT batch", party=party)
     found: list[Vector] = []
+    words_of: list[list[bytes]] = []  # joined at the end: a long vector comes in many pieces
     at, continues = _HEAD.size, False
     for _ in range(count):
         if len(data) - at < _ENTRY.size:
@@ -70,12 +71,13 @@ def decode_batch(data: Buffer, *, party: int = -1) -> list[Vector]:
             raise ProtocolError("malformed LIFT entry", party=party)
         words = bytes(data[start:at])
         if continues and (found[-1].type, found[-1].id, found[-1].edge) == (kind, ident, edge):
-            found[-1] = found[-1]._replace(words=found[-1].words + words)
+            words_of[-1].append(words)
         elif found and (found[-1].type, found[-1].id, found[-1].edge) == (kind, ident, edge):
             raise ProtocolError(f"two LIFT vectors of id {ident} and edge {edge} in a row", party=party)
         else:
-            found.append(Vector(kind, ident, edge, words))
+            found.append(Vector(kind, ident, edge, b""))
+            words_of.append([words])
         continues = q == MAX_WORDS
     if at != len(data):
         raise ProtocolError("a LIFT batch holds more than its entries", party=party)
-    return found
+    return [v._replace(words=b"".join(pieces)) for v, pieces in zip(found, words_of, strict=True)]

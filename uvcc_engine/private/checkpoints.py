@@ -16,6 +16,7 @@ from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.private import told
 from uvcc_engine.private.admission import Admission
 from uvcc_engine.private.atrest import decrypt, encrypt, rest_key, state_name
 from uvcc_engine.private.commits import check_copies, checked_statement, signed_statement, write_record
@@ -152,6 +153,6 @@ class Checkpoints:
             return manifest
         mine = self._statement(manifest).encode()
         for peer, note in table.exchange("saved", {p: mine for p in table.peers}, step=manifest.step).items():
-            table.statements[peer, manifest.step] = note.decode()
+            table.statements[peer, manifest.step] = told.note_text(note, peer)
         self.commit(table, table.among_ranks(Vote(saved=manifest.step)).saved)
         return manifest

@@ -2,12 +2,16 @@
 
 One request every two seconds does both: it leaves the newest heartbeat and waits for an order. An order becomes the
 control file ``.HALT``, exactly as the agent writes it, so everything after it is the same whichever way it came.
+
+A sign of life is sealed to the consoles that may read it, and padded: the relay sees that there is one, from which
+worker and when. Without readers nothing of it leaves this process. An order that is signed counts, sealed or not.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import math
 import ssl
 import threading
 import time
@@ -21,11 +25,12 @@ from uvcc_engine.contract import control, files
 from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.plane.moving import Whereabouts
-from uvcc_engine.transcript import orders
+from uvcc_engine.transcript import boxes, orders
 
 BEAT_S: Final = 2.0
 RETRY_S: Final = 2.0
 TIMEOUT_S: Final = 10.0
+LONGEST: Final = 16 << 20  # bytes of a relay's answer
 SHOWN: Final = ("step", "phase", "loss", "samples_per_s", "halt_nonce", "checkpoint", "waiting_on", "ts")
 
 
@@ -89,6 +94,8 @@ class Orders:
     ) -> None:
         self._run, self._coord, self._directory = run, coord, directory
         self._keys = [str(k) for k in link.get("halt_keys") or ()]
+        self._readers = boxes.read_keys(link.get("halt_readers") or ())
+        self._seal = boxes.read_seal(link.get("halt_seal"))
         self._at = Whereabouts(link, directory / files.LINK)
         self._url = self._token = self._ca_file = ""
         self._look()
@@ -119,7 +126,7 @@ class Orders:
         if self._url and self._nonces:
             try:
                 self._ask(self._connect(1.0), 0.0)
-            except (OSError, http.client.HTTPException, ValueError):
+            except (OSError, http.client.HTTPException, ValueError, UvccError):
                 return  # the agent's word and exit.json say the same
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
@@ -147,30 +154,63 @@ class Orders:
 
     def _ask(self, connection: http.client.HTTPConnection, wait_s: float) -> list[str]:
         """Leave the heartbeat, wait for orders; their bodies. Raises OSError, HTTPException or ValueError."""
-        content = {"type": "beat", "run": self._run, "coord": self._coord, "at": round(time.time(), 3)}
-        content |= {k: v for k, v in self._last().items() if k in SHOWN and isinstance(v, str | int | float)}
-        if roots := self._roots():
-            content["roots"] = json.dumps(list(roots), separators=(",", ":"))
-        put = {"name": orders.BEAT + self._coord, "body": orders.sealed(content, self._sign)}
-        asked = {"put": put, "after": self._after, "wait_s": wait_s, "want": orders.ORDER}
+        asked: dict[str, Any] = {"after": self._after, "wait_s": wait_s, "want": orders.ORDER}
+        if self._readers:
+            asked["put"] = {"name": orders.BEAT + self._coord, "body": boxes.seal_to(self._beat(), self._readers)}
         token = Path(self._token).read_text().strip()
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         connection.request("POST", "/records", json.dumps(asked), headers)
         reply = connection.getresponse()
-        found = json.loads(reply.read())
-        if reply.status != http.client.OK:
-            raise ValueError(f"the relay answered {reply.status}")
-        self._after = max(self._after, int(found["seq"]))
-        return [str(r["body"]) for r in found["records"]]
+        text = reply.read(LONGEST + 1)
+        if reply.status != http.client.OK or len(text) > LONGEST:
+            raise ValueError(f"the relay answered {reply.status} and {len(text)} bytes")
+        self._after, bodies = _answer(text, self._after)
+        return bodies
+
+    def _beat(self) -> str:
+        """The newest heartbeat, signed."""
+        content = {"type": "beat", "run": self._run, "coord": self._coord, "at": round(time.time(), 3)}
+        content |= {k: v for k, v in self._last().items() if k in SHOWN and isinstance(v, str | int | float)}
+        if roots := self._roots():
+            content["roots"] = json.dumps(list(roots), separators=(",", ":"))
+        return orders.sealed(content, self._sign)
 
     def _obey(self, body: str) -> None:
-        content = orders.opened(body, orders.ORDER_NAMESPACE, self._keys)
-        if content is None or content.get("run") != self._run or content.get("mode") not in control.MODES:
+        """Do what an order asks, if a key of this run signed it; anything else is nothing."""
+        text = boxes.unseal_with(body, self._seal) if self._seal else body
+        content = orders.opened(text, orders.ORDER_NAMESPACE, self._keys)
+        if content is None or content.get("run") != self._run:
             return
-        after = float(content.get("deadline_s") or 0.0)
+        mode, nonce, after = content.get("mode"), content.get("nonce", ""), _seconds(content.get("deadline_s"))
+        if mode not in control.MODES or not isinstance(nonce, str) or after is None:
+            return
         deadline = time.time() + after if after > 0 else 0.0
-        asked = HaltRequest(str(content["mode"]), str(content.get("nonce", "")), self._run, deadline)
+        asked = HaltRequest(mode, nonce, self._run, deadline)
         self._nonces.add(asked.nonce)
         if may_obey(control.read_halt(self._directory, self._run), asked):
             control.write_halt(self._directory, asked)
             self._told(asked)
+
+
+def _answer(text: bytes, before: int) -> tuple[int, list[str]]:
+    """(the newest number, records) of a relay's answer. Raises ValueError for anything else."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("the relay's answer is nested too deeply") from None
+    seq, records = (found.get("seq"), found.get("records")) if isinstance(found, dict) else (None, None)
+    if isinstance(seq, bool) or not isinstance(seq, int) or not isinstance(records, list):
+        raise ValueError("the relay answers in another form")
+    bodies = [r.get("body") for r in records if isinstance(r, dict)]
+    return max(before, seq), [b for b in bodies if isinstance(b, str)]
+
+
+def _seconds(value: object) -> float | None:
+    """How long a hold may last, as an order says it; None if that is no number."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
+        return None
+    try:
+        found = float(value or 0.0)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None

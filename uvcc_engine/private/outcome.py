@@ -54,6 +54,6 @@ def _held_by(peer: int, message: dict[str, Any]) -> dict[int, str]:
     wanted = {peer, (peer + 1) % PARTIES}
     if not isinstance(found, dict) or set(found) != {str(c) for c in wanted}:
         raise ProtocolError(f"P{peer} sent digests of other components than it holds", party=peer)
-    if not all(isinstance(d, str) and len(d) == 64 for d in found.values()):
+    if not all(isinstance(d, str) and len(d) == 64 and not set(d) - set("0123456789abcdef") for d in found.values()):
         raise ProtocolError(f"P{peer} sent a malformed state digest", party=peer)
     return {int(c): str(d) for c, d in found.items()}

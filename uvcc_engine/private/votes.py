@@ -20,6 +20,7 @@ from uvcc_engine.contract.control import MODES, HaltRequest
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.writer import error_fields
 from uvcc_engine.plane.api import Plane
+from uvcc_engine.private import told
 
 PARTIES: Final = 3
 GO_ON: Final = 0
@@ -29,6 +30,8 @@ HOLD_ROUND_S: Final = 0.05
 _CHECK_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.5
 _SWAP_S: Final = 5.0
+_STATEMENTS: Final = 64  # of one peer, about checkpoints that are not common yet
+_NONCE: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +96,11 @@ class Table:
         found: dict[int, dict[str, Any]] = {}
         for peer in self.peers:
             message = self._receive(peer, self._wait_s)
-            if message["topic"] != topic or any(message.get(k) != v for k, v in expected.items()):
+            if message["topic"] != topic or not all(told.same(message.get(k), v) for k, v in expected.items()):
                 where = ", ".join(f"{k} {v}" for k, v in expected.items())
+                at = f"{told.shown(message['topic'], 40)} {told.shown(message.get('step', ''), 40)}".strip()
                 raise ProtocolError(
-                    f"P{peer} is at {message['topic']} {message.get('step', '')} where {topic} {where} was due".strip(),
+                    f"P{peer} is at {at} where {topic} {where} was due".replace("  ", " "),
                     "all parties must run the same code from the same checkpoint",
                     party=peer,
                 )
@@ -104,9 +108,10 @@ class Table:
         return found
 
     def _receive(self, peer: int, timeout: float) -> dict[str, Any]:
-        message = _decode(self._await_body(peer, timeout), peer)
+        message = told.message(self._await_body(peer, timeout), peer)
         if message["run"] != self._run:
-            raise ProtocolError(f"P{peer} speaks for run {message['run']!r}, this is {self._run!r}", party=peer)
+            theirs = told.shown(message["run"], 80)
+            raise ProtocolError(f"P{peer} speaks for run {theirs!r}, this is {self._run!r}", party=peer)
         if message["topic"] == "stopped":
             raise _stopped(message, peer)
         return message
@@ -158,15 +163,21 @@ class Table:
         """Read both votes of this step; returns the largest and the notes that came with them."""
         heard = self.hear("vote", step=step)
         for peer, message in heard.items():
-            if stated := str(message.get("stated", "")):
-                self.statements[peer, _vote_of(message, peer).saved] = stated
+            if stated := told.text(message.get("stated", ""), peer, "statement", told.MOST_TEXT):
+                self._keep(peer, _vote_of(message, peer).saved, stated)
         decision = self.among_ranks(_largest([mine, *(_vote_of(m, p) for p, m in heard.items())]))
-        return decision, {p: _note_of(m, p) for p, m in heard.items()}
+        return decision, {p: told.note(m, p) for p, m in heard.items()}
+
+    def _keep(self, peer: int, saved: int, stated: str) -> None:
+        self.statements[peer, saved] = stated
+        mine = [at for at in self.statements if at[0] == peer]
+        for at in mine[:-_STATEMENTS]:
+            del self.statements[at]
 
     def exchange(self, topic: str, notes: Mapping[int, bytes], **expected: Any) -> dict[int, bytes]:
         """Send a note to each peer and wait for theirs of the same topic and ``expected`` fields."""
         self.say(topic, _attached(self.peers, notes), **expected)
-        return {p: _note_of(m, p) for p, m in self.hear(topic, **expected).items()}
+        return {p: told.note(m, p) for p, m in self.hear(topic, **expected).items()}
 
     def swap(self, peer: int, topic: str, note: bytes, **expected: Any) -> bytes | None:
         """Exchange a note with one peer only; None if it does not answer in kind within seconds."""
@@ -174,11 +185,11 @@ class Table:
         try:
             self._plane.send_control(peer, _encode(body))
             message = self._receive(peer, _SWAP_S)
+            if message["topic"] != topic or not all(told.same(message.get(k), v) for k, v in expected.items()):
+                return None
+            return told.note(message, peer)
         except (PeerLostError, ProtocolError):
             return None
-        if message["topic"] != topic or any(message.get(k) != v for k, v in expected.items()):
-            return None
-        return _note_of(message, peer)
 
     def hold(self, step: int, poll: Callable[[], Vote], stay: Callable[[Vote], None]) -> Vote:
         """Stay in a vote loop until all parties want to go on or one wants to halt; returns that decision.
@@ -209,10 +220,7 @@ class Table:
         self.say("resume", steps=steps, **expected)
         common = set(steps)
         for peer, message in self.hear("resume", **expected).items():
-            theirs = message.get("steps")
-            if not isinstance(theirs, list) or not all(isinstance(s, int) for s in theirs):
-                raise ProtocolError(f"P{peer} sent a malformed list of checkpoints", party=peer)
-            common &= set(theirs)
+            common &= told.steps(message.get("steps"), peer)
         return max(among_ranks(common), default=0)
 
 
@@ -220,25 +228,8 @@ def _encode(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _decode(body: bytes, peer: int) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("topic"), str) or "run" not in found:
-        raise ProtocolError(f"P{peer} sent a malformed control message", party=peer)
-    return found
-
-
 def _attached(peers: tuple[int, ...], notes: Mapping[int, bytes]) -> dict[int, dict[str, str]]:
     return {p: {"note": base64.b64encode(notes.get(p, b"")).decode()} for p in peers}
-
-
-def _note_of(message: Mapping[str, Any], peer: int) -> bytes:
-    try:
-        return base64.b64decode(message["note"], validate=True)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"P{peer} sent a malformed note", party=peer) from error
 
 
 def _vote_json(vote: Vote) -> dict[str, Any]:
@@ -246,10 +237,12 @@ def _vote_json(vote: Vote) -> dict[str, Any]:
 
 
 def _vote_of(message: Mapping[str, Any], peer: int) -> Vote:
-    vote, nonce, saved = message.get("vote"), message.get("nonce"), message.get("saved", -1)
-    if vote not in (GO_ON, HOLD, HALT) or not isinstance(nonce, str) or not isinstance(saved, int) or saved < -1:
-        raise ProtocolError(f"P{peer} sent a malformed vote", party=peer)
-    return Vote(int(vote), nonce, saved)
+    vote = told.number(message.get("vote"), peer, "vote", low=GO_ON, high=HALT)
+    nonce = told.text(message.get("nonce"), peer, "vote", _NONCE)
+    saved = told.number(message.get("saved", -1), peer, "vote", low=-1)
+    if not nonce.isprintable() or saved > message.get("step", saved) + 1:
+        raise ProtocolError(f"P{peer} sent a malformed vote", party=peer)  # it has no checkpoint of a step to come
+    return Vote(vote, nonce, saved)
 
 
 def _largest(votes: list[Vote]) -> Vote:
@@ -264,10 +257,10 @@ def _largest(votes: list[Vote]) -> Vote:
 
 def _stopped(message: Mapping[str, Any], peer: int) -> PeerStoppedError:
     party = message.get("party")
-    named = party if isinstance(party, int) and 0 <= party < PARTIES else peer
-    what = str(message.get("error", "no reason given"))
+    named = next((p for p in range(PARTIES) if told.same(party, p)), peer)
+    what = told.shown(message.get("error")) or "no reason given"
     if not what.startswith("P"):
         what = f"P{peer} stopped: {what}"
     elif named != peer:
         what = f"P{peer} says: {what}"  # its word, not evidence
-    return PeerStoppedError(what, str(message.get("cure", "")), party=named)
+    return PeerStoppedError(what, told.shown(message.get("cure")), party=named)

@@ -19,15 +19,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from uvcc_engine.relay import wire
+from uvcc_engine.relay import asked, wire
 from uvcc_engine.relay.config import Credential, RelayConfig, token_key
-from uvcc_engine.relay.hub import Hub
-from uvcc_engine.relay.records import Records
+from uvcc_engine.relay.gate import Gate, Visitor
+from uvcc_engine.relay.hub import Hub, NoRoomError
+from uvcc_engine.relay.records import MAX_BODY, MAX_NAME, Records
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _MAX_WAIT_S: Final = 60.0
+_MAX_TAKE: Final = 16 << 20  # bytes of one answer, if they are of more than one message
+_MAX_JSON: Final = 24 << 20
+_MAX_ID: Final = 64
 _BEARER: Final = b"Bearer "
 
 
@@ -55,16 +59,26 @@ class _LongPoll:
 class Front:
     """What both HTTP and the stream front do with a request."""
 
-    def __init__(self, hub: Hub, config: RelayConfig) -> None:
+    def __init__(self, hub: Hub, config: RelayConfig, gate: Gate) -> None:
         self.hub = hub
+        self.gate = gate
         self._config = config
 
-    def credential(self, token: str) -> Credential:
-        """Who a token speaks for. Raises Fault 401."""
+    def credential(self, token: str, visitor: Visitor) -> Credential:
+        """Who a token speaks for. Raises Fault 401, or 429 where that has too many connections."""
         found = self._config.credentials.get(token_key(token))
         if found is None:
+            self.gate.refused(visitor.address, "unknown token")
             raise Fault(401, "unauthorized")
+        if not visitor.login(found):
+            raise Fault(429, "too many connections")
         return found
+
+    def take(self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0) -> list[wire.Message]:
+        """As the hub's, within bounds. Raises Fault 429 while this credential does not read what it was sent."""
+        if not self.gate.may_take(who):
+            raise Fault(429, "what was sent is not read")
+        return self.hub.take(who, box, min(max_bytes, _MAX_TAKE), consumer=consumer)
 
     async def enqueue(self, who: Credential, box: int, items: Sequence[wire.Item]) -> bytes:
         """The fates of ``items`` once they are durable."""
@@ -101,6 +115,7 @@ class Front:
         except ValueError as error:
             raise Fault(400, str(error)) from None
         hub = self.hub
+        hub.enter(who, request.box)
         if request.acks:
             hub.acknowledge(who, request.box, request.acks)
         fates = await self.enqueue(who, request.box, request.items)
@@ -109,7 +124,7 @@ class Front:
         messages: list[wire.Message] = []
         if request.max_bytes:
             await self.wait(who, request.box, request.wait_ms / 1000)
-            messages = hub.take(who, request.box, request.max_bytes, consumer=request.consumer)
+            messages = self.take(who, request.box, request.max_bytes, consumer=request.consumer)
         return wire.reply_pieces(wire.DRAINING if hub.draining else 0, fates, messages)
 
 
@@ -140,33 +155,43 @@ class RelayApp:
             return
         try:
             who = self._authorize(scope)
-            body = await self._body(scope, receive)
+            body = await self._body(scope, receive, self._max_body)
             pieces = await self._front.exchange(who, body)
-        except Fault as fault:
-            await _respond(send, fault.status, b"application/json", [json.dumps({"error": fault.error}).encode()])
+        except (Fault, NoRoomError) as fault:
+            status, error = (fault.status, fault.error) if isinstance(fault, Fault) else (429, str(fault))
+            told = json.dumps({"error": error}).encode()
+            await _respond(send, status, b"application/json", [told], ends=status in (401, 413))
             return
         await _respond(send, 200, wire.CONTENT_TYPE.encode(), pieces)
 
     def _authorize(self, scope: Scope) -> Credential:
         for name, value in scope["headers"]:
             if name == b"authorization" and value.startswith(_BEARER):
-                return self._front.credential(value[len(_BEARER) :].decode("latin-1"))
+                return self._front.credential(value[len(_BEARER) :].decode("latin-1"), scope["visitor"])
+        self._front.gate.refused(scope["visitor"].address, "no token")
         raise Fault(401, "unauthorized")
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         message = await receive()
         body: bytes = message.get("body", b"")
         if not message.get("more_body"):
+            if len(body) > limit:
+                raise Fault(413, f"a body may have {limit} bytes")
             return body
-        pieces, size = [body], len(body)
-        while message.get("more_body"):
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Fault(400, "the request was cut off")
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            if size > self._max_body:
-                raise Fault(413, f"a body may have {self._max_body} bytes")
+        pieces, size, visitor = [body], len(body), scope["visitor"]
+        try:
+            while message.get("more_body"):
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Fault(400, "the request was cut off")
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > limit:
+                    raise Fault(413, f"a body may have {limit} bytes")
+                if not visitor.hold(len(pieces[-1])):
+                    raise Fault(413, "too many bytes of unfinished requests")
+        finally:
+            visitor.release()
         return b"".join(pieces)
 
     # -- JSON --------------------------------------------------------------------------------------------------------
@@ -178,7 +203,7 @@ class RelayApp:
         try:
             self._authorize(request.scope)  # type: ignore[arg-type]
         except Fault as fault:
-            return JSONResponse({"ok": False, "error": fault.error}, fault.status)
+            return _refusal(fault.status, fault.error)
         return PlainTextResponse(self._metrics())
 
     def _json(
@@ -187,34 +212,33 @@ class RelayApp:
         async def endpoint(request: HttpRequest) -> Response:
             try:
                 who = self._authorize(request.scope)  # type: ignore[arg-type]
-                body = await self._body(request.scope, request.receive)  # type: ignore[arg-type]
-                data = json.loads(body)
-                if not isinstance(data, dict):
-                    raise Fault(400, "not an object")
+                data = asked.document(await self._body(request.scope, request.receive, _MAX_JSON))  # type: ignore[arg-type]
                 if data.get("group_id", who.group) != who.group:
                     raise Fault(403, "this credential is of another group")
                 status, answer = await serve(who, data)
             except Fault as fault:
-                return JSONResponse({"ok": False, "error": fault.error}, fault.status)
-            except (ValueError, KeyError, TypeError, binascii.Error) as error:
-                return JSONResponse({"ok": False, "error": f"bad request: {error}"}, 400)
+                return _refusal(fault.status, fault.error)
+            except NoRoomError as error:
+                return _refusal(429, str(error))
+            except (ValueError, binascii.Error) as error:
+                return _refusal(400, f"bad request: {error}")
             return JSONResponse({"ok": status == 200} | answer, status)
 
         return endpoint
 
     async def _enqueue(self, who: Credential, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """``{messages: [{msg_id, receiver, payload_b64, ttl_s?}]}`` or one such object itself."""
-        entries = data.get("messages", [data])
         items = []
-        for entry in entries:
+        for entry in asked.entries(data.get("messages", [data]), "messages"):
             if entry.get("sender", who.party) != who.party:
                 raise Fault(403, "this credential is of another party")
-            msg_id = str(entry["msg_id"]).encode()
-            if not 0 < len(msg_id) <= 255:
-                raise Fault(400, "msg_id must have 1 to 255 bytes")
-            payload = base64.b64decode(entry["payload_b64"], validate=True)
-            items.append(wire.Item(int(entry["receiver"]), wire.STORE, int(entry.get("ttl_s") or 0), msg_id, payload))
-        fates = await self._front.enqueue(who, int(data.get("box", 0)), items)
+            msg_id = asked.text(entry, "msg_id", None, _MAX_ID).encode()
+            if not msg_id:
+                raise Fault(400, f"msg_id must have 1 to {_MAX_ID} bytes")
+            payload = base64.b64decode(asked.text(entry, "payload_b64", None, _MAX_JSON), validate=True)
+            receiver, ttl_s = asked.whole(entry, "receiver", None, 0, 255), asked.whole(entry, "ttl_s", 0, 0, 1 << 31)
+            items.append(wire.Item(receiver, wire.STORE, ttl_s, msg_id, payload))
+        fates = await self._front.enqueue(who, asked.whole(data, "box", 0), items)
         statuses = [wire.FATES[f] for f in fates]
         answer: dict[str, Any] = {"status": statuses[0]} if "messages" not in data else {"statuses": statuses}
         worst = max(fates, default=0)
@@ -227,9 +251,11 @@ class RelayApp:
         """``{wait_s?, max_bytes?, box?}``; the wait is relative, so clocks do not matter."""
         if data.get("receiver", who.party) != who.party:
             raise Fault(403, "this credential is of another party")
-        box = int(data.get("box", 0))
-        await self._front.wait(who, box, float(data.get("wait_s", 2.0)))
-        found = self._front.hub.take(who, box, int(data.get("max_bytes", 8 << 20)))
+        box, size = asked.whole(data, "box", 0), asked.whole(data, "max_bytes", 8 << 20)
+        wait_s = asked.seconds(data, "wait_s", 2.0, _MAX_WAIT_S)
+        self._front.hub.enter(who, box)
+        await self._front.wait(who, box, wait_s)
+        found = self._front.take(who, box, size)
         return 200, {
             "messages": [
                 {
@@ -243,16 +269,20 @@ class RelayApp:
         }
 
     async def _ack(self, who: Credential, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        deliveries = [int(d) for d in data["deliveries"]]
-        fates = self._front.hub.acknowledge(who, int(data.get("box", 0)), deliveries)
+        deliveries, box = asked.numbers(data.get("deliveries"), "deliveries"), asked.whole(data, "box", 0)
+        self._front.hub.enter(who, box)
+        fates = self._front.hub.acknowledge(who, box, deliveries)
         return (200 if all(fates) else 409), {"acked": fates}
 
     async def _exchange_records(self, who: Credential, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """``{put?: {name, body}, after?, want?, wait_s?}``: leave a record, take what is newer than ``after``."""
-        put, after, want = data.get("put"), int(data.get("after", -1)), str(data.get("want", ""))
-        if put is not None:
-            self._records.put(who.group, who.party, str(put["name"]), str(put["body"]))
-        wait = 0.0 if self._front.hub.draining else min(float(data.get("wait_s", 0.0)), _MAX_WAIT_S)
+        after, want = asked.whole(data, "after", -1, -1), asked.text(data, "want", "", MAX_NAME)
+        wait = asked.seconds(data, "wait_s", 0.0, _MAX_WAIT_S)
+        if data.get("put") is not None:
+            (put,) = asked.entries([data["put"]], "put")
+            name, body = asked.text(put, "name", None, MAX_NAME), asked.text(put, "body", None, MAX_BODY)
+            self._records.put(who.group, who.party, name, body)
+        wait = 0.0 if self._front.hub.draining else wait
         found = await self._records.wait(who.group, after, want, wait)
         newest = found[-1].seq if found else max(after, self._records.newest if after < 0 else after)
         return 200, {
@@ -261,8 +291,18 @@ class RelayApp:
         }
 
 
-async def _respond(send: Send, status: int, content_type: bytes, pieces: Sequence[wire.Buffer]) -> None:
+def _refusal(status: int, error: str) -> Response:
+    """An error; the connection ends where the rest of the request, or its sender, is not worth reading on."""
+    more = {"connection": "close"} if status in (401, 413) else None
+    return JSONResponse({"ok": False, "error": error[:200]}, status, headers=more)
+
+
+async def _respond(
+    send: Send, status: int, content_type: bytes, pieces: Sequence[wire.Buffer], *, ends: bool = False
+) -> None:
     body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    if ends:
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -27,7 +27,9 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class RelayConfig:
-    """Seconds and bytes. ``quota_*`` bound what one (group, party) may have queued; 0 lease means the default."""
+    """Seconds and bytes. Everything from ``quota_messages`` to ``arriving_bytes`` bounds one credential (group, party):
+    what it may have queued (``waiting_bytes``: not yet on disk), in how many boxes, which ids are remembered, how many
+    connections it may have, and how much of requests that are still arriving."""
 
     db: Path
     credentials: Mapping[bytes, Credential]  # SHA-256 of the token -> credential
@@ -43,8 +45,18 @@ class RelayConfig:
     dedup_keep: int = 262_144
     quota_messages: int = 200_000
     quota_bytes: int = 4 << 30
+    waiting_bytes: int = 256 << 20
+    boxes: int = 4096
+    dedup_total: int = 8_388_608
+    connections: int = 1024
+    arriving_bytes: int = 256 << 20
     memory_bytes: int = 256 << 20
     max_body: int = 64 << 20
+    max_message: int = 16 << 20
+    strangers: int = 512  # connections that have shown no token
+    login_s: float = 10.0  # for which they may stay
+    request_s: float = 120.0  # for an HTTP request to be whole
+    stall_s: float = 60.0  # without any progress of what is sent to, or awaited from, a connection
 
 
 _SCALARS: Final = {
@@ -57,8 +69,18 @@ _SCALARS: Final = {
     "dedup_keep": int,
     "quota_messages": int,
     "quota_bytes": int,
+    "waiting_bytes": int,
+    "boxes": int,
+    "dedup_total": int,
+    "connections": int,
+    "arriving_bytes": int,
     "memory_bytes": int,
     "max_body": int,
+    "max_message": int,
+    "strangers": int,
+    "login_s": (int, float),
+    "request_s": (int, float),
+    "stall_s": (int, float),
 }
 _PATHS: Final = ("db", "ready_file", "tls_cert", "tls_key")
 

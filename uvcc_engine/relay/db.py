@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
@@ -33,6 +33,7 @@ _INSERT: Final = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _DELETE: Final = "DELETE FROM messages WHERE id = ?"
 _REMEMBER: Final = "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?)"
 _FORGET: Final = "DELETE FROM seen WHERE until <= ?"
+_FORGET_ONE: Final = "DELETE FROM seen WHERE queue = ? AND msg_id = ?"
 _QUEUE: Final = "INSERT INTO queues VALUES (?, ?, ?, ?, ?)"
 PENDING: Final = "SELECT id, queue, msg_id, slot, crc, expires, size FROM messages ORDER BY id"
 PAYLOAD: Final = "SELECT payload, segment, offset, size FROM messages WHERE id = ?"
@@ -54,6 +55,7 @@ class Write(NamedTuple):
     seen: list[SeenRow]
     forget_before: float
     done: Callable[[Exception | None], None]
+    forgotten: Sequence[tuple[int, bytes]] = ()  # of what is remembered, by queue and id
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -138,6 +140,8 @@ class Writer:
                 db.executemany(_DELETE, w.deletes)
             if w.seen:
                 db.executemany(_REMEMBER, w.seen)
+            if w.forgotten:
+                db.executemany(_FORGET_ONE, w.forgotten)
             if w.forget_before:
                 db.execute(_FORGET, (w.forget_before,))
         if rows:

@@ -15,11 +15,15 @@ from uvcc_engine.plane.frame import crc32c
 from uvcc_engine.relay import wire
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.db import MessageRow, Reader, SeenRow, Write
-from uvcc_engine.relay.queues import Book, Held, Mailbox, Queue, Totals, Usage, Waiter
+from uvcc_engine.relay.queues import Book, Held, Mailbox, NoRoomError, Queue, Totals, Usage, Waiter
 from uvcc_engine.relay.segments import LARGE
 
 PASSING_S: Final = 10.0  # life of a message in a slot
 NOTICE_TTL_S: Final = 86_400
+MAX_SLOT: Final = 256 << 10  # bytes of one message in a slot
+MAX_PASSING: Final = 64 << 20  # bytes of all that one (group, party) has in slots
+_SEEN_LEAST: Final = 64  # ids that every queue may remember, however many there are in all
+_GONE: Final = 4096
 _ID_BITS: Final = 40
 
 Schedule = Callable[[Callable[[], None]], None]
@@ -42,11 +46,13 @@ class Hub:
         self._schedule = schedule
         self._clock = clock
         self.totals = Totals()
-        self._book = Book()
+        self._book = Book(config.boxes)
         self.draining = False
         self._deletes: list[tuple[int]] = []
         self._seen_rows: list[SeenRow] = []
+        self._forgotten: list[tuple[int, bytes]] = []
         self._expiry: list[tuple[float, int, Held]] = []
+        self._gone = 0  # of them, messages that were taken meanwhile
         self._in_memory = 0
         self._next = reader.next_start() << _ID_BITS
         self._load()
@@ -61,13 +67,19 @@ class Hub:
         rows: list[MessageRow] = []
         held: list[Held] = []
         for n, item in enumerate(items):
-            if item.receiver not in who.send_to or (not item.msg_id and item.slot == wire.STORE):
+            stored = item.slot == wire.STORE
+            if item.receiver not in who.send_to or item.slot == wire.EXPIRED or (not item.msg_id and stored):
                 fates[n] = wire.FORBIDDEN
                 continue
-            if item.slot not in (wire.STORE, wire.EXPIRED):
-                self._pass_on(who, box, item, now)
+            try:
+                if not stored:
+                    fates[n] = self._pass_on(who, box, item, now)
+                    continue
+                queue = self._book.queue(who.group, who.party, item.receiver, box)
+            except NoRoomError:
+                self.totals.refused += 1
+                fates[n] = wire.QUOTA
                 continue
-            queue = self._book.queue(who.group, who.party, item.receiver, box)
             payload = item.payload if len(item.payload) >= LARGE else bytes(item.payload)
             crc, size = crc32c(payload), len(payload)
             fates[n] = self._admit(queue, item.msg_id, crc, size, now)
@@ -92,8 +104,12 @@ class Hub:
             self.totals.deduplicated += same
             self.totals.refused += not same
             return wire.DUPLICATE if same else wire.COLLISION
-        usage = self._book.used(queue.group, queue.sender)
-        if usage.messages >= self._config.quota_messages or usage.bytes + size > self._config.quota_bytes:
+        usage, config = self._book.used(queue.group, queue.sender), self._config
+        if size > config.max_message:
+            self.totals.refused += 1
+            return wire.FORBIDDEN
+        full = usage.messages >= config.quota_messages or usage.bytes + size > config.quota_bytes
+        if full or usage.waiting + size > config.waiting_bytes:  # the latter: faster than the disk
             self.totals.refused += 1
             return wire.QUOTA
         return wire.STORED
@@ -102,12 +118,14 @@ class Hub:
         self._next += 1
         message = Held(self._next, queue, msg_id, slot, crc, expires, size)
         self._book.hold(message)
+        self._book.used(queue.group, queue.sender).waiting += size
         return message
 
     def _commit(self, rows: list[MessageRow], then: Callable[[Exception | None], None]) -> None:
         deletes, self._deletes = self._deletes, []
         seen, self._seen_rows = self._seen_rows, []
         queues, self._book.new = self._book.new, []
+        forgotten, self._forgotten = self._forgotten, []
 
         def done(failure: Exception | None) -> None:  # on the writer's thread
             self._schedule(lambda: after(failure))
@@ -115,13 +133,16 @@ class Hub:
         def after(failure: Exception | None) -> None:
             if failure is not None:  # nothing of it was written: the bookkeeping goes with the next transaction
                 self._deletes[:0], self._seen_rows[:0], self._book.new[:0] = deletes, seen, queues
+                self._forgotten[:0] = forgotten
             then(failure)
 
-        self._write(Write(queues, rows, deletes, seen, 0.0, done))
+        self._write(Write(queues, rows, deletes, seen, 0.0, done, forgotten))
 
     def _stored(
         self, held: list[Held], fates: bytearray, failure: Exception | None, done: Callable[[bytes], None]
     ) -> None:
+        for message in held:
+            self._book.used(message.queue.group, message.queue.sender).waiting -= message.size
         if failure is not None:
             for message in held:
                 self._book.release(message)
@@ -148,18 +169,32 @@ class Hub:
         if mailbox.waiter is not None:
             mailbox.waiter.wake()
 
-    def _pass_on(self, who: Credential, box: int, item: wire.Item, now: float) -> None:
-        mailbox = self._book.mailbox(who.group, item.receiver, box)
-        mailbox.slots.pop((who.party, item.slot), None)
+    def _pass_on(self, who: Credential, box: int, item: wire.Item, now: float) -> int:
+        """Put a message into its slot; returns its fate. Raises NoRoomError."""
+        mailbox = self._book.mailbox(who.group, item.receiver, box, who.party)
+        usage, size = self._book.used(who.group, who.party), len(item.payload)
+        self._empty_slot(mailbox, (who.party, item.slot))
+        if size > MAX_SLOT or usage.passing + size > MAX_PASSING:
+            raise NoRoomError("too much in slots")
         mailbox.slots[who.party, item.slot] = (now + PASSING_S, bytes(item.payload))
+        usage.passing += size
         if mailbox.waiter is not None:
             mailbox.waiter.wake()
+        return wire.STORED
+
+    def _empty_slot(self, mailbox: Mailbox, slot: tuple[int, int]) -> None:
+        _, payload = mailbox.slots.pop(slot, (0.0, b""))
+        self._book.used(mailbox.group, slot[0]).passing -= len(payload)
+
+    def enter(self, who: Credential, box: int) -> None:
+        """``who`` reads this box from now on. Raises NoRoomError for one box too many."""
+        self._book.mailbox(who.group, who.party, box, who.party)
 
     # -- take and acknowledge ----------------------------------------------------------------------------------------
 
     def take(self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0) -> list[wire.Message]:
         """Lease what is there for ``who``, oldest first: at least one message, further ones up to ``max_bytes``."""
-        mailbox = self._book.mailbox(who.group, who.party, box)
+        mailbox = self._book.mailbox(who.group, who.party, box, who.party)
         now = self._clock()
         self._end_leases(mailbox, now, everything=consumer != mailbox.consumer)
         mailbox.consumer = consumer
@@ -167,7 +202,8 @@ class Hub:
         for (sender, slot), (until, payload) in mailbox.slots.items():
             if until > now:
                 found.append(wire.Message(0, sender, slot, payload))
-        mailbox.slots.clear()
+        for key in tuple(mailbox.slots):
+            self._empty_slot(mailbox, key)
         size = 0
         while mailbox.ready and (not size or size + mailbox.ready[0].size <= max_bytes):
             message = mailbox.ready.popleft()
@@ -184,13 +220,13 @@ class Hub:
 
     def has_for(self, who: Credential, box: int) -> bool:
         """True if :meth:`take` would find something."""
-        mailbox = self._book.mailbox(who.group, who.party, box)
+        mailbox = self._book.mailbox(who.group, who.party, box, who.party)
         self._end_leases(mailbox, self._clock(), everything=False)
         return bool(mailbox.ready or mailbox.slots)
 
     def release_leases(self, who: Credential, box: int) -> None:
         """What was leased did not reach its consumer: it can be taken again."""
-        self._end_leases(self._book.mailbox(who.group, who.party, box), self._clock(), everything=True)
+        self._end_leases(self._book.mailbox(who.group, who.party, box, who.party), self._clock(), everything=True)
 
     def _end_leases(self, mailbox: Mailbox, now: float, *, everything: bool) -> None:
         back = []
@@ -206,7 +242,7 @@ class Hub:
 
     def acknowledge(self, who: Credential, box: int, deliveries: Sequence[int]) -> list[bool]:
         """Forget delivered messages; False for an id that is not leased to ``who`` (any more)."""
-        mailbox = self._book.mailbox(who.group, who.party, box)
+        mailbox = self._book.mailbox(who.group, who.party, box, who.party)
         now = self._clock()
         fates = []
         for ident in deliveries:
@@ -220,9 +256,15 @@ class Hub:
 
     def _remember(self, message: Held, now: float) -> None:
         queue, until = message.queue, now + self._config.dedup_s
+        usage = self._book.used(queue.group, queue.sender)
+        usage.seen += message.msg_id not in queue.seen
         queue.seen[message.msg_id] = (message.crc, message.size, until)
-        if len(queue.seen) > self._config.dedup_keep:
-            del queue.seen[next(iter(queue.seen))]
+        crowded = usage.seen > self._config.dedup_total and len(queue.seen) > _SEEN_LEAST
+        if crowded or len(queue.seen) > self._config.dedup_keep:
+            oldest = next(iter(queue.seen))
+            del queue.seen[oldest]
+            usage.seen -= 1
+            self._forgotten.append((queue.number, oldest))
         self._seen_rows.append((queue.number, message.msg_id, message.crc, message.size, until))
 
     def _remove(self, message: Held) -> None:
@@ -231,6 +273,11 @@ class Hub:
             self._in_memory -= message.size
         self._book.release(message)
         message.lease = -1.0  # marks it as gone for the expiry heap
+        self._gone += 1
+        if self._gone > _GONE and 2 * self._gone > len(self._expiry):
+            self._expiry = [entry for entry in self._expiry if entry[2].lease >= 0]
+            heapq.heapify(self._expiry)
+            self._gone = 0
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -242,13 +289,17 @@ class Hub:
         while self._expiry and self._expiry[0][0] <= now:
             _, _, message = heapq.heappop(self._expiry)
             if message.lease < 0:
+                self._gone -= 1
                 continue
             self._expire(message, now, rows, notices)
         for queue in self._book.by_number.values():
             while queue.seen and queue.seen[next(iter(queue.seen))][2] <= now:
                 del queue.seen[next(iter(queue.seen))]
+                self._book.used(queue.group, queue.sender).seen -= 1
         for mailbox in self._book.mailboxes.values():
             self._end_leases(mailbox, now, everything=False)
+            for key in [k for k, (until, _) in mailbox.slots.items() if until <= now]:
+                self._empty_slot(mailbox, key)
             if mailbox.ready and mailbox.waiter is not None:
                 mailbox.waiter.wake()
         if rows or self._deletes or self._seen_rows:
@@ -256,6 +307,7 @@ class Hub:
 
     def _noticed(self, notices: list[Held], failure: Exception | None) -> None:
         for notice in notices:
+            self._book.used(notice.queue.group, notice.queue.sender).waiting -= notice.size
             if failure is None:
                 self._arrive(notice)
             else:
@@ -267,11 +319,15 @@ class Hub:
         if message in mailbox.ready:
             mailbox.ready.remove(message)
         self._remove(message)
+        self._gone -= 1  # it has left the heap
         self.totals.expired += 1
         if message.slot == wire.EXPIRED:
             return
         # the sender learns of it: a notice in the sender's own mailbox, from itself
-        own = self._book.queue(queue.group, queue.sender, queue.sender, mailbox.box)
+        try:
+            own = self._book.queue(queue.group, queue.sender, queue.sender, mailbox.box)
+        except NoRoomError:
+            return
         payload = bytes([mailbox.receiver]) + message.msg_id
         notice_id = b"expired:" + self._next.to_bytes(8, "big")
         crc = crc32c(payload)
@@ -296,24 +352,27 @@ class Hub:
     def _load(self) -> None:
         for number, group, sender, receiver, box in self._reader.queues():
             self._book.add(number, group, sender, receiver, int.from_bytes(box, "big"))
+            self._book.used(group, sender).boxes += 1
         for ident, number, msg_id, slot, crc, expires, size in self._reader.pending():
             queue = self._book.by_number[number]
             message = Held(ident, queue, msg_id, slot, crc, expires, size)
             self._book.hold(message)
             self._arrive(message)
         for number, msg_id, crc, size, until in self._reader.seen():
-            self._book.by_number[number].seen[msg_id] = (crc, size, until)
+            queue = self._book.by_number[number]
+            queue.seen[msg_id] = (crc, size, until)
+            self._book.used(queue.group, queue.sender).seen += 1
 
     def await_mail(self, who: Credential, box: int, waiter: Waiter) -> None:
         """Wake ``waiter`` when there is something for ``who``; whoever waited before does no longer."""
-        mailbox = self._book.mailbox(who.group, who.party, box)
+        mailbox = self._book.mailbox(who.group, who.party, box, who.party)
         before, mailbox.waiter = mailbox.waiter, waiter
         if before is not None and before is not waiter:
             before.superseded()
 
     def stop_awaiting(self, who: Credential, box: int, waiter: Waiter) -> None:
         """Undo :meth:`await_mail`."""
-        mailbox = self._book.mailbox(who.group, who.party, box)
+        mailbox = self._book.mailbox(who.group, who.party, box, who.party)
         if mailbox.waiter is waiter:
             mailbox.waiter = None
 

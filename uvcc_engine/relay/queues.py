@@ -72,10 +72,18 @@ class Mailbox:
 
 @dataclass(slots=True)
 class Usage:
-    """What one (group, party) has queued."""
+    """What one (group, party) has here. ``waiting``: bytes that are not durable yet; ``passing``: bytes in slots."""
 
     messages: int = 0
     bytes: int = 0
+    waiting: int = 0
+    passing: int = 0
+    boxes: int = 0
+    seen: int = 0
+
+
+class NoRoomError(Exception):
+    """A credential has as much of something as it may have."""
 
 
 @dataclass(slots=True)
@@ -96,31 +104,48 @@ class Totals:
 class Book:
     """Every mailbox and queue of a relay, and what each (group, party) has in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, boxes: int = 1 << 30) -> None:
+        """``boxes``: mailboxes and queues that one (group, party) may bring about."""
+        self._boxes = boxes
         self.usage: dict[tuple[str, int], Usage] = {}
         self.mailboxes: dict[tuple[str, int, int], Mailbox] = {}
         self.by_number: dict[int, Queue] = {}
         self.new: list[QueueRow] = []  # queues that are not in the database yet
         self._queues: dict[tuple[str, int, int, int], Queue] = {}
 
-    def mailbox(self, group: str, receiver: int, box: int) -> Mailbox:
+    def mailbox(self, group: str, receiver: int, box: int, maker: int) -> Mailbox:
+        """The mailbox, made on account of party ``maker`` if it is new. Raises NoRoomError."""
         found = self.mailboxes.get((group, receiver, box))
         if found is None:
-            found = self.mailboxes[group, receiver, box] = Mailbox(group, receiver, box)
+            self._count(group, maker)
+            found = self._new_mailbox(group, receiver, box)
         return found
 
+    def _new_mailbox(self, group: str, receiver: int, box: int) -> Mailbox:
+        found = self.mailboxes[group, receiver, box] = Mailbox(group, receiver, box)
+        return found
+
+    def _count(self, group: str, party: int) -> None:
+        usage = self.used(group, party)
+        if usage.boxes >= self._boxes:
+            raise NoRoomError(f"party {party} has used {self._boxes} boxes")
+        usage.boxes += 1
+
     def queue(self, group: str, sender: int, receiver: int, box: int) -> Queue:
-        """The queue of these four, made (and noted as new) when it is first asked for."""
+        """The queue of these four, made (and noted as new) when it is first asked for. Raises NoRoomError."""
         found = self._queues.get((group, sender, receiver, box))
         if found is None:
+            self.mailbox(group, receiver, box, sender)
+            self._count(group, sender)
             number = len(self.by_number) + 1
             found = self.add(number, group, sender, receiver, box)
             self.new.append((number, group, sender, receiver, box.to_bytes(8, "big")))
         return found
 
     def add(self, number: int, group: str, sender: int, receiver: int, box: int) -> Queue:
-        """A queue that the database knows."""
-        queue = Queue(number, group, sender, self.mailbox(group, receiver, box))
+        """A queue that the database knows, however many there are."""
+        mailbox = self.mailboxes.get((group, receiver, box)) or self._new_mailbox(group, receiver, box)
+        queue = Queue(number, group, sender, mailbox)
         self._queues[group, sender, receiver, box] = self.by_number[number] = queue
         return queue
 

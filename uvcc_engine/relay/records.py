@@ -8,13 +8,15 @@ newer than the last it knows. What matters is written again by its author until 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-MAX_BODY: Final = 16 << 10
+MAX_BODY: Final = 32 << 10
 MAX_NAME: Final = 160
+NAME: Final = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_NAME}}}", re.ASCII)
 PER_PARTY: Final = 512
 GROUPS_SHARE: Final = 256  # records in one answer
 
@@ -36,12 +38,13 @@ class Records:
     clock: Callable[[], float] = time.time
     _last: int = 0
     _kept: dict[str, dict[tuple[int, str], Record]] = field(default_factory=dict)
-    _waiting: dict[str, set[asyncio.Future[None]]] = field(default_factory=dict)
+    _waiting: dict[str, dict[asyncio.Future[None], str]] = field(default_factory=dict)  # reader -> prefix
 
     def put(self, group: str, party: int, name: str, body: str) -> int:
-        """Keep a record and wake its readers; returns its number. Raises ValueError for one that is too large."""
-        if not 0 < len(name) <= MAX_NAME or len(body) > MAX_BODY:
-            raise ValueError(f"a record's name has 1 to {MAX_NAME} characters, its body {MAX_BODY} at most")
+        """Keep a record and wake its readers; returns its number. Raises ValueError for one that is not allowed."""
+        if not NAME.fullmatch(name) or len(body) > MAX_BODY:
+            what = f"a record's name has 1 to {MAX_NAME} letters, digits or ._:/-"
+            raise ValueError(f"{what}, its body {MAX_BODY} characters at most")
         self._last = max(self._last + 1, int(self.clock() * 1e6))
         kept = self._kept.setdefault(group, {})
         kept.pop((party, name), None)  # so that the order of the mapping is the order of writing
@@ -49,8 +52,8 @@ class Records:
         mine = [key for key in kept if key[0] == party]
         for key in mine[: max(0, len(mine) - PER_PARTY)]:
             del kept[key]
-        for reader in self._waiting.pop(group, ()):
-            if not reader.done():
+        for reader, prefix in self._waiting.get(group, {}).items():
+            if name.startswith(prefix) and not reader.done():
                 reader.set_result(None)
         return self._last
 
@@ -72,12 +75,13 @@ class Records:
             if left <= 0:
                 return []
             woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(group, set()).add(woken)
+            waiting = self._waiting.setdefault(group, {})
+            waiting[woken] = prefix
             try:
                 async with asyncio.timeout(left):
                     await woken
             except TimeoutError:
                 return self.since(group, after, prefix)
             finally:
-                self._waiting.get(group, set()).discard(woken)
+                waiting.pop(woken, None)
         return found

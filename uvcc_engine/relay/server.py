@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -20,6 +22,8 @@ from uvcc_engine.contract.files import write_json
 from uvcc_engine.relay.app import Front, RelayApp
 from uvcc_engine.relay.config import RelayConfig
 from uvcc_engine.relay.db import Reader, Writer, connect
+from uvcc_engine.relay.gate import Gate, Visitor, admit
+from uvcc_engine.relay.http import GuardedHttp, guarded
 from uvcc_engine.relay.hub import Hub
 from uvcc_engine.relay.segments import Segments
 from uvcc_engine.relay.stream import StreamProtocol
@@ -27,29 +31,47 @@ from uvcc_engine.relay.stream import StreamProtocol
 _TICK_S = 1.0
 _FORGET_TICKS = 60
 _DRAIN_S = 5.0
+_BACKLOG = 1024
+_FILES = 65_536
+
+
+_Accept = Callable[[Callable[[Visitor], asyncio.BaseProtocol]], Coroutine[Any, Any, None]]
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, plus the ready file at the start and the release of long polls at the end."""
+    """uvicorn behind the gate, plus the ready file at the start and the release of long polls at the end."""
 
-    def __init__(self, config: uvicorn.Config, hub: Hub, relay: RelayConfig, ready: dict[str, str]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, hub: Hub, relay: RelayConfig, ready: dict[str, str], accept: _Accept
+    ) -> None:
         super().__init__(config)
-        self._hub, self._relay, self._ready = hub, relay, ready
+        self._hub, self._relay, self._ready, self._accept = hub, relay, ready, accept
+        self._accepting: asyncio.Task[None] | None = None
+
+    def _connection(self, visitor: Visitor) -> GuardedHttp:
+        made: GuardedHttp = self.config.http_protocol_class(  # type: ignore[call-arg,assignment]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        made.visitor = visitor
+        return made
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup(sockets)  # of none: it would not count who has not done the TLS handshake
+        self._accepting = asyncio.create_task(self._accept(self._connection))
         if self.started and self._relay.ready_file is not None:
             write_json(self._relay.ready_file, self._ready | {"pid": os.getpid()}, durable=False)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
         self._hub.drain()
         await super().shutdown(sockets)
 
 
-def metrics_text(hub: Hub, writer: Writer) -> str:
+def metrics_text(hub: Hub, writer: Writer, gate: Gate) -> str:
     """Prometheus text format."""
     figures: dict[str, Any] = {f"{name}_total": getattr(hub.totals, name) for name in hub.totals.__slots__}
-    figures |= hub.state() | {"commits_total": writer.commits, "rows_total": writer.rows}
+    figures |= hub.state() | gate.state() | {"commits_total": writer.commits, "rows_total": writer.rows}
     lines = [f"uvcc_relay_{name} {value}" for name, value in figures.items()]
     for (group, party), usage in sorted(hub.usage.items()):
         labels = f'{{group={json.dumps(group)},party="{party}"}}'
@@ -62,7 +84,7 @@ def bind(listen: str) -> socket.socket:
     """A listening socket. Raises UnreachableError."""
     host, _, port = listen.rpartition(":")
     try:
-        return socket.create_server((host.strip("[]"), int(port)), backlog=512)
+        return socket.create_server((host.strip("[]"), int(port)), backlog=_BACKLOG)
     except (OSError, ValueError) as error:
         raise UnreachableError(f"the relay cannot listen on {listen}: {error}", "choose another port") from error
 
@@ -103,7 +125,7 @@ async def running_hub(config: RelayConfig) -> AsyncIterator[tuple[Hub, Writer]]:
 
 
 @contextlib.asynccontextmanager
-async def _stream_front(config: RelayConfig, front: Front) -> AsyncIterator[str]:
+async def _stream_front(config: RelayConfig, front: Front, tls: ssl.SSLContext | None) -> AsyncIterator[str]:
     """The stream front beside the HTTP one; yields its ``host:port`` ("" if it is not configured)."""
     if not config.stream_listen:
         yield ""
@@ -111,23 +133,32 @@ async def _stream_front(config: RelayConfig, front: Front) -> AsyncIterator[str]
     loop = asyncio.get_running_loop()
     sock = bind(config.stream_listen)
     host, port = sock.getsockname()[:2]
-    tls: ssl.SSLContext | None = None
-    if config.tls_cert is not None and config.tls_key is not None:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load_cert_chain(config.tls_cert, config.tls_key)
     connections: set[StreamProtocol] = set()
-    listening = await loop.create_server(
-        lambda: StreamProtocol(front, config.max_body, connections), sock=sock, ssl=tls, backlog=512
-    )
+    make = partial(StreamProtocol, front, config, connections)
+    accepting = asyncio.create_task(admit(front.gate, sock, tls, config.login_s, make))
     try:
         yield f"{host}:{port}"
     finally:
-        listening.close()
+        accepting.cancel()
         for connection in tuple(connections):
             connection.drain()
         end = loop.time() + _DRAIN_S
         while connections and loop.time() < end:
             await asyncio.sleep(0.01)
+
+
+def _tls(config: RelayConfig) -> ssl.SSLContext | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(config.tls_cert, config.tls_key)
+    return tls
+
+
+async def _watch(gate: Gate) -> None:
+    while True:
+        await asyncio.sleep(_TICK_S)
+        gate.tick(time.monotonic())
 
 
 class Running:
@@ -152,26 +183,29 @@ async def serving(config: RelayConfig) -> AsyncIterator[Running]:
     host, port = sock.getsockname()[:2]
     url = f"{'https' if config.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
     async with running_hub(config) as (hub, writer), contextlib.AsyncExitStack() as stack:
-        front = Front(hub, config)
-        stream = await stack.enter_async_context(_stream_front(config, front))
-        app = RelayApp(front, config, lambda: metrics_text(hub, writer), stream)
+        gate, tls = Gate(config, time.monotonic), _tls(config)
+        watching = asyncio.create_task(_watch(gate))
+        stack.callback(watching.cancel)
+        front = Front(hub, config, gate)
+        stream = await stack.enter_async_context(_stream_front(config, front, tls))
+        app = RelayApp(front, config, lambda: metrics_text(hub, writer, gate), stream)
         options = uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=guarded(gate, config.request_s),
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
+            log_level="error",  # a stranger's nonsense is counted by the gate
             server_header=False,
             date_header=False,
             timeout_keep_alive=3600,
             timeout_graceful_shutdown=10,
-            ssl_certfile=str(config.tls_cert) if config.tls_cert else None,
-            ssl_keyfile=str(config.tls_key) if config.tls_key else None,
         )
-        server = _Server(options, hub, config, {"url": url, "stream": stream})
-        task = asyncio.create_task(server.serve(sockets=[sock]))
+        accept = partial(admit, gate, sock, tls, config.login_s)
+        server = _Server(options, hub, config, {"url": url, "stream": stream}, accept)
+        task = asyncio.create_task(server.serve(sockets=[]))
         running = Running(url, stream, server, task)
         try:
             yield running
@@ -190,6 +224,8 @@ def run(config: RelayConfig) -> None:
     """Serve on a uvloop event loop until told to stop."""
     import uvloop
 
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _FILES) if most >= 0 else _FILES, most))
     # uvicorn raises a caught SIGTERM again when it is done; by then there is nothing left that it should kill
     signal.signal(signal.SIGTERM, lambda *_: None)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -5,6 +5,9 @@ token is not known; an end without a word says nothing of the token. After that 
 body``. A request may follow another before its reply; replies come in the order of requests. The
 first request subscribes its box: messages are pushed as they arrive, as replies without fates, as long as no more than
 ``max_bytes`` of them are unacknowledged.
+
+Who shows no token in time, stops in the middle of a request or does not read replies is disconnected (see ``gate``).
+Nothing more is read from a connection while it does not read.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from typing import Final, cast
 
 from uvcc_engine.relay import wire
 from uvcc_engine.relay.app import Fault, Front
-from uvcc_engine.relay.config import Credential
+from uvcc_engine.relay.config import Credential, RelayConfig
+from uvcc_engine.relay.gate import Visitor
+from uvcc_engine.relay.queues import NoRoomError
 
 MAGIC: Final = b"UVS1"
 REFUSED: Final = b"UVS-"
@@ -45,11 +50,14 @@ class _Subscription:
 class StreamProtocol(asyncio.BufferedProtocol):
     """One connection."""
 
-    def __init__(self, front: Front, max_body: int, connections: set[StreamProtocol]) -> None:
+    def __init__(self, front: Front, config: RelayConfig, connections: set[StreamProtocol], visitor: Visitor) -> None:
         self._front = front
         self._hub = front.hub
-        self._max_body = max_body
+        self._config = config
         self._connections = connections
+        self._visitor = visitor
+        self._deadline: asyncio.TimerHandle | None = None  # while a request is on its way
+        self._received = self._at = 0  # bytes, in all and when that was set
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._who: Credential | None = None
@@ -69,19 +77,28 @@ class StreamProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no common class
         self._transport.set_write_buffer_limits(high=2 * _PUSH_BYTES)
+        self._visitor.ends_by(self._transport.abort)
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self._transport = None
+        self._end_deadline()
+        self._visitor.left()
         if self._subscription is not None and self._who is not None:
             self._hub.stop_awaiting(self._who, self._subscription.box, self)
 
     def pause_writing(self) -> None:
         self._writable = False
+        if self._transport is not None:
+            self._visitor.paused()
+            self._transport.pause_reading()  # its requests would only add to what it does not read
 
     def resume_writing(self) -> None:
         self._writable = True
+        if self._transport is not None:
+            self._visitor.resumed()
+            self._transport.resume_reading()
         self.wake()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -90,12 +107,15 @@ class StreamProtocol(asyncio.BufferedProtocol):
         return memoryview(self._buffer)[self._have :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._received += nbytes
         try:
             if self._body is not None:
                 self._filled += nbytes
                 if self._filled == len(self._body):
                     body, self._body = self._body, None
+                    self._end_deadline()
                     self._serve(memoryview(body))
+                    self._visitor.release()
                 return
             self._have += nbytes
             at = 0 if self._who is not None else self._authenticate()
@@ -106,11 +126,38 @@ class StreamProtocol(asyncio.BufferedProtocol):
             if at:
                 self._buffer[: self._have - at] = self._buffer[at : self._have]
                 self._have -= at
-        except Fault:
-            self._write([REFUSED])
+            if self._who is not None and self._body is None:
+                self._await_rest()
+        except Fault as fault:
+            if fault.status == 401:
+                self._write([REFUSED])
             self._close()
-        except ValueError:
-            self._close()  # not a client of this front
+        except (ValueError, NoRoomError) as error:  # not a client of this front, or one that asks for too much
+            self._front.gate.refused(self._visitor.address, str(error).partition(":")[0])
+            self._close()
+
+    def _await_rest(self) -> None:
+        """A request that has begun goes on, or its connection ends."""
+        if not self._have:
+            self._end_deadline()
+        elif self._deadline is None:
+            self._begin_deadline()
+
+    def _begin_deadline(self) -> None:
+        self._at = self._received
+        self._deadline = self._loop.call_later(self._config.stall_s, self._look_at_progress)
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _look_at_progress(self) -> None:
+        self._deadline = None
+        if self._received > self._at:
+            self._begin_deadline()
+        else:
+            self._visitor.refuse("stopped within a request")
 
     def _authenticate(self) -> int:
         if self._have < _HELLO.size:
@@ -121,20 +168,25 @@ class StreamProtocol(asyncio.BufferedProtocol):
         end = _HELLO.size + int(length)
         if self._have < end:
             return 0
-        self._who = self._front.credential(self._buffer[_HELLO.size : end].decode("utf-8", "replace"))
+        token = self._buffer[_HELLO.size : end].decode("utf-8", "replace")
+        self._who = self._front.credential(token, self._visitor)
         self._write([MAGIC])
         return end
 
     def _next_frame(self, at: int) -> int:
         """Take a frame from the buffer, or begin a large one; returns where the next begins (``at``: wait)."""
         length = int.from_bytes(self._buffer[at : at + LENGTH.size], "little")
-        if length > self._max_body:
+        if length > self._config.max_body:
             raise ValueError("too large a request")
         start, have = at + LENGTH.size, self._have - at - LENGTH.size
         if have >= length:
             self._serve(memoryview(bytes(memoryview(self._buffer)[start : start + length])))
             return start + length
         if start + length > len(self._buffer):
+            if not self._visitor.hold(length):
+                raise ValueError("too many bytes of unfinished requests")
+            self._end_deadline()
+            self._begin_deadline()
             self._body = bytearray(length)
             self._body[:have] = memoryview(self._buffer)[start : self._have]
             self._filled = have
@@ -198,7 +250,11 @@ class StreamProtocol(asyncio.BufferedProtocol):
         if room <= 0:
             return
         size = min(room, _PUSH_BYTES)
-        messages = self._hub.take(self._who, subscription.box, size, consumer=subscription.consumer)
+        try:
+            messages = self._front.take(self._who, subscription.box, size, consumer=subscription.consumer)
+        except Fault:
+            self._close()
+            return
         if not messages:
             return
         for m in messages:

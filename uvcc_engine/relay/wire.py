@@ -38,6 +38,8 @@ _MESSAGE = struct.Struct("<QBBHI")  # delivery id, sender, slot, 0, payload byte
 _REQUEST_MAGIC: Final = b"UVX1"
 _REPLY_MAGIC: Final = b"UVX2"
 _VERSION: Final = 1
+MAX_ITEMS: Final = 65_536  # of one request, and as many acknowledgements
+MAX_ID: Final = 64
 
 
 class Item(NamedTuple):
@@ -95,12 +97,16 @@ def read_request(body: Buffer) -> Request:
         magic, version, flags, _, acks, items, wait_ms, max_bytes, box, consumer = _REQUEST.unpack_from(body)
         if magic != _REQUEST_MAGIC or version != _VERSION:
             raise ValueError("not an exchange request of this version")
+        if acks > MAX_ITEMS or items > MAX_ITEMS:
+            raise ValueError(f"more than {MAX_ITEMS} messages or acknowledgements in a request")
         at = _REQUEST.size
         acked = struct.unpack_from(f"<{acks}Q", body, at)
         at += 8 * acks
         found = []
         for _ in range(items):
             receiver, slot, id_bytes, ttl_s, length = _ITEM.unpack_from(body, at)
+            if id_bytes > MAX_ID:
+                raise ValueError(f"a message id of more than {MAX_ID} bytes")
             start = at + _ITEM.size + id_bytes
             at = start + length
             found.append(Item(receiver, slot, ttl_s, bytes(body[start - id_bytes : start]), body[start:at]))

@@ -23,6 +23,7 @@ from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE, Bundle, 
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.policy import read_signatures
 from uvcc_engine.transcript.roots import replica_order
+from uvcc_engine.transcript.series import revealed_series
 from uvcc_engine.transcript.signers import each_key, read_allowed_signers
 from uvcc_engine.transcript.statements import coord_of
 
@@ -250,9 +251,10 @@ def _same(path: Path, lines: Iterator[bytes]) -> bool:
 
 
 def signed_losses(bundle: Bundle) -> dict[int, float]:
-    """Steps done -> loss, as far as the parties signed it: the result holds the last one."""
-    loss = bundle.workers[0].result[1].values.get("loss")
-    return {} if loss is None else {bundle.policy.steps: float(loss)}
+    """Steps done -> loss, as far as the parties signed it: in the root of each step that revealed one, and at the end."""
+    found = dict(revealed_series(bundle).get("loss", ()))
+    last = bundle.workers[0].result[1].values.get("loss")
+    return found if last is None else {**found, bundle.policy.steps: float(last)}
 
 
 def check_training_rows(losses: Mapping[int, float], path: Path) -> int:

@@ -1,7 +1,8 @@
 """Signed records at the relay: orders to stop, and the workers' signs of life. Their one canonical spelling.
 
 An order ``{type: order, run, nonce, mode, deadline_s}`` is signed by a key that the run's workers were started with; a
-sign of life ``{type: beat, run, coord, ...}`` by the identity of the worker's party. The relay only carries them.
+sign of life ``{type: beat, run, coord, ...}`` by the identity of the worker's party. The relay only carries them, under
+the seals of ``boxes``.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ async def test_a_domain_halts_all_with_its_own_key_and_the_operator_sees_who(rel
     identity = Identity.create(tmp_path / "identity")
     run_dir, journal = make_run(relay, identity.public.ed25519)
     keys = domain.order_keys(run_dir)
+    under = {"halt_readers": domain.readers(run_dir), "halt_seal": domain.order_seal(run_dir)}
     exported = json.loads(json.dumps(domain.export(run_dir, read_all(journal), 1)))
     secrets = [*(t for p, t in enumerate(TOKENS) if p != 1), (run_dir / KEY_FILE).read_text(), "127.0.0.1:1"]
     assert not [s for s in secrets if s in json.dumps(exported)]  # nobody else's token, no operator key, no address
@@ -54,7 +55,7 @@ async def test_a_domain_halts_all_with_its_own_key_and_the_operator_sees_who(rel
     pod = tmp_path / "pod"
     pod.mkdir()
     (pod / "token").write_text(TOKENS[0])
-    link = {"relay_url": relay, "token_file": str(pod / "token"), "halt_keys": list(keys.values())}
+    link = {"relay_url": relay, "token_file": str(pod / "token"), "halt_keys": list(keys.values()), **under}
 
     def beat() -> dict[str, Any]:
         asked = read_halt(pod, RUN)

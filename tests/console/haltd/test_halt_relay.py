@@ -13,6 +13,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.haltd import relay as path_over_relay
 from uvcc_console.haltd.service import Service
+from uvcc_console.rollout import domain
 from uvcc_engine.contract.control import read_halt
 from uvcc_engine.private.orders import Orders
 from uvcc_engine.transcript.identity import Identity
@@ -36,6 +37,7 @@ async def test_a_run_out_of_reach_holds_and_halts_by_signed_records(relay: str, 
     (pod / "token").write_text(TOKENS[0])
     link = {"relay_url": relay, "token_file": str(pod / "token")}
     link |= {"halt_keys": [path_over_relay.order_key(run_dir)]}  # type: ignore[dict-item]
+    link |= {"halt_readers": domain.readers(run_dir), "halt_seal": domain.order_seal(run_dir)}  # type: ignore[dict-item]
 
     def beat() -> dict[str, Any]:
         """What a worker does that obeys its control file."""
@@ -75,10 +77,14 @@ def test_what_another_identity_signed_is_no_evidence(tmp_path: Path) -> None:
         tmp_path, lambda events: None, lambda pod, coord, stage, step, checkpoint: heard.append(stage)
     )
     box = path_over_relay.Mailbox("", "g", RUN, ())
-    from uvcc_engine.transcript import orders
+    from uvcc_engine.transcript import boxes, orders
 
     content = {"run": RUN, "coord": COORD, "phase": "halted", "halt_nonce": s.halt.nonce, "step": 3}
     over._heard(box, orders.sealed(content, lambda p: theirs.sign(BEAT_NAMESPACE, p)), s)
     assert heard == []
     over._heard(box, orders.sealed(content, lambda p: ours.sign(BEAT_NAMESPACE, p)), s)
     assert heard == ["halted"]
+    for readers, counts in (([path_over_relay.reader(tmp_path)], 2), ([path_over_relay.reader(tmp_path / "a")], 2)):
+        keys = boxes.read_keys(boxes.public_of(r) for r in readers)
+        over._heard(box, boxes.seal_to(orders.sealed(content, lambda p: ours.sign(BEAT_NAMESPACE, p)), keys), s)
+        assert len(heard) == counts  # what is sealed to another console is nothing here

@@ -161,3 +161,97 @@ def test_votes_follow_the_control_file() -> None:
     assert Vote.of(HaltRequest("hold", "n")) == Vote(HOLD, "n")
     assert Vote.of(HaltRequest("release", "n")).vote == GO_ON
     assert Vote.of(HaltRequest("halt", "n")).mode == "halt"
+
+
+def _says(body: bytes, **more: Any) -> Table:
+    """The table of party 0, to whom party 1 says this and party 2 something right."""
+    mail: dict[tuple[int, int], queue.Queue[bytes]] = {
+        (a, b): queue.Queue() for a in range(3) for b in range(3) if a != b
+    }
+    mail[1, 0].put(body)
+    right = {"topic": "vote", "run": "r", "step": 3, "vote": 0, "nonce": "", "saved": -1, "stated": "", "note": ""}
+    mail[2, 0].put(json.dumps(right | more).encode())
+    return Table(ControlOnly(0, mail), "r", wait_s=0.2)
+
+
+ODD_FIELDS: list[dict[str, Any]] = [
+    {"vote": True},
+    {"vote": 1.0},
+    {"vote": 3},
+    {"vote": -1},
+    {"vote": [0]},
+    {"vote": None},
+    {"step": 3.0},
+    {"step": "3"},
+    {"step": True},
+    {"step": {}},
+    {"nonce": 7},
+    {"nonce": "n" * 129},
+    {"nonce": "\x1b[2J"},
+    {"saved": True},
+    {"saved": -2},
+    {"saved": 1e3},
+    {"saved": 10**400},
+    {"saved": 5},  # of a step that is not done yet
+    {"saved": None},
+    {"stated": 3},
+    {"stated": "s" * 70_000},
+    {"note": 3},
+    {"note": None},
+    {"note": "@"},
+    {"note": "ä"},
+    {"note": ["x"]},
+    {"topic": 3},
+    {"topic": "x" * 100_000},
+    {"run": None},
+    {"run": "other\x1b[31m" * 1000},
+    {"run": ["r"]},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_FIELDS, ids=lambda odd: str(odd)[:40])
+def test_an_odd_field_of_a_vote_is_a_protocol_error_that_names_its_sender(odd: dict[str, Any]) -> None:
+    right = {"topic": "vote", "run": "r", "step": 3, "vote": 0, "nonce": "", "saved": -1, "stated": "", "note": ""}
+    _says(json.dumps(right).encode()).close_step(3, Vote())
+    with pytest.raises(ProtocolError) as raised:
+        _says(json.dumps({**right, **odd}).encode()).close_step(3, Vote())
+    assert raised.value.party == 1
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"[" * 100_000, b'{"a":' * 50_000, b'{"topic":NaN}', b"\xff\xfe", b"9" * 6000, b'"x"', b"{}"],
+    ids=lambda b: str(b[:12]),
+)
+def test_what_is_no_message_at_all_is_a_protocol_error_too(body: bytes) -> None:
+    with pytest.raises(ProtocolError, match="malformed") as raised:
+        _says(body).close_step(3, Vote())
+    assert raised.value.party == 1
+
+
+@pytest.mark.parametrize("steps", [None, "12", {"1": 1}, [True], [1.0], [-1], [1 << 60], [None], [0] * 200_000, [[1]]])
+def test_an_odd_list_of_checkpoints_is_a_protocol_error(steps: Any) -> None:
+    with pytest.raises(ProtocolError, match="list of checkpoints") as raised:
+        said = json.dumps({"topic": "resume", "run": "r", "steps": steps}).encode()
+        _says(said, topic="resume", steps=[1]).agree_step([1])
+    assert raised.value.party == 1
+
+
+def test_the_last_words_of_a_peer_are_short_and_clean() -> None:
+    words: dict[str, Any] = {"topic": "stopped", "run": "r", "error": "\x1b[2J" + "x" * 10_000, "party": True}
+    with pytest.raises(PeerStoppedError) as raised:
+        _says(json.dumps({**words, "cure": {"a": 1}}).encode()).hear("vote")
+    assert raised.value.party == 1
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 500
+
+
+def test_statements_of_a_peer_do_not_pile_up() -> None:
+    table = tables()[0]
+    for step in range(500):
+        table._keep(1, step, "s")
+        table._keep(2, step, "s")
+    assert len(table.statements) == 128
+    assert (1, 499) in table.statements

@@ -14,11 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from uvcc_engine.contract import control
 from uvcc_engine.contract.control import HaltRequest, read_halt, write_halt
-from uvcc_engine.private.orders import Orders, may_obey
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.private.orders import Orders, _answer, may_obey
 from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.records import MAX_BODY, PER_PARTY, Records
 from uvcc_engine.relay.server import serving
-from uvcc_engine.transcript import orders, sshsig
+from uvcc_engine.transcript import boxes, orders, sshsig
 
 RUN = "r.full"
 TOKEN = "token-of-party-0-0123456789"
@@ -140,7 +141,9 @@ def _exchange(url: str, **asked: Any) -> dict[str, Any]:
 def test_a_worker_obeys_a_signed_order_and_publishes_signed_evidence(relay: str, tmp_path: Path) -> None:
     operator, party, stranger = Signer(), Signer(), Signer()
     (tmp_path / "token").write_text(TOKEN)
+    reader, seal = boxes.reader_of(Ed25519PrivateKey.generate()), "ab" * 32
     link = {"relay_url": relay, "token_file": str(tmp_path / "token"), "halt_keys": [operator.line]}
+    link |= {"halt_readers": [boxes.public_of(reader)], "halt_seal": seal}
     told: list[HaltRequest] = []
     obeyed = threading.Event()
 
@@ -150,7 +153,8 @@ def test_a_worker_obeys_a_signed_order_and_publishes_signed_evidence(relay: str,
 
     def order(signer: Signer, mode: str, nonce: str) -> None:
         content = {"type": "order", "run": RUN, "nonce": nonce, "mode": mode, "deadline_s": "0"}
-        _exchange(relay, put={"name": f"order/{nonce}", "body": orders.sealed(content, signer.order)})
+        body = boxes.seal_with(orders.sealed(content, signer.order), bytes.fromhex(seal))
+        _exchange(relay, put={"name": f"order/{nonce}", "body": body})
 
     order(operator, "halt", "of-an-earlier-attempt")
     beat = {"step": 7, "phase": "train", "halt_nonce": "n", "secret": "never published"}
@@ -163,7 +167,7 @@ def test_a_worker_obeys_a_signed_order_and_publishes_signed_evidence(relay: str,
     found = read_halt(tmp_path, RUN)
     assert found is not None
     assert (found.mode, found.nonce) == (control.HOLD, "n")
-    content = orders.opened(said[0]["body"], orders.BEAT_NAMESPACE, [party.line])
+    content = orders.opened(boxes.unseal(said[0]["body"], reader), orders.BEAT_NAMESPACE, [party.line])
     assert content is not None
     assert (content["coord"], content["step"], content["run"]) == ("p0r0s0t0", 7, RUN)
     assert "secret" not in json.dumps(content)
@@ -176,3 +180,50 @@ def test_a_halt_of_the_agent_is_never_weakened(tmp_path: Path) -> None:
     desk = Orders(link, RUN, "p0r0s0t0", tmp_path, sign=operator.beat, last=dict, told=lambda a: pytest.fail("obeyed"))
     desk._obey(orders.sealed({"run": RUN, "mode": "release", "nonce": "n"}, operator.order))
     assert read_halt(tmp_path, RUN) == HALT
+
+
+def test_only_readers_open_a_seal_and_its_size_tells_nothing() -> None:
+    readers = [boxes.reader_of(Ed25519PrivateKey.generate()) for _ in range(4)]
+    keys = boxes.read_keys(boxes.public_of(r) for r in readers)
+    for text in ("", "a", "step 7 loss 0.25 " * 100, "x" * 5000):
+        body = boxes.seal_to(text, keys)
+        assert [boxes.unseal(body, r) for r in readers] == [text] * 4
+        assert boxes.unseal(body, boxes.reader_of(Ed25519PrivateKey.generate())) == ""
+        assert len(body) == len(boxes.seal_to("y", keys)) < MAX_BODY
+        assert boxes.seal_to(text, keys) != body
+        order = boxes.seal_with(text[:900], bytes(32))
+        assert boxes.unseal_with(order, bytes(32)) == text[:900]
+        assert boxes.unseal_with(order, b"x" * 32) == ""
+        assert len(order) == len(boxes.seal_with("hold", bytes(32)))
+    for at in range(0, len(body), 97):
+        altered = body[:at] + ("A" if body[at] != "A" else "B") + body[at + 1 :]
+        assert boxes.unseal(altered, readers[0]) in ("", altered)
+        assert boxes.unseal(body[:at], readers[0]) in ("", body[:at])
+    assert boxes.unseal("not sealed", readers[0]) == boxes.unseal_with("not sealed", bytes(32)) == "not sealed"
+    assert boxes.unseal("UVCS1." + "A" * 100_000, readers[0]) == ""
+
+
+@pytest.mark.parametrize("bad", [["x"], [3], ["ab" * 31], ["00" * 32] * 17])
+def test_a_reader_that_is_none_is_refused_at_the_start(bad: list[Any], tmp_path: Path) -> None:
+    link = {"relay_url": "http://127.0.0.1:1", "token_file": "x", "halt_keys": ["k"]}
+    with pytest.raises(ConfigError):
+        Orders({**link, "halt_readers": bad}, RUN, "p0r0s0t0", tmp_path, sign=str, last=dict, told=print)
+    with pytest.raises(ConfigError):
+        Orders({**link, "halt_seal": f"{bad[0]}0"}, RUN, "p0r0s0t0", tmp_path, sign=str, last=dict, told=print)
+    with pytest.raises(ConfigError, match="not usable"):
+        boxes.seal_to("x", [bytes(32)])
+
+
+def test_odd_orders_and_answers_end_nothing(tmp_path: Path) -> None:
+    operator = Signer()
+    link = {"relay_url": "http://127.0.0.1:1", "token_file": "x", "halt_keys": [operator.line]}
+    desk = Orders(link, RUN, "p0r0s0t0", tmp_path, sign=operator.beat, last=dict, told=lambda a: pytest.fail("obeyed"))
+    odd = [{"mode": ["hold"]}, {"mode": "hold", "nonce": 3}, {"mode": "hold", "deadline_s": "x"}]
+    odd += [{"mode": "hold", "deadline_s": "inf"}, {"mode": "hold", "deadline_s": "nan"}, {"mode": None}]
+    odd += [{"mode": "hold", "deadline_s": [1]}, {"mode": {}}, {"mode": "hold", "nonce": None}]
+    for more in odd:
+        desk._obey(orders.sealed({"run": RUN, "nonce": "n", **more}, operator.order))
+    for text in (b"[" * 90_000, b"{}", b'{"seq": true, "records": []}', b'{"seq": 1, "records": {}}', b"3", b"\xff"):
+        with pytest.raises(ValueError, match=r"."):
+            _answer(text, 0)
+    assert _answer(b'{"seq": 3, "records": [1, {"body": 2}, {"body": "x"}]}', 5) == (5, ["x"])

@@ -30,14 +30,18 @@ DIAL_S = 5.0
 LISTEN_S = 15.0
 CERT_DAYS = 30
 
-# accepts one connection per expected caller, then ends
+# accepts and closes connections for a while, however many a stranger makes beside those who are expected
 _LISTEN = """
-import socket, sys
-s = socket.create_server((sys.argv[1], 0))
-s.settimeout(float(sys.argv[3]))
+import socket, sys, time
+s = socket.create_server((sys.argv[1], 0), backlog=1024)
 print(s.getsockname()[1], flush=True)
-for _ in range(int(sys.argv[2])):
-    s.accept()[0].close()
+end = time.monotonic() + float(sys.argv[2])
+while (left := end - time.monotonic()) > 0:
+    s.settimeout(left)
+    try:
+        s.accept()[0].close()
+    except OSError:
+        continue
 """
 # dials every address, all at once; prints for each the seconds it took, or what went wrong
 _DIAL = """
@@ -117,7 +121,7 @@ async def dial_all(ctx: Rollout, wanted: Mapping[str, Sequence[str]]) -> dict[tu
 
     async def listen(m: Member) -> str:
         code = shlex.quote(_LISTEN)
-        waits = f"{callers[m.name]} {3 * DIAL_S:g}"
+        waits = f"{3 * DIAL_S:g}"
         process = await m.ssh.open(f"exec {python_of(m)} -S -c {code} {listening(m)} {waits}")
         listeners.append(process)
         try:
@@ -204,6 +208,8 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
         "ca_file": f"{there}/{CA_FILE}" if remote else "",
         "group": group,
         "halt_keys": list(domain.order_keys(ctx.run_dir, ctx.plan.profile.fleet.ssh_key).values()),
+        "halt_readers": domain.readers(ctx.run_dir, ctx.plan.profile.fleet.ssh_key),
+        "halt_seal": domain.order_seal(ctx.run_dir),
     }
 
 
