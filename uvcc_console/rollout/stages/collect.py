@@ -18,6 +18,7 @@ WANTED = (
     "transcript_*/*",
     "roots*.jsonl",
     "signatures*.json",
+    "commits.jsonl",  # what three parties signed about each checkpoint; the checkpoints themselves stay
     "policy*.json",
     "openings*.json*",
     "result*.json",
