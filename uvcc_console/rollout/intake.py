@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import reserved
 from uvcc_engine.contract import wire
 
 FACTS = ("parameters", "seq_len", "precision", "save_every", "steps")
@@ -126,6 +127,8 @@ class Intake:
             return [
                 ev.RootReported(coord=coord, epoch=int(fields.get("epoch", -1)), root=str(fields["root"]), pairs=pairs)
             ]
+        if name in reserved.RESERVED:  # a pod may not speak for the console
+            name, fields = reserved.EVENT, {"event": name, "fields": fields}
         level, at = str(record.get("level", "info")), float(record.get("ts") or 0.0)
         return [ev.EngineEvent(pod=self.pod, level=level, event=name, fields=fields, at=at)]
 
@@ -181,6 +184,10 @@ class Intake:
         coord = str(record.get("coord") or self._first)
         return [
             ev.ResultReported(
-                coord=coord, phase=self.phase, result_hash=str(record.get("result_hash", "")), values=values
+                pod=self.pod,
+                coord=coord,
+                phase=self.phase,
+                result_hash=str(record.get("result_hash", "")),
+                values=values,
             )
         ]

@@ -238,11 +238,11 @@ def _pass_on(writer: RunWriter, name: str, fields: dict[str, Any]) -> None:
 
 def _count(writer: RunWriter, plane: LivePlane, began: float) -> None:
     """What the plane has counted since this process ``began``, peer by peer: who reads takes the last of each."""
-    who = {"coord": writer.coord, "began": began}
+    who: dict[str, Any] = {"coord": writer.coord, "began": began}
     for peer, totals in plane.totals().items():
-        writer.event("plane_counters", **who, peer=peer, **totals)
+        writer.event("plane_counters", **{**who, "peer": peer, **totals})
     if (injected := plane.injected) is not None:
-        writer.event("faults_injected", "warn", **who, **injected)
+        writer.event("faults_injected", "warn", **{**who, **injected})
 
 
 def _waiting_on(plane: LivePlane, groups: PartyGroups | None) -> str | None:

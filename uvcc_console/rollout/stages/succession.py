@@ -68,10 +68,12 @@ class Succession:
 
 
 def all_of(ctx: Rollout) -> list[Succession]:
-    """Every succession of the run in order, from the journal."""
+    """Every succession of the run in order, from the journal. One that names a pod is no word of a conductor's."""
     told = [e for _, e in iter_events(ctx.run_dir / spawn.JOURNAL) if isinstance(e, ev.EngineEvent)]
     lists = ("sources", "lost")
-    return [Succession(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in told if e.event == EVENT]
+    return [
+        Succession(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in told if e.event == EVENT and not e.pod
+    ]
 
 
 def latest(ctx: Rollout) -> dict[str, Succession]:
