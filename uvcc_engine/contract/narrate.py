@@ -1,7 +1,8 @@
 """What a worker says on standard error, which the agent keeps as ``worker_<coord>.log``: its story, for people.
 
 Every event of the worker is one line, ``2026-11-22T03:32:35.315Z info link_up kind=relay peer=2``, but for those that
-come with every step: of the epochs one a second is told. Figures stay in ``training.csv`` and heartbeats.
+come with every step: of the epochs one a second is told, of a step's own operations nothing. They are in
+``events.jsonl``, figures in ``training.csv`` and in heartbeats.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final, TextIO
 
 EPOCH: Final = "epoch_root"
 EPOCH_EVERY_S: Final = 1.0
+OF_EVERY_STEP: Final = ("fwd_open_ok", "bwd_open_ok", "pipeline_tick")
 _LONG: Final = 400
 
 
@@ -27,6 +29,8 @@ class Narrator:
     def tell(self, name: str, level: str, fields: Mapping[str, Any]) -> None:
         """One event. A log that cannot be written stops nobody: the event itself is in ``events.jsonl``."""
         now = self._clock()
+        if name in OF_EVERY_STEP:
+            return
         if name == EPOCH:
             if now - self._last_epoch < EPOCH_EVERY_S:
                 return
