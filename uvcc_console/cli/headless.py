@@ -17,7 +17,7 @@ from uvcc_console.cli import common, jsonview
 from uvcc_console.cli.main import FAILED, INTERRUPTED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Follower, Journal
-from uvcc_console.core.shown import shown
+from uvcc_console.core.shown import CHANGED, UNCHECKED, shown
 from uvcc_console.core.snapshot import Snapshot, StageView
 from uvcc_console.report.recheck import recheck
 from uvcc_console.rollout import spawn
@@ -226,6 +226,8 @@ def outcome(watched: Watched, run_dir: Path) -> dict[str, Any]:
 def render(o: dict[str, Any]) -> str:
     """The summary for a reader."""
     word = {True: "verified", False: "NOT VERIFIED", None: "not verified"}[o["verified"]]
+    if o["mark"] in (CHANGED, UNCHECKED):
+        word = o["result"]["words"]
     if o["verified"] is None and o["job"] in ("lm", "command"):
         word = f"nothing to verify (a job of kind {o['job']} has no proof bundle)"
     lines = [f"{o['run']}: {o['status']}, {word}" + (f" ({o['detail']})" if o["detail"] else "")]

@@ -59,6 +59,8 @@ def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | No
         rechecks = known.rechecks if known is not None else Rechecks(run_dir)
         if known is not None and known.seq == last:
             changed = rechecks.look(known.snap, time.time())
+            if (known.live, known.changed) == (live, changed):
+                return known
             return dataclasses.replace(known, live=live, changed=changed)
         snap = fold(event for _, event in journal.since(0, 100_000, _KINDS))
         beats = journal.since(max(0, last - _TAIL), _TAIL, (ev.Heartbeat.kind,))

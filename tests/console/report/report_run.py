@@ -12,6 +12,7 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.report.recheck import digests
 from uvcc_engine.bench._rehearsal import VALUES, Rehearsal, rehearse
 from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.transcript.commits import NAMESPACE, RECORDS, Statement
 
 START = 1_700_000_000.0
 RUN = "demo-20231114-2213-ab12"
@@ -27,6 +28,7 @@ def make_run(run_dir: Path, topology: Topology | None = None) -> Rehearsal:
     for party in range(3):
         (full / f"pod{party}").rename(full / f"p{party}r0")
         _pod_files(full / f"p{party}r0", party)
+    committed(made, full)
     for pod in sorted(full.glob("p?r0")):
         sent_by(pod)
     journal = Journal(run_dir / "journal.sqlite", source="test")
@@ -44,6 +46,26 @@ def _pod_files(folder: Path, party: int) -> None:
     (folder / f"worker_p{party}r0s0t0.log").write_text("listening\ntraining 3 steps\n")
     (folder / "run.info").write_text(f"run: {RUN}.full\ndevice: cpu\nmodel: mlp-digits\n")
     (folder / "run.json").write_text("{}")
+
+
+def manifest_of(party: int) -> str:
+    """SHA-256 of a party's checkpoint manifest of the last step."""
+    return hashlib.sha256(b"manifest %d" % party).hexdigest()
+
+
+def committed(made: Rehearsal, full: Path) -> None:
+    """A real COMMIT record of the last step in every pod's folder."""
+    component = [hashlib.sha256(b"component %d" % i).hexdigest() for i in range(3)]
+    parties = []
+    for p in range(3):
+        held = component[p], component[(p + 1) % 3]
+        said = Statement(f"p{p}r0s0t0", made.policy.sid_job.hex(), STEPS, manifest_of(p), held)
+        signature = made.identities[p].sign(NAMESPACE, said.payload)
+        more = {"manifest": said.manifest, "components": list(held), "signature": signature}
+        parties.append({"coord": said.coord, **more})
+    record = {"sid_job": made.policy.sid_job.hex(), "step": STEPS, "parties": parties}
+    for p in range(3):
+        (full / f"p{p}r0" / RECORDS).write_text(json.dumps(record) + "\n")
 
 
 def sent_by(folder: Path) -> None:
@@ -87,6 +109,9 @@ def story(made: Rehearsal, size: Topology, run_dir: Path) -> list[ev.Event]:
             found.append(ev.RootReported(coord=coord, epoch=s["epoch"], root=s["root"]))
         result = bundle["result_hashes"][0]
         found.append(ev.ResultReported(pod=pod, coord=coord, phase="full", result_hash=result, values=VALUES))
+        if coord.endswith("r0s0t0"):
+            fields = {"step": STEPS, "sha256": manifest_of(party)}
+            found.append(ev.EngineEvent(pod=pod, level="info", event="checkpoint_written", fields=fields))
         found.append(ev.WorkerProcess(pod=pod, coord=coord, state="exited", rc=0))
     top = bundle["epochs"][-1]["global_root"]
     where = str(run_dir / "artifacts/full/proof_bundle.json")

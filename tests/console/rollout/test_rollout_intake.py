@@ -82,7 +82,7 @@ def test_a_result_that_arrives_in_pieces_is_read_once_it_is_whole() -> None:
     assert i.events(lines("result.json", *text[:3])) == []
     found = i.events(lines("result.json", *text[3:]))
     assert found == [
-        ev.ResultReported(coord="p1r0s0t0", phase="full", result_hash="cd", values={"loss": 0.5}),
+        ev.ResultReported(pod="p1r0", coord="p1r0s0t0", phase="full", result_hash="cd", values={"loss": 0.5}),
     ]
 
 
