@@ -187,11 +187,15 @@ class Translator:
         return {"phase": phase, "result_hash32_hex": last[0] if len(last) == 1 else last, "mark": mark}
 
     def _relative(self, path: str) -> str:
-        """Paths below the run folder are named from there: reports do not tell where the operator keeps them."""
-        try:
-            return str(Path(path).relative_to(self._run_dir))
-        except ValueError:
-            return Path(path).name
+        """Paths below the run folder are named from there: reports do not tell where the operator keeps them.
+
+        A run folder may have been moved since: the artifacts' own part of the path says the same.
+        """
+        found = Path(path)
+        if found.is_relative_to(self._run_dir):
+            return str(found.relative_to(self._run_dir))
+        parts = found.parts
+        return str(Path(*parts[parts.index("artifacts") :])) if "artifacts" in parts else found.name
 
 
 def _as_it_is(name: str, e: ev.Event) -> Iterator[tuple[str, dict[str, Any]]]:

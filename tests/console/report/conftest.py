@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from real_runs import shared
 from report_run import RUN, make_run
 
 
@@ -20,3 +21,25 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_dir(finished_run: Path, tmp_path: Path) -> Path:
     shutil.copytree(finished_run, tmp_path / RUN)
     return tmp_path / RUN
+
+
+@pytest.fixture(scope="session")
+def real_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return shared(tmp_path_factory)
+
+
+@pytest.fixture
+def clean(real_runs: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy of the run without faults, over direct links, with two ranks a party."""
+    return _copy(real_runs["clean"], tmp_path)
+
+
+@pytest.fixture
+def faulty(real_runs: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy of the run over a relay under injected faults."""
+    return _copy(real_runs["faulty"], tmp_path)
+
+
+def _copy(run_dir: Path, to: Path) -> Path:
+    shutil.copytree(run_dir, to / run_dir.name, copy_function=shutil.copy2)
+    return to / run_dir.name
