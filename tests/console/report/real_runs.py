@@ -22,9 +22,9 @@ _JOB = "kind: private, model: mlp-digits, batch: 16, lr: 0.3, momentum: 0.9, see
 _REST = """
 fleet:    {provider: local}
 smoke:    {replicas: 1, steps: 1}
-gates:    {loss_falls: false, result_hashes: 1, verifier: ok, halt_drill_s: 120}
+gates:    {loss_falls: false, result_hashes: 1, verifier: ok, halt_drill_s: 0}
 limits:   {hourly: 0, total: 0, ttl: 1h, wait: 1m}
-halt:     {lease: 60s, auto: [hold, halt, term]}
+halt:     {lease: 60s, patience: 60s, auto: [hold, halt, term]}
 """
 PROFILES = {
     "clean": f"""
