@@ -17,7 +17,9 @@ from uvcc_console.cli import common, jsonview
 from uvcc_console.cli.main import FAILED, INTERRUPTED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Follower, Journal
+from uvcc_console.core.shown import CHANGED, UNCHECKED, shown
 from uvcc_console.core.snapshot import Snapshot, StageView
+from uvcc_console.report.recheck import recheck
 from uvcc_console.rollout import spawn
 from uvcc_console.rollout.plan import FULL, RESUMABLE, SMOKE
 from uvcc_engine.contract.text import clean
@@ -201,17 +203,18 @@ def waits_for_decision(s: Snapshot) -> bool:
 def outcome(watched: Watched, run_dir: Path) -> dict[str, Any]:
     """The summary of a run that ended, as one JSON document."""
     s = watched.snapshot
-    values = dict(s.results.get("full", {}))
-    verdict = s.verdicts.get("full")
-    hashes = sorted({h for key, h in s.result_hashes.items() if key.startswith("full/")})
+    changed = recheck(run_dir, s)
+    found = shown(s, FULL, changed)
     first = watched.progress.first_step
-    return jsonview.summary(s, run_dir) | {
-        "accuracy": values.get("accuracy"),
-        "final_loss": values.get("loss"),
-        "values": values,
-        "global_root": verdict.global_root if verdict else "",
-        "result_hash": hashes[0] if len(hashes) == 1 else "",
-        "sid_job": verdict.sid_job if verdict else "",
+    return jsonview.summary(s, run_dir, changed) | {
+        "accuracy": found.values.get("accuracy"),
+        "final_loss": found.values.get("loss"),
+        "values": dict(found.values),
+        "mark": found.mark,
+        "caveat": found.caveat if found.values or found.hashes else "",
+        "global_root": found.global_root,
+        "result_hash": found.hashes[0] if len(found.hashes) == 1 else "",
+        "sid_job": found.sid_job,
         "gates": {g.name: g.ok for g in s.gates},
         "drill_s": s.halt.last_drill_s,
         "seconds": (s.ended or s.updated) - s.created,
@@ -225,15 +228,19 @@ def outcome(watched: Watched, run_dir: Path) -> dict[str, Any]:
 def render(o: dict[str, Any]) -> str:
     """The summary for a reader."""
     word = {True: "verified", False: "NOT VERIFIED", None: "not verified"}[o["verified"]]
+    if o["mark"] in (CHANGED, UNCHECKED):
+        word = o["result"]["words"]
     if o["verified"] is None and o["job"] in ("lm", "command"):
         word = f"nothing to verify (a job of kind {o['job']} has no proof bundle)"
     lines = [f"{o['run']}: {o['status']}, {word}" + (f" ({o['detail']})" if o["detail"] else "")]
+    mark = f" ({o['caveat']})" if o["caveat"] else ""
     if o["accuracy"] is not None:
-        lines.append(f"  accuracy     {100 * o['accuracy']:.2f} %")
+        lines.append(f"  accuracy     {100 * o['accuracy']:.2f} %{mark}")
     if o["final_loss"] is not None:
-        lines.append(f"  loss         {o['final_loss']:.4f}")
+        lines.append(f"  loss         {o['final_loss']:.4f}{mark}")
     for key in ("global_root", "result_hash", "sid_job"):
         if o[key]:
+            lines.append(f"  {key.replace('_', ' '):<12} {o[key]}" + (mark if key == "result_hash" else ""))
             lines.append(f"  {key.replace('_', ' '):<12} {o[key]}")
     lines += [f"  operated     {sentence}" for sentence in o["operation"]]
     if o["drill_s"] is not None:

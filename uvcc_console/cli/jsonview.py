@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from uvcc_console.core.shown import CHANGED, UNCHECKED, VERIFIED, Changes, Shown, final, shown, verified
 from uvcc_console.core.snapshot import Snapshot, WorkerView
+from uvcc_console.report.recheck import recheck
 from uvcc_console.rollout.spawn import CONDUCTOR, HALTD, running
 
 
-def summary(s: Snapshot, run_dir: Path) -> dict[str, Any]:
-    """One row of ``uvcc runs --json``."""
+def summary(s: Snapshot, run_dir: Path, changed: Changes | None = None) -> dict[str, Any]:
+    """One row of ``uvcc runs --json``. ``changed``: what a recheck of the files found; made here if it is not given."""
     stage = s.stage
+    changed = recheck(run_dir, s) if changed is None else changed
     return {
         "run": s.run,
         "profile": s.profile_name,
@@ -24,7 +27,8 @@ def summary(s: Snapshot, run_dir: Path) -> dict[str, Any]:
         "step": s.step,
         "steps": s.steps_planned,
         "loss": last_value(s, "loss"),
-        "verified": verified(s),
+        "verified": verified(s, changed),
+        "result": result(final(s, changed)),
         "created": s.created,
         "updated": s.updated,
         "ended": s.ended,
@@ -39,13 +43,21 @@ def last_value(s: Snapshot, name: str) -> float | None:
     return max(points, key=lambda point: point[0])[1] if points else None
 
 
-def verified(s: Snapshot) -> bool | None:
-    """Whether every phase that was checked holds, the full run among them; None while that is open."""
-    if not s.verdicts:
-        return None
-    if not all(v.ok for v in s.verdicts.values()):
-        return False
-    return True if "full" in s.verdicts else None
+def result(found: Shown) -> dict[str, Any]:
+    """A phase's result with its mark: whose word it is, and whether it holds now."""
+    return {
+        "phase": found.phase,
+        "mark": found.mark,
+        "verified": found.verified,
+        "words": found.words(),
+        "values": dict(found.values),
+        "result_hashes": list(found.hashes),
+        "global_root": found.global_root,
+        "run_root": found.run_root,
+        "sid_job": found.sid_job,
+        "verified_at": found.at if found.at and found.mark in (VERIFIED, CHANGED, UNCHECKED) else None,
+        "changed": list(found.changed),
+    }
 
 
 def _worker(w: WorkerView) -> dict[str, Any]:
@@ -67,7 +79,9 @@ def _worker(w: WorkerView) -> dict[str, Any]:
 
 def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
     """``uvcc status --json``: all that is known, series shortened to their last point."""
-    return summary(s, run_dir) | {
+    changed = recheck(run_dir, s)
+    phases = dict.fromkeys((*s.results, *s.verdicts))
+    return summary(s, run_dir, changed) | {
         "seq": s.seq,
         "engine_run": s.engine_run,
         "attempt": s.attempt,
@@ -127,8 +141,15 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
             "pods_gone": sorted(name for name, pod in s.pods.items() if pod.state == "gone"),
         },
         "cost": {"hourly": s.hourly, "spent": s.spent, "forecast": s.forecast, "runway_h": s.runway_h},
-        "results": {phase: dict(values) for phase, values in s.results.items()},
-        "result_hashes": dict(s.result_hashes),
+        "results": {phase: dict(shown(s, phase, changed).values) for phase in phases},
+        "result_hashes": {
+            key: h for key, h in s.result_hashes.items() if h in shown(s, key.partition("/")[0], changed).hashes
+        },
+        "shown": {phase: result(shown(s, phase, changed)) for phase in phases},
+        "reported": [
+            {"pod": r.pod, "coord": r.coord, "phase": r.phase, "result_hash": r.result_hash, "values": dict(r.values)}
+            for r in s.reports.values()
+        ],
         "verdicts": {
             phase: {
                 "ok": v.ok,
@@ -136,6 +157,13 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
                 "sid_job": v.sid_job,
                 "detail": v.detail,
                 "bundle": v.bundle,
+                "ts": v.ts,
+                "level": v.level,
+                "pinned": v.pinned,
+                "values": dict(v.values),
+                "result_hashes": list(v.result_hashes),
+                "run_root": v.run_root,
+                "changed": list(changed.get(phase, ())),
             }
             for phase, v in s.verdicts.items()
         },

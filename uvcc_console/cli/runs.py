@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 
 from uvcc_console.cli import common, jsonview
+from uvcc_console.core.shown import CHANGED
 
 
 def run(argv: list[str]) -> int:
-    parser = common.Parser("runs", "List the runs of this machine, oldest first.")
+    parser = common.Parser(
+        "runs",
+        "List the runs of this machine, oldest first. VERIFIED holds only while the files are as they were verified.",
+    )
     parser.add_json()
     args = parser.parse_args(argv)
     rows = []
@@ -30,6 +34,7 @@ def run(argv: list[str]) -> int:
         known = r["live"] or r["ended"] or r["status"] == "unreadable"
         status = r["status"] if known else f"{r['status']}?"
         word = {True: "yes", False: "NO", None: "-"}[r["verified"]]
+        word = "CHANGED" if r["result"]["mark"] == CHANGED else word
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(r["created"])) if r["created"] else "-"
         common.show(
             f"{r['run']:<{width}}  {r['profile']:<16} {status:<10} {r['stage']:<14} {step:>9}  {word:<8} {when}"

@@ -6,14 +6,19 @@ import time
 from pathlib import Path
 
 from uvcc_console.cli import common, jsonview
+from uvcc_console.cli.main import FAILED, OK
+from uvcc_console.core.shown import Shown
+from uvcc_console.core.shown import shown as result_of
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.report.recheck import recheck
 from uvcc_console.rollout.spawn import CONDUCTOR, running
 
 _MARK = {"ok": "+", "failed": "x", "running": ">", "waiting": "=", "skipped": "-", "pending": "."}
 
 
 def text(s: Snapshot, run_dir: Path, now: float) -> str:
-    """The snapshot for a reader: stages, pods, workers, agreement, halt, verdicts."""
+    """The snapshot for a reader: stages, pods, workers, agreement, halt, results."""
+    changed = recheck(run_dir, s)
     live = running(run_dir, CONDUCTOR)
     state = s.status if live or s.ended else f"{s.status} (nobody conducts it: uvcc resume or uvcc teardown)"
     lines = [f"{s.run}  {s.profile_name}  {state}" + (f": {s.detail}" if s.detail else "")]
@@ -45,9 +50,8 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
         lines.append(f"halt     {word} by {s.halt.by}: {ended if s.halt.done else 'under way'}")
     for g in s.gates:
         lines.append(f"gate     {g.name}: {'ok' if g.ok else 'FAILED'} (wanted {g.wanted}, measured {g.measured})")
-    for phase, verdict in s.verdicts.items():
-        word = f"verified, global root {verdict.global_root}" if verdict.ok else f"NOT VERIFIED: {verdict.detail}"
-        lines.append(f"verdict  {phase}: {word}")
+    for phase in dict.fromkeys((*s.results, *s.verdicts)):
+        lines += _result(result_of(s, phase, changed))
     lines += [f"odd      {where}: malformed lines: {n}" for where, n in sorted(s.malformed.items())]
     lines += [f"operated {sentence}" for sentence in s.operation]
     lines.append(f"cost     {s.spent:.2f} spent, {s.hourly:.2f} an hour")
@@ -55,8 +59,24 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     return "\n".join(lines)
 
 
+def _result(found: Shown) -> list[str]:
+    """A phase's result: whose word it is and whether that holds now, then the values, then what they stand on."""
+    lines = [f"result   {found.phase}: {found.words()}"]
+    values = ", ".join(f"{k} {v:.4f}" for k, v in found.values.items())
+    if values:
+        lines.append(f"         {values}" + (f" ({found.caveat})" if found.caveat else ""))
+    if found.global_root:
+        lines.append(f"         global root {found.global_root}")
+    lines += [f"         result hash {h}" + (f" ({found.caveat})" if found.caveat else "") for h in found.hashes]
+    return lines
+
+
 def run(argv: list[str]) -> int:
-    parser = common.Parser("status", "What a run is doing now, from its journal.")
+    parser = common.Parser(
+        "status",
+        "What a run is doing now, from its journal. Of what was verified the files are held against the checksums that "
+        "were noted then: exit code 1 if one has changed since.",
+    )
     parser.add_run()
     parser.add_json()
     args = parser.parse_args(argv)
@@ -66,4 +86,4 @@ def run(argv: list[str]) -> int:
         common.emit(jsonview.document(s, run_dir))
     else:
         common.show(text(s, run_dir, time.time()))
-    return 0
+    return FAILED if recheck(run_dir, s) else OK

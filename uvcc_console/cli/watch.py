@@ -8,13 +8,18 @@ import time
 from uvcc_console.cli import common
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.shown import NOT_VERIFIED
 from uvcc_console.rollout.spawn import conducted
 
 POLL_S = 0.1
 
 
 def run(argv: list[str]) -> int:
-    parser = common.Parser("watch", "A run's events as JSON lines: {seq, ts, kind, ...}. Ends with the run.")
+    parser = common.Parser(
+        "watch",
+        "A run's events as JSON lines: {seq, ts, kind, ...}. Ends with the run. A result that a pod streams is marked "
+        "as reported; the verified one is in the event of kind verdict.",
+    )
     parser.add_run()
     parser.add_json()
     parser.add_argument("--since", type=int, default=0, metavar="SEQ", help="only events after this sequence number")
@@ -33,6 +38,8 @@ def run(argv: list[str]) -> int:
                 ended = ended or isinstance(event, ev.RunEnded)
                 if not args.kind or event.kind in args.kind:
                     row = {"seq": seq, "ts": event.ts, "kind": event.kind, **ev.to_json(event)}
+                    if isinstance(event, ev.ResultReported):
+                        row["mark"] = NOT_VERIFIED
                     common.emit_line(row)
             sys.stdout.flush()
             if batch:

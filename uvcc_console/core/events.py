@@ -291,18 +291,23 @@ class CostTick(Event):
 @_event("result")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultReported(Event):
-    """One worker's final result: hash and what the policy reveals."""
+    """One worker's final result as its pod streamed it: hash and what the policy reveals. Nothing of it is verified."""
 
     coord: str
     phase: str
     result_hash: str
     values: dict[str, float]
+    pod: str = ""
 
 
 @_event("verdict")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(Event):
-    """The verifier's word on a proof bundle."""
+    """The verifier's word on a proof bundle, with what its certificate says of the result.
+
+    ``files``: SHA-256 (hex) of every file that it was given, by name relative to the phase's folder; ``level``: see
+    ``transcript.verifier.Certificate``; ``pinned``: whether the identities were those that the console had seen itself.
+    """
 
     phase: str
     ok: bool
@@ -310,6 +315,12 @@ class Verdict(Event):
     sid_job: str
     detail: str = ""
     bundle: str = ""
+    values: dict[str, float] = field(default_factory=dict)
+    result_hashes: list[str] = field(default_factory=list)
+    run_root: str = ""
+    level: str = ""
+    pinned: bool = False
+    files: dict[str, str] = field(default_factory=dict)
 
 
 @_event("alert")
@@ -424,41 +435,6 @@ class Malformed(Event):
     count: int = 1
     src: str = ""
     sample: str = ""
-
-
-# what the console itself says in the form of a pod's event; a pod that says so is not believed
-OWN: Final = frozenset(
-    (
-        "quote",
-        "succession",
-        "dp_preflight_ok",
-        "dp_preflight_failed",
-        "dp_master_port_selected",
-        "dp_config",
-        "job_config",
-        "sid_job_selected",
-        "parties_launched",
-        "party_launched",
-        "party_done",
-        "party_failed",
-        "party_identity_keys_ready",
-        "dp_result_hashes",
-        "proof_bundle_written",
-        "verifier_ok",
-        "verifier_failed",
-        "dp_run_complete",
-        "pods_deleted",
-        "run_ended",
-        "stage",
-        "gate",
-        "fork_detected",
-        "halt_requested",
-        "halt_ack",
-        "halt_done",
-        "alert",
-        "intent",
-    )
-)
 
 
 def to_json(event: Event) -> dict[str, Any]:

@@ -164,11 +164,31 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class VerdictView:
+    """The verifier's word at ``ts``. What to show of it says ``core.shown``; fields: see ``events.Verdict``."""
+
     ok: bool
     global_root: str
     sid_job: str
     detail: str
     bundle: str
+    ts: float = 0.0
+    values: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    result_hashes: tuple[str, ...] = ()
+    run_root: str = ""
+    level: str = ""
+    pinned: bool = False
+    files: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportView:
+    """What a pod said of a worker's result."""
+
+    pod: str
+    coord: str
+    phase: str
+    result_hash: str
+    values: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +199,8 @@ class Snapshot:
     is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``: see ``RunCreated``.
     ``checkpoints``: per pod the newest (step, hash); ``facts``: what each directory's lead worker said it runs.
     ``waits``: by worker, or by pod where the event does not name one. ``malformed``: how many lines of a pod, or of the
-    journal itself, could not be used.
+    journal itself, could not be used. ``results``, ``result_hashes``, ``reports`` are the pods' words, ``verdicts`` the
+    verifier's; what is to be shown of them says ``core.shown`` alone.
     """
 
     run: str = ""
@@ -214,6 +235,7 @@ class Snapshot:
     runway_h: float | None = None
     results: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: EMPTY)
     result_hashes: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    reports: Mapping[str, ReportView] = field(default_factory=lambda: EMPTY)
     verdicts: Mapping[str, VerdictView] = field(default_factory=lambda: EMPTY)
     alerts: tuple[LogEntry, ...] = ()
     log: tuple[LogEntry, ...] = ()

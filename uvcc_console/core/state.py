@@ -19,6 +19,7 @@ from uvcc_console.core.snapshot import (
     HaltView,
     LogEntry,
     PodView,
+    ReportView,
     Snapshot,
     StageView,
     TriageView,
@@ -319,14 +320,34 @@ def _result(s: Snapshot, e: ev.ResultReported) -> Snapshot:
         s,
         results=_put(s.results, e.phase, MappingProxyType(dict(e.values))),
         result_hashes=_put(s.result_hashes, f"{e.phase}/{e.coord}", e.result_hash),
+        reports=_put(
+            s.reports,
+            f"{e.phase}/{e.pod}/{e.coord}",
+            ReportView(e.pod, e.coord, e.phase, e.result_hash, MappingProxyType(dict(e.values))),
+        ),
     )
     values = " ".join(f"{k}={v:.4f}" for k, v in e.values.items())
-    return _log(s, e, "info", e.coord, f"result {e.result_hash[:12]} {values}")
+    return _log(s, e, "info", e.coord, f"reports result {e.result_hash[:12]} {values}".rstrip())
 
 
 def _verdict(s: Snapshot, e: ev.Verdict) -> Snapshot:
-    view = VerdictView(e.ok, e.global_root, e.sid_job, e.detail, e.bundle)
-    text = f"{e.phase} VERIFIED, global root {e.global_root[:12]}" if e.ok else f"{e.phase} NOT VERIFIED: {e.detail}"
+    view = VerdictView(
+        e.ok,
+        e.global_root,
+        e.sid_job,
+        e.detail,
+        e.bundle,
+        e.ts,
+        MappingProxyType(dict(e.values)),
+        tuple(e.result_hashes),
+        e.run_root,
+        e.level,
+        e.pinned,
+        MappingProxyType(dict(e.files)),
+    )
+    values = "".join(f", {k}={v:.4f}" for k, v in e.values.items())
+    text = f"{e.phase} VERIFIED, global root {e.global_root[:12]}{values}"
+    text = text if e.ok else f"{e.phase} NOT VERIFIED: {e.detail}"
     return _log(replace(s, verdicts=_put(s.verdicts, e.phase, view)), e, "info" if e.ok else "error", "verify", text)
 
 

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import PodView
 from uvcc_console.report import collector
 from uvcc_console.report.eventlog import Translator, human, machine, stamp
+from uvcc_console.report.metrics import group_inits
 from uvcc_console.report.record import ARTIFACTS, RunRecord, address
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.files import log_name
 from uvcc_engine.transcript.bundle import Bundle
 from uvcc_engine.transcript.derived import audit_bundle, dp_matrix, dp_roots
 from uvcc_engine.transcript.sshsig import write_allowed_signers
@@ -87,7 +90,7 @@ def _hex(data: bytes) -> str:
 
 
 def layout(record: RunRecord) -> dict[str, Any]:
-    """``dp_layout.json``: pods, providers by party, relay, masters of the data-parallel groups."""
+    """``dp_layout.json``: pods, providers by party; of each phase its size, links, relays, masters and backends."""
     nodes, providers = [], {}
     for pod in record.pods:
         user, host, port = address(pod)
@@ -95,30 +98,77 @@ def layout(record: RunRecord) -> dict[str, Any]:
         where = {"ssh_user": user, "ssh_host": host, "ssh_port": port}
         who = {"party_id": pod.party, "replica_id": pod.replica, "provider_type": pod.provider, "pod_id": pod.pod}
         nodes.append({**who, **where})
-    relays = list(record.engine_events("privacy_relay_started", "relay_started"))
-    fields = relays[-1].fields if relays else {}
-    relay = {k: fields[v] for k, v in _RELAY.items() if v in fields} if relays else None
-    masters = [dict(e.fields) for e in record.engine_events("dp_master_port_selected")]
-    size = record.snapshot
+    phases = {phase: _phase_layout(record, phase) for phase in record.phases}
+    size = record.size
     return {
         "generated_ts": stamp(max(record.snapshot.updated, 0.0)),
-        "run": size.run,
+        "run": record.snapshot.run,
         "replicas": size.replicas,
-        "stages": size.pipeline_stages,
+        "stages": size.stages,
         "tensor": size.tensor,
         "providers_by_party": providers,
-        "relay": relay,
-        "dp_masters": masters,
+        "phases": phases,
         "nodes": nodes,
     }
 
 
-_RELAY = {"url_public": "relay_url_public", "url_local": "relay_url_local", "host": "relay_host"}
+def _phase_layout(record: RunRecord, phase: str) -> dict[str, Any]:
+    """One phase as it really ran: which link carried whom, over which relays, and what carried the groups."""
+    part = record.during(phase)
+    size = record.size_of(phase)
+    used: dict[tuple[str, int], str] = {}
+    for event in part.engine_events("link_up", "link_choice"):
+        peer, kind = event.fields.get("peer"), str(event.fields.get("kind", ""))
+        if isinstance(peer, int) and not (kind == "auto" and (event.pod, peer) in used):
+            used[event.pod, peer] = kind
+    links = [{"pod_id": pod, "peer_party": peer, "kind": kind} for (pod, peer), kind in sorted(used.items())]
+    relays = {
+        int(e.fields.get("replica", 0)): {k: v for k, v in e.fields.items() if k not in ("phase", "level")}
+        for e in record.engine_events("privacy_relay_started")
+        if e.fields.get("phase") == phase
+    }
+    masters = {
+        int(e.fields.get("party", -1)): {k: v for k, v in e.fields.items() if k != "phase"}
+        for e in record.engine_events("dp_master_port_selected")
+        if e.fields.get("phase") == phase
+    }
+    backends: dict[str, set[str]] = {}
+    for init in group_inits(part):
+        backends.setdefault(init.group, set()).add(init.backend)
+    return {
+        "replicas": size.replicas,
+        "stages": size.stages,
+        "tensor": size.tensor,
+        "link_kinds": sorted(set(used.values())),
+        "links": links,
+        "relays": [relays[r] for r in sorted(relays)],
+        "dp_masters": [masters[p] for p in sorted(masters)],
+        "group_backends": {group: sorted(found) for group, found in sorted(backends.items())},
+    }
+
+
+def _there(home: Path, pod: PodView | None, name: str) -> str:
+    """The name of a pod's file if it came home and says anything; an index does not point at nothing."""
+    path = home / (pod.pod if pod else "") / name
+    return name if path.is_file() and path.stat().st_size else ""
+
+
+def _exit_of(home: Path, pod: PodView | None, coord: str) -> str:
+    """Which of a pod's exit documents is this worker's: the ranks of a pod have one each."""
+    for path in sorted((home / pod.pod).glob("exit*.json")) if pod else ():
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict) and found.get("coord") == coord:
+            return path.name
+    return ""
 
 
 def roots_by_coord(record: RunRecord, phase: str, bundle: Bundle) -> list[dict[str, Any]]:
     """``roots_by_coord.json``: every worker with its pod and its root of the last epoch."""
-    pods = {e.coord: e.pod for e in record.of(ev.WorkerProcess) if e.pod}
+    pods = {e.coord: e.pod for e in record.during(phase).of(ev.WorkerProcess) if e.pod}
+    home = record.artifacts / phase
     size = bundle.policy.topology
     found = []
     for worker in bundle.workers:
@@ -133,8 +183,8 @@ def roots_by_coord(record: RunRecord, phase: str, bundle: Bundle) -> list[dict[s
                 "local_rank": size.local_rank(c),
                 "pod_id": pod.pod if pod else "",
                 "ssh_host": address(pod)[1] if pod else "",
-                "remote_log": f"worker_{c}.log",
-                "remote_done": "exit.json",
+                "remote_log": _there(home, pod, log_name(str(c))),
+                "remote_done": _exit_of(home, pod, str(c)),
                 "epoch": worker.roots[-1][1].root.epoch,
                 "epoch_root_hex": _hex(worker.roots[-1][1].root.root),
             }

@@ -1,6 +1,7 @@
 """The journal as the run log of the seeds: ``[ts] EVENT name {json}`` lines and the same as JSON lines.
 
 Names that the runbooks look for keep their spelling (``dp_preflight_ok``, ``dp_result_hashes``, ``verifier_ok``...).
+``verifier_ok`` is written for a proof bundle alone, with the certificate's values; what pods report says so (``mark``).
 Heartbeats, metrics, prices and plain log lines are left to their own files.
 """
 
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import reserved
+from uvcc_console.core.shown import NOT_VERIFIED, VERIFIED
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.parallel.topology import Coord
 
@@ -62,7 +65,9 @@ class Translator:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._pods: dict[str, ev.PodChanged] = {}
-        self._hashes: dict[str, dict[str, str]] = {}
+        self._reported: dict[str, dict[str, str]] = {}
+        self._certified: dict[str, list[str]] = {}
+        self._replicas: dict[str, int] = {}
         self._by_type: dict[type[ev.Event], Callable[[Any], Iterator[tuple[str, dict[str, Any]]]]] = {
             ev.RunCreated: self._created,
             ev.PodChanged: self._pod,
@@ -97,6 +102,9 @@ class Translator:
 
     def _created(self, e: ev.RunCreated) -> Iterator[tuple[str, dict[str, Any]]]:
         size = {"replicas": e.replicas, "stages": e.pipeline_stages, "tensor": e.tensor}
+        smoke = e.profile.get("smoke")
+        fewer = smoke.get("replicas", e.replicas) if isinstance(smoke, Mapping) else e.replicas
+        self._replicas = {"": e.replicas, "smoke": min(e.replicas, int(fewer))}
         yield "dp_config", {"run": e.run, "profile": e.profile_name, **size}
         job = e.profile.get("job")
         yield "job_config", {"kind": e.job_kind, **(job if isinstance(job, Mapping) else {})}
@@ -106,6 +114,8 @@ class Translator:
         name = _POD_EVENTS.get(e.state)
         if name is None:
             return
+        if e.state == "ready" and e.detail:
+            name = "node_bootstrap_step"  # the pod has been active since it was first reached
         fields = {"party_id": e.party, "replica_id": e.replica, "pod_id": e.pod, "provider_type": e.provider}
         yield name, {**fields, "address": e.address, "detail": e.detail}
         if e.state == "agent" and e.identity:
@@ -115,12 +125,19 @@ class Translator:
         if e.sid_job:
             yield "sid_job_selected", {"phase": e.phase, "sid_job_hex": f"0x{e.sid_job}"}
         launched = {"phase": e.phase, "engine_run": e.engine_run, "steps": e.steps, "attempt": e.attempt}
-        yield "parties_launched", {"count": len(self._pods), **launched}
+        replicas = self._replicas.get(e.phase, self._replicas.get("", 1))
+        count = sum(pod.replica < replicas for pod in self._pods.values())
+        yield "parties_launched", {"count": count, **launched}
 
     def _engine(self, e: ev.EngineEvent) -> Iterator[tuple[str, dict[str, Any]]]:
         pod = self._pods.get(e.pod)
         who = {"party_id": pod.party, "replica_id": pod.replica} if pod else {}
-        yield e.event, {**who, "pod_id": e.pod, "level": e.level, **e.fields}
+        name, fields = e.event, e.fields
+        if name in reserved.JUDGEMENTS:
+            name, fields = reserved.EVENT, {"event": name, "fields": fields}
+        elif name == "protocol_error" and fields.get("dropped"):
+            name = "frame_rejected"  # its sender sends it again: nothing ended
+        yield name, {**who, "pod_id": e.pod, "level": e.level, **fields}
 
     def _worker(self, e: ev.WorkerProcess) -> Iterator[tuple[str, dict[str, Any]]]:
         who = {**_party_of(e.coord), "coord": e.coord, "pod_id": e.pod}
@@ -135,38 +152,50 @@ class Translator:
         yield "epoch_root", {"coord": e.coord, "epoch": e.epoch, "epoch_root_hex": f"0x{e.root}"}
 
     def _result(self, e: ev.ResultReported) -> Iterator[tuple[str, dict[str, Any]]]:
-        self._hashes.setdefault(e.phase, {})[e.coord] = e.result_hash
+        self._reported.setdefault(e.phase, {})[e.coord] = e.result_hash
         fields = {"coord": e.coord, "phase": e.phase, "result_hash32_hex": f"0x{e.result_hash}", "values": e.values}
-        yield "open_final_result", fields
-
-    def _unique(self, phase: str) -> list[str]:
-        return sorted({f"0x{h}" for h in self._hashes.get(phase, {}).values()})
+        yield "open_final_result", {**fields, "pod_id": e.pod, "mark": NOT_VERIFIED}
 
     def _verdict(self, e: ev.Verdict) -> Iterator[tuple[str, dict[str, Any]]]:
-        if hashes := self._unique(e.phase):
-            yield "dp_result_hashes", {"phase": e.phase, "unique_hashes": hashes}
         path = self._relative(e.bundle)
         if not e.ok:
+            hashes = sorted({f"0x{h}" for h in self._reported.get(e.phase, {}).values()})
+            yield "dp_result_hashes", {"phase": e.phase, "unique_hashes": hashes, "mark": NOT_VERIFIED}
             yield "verifier_failed", {"phase": e.phase, "proof_bundle_path": path, "detail": e.detail}
             return
+        hashes = self._certified[e.phase] = [f"0x{h}" for h in e.result_hashes]
+        yield "dp_result_hashes", {"phase": e.phase, "unique_hashes": hashes, "mark": VERIFIED}
         yield "proof_bundle_written", {"phase": e.phase, "path": path}
         roots = {"global_root_hex": f"0x{e.global_root}", "sid_job_hex": f"0x{e.sid_job}"}
-        yield "verifier_ok", {"phase": e.phase, "proof_bundle_path": path, **roots}
+        what = {"level": e.level, "identities_pinned": e.pinned, "result_hashes": hashes, "values": e.values}
+        yield "verifier_ok", {"phase": e.phase, "proof_bundle_path": path, **roots, **what}
 
     def _ended(self, e: ev.RunEnded) -> Iterator[tuple[str, dict[str, Any]]]:
         if e.status == "ok":
-            last = next((self._unique(p) for p in reversed(self._hashes)), [])
-            yield "dp_run_complete", {"result_hash32_hex": last[0] if len(last) == 1 else last}
+            yield "dp_run_complete", self._outcome()
         if not e.leaks and all(p.state == "gone" for p in self._pods.values()):
             yield "pods_deleted", {"keep_pods": False, "count": len(self._pods)}
         yield "run_ended", {"status": e.status, "detail": e.detail, "leaks": e.leaks}
 
+    def _outcome(self) -> dict[str, Any]:
+        """The result of the last phase that has one: the certificate's, else what was reported."""
+        phase = next(iter(reversed([*self._reported, *self._certified])), "")
+        if phase in self._certified:
+            last, mark = self._certified[phase], VERIFIED
+        else:
+            last, mark = sorted({f"0x{h}" for h in self._reported.get(phase, {}).values()}), NOT_VERIFIED
+        return {"phase": phase, "result_hash32_hex": last[0] if len(last) == 1 else last, "mark": mark}
+
     def _relative(self, path: str) -> str:
-        """Paths below the run folder are named from there: reports do not tell where the operator keeps them."""
-        try:
-            return str(Path(path).relative_to(self._run_dir))
-        except ValueError:
-            return Path(path).name
+        """Paths below the run folder are named from there: reports do not tell where the operator keeps them.
+
+        A run folder may have been moved since: the artifacts' own part of the path says the same.
+        """
+        found = Path(path)
+        if found.is_relative_to(self._run_dir):
+            return str(found.relative_to(self._run_dir))
+        parts = found.parts
+        return str(Path(*parts[parts.index("artifacts") :])) if "artifacts" in parts else found.name
 
 
 def _as_it_is(name: str, e: ev.Event) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 FOLDER: Final = "figs"
 _COLOURS: Final = {"tp": "#1b9e77", "pp": "#d95f02", "dp": "#7570b3", "F": "#4477aa", "B": "#ee6677", "U": "#bbbbbb"}
 _SHOWN: Final = ("epoch root", "dp ready", "dp ok", "fwd open ok", "bwd open ok", "uid wait")
-_ROBUST: Final = ("worker timeouts", "transport aborts", "retransmits", "forks", "pods lost", "workers that failed")
+_ROBUST: Final = (
+    "worker timeouts",
+    "transport aborts",
+    "retransmits",
+    "duplicates discarded",
+    "frames rejected",
+    "faults injected",
+    "forks",
+    "pods lost",
+    "workers that failed",
+)
 Rows = Sequence[Sequence[Any]]
 
 
@@ -105,7 +115,7 @@ def drawings(record: RunRecord) -> list[Drawing]:
         _errors(record),
         *_maps(last),
         _gantt(last),
-        _lines(record, "loss", "Training loss"),
+        _lines(record, "loss", "Training loss, as the workers reported it"),
         _lines(record, "samples_per_s", "Throughput (samples/s per party)"),
         _lines(record, "toks_per_s", "Throughput (tokens/s)"),
     ]
@@ -148,7 +158,8 @@ def _bars(name: str, title: str, counted: Mapping[str, int], *, keep_zero: bool 
 
 def _errors(record: RunRecord) -> Drawing:
     found = metrics.errors_by_group(record)
-    groups, types = (*metrics.GROUPS, "plane"), ("timeout", "abort", "retransmit")
+    groups = (*metrics.GROUPS, "plane")
+    types = (metrics.TIMEOUT, metrics.ABORT, metrics.RETRANSMIT, metrics.REJECTED)
     rows = [(g, t, found.get((g, t), 0)) for g in groups for t in types]
 
     def draw(axes: Axes, rows: Rows) -> None:

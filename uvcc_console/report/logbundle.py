@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Final
 from uvcc_console.report import collector, metrics
 from uvcc_console.report.artifacts import SIGNERS, write_artifacts
 from uvcc_console.report.eventlog import stamp
+from uvcc_console.report.package import Package
 from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import LONGEST, checked, lines_of
 from uvcc_engine.contract.errors import UvccError
@@ -26,7 +28,6 @@ from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.transcript import manifest, reading
 from uvcc_engine.transcript.bundle import NAME, Bundle
 from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE
-from uvcc_engine.transcript.verifier import verify
 
 OUTPUT: Final = "all_logs_explained.md"
 _ANY: Final = 2**60  # read piece by piece
@@ -55,7 +56,7 @@ _AS_FETCHED: Final = (
 )
 _EXPLAINED: Final = {
     "run_full.log": "The rollout as the console saw it, one event a line: pods, stages, roots, results, verdicts.",
-    "dp_layout.json": "Which pod belongs to which party and replica, and where it was reached.",
+    "dp_layout.json": "Which pod belongs to which party and replica; for each phase its links, relays and groups.",
     "dp_matrix.md": "Replicas with their session ids and roots of the first epoch.",
     "audit_bundle.json": "The last epoch's roots. Everything here follows from the signed proof bundle.",
     "events.jsonl": "What a pod's workers reported: links, checkpoints, errors, the result.",
@@ -63,9 +64,11 @@ _EXPLAINED: Final = {
     "val.csv": "Evaluations.",
     "run.info": "The resolved configuration and versions of the pod.",
     "run.json": "The same as JSON.",
-    "result.json": "The outcome with the party's signature.",
+    "result.json": "The outcome as this pod reported it, with its signature; what was verified stands in part 3.",
     "exit.json": "How the worker ended.",
+    "commits.jsonl": "What three parties signed about each checkpoint that all of them had on disk.",
 }
+_WORKER: Final = "What one worker said: start, policy, links, epochs, checkpoints, result, errors."
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,9 @@ class LogFile:
     quoted: bool
 
 
-def write_bundle(run_dir: Path, out: Path | None = None, exclude: Sequence[str] = ()) -> list[Path]:
+def write_bundle(
+    run_dir: Path, out: Path | None = None, exclude: Sequence[str] = (), clock: Callable[[], float] = time.time
+) -> list[Path]:
     """Write the bundle (default ``artifacts/all_logs_explained.md``) and, if zstandard is installed, its ``.zst``.
 
     ``exclude``: names (or patterns) of files to leave out; they are still listed. Raises RedactionError naming file and
@@ -97,7 +102,7 @@ def write_bundle(run_dir: Path, out: Path | None = None, exclude: Sequence[str] 
         logs = find_logs(record.artifacts, exclude)
         try:
             with partial.open("w") as file:
-                for line in _document(record, logs):
+                for line in _document(Package(record, clock), logs):
                     file.write(line + "\n")
             os.replace(partial, path)
         except OSError as e:
@@ -137,12 +142,12 @@ def _matches(base: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch(base, p) for p in patterns)
 
 
-def _document(record: RunRecord, logs: Sequence[LogFile]) -> Iterator[str]:
-    yield from checked("(summary)", _summary(record))
+def _document(package: Package, logs: Sequence[LogFile]) -> Iterator[str]:
+    yield from checked("(summary)", _summary(package))
     yield from checked("(list of files)", _files(logs))
     yield from ("", "# 6. Logs", "", _AS_FETCHED)
     for log in logs:
-        if log.quoted:
+        if log.quoted and log.size:
             yield from _quote(log)
 
 
@@ -151,7 +156,11 @@ def _quote(log: LogFile) -> Iterator[str]:
     yield ""
     yield f"## {log.name}"
     yield ""
-    why = _EXPLAINED.get(base) or ("Output of one worker process." if base.startswith("worker_") else "")
+    why = _EXPLAINED.get(base) or (
+        "What one worker said: start, policy, links, epochs, checkpoints, result, errors."
+        if base.startswith("worker_")
+        else ""
+    )
     yield from ([why, ""] if why else [])
     yield f"SHA-256 `{log.sha256}`, {log.size} bytes"
     yield ""
@@ -165,7 +174,8 @@ def _quote(log: LogFile) -> Iterator[str]:
     yield fence
 
 
-def _summary(record: RunRecord) -> Iterator[str]:
+def _summary(package: Package) -> Iterator[str]:
+    record = package.record
     s = record.snapshot
     parties = "3 parties x " if s.proves else ""
     size = f"{s.replicas} replicas x {parties}{s.pipeline_stages} stages x {s.tensor} tensor ranks"
@@ -202,13 +212,18 @@ def _summary(record: RunRecord) -> Iterator[str]:
     yield ""
     yield "# 3. The verifier's verdict"
     yield ""
-    yield "Computed now from the files beside this one, not copied from a log."
+    yield f"Computed {stamp(package.clock())} from the files beside this one, not copied from a log."
     for phase in record.phases:
-        yield from ("", f"## {phase}", "", "````text", *_verdict(record, phase), "````")
+        yield from ("", f"## {phase}", "", "````text", *_verdict(package, phase), "````")
+    if altered := package.altered():
+        yield from ("", "## Files that are not as their pods sent them", "")
+        yield from (f"- {name} {wrong}" for name, wrong in altered.items())
     if s.proves and record.bundles:
         yield from _by_hand(record)
     yield ""
     yield "# 4. Key figures"
+    yield ""
+    yield "Counted from the events that the workers told; results that say nothing else are the certificate's."
     yield ""
     yield from _figures(record)
     yield from _gates(record)
@@ -255,17 +270,16 @@ def _figures(record: RunRecord) -> Iterator[str]:
         yield f"| {' | '.join([name, value, *by_phase])} |"
 
 
-def _verdict(record: RunRecord, phase: str) -> list[str]:
-    path = record.artifacts / phase / NAME
-    kind = record.snapshot.job_kind
-    if not record.snapshot.proves:
+def _verdict(package: Package, phase: str) -> list[str]:
+    kind = package.record.snapshot.job_kind
+    if not package.record.snapshot.proves:
         return [f"nothing to verify: a job of kind {kind} has no proof bundle, only private training has one"]
-    if not path.is_file():
+    if not (package.record.artifacts / phase / NAME).is_file():
         return ["no proof bundle: this phase was not finished"]
-    try:
-        return verify(path, allowed_signers=record.pins(phase) or None).text().splitlines()
-    except UvccError as e:
-        return ["NOT VERIFIED", *str(e).splitlines()]
+    proof = package.proof(phase)
+    if proof.certificate is None:
+        return ["NOT VERIFIED", *proof.error.splitlines()]
+    return proof.certificate.text().splitlines()
 
 
 def _gates(record: RunRecord) -> Iterator[str]:
@@ -276,6 +290,10 @@ def _gates(record: RunRecord) -> Iterator[str]:
     if record.snapshot.alerts:
         yield from ("", "## Alerts", "")
         yield from (f"- {stamp(a.ts)} {a.level} {a.source}: {a.text}" for a in record.snapshot.alerts)
+
+
+def _quoted(log: LogFile) -> str:
+    return "empty" if not log.size else "yes" if log.quoted else "no"
 
 
 def _files(logs: Sequence[LogFile]) -> Iterator[str]:
@@ -289,4 +307,4 @@ def _files(logs: Sequence[LogFile]) -> Iterator[str]:
     yield "| file | bytes | SHA-256 | quoted below |"
     yield "|---|---|---|---|"
     for log in logs:
-        yield f"| {log.name} | {log.size} | `{log.sha256}` | {'yes' if log.quoted else 'no'} |"
+        yield f"| {log.name} | {log.size} | `{log.sha256}` | {_quoted(log)} |"

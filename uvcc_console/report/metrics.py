@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.shown import shown
 from uvcc_console.report.record import RunRecord, parse
 from uvcc_engine.contract.outside import real, said, whole
 from uvcc_engine.parallel.topology import PARTIES
 
 GROUPS: Final = ("tp", "pp", "dp")
+TIMEOUT, ABORT, RETRANSMIT, REJECTED = "timeout", "abort", "retransmit", "rejected frame"
 # events that the table counts: the row's name, and what counts for it
 _COUNTED: Final = {
     "dp ready": ("dp_ready",),
@@ -25,8 +27,17 @@ _COUNTED: Final = {
     "links up": ("link_up",),
     "resumes": ("resumed",),
 }
-_TIMEOUTS: Final = ("peer_lost", "timeout", "watchdog_dump", "group_timeout")
-_ABORTS: Final = ("protocol_error", "transport_abort")
+_TIMEOUTS: Final = ("timeout", "watchdog_dump", "group_timeout")
+# a worker that ends because of a peer or of the way to it says so once, in one of these
+_ABORTS: Final = ("protocol_error", "peer_lost", "transport_abort")
+# what the plane counts by itself, and the rows of the table: none of it harms a run
+_PLANE: Final = {
+    "retransmits": "retransmits",
+    "duplicates discarded": "duplicates",
+    "frames rejected": "rejected",
+    "stale frames": "stale",
+}
+_FAULTS: Final = ("drop", "duplicate", "reorder", "corrupt", "delay", "partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +47,17 @@ class GroupInit:
     coord: str
     group: str
     seconds: float
+    backend: str = ""
 
 
 def _amount(event: ev.EngineEvent) -> int:
     """Events may stand for several of their kind (``count``)."""
     return whole(event.fields.get("count"), 1) or 1
+
+
+def aborted(event: ev.EngineEvent) -> bool:
+    """Whether a worker's session ended by this. A frame that was dropped, and sent again, ends nothing."""
+    return event.event in _ABORTS and not event.fields.get("dropped")
 
 
 def counts(record: RunRecord) -> dict[str, int]:
@@ -51,8 +68,11 @@ def counts(record: RunRecord) -> dict[str, int]:
     found = {"epoch root": len({(e.coord, e.epoch, e.root) for e in record.of(ev.RootReported)})}
     found |= {row: sum(by_name[n] for n in names) for row, names in _COUNTED.items()}
     found["worker timeouts"] = sum(by_name[n] for n in _TIMEOUTS)
-    found["transport aborts"] = sum(by_name[n] for n in _ABORTS)
-    found["retransmits"] = _retransmits(record)
+    found["transport aborts"] = sum(_amount(e) for e in record.of(ev.EngineEvent) if aborted(e))
+    plane = plane_totals(record)
+    found |= {row: plane[name] for row, name in _PLANE.items()}
+    injected = faults_injected(record)
+    found["faults injected"] = sum(injected.values())
     found["forks"] = sum(1 for _ in record.of(ev.ForkDetected))
     found["pods lost"] = sum(1 for e in record.of(ev.PodChanged) if e.state == "lost")
     ended = (e for e in record.of(ev.WorkerProcess) if e.state == "exited" and e.rc != 0)
@@ -60,14 +80,35 @@ def counts(record: RunRecord) -> dict[str, int]:
     return found
 
 
-def _retransmits(record: RunRecord) -> int:
-    """The last count that each pod reported."""
-    last = {}
-    for event in record.of(ev.EngineEvent):
-        value = whole(event.fields.get("retransmits"))
-        if value is not None:
-            last[(event.pod, said(event.fields.get("coord")), said(event.fields.get("peer")))] = value
-    return sum(last.values())
+def plane_totals(record: RunRecord) -> Counter[str]:
+    """What the workers' planes counted in all: messages, frames, bytes, retransmits, duplicates, rejected, stale.
+
+    A worker tells its totals now and then and at its end; the last word of each process about each peer counts.
+    """
+    last = _last_words(record, "plane_counters", ("coord", "began", "peer"))
+    total: Counter[str] = Counter()
+    for fields in last:
+        total.update({k: v for k, v in fields.items() if k not in ("coord", "began", "peer") and _is_count(v)})
+    return total
+
+
+def faults_injected(record: RunRecord) -> dict[str, int]:
+    """How often each fault was put into what arrived; empty for a run without rehearsed faults."""
+    total: Counter[str] = Counter()
+    for fields in _last_words(record, "faults_injected", ("coord", "began")):
+        total.update({k: fields[k] for k in _FAULTS if _is_count(fields.get(k))})
+    return dict(total)
+
+
+def _last_words(record: RunRecord, name: str, key: Sequence[str]) -> list[dict[str, Any]]:
+    last: dict[tuple[str, ...], dict[str, Any]] = {}
+    for event in record.engine_events(name):
+        last[(event.pod, *(str(event.fields.get(k)) for k in key))] = event.fields
+    return list(last.values())
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def group_inits(record: RunRecord) -> list[GroupInit]:
@@ -77,7 +118,8 @@ def group_inits(record: RunRecord) -> list[GroupInit]:
         group = said(event.fields.get("group") or event.fields.get("kind") or "dp").lower()
         seconds = real(next((event.fields[k] for k in ("seconds", "t_s", "init_s") if k in event.fields), None))
         if group in GROUPS and seconds is not None:
-            found.append(GroupInit(said(event.fields.get("coord", event.pod)), group, seconds))
+            backend = said(event.fields.get("backend"))
+            found.append(GroupInit(said(event.fields.get("coord", event.pod)), group, seconds, backend))
     return found
 
 
@@ -96,16 +138,23 @@ def table(record: RunRecord) -> list[tuple[str, str]]:
             low, middle, high = spread(seconds)
             shown = f"{low:.3f}/{middle:.3f}/{high:.3f} s (n={len(seconds)})"
             rows.append((f"{group} initialisation min/p50/max", shown))
+            backends = sorted({i.backend for i in inits if i.group == group and i.backend})
+            rows += [(f"{group} backend", ", ".join(backends))] if backends else []
+    injected = {k: v for k, v in faults_injected(record).items() if v}
+    rows += [(f"faults injected: {k}", str(v)) for k, v in injected.items()]
     return rows + list(_outcome(record))
 
 
 def _outcome(record: RunRecord) -> Iterator[tuple[str, str]]:
-    s = record.snapshot
-    for phase, values in ((p, s.results[p]) for p in record.phases if p in s.results):
-        hashes = {h for k, h in s.result_hashes.items() if k.startswith(f"{phase}/")}
-        yield f"{phase}: unique result hashes", str(len(hashes))
-        for name, value in sorted(values.items()):
-            yield f"{phase}: {name}", f"{value:.6g}"
+    for phase in record.phases:
+        found = shown(record.snapshot, phase, record.changed)
+        if not found.mark:
+            continue
+        caveat = f" ({found.caveat})" if found.caveat else ""
+        yield f"{phase}: result", found.words(utc=True)
+        yield f"{phase}: unique result hashes", f"{len(found.hashes)}{caveat}"
+        for name, value in sorted(found.values.items()):
+            yield f"{phase}: {name}", f"{value:.6g}{caveat}"
 
 
 def of_the_run(record: RunRecord) -> Iterator[tuple[str, str]]:
@@ -117,14 +166,16 @@ def of_the_run(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def errors_by_group(record: RunRecord) -> dict[tuple[str, str], int]:
-    """(group, type) -> count, over timeouts, aborts and retransmits; what names no group counts as "plane"."""
+    """(group, type) -> count, over timeouts, aborts and what the plane made good; without a group: "plane"."""
     found: Counter[tuple[str, str]] = Counter()
     for event in record.of(ev.EngineEvent):
-        kind = "timeout" if event.event in _TIMEOUTS else "abort" if event.event in _ABORTS else ""
+        kind = TIMEOUT if event.event in _TIMEOUTS else ABORT if aborted(event) else ""
         if kind:
             group = said(event.fields.get("group", "plane")).lower()
             found[(group if group in GROUPS else "plane", kind)] += _amount(event)
-    found[("plane", "retransmit")] = _retransmits(record)
+    plane = plane_totals(record)
+    for name in (RETRANSMIT, REJECTED):
+        found[("plane", name)] = plane[{RETRANSMIT: "retransmits", REJECTED: "rejected"}[name]]
     return dict(found)
 
 

@@ -12,6 +12,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.core.state import reduce
+from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.transcript.bundle import NAME, Bundle, read_bundle
@@ -68,8 +69,12 @@ class RunRecord:
 
     @property
     def size(self) -> Topology:
-        """The topology that the last phase really had: its policy's, else that of the workers that it started."""
-        s, phase = self.snapshot, self.phases[-1] if self.phases else ""
+        """The topology that the last phase really had."""
+        return self.size_of(self.phases[-1] if self.phases else "")
+
+    def size_of(self, phase: str) -> Topology:
+        """The topology that a phase really had: its policy's, else that of the workers that it started."""
+        s = self.snapshot
         if phase in self.bundles:
             return self.bundles[phase].policy.topology
         seen = [c for e in self.during(phase).of(ev.WorkerProcess) if (c := parse(e.coord)) is not None and _sane(c)]
@@ -95,6 +100,11 @@ class RunRecord:
         """Whether a policy is that of this run's own pods: its bundle may then be as large as it needs to be."""
         pins = self.pins(phase)
         return lambda policy: all(pins.get(f"P{p.party}") == p.public.ed25519 for p in policy.parties)
+
+    @cached_property
+    def changed(self) -> Mapping[str, tuple[str, ...]]:
+        """Files that are not what they were when their phase was verified, looked at once."""
+        return recheck(self.run_dir, self.snapshot)
 
     @property
     def pods(self) -> list[PodView]:

@@ -36,6 +36,7 @@ from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
 from uvcc_console.rollout.plan import FULL, RESUMABLE, SMOKE, make_plan
 from uvcc_console.rollout.profile import parse
+from uvcc_console.rollout.results import compare_results
 from uvcc_console.rollout.stages import acts_of, adopt, succession
 from uvcc_console.rollout.stages.collect import last_words
 from uvcc_console.rollout.stages.provision import teardown
@@ -210,6 +211,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     foretell(ctx)
     _heed(ctx, stages, ending, desk, since)
     compare_roots(ctx.bus)
+    compare_results(ctx.bus)
     following = asyncio.create_task(ctx.bus.run(), name="journal")
     aside = [
         asyncio.create_task(_costs(ctx, ending), name="costs"),

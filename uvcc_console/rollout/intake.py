@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import records
+from uvcc_console.core import records, reserved
 from uvcc_console.fleet import hearing
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.eventlog import LEVELS
@@ -190,7 +190,7 @@ class Intake:
         if read is None or not isinstance(name, str) or not _EVENT.fullmatch(name) or not isinstance(fields, Mapping):
             return self._refuse(src, line)
         coord = self._mine(fields.get("coord"))
-        if coord is None or name in ev.OWN:
+        if coord is None:
             return self._refuse(src, line)
         if name == "epoch_root":
             root = records.root(fields, self._last_epoch)
@@ -200,6 +200,8 @@ class Intake:
         at = real(read.get("ts", 0.0), 0.0, LATEST)
         if at is None or ("step" in fields and whole(fields["step"], -1, STEPS) is None):
             return self._refuse(src, line)
+        if name in reserved.RESERVED:  # a pod may not speak for the console
+            name, fields = reserved.EVENT, {"event": name, "fields": fields}
         level = read.get("level", "info")
         level = level if level in LEVELS else "info"
         return [ev.EngineEvent(pod=self.pod, level=level, event=name, fields=tidy(fields), at=at)]
@@ -277,4 +279,5 @@ class Intake:
             return self._refuse(src, f"of {said(read.get('coord'), 40)!r}")
         named = {clean(k, 48): real(v) for k, v in list(given.items())[:MOST_NAMES]}
         values = {k: v for k, v in named.items() if v is not None}
-        return [ev.ResultReported(coord=coord, phase=self.phase, result_hash=clean(digest, 128), values=values)]
+        digest = clean(digest, 128)
+        return [ev.ResultReported(pod=self.pod, coord=coord, phase=self.phase, result_hash=digest, values=values)]

@@ -17,6 +17,7 @@ from uvcc_console.ui.keys import ACTIONS, Action, bindings, footer
 from uvcc_console.ui.notify import Notifier, operators_program
 from uvcc_console.ui.palette import ActionProvider
 from uvcc_console.ui.processes import conducted
+from uvcc_console.ui.rechecks import Rechecks
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import Clock, JournalWriter, ReplaySource, Source, open_source
@@ -49,6 +50,7 @@ class UvccApp(RunConsole):
         super().__init__(run_dir, source, writer, **options)
         self.commands = Commands(self)
         self.main = RunScreen(self._begin)
+        self.rechecks = Rechecks(run_dir)
         self.notifier = Notifier(partial(tell, self), operators_program() if writer else None)
         self._hold = hold
         self._tick_s = tick_s
@@ -73,8 +75,10 @@ class UvccApp(RunConsole):
         lines = self.source.poll()
         now = self.now()
         pace = 10 if holding(self.snap, now) is not None else 1
+        before = self.rechecks.changed
+        changed = self.rechecks.look(self.snap, now)
         state = (self.snap.seq, int(now * pace), self._replay_note())
-        if state != self._drawn or lines is None:
+        if state != self._drawn or lines is None or changed != before:
             self._drawn = state
             self.redraw()
         if lines is None or lines:
@@ -82,7 +86,7 @@ class UvccApp(RunConsole):
         if self.source.behind:  # catching up: keys first, then the next part
             self.set_timer(0.005, self.tick)
         else:
-            self.notifier.look(self.snap, now)
+            self.notifier.look(self.snap, now, changed)
 
     def check_processes(self) -> None:
         """See once a second whether somebody conducts the run."""
@@ -101,6 +105,7 @@ class UvccApp(RunConsole):
             run_dir=str(self.run_dir),
             utc=self.utc,
             conducted=self.conducted,
+            changed=self.rechecks.changed,
         )
         self.main.show(view, footer(self.context()))
 

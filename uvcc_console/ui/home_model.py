@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import odd, paths
 from uvcc_console.core.journal import Journal
-from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.shown import Changes
+from uvcc_console.core.snapshot import EMPTY, Snapshot
 from uvcc_console.core.state import fold
 from uvcc_console.ui.glyphs import Glyphs
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
+from uvcc_console.ui.rechecks import Rechecks
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.transcript.operation import Operation
 
@@ -39,6 +42,8 @@ class RunSummary:
     snap: Snapshot
     live: bool
     seq: int
+    rechecks: Rechecks
+    changed: Changes = field(default_factory=lambda: EMPTY)
 
 
 def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | None:
@@ -60,12 +65,18 @@ def _summarise(run_dir: Path, known: RunSummary | None) -> RunSummary | None:
     try:
         last = journal.last_seq()
         live = bool(spawn.running(run_dir, spawn.CONDUCTOR))
+        rechecks = known.rechecks if known is not None else Rechecks(run_dir)
         if known is not None and known.seq == last:
-            return known if known.live == live else dataclasses.replace(known, live=live)
+            changed = rechecks.look(known.snap, time.time())
+            if (known.live, known.changed) == (live, changed):
+                return known
+            return dataclasses.replace(known, live=live, changed=changed)
         snap = fold(event for _, event in journal.since(0, 100_000, _KINDS))
         beats = journal.since(max(0, last - _TAIL), _TAIL, (ev.Heartbeat.kind,))
         snap = fold((event for _, event in beats), snap)
-        return RunSummary(run_dir, snap, live, last) if snap.run else None
+        if not snap.run:
+            return None
+        return RunSummary(run_dir, snap, live, last, rechecks, rechecks.look(snap, time.time()))
     finally:
         journal.close()
 

@@ -11,7 +11,8 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from uvcc_console.core.snapshot import LogEntry, Snapshot
+from uvcc_console.core.shown import CHANGED, Changes, shown
+from uvcc_console.core.snapshot import EMPTY, LogEntry, Snapshot
 from uvcc_console.ui.view import holding
 
 AGAIN_S = 60.0
@@ -26,15 +27,17 @@ class Note:
     text: str
 
 
-def state_note(s: Snapshot) -> Note | None:
+def state_note(s: Snapshot, changed: Changes = EMPTY) -> Note | None:
     """What the run's present state is worth saying."""
     if s.fork:
         return Note("error", s.fork)
     if s.ended:
-        verdict = s.verdicts.get("full")
         if s.status == "ok":
-            word = "VERIFIED" if verdict and verdict.ok else "not verified"
-            return Note("info", f"{s.run}: done" + (f", {word}" if verdict or s.proves else ""))
+            found = shown(s, "full", changed)
+            if found.mark == CHANGED:
+                return Note("error", f"{s.run}: done, {found.words()}")
+            word = "VERIFIED" if found.verified else "not verified"
+            return Note("info", f"{s.run}: done" + (f", {word}" if s.verdicts or s.proves else ""))
         return Note("error", f"{s.run}: ended {s.status.replace('_', ' ')} {s.detail}".rstrip())
     if s.status == "failed":
         return Note("error", f"{s.run}: FAILED {s.detail}")
@@ -55,9 +58,9 @@ class Notifier:
         self._said: dict[str, float] = {}
         self._started = False
 
-    def look(self, s: Snapshot, now: float) -> None:
+    def look(self, s: Snapshot, now: float, changed: Changes = EMPTY) -> None:
         """Compare with what was seen before; the first look only takes note."""
-        state, alerts = state_note(s), s.alerts
+        state, alerts = state_note(s, changed), s.alerts
         if self._started:
             if state is not None and state != self._state:
                 self._tell(state, now)

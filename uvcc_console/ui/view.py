@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, final, shown
 from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
 from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.glyphs import UNICODE, Glyphs
@@ -31,6 +32,11 @@ class View:
     run_dir: str = ""
     utc: bool = False
     conducted: bool = True
+    changed: Changes = field(default_factory=lambda: EMPTY)
+
+    def result(self, phase: str) -> Shown:
+        """A phase's result as every panel shows it."""
+        return shown(self.snap, phase, self.changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +230,7 @@ def status_word(view: View) -> tuple[str, str]:
     if s.status == "torn_down":
         return f"{g.skip} TORN DOWN", "grey"
     if s.status == "ok":
-        verdict = s.verdicts.get("full") or (list(s.verdicts.values())[-1] if s.verdicts else None)
-        if verdict is None:
-            return f"{g.ok} DONE", "grey"
-        return (f"{g.ok} VERIFIED", "green") if verdict.ok else (f"{g.fail} NOT VERIFIED", "alarm")
+        return result_word(final(s, view.changed), g) if s.verdicts else (f"{g.ok} DONE", "grey")
     stage = s.stage
     if stage and stage.status == "waiting":
         return f"{g.wait} WAITS FOR YOU", "amber"
@@ -236,6 +239,16 @@ def status_word(view: View) -> tuple[str, str]:
     if s.status == "running":
         return f"{g.live} RUNNING", "ok bold"
     return f"{g.todo} {s.status.upper()}", "muted"
+
+
+def result_word(found: Shown, g: Glyphs) -> tuple[str, str]:
+    """(word, role) for a result's mark."""
+    return {
+        VERIFIED: (f"{g.ok} VERIFIED", "green"),
+        CHANGED: (f"{g.fail} CHANGED SINCE", "alarm"),
+        REFUTED: (f"{g.fail} NOT VERIFIED", "alarm"),
+        UNCHECKED: (f"{g.todo} NOT RECHECKED", "amber"),
+    }.get(found.mark, (f"{g.todo} not verified yet", "amber"))
 
 
 def eta(snap: Snapshot, now: float) -> float | None:

@@ -79,10 +79,10 @@ def measure_groups(place: Place, job: Mapping[str, Any], facts: dict[str, Any]) 
     Raises PeerLostError if the ranks do not meet, VerificationError if they do not add up.
     """
     device = _device(str(job.get("device", "cpu")))
-    facts["backend"] = "nccl" if device.type == "cuda" else "gloo"
     groups = PartyGroups.open(
         place, on_event=lambda name, fields: None, device=device.type, timeout_s=float(job["timeout_s"])
     )
+    facts["backend"] = groups.backend
     try:
         groups.start_dp()
         named = {"dp": groups.dp, "pp": groups.pp, "tp": groups.tp}

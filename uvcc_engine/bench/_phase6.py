@@ -79,7 +79,8 @@ def _counted(fleet: Fleet, seconds: float, memory: int) -> Scale:
         return sum(int(e["count"]) for c in fleet.coords for e in fleet.events(c, name)) // job.steps
 
     def count(names: tuple[str, ...]) -> int:
-        return sum(len(fleet.events(c, name)) for c in fleet.coords for name in names)
+        told = (e for c in fleet.coords for name in names for e in fleet.events(c, name))
+        return sum(not e.get("dropped") for e in told)  # a dropped frame is sent again and ends nothing
 
     forward, backward = opens("fwd_open_ok"), opens("bwd_open_ok")
     workers = min(len(found) for found in by_epoch.values())

@@ -73,6 +73,7 @@ class RunWriter:
         self._beats = LineFile(directory / files.heartbeat_name(rank))
         self._tables: dict[str, Table] = {}
         self.heard: Callable[[str, Mapping[str, Any]], None] = lambda name, fields: None
+        self.told: Callable[[str, str, Mapping[str, Any]], None] = lambda name, level, fields: None
         self._last: dict[str, Any] = {}
         self._last_ts = 0.0
         self._memory = (-MEMORY_EVERY_S, 0.0)  # when it was read, MiB
@@ -183,10 +184,11 @@ class RunWriter:
             return True
 
     def event(self, name: str, level: str = "info", **fields: Any) -> None:
-        """One line of ``events.jsonl``; ``heard`` hears of it, in this thread."""
+        """One line of ``events.jsonl``; ``heard`` and ``told`` hear of it, in this thread."""
         with self._lock:
             self._events.append(name, level, fields)
         self.heard(name, fields)
+        self.told(name, level, fields)
 
     def poll_halt(self) -> HaltRequest | None:
         """What the control file asks of this run now."""

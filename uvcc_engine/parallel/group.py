@@ -68,7 +68,8 @@ class Group:
         found = cls(name, members, index, made)
         found._timeout, found._party = timeout, place.coord.party
         found._check_sum(torch.device("cuda" if backend == "nccl" else "cpu"))
-        on_event("group_ready", {"coord": coord, "group": name, "seconds": round(time.monotonic() - began, 4)})
+        took = round(time.monotonic() - began, 4)
+        on_event("group_ready", {"coord": coord, "group": name, "backend": backend, "seconds": took})
         return found
 
     def _check_sum(self, device: torch.device) -> None:

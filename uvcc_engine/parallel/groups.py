@@ -90,6 +90,11 @@ class PartyGroups:
                 found._presence = None
         return found
 
+    @property
+    def backend(self) -> str:
+        """What carries the groups: nccl, gloo or unix; "" for a party of one rank, which has none."""
+        return "" if self.alone else self._backend
+
     def _check(self) -> None:
         """Raise if waiting for a sister rank has no sense any more: the caller's wish, or one that is gone."""
         self._user_check()

@@ -310,6 +310,7 @@ class Endpoint:
             return
         self._peer_has = peer_has
         self._peer_sent = {}
+        self.counters.retransmits, self.counters.duplicates = self.retransmits, self.duplicates
         self.sending, self.receiving, self._open = {}, {}, {}
         self.inbox.drop_partial()
         for stream, kept in self.state.kept.items():
@@ -349,7 +350,19 @@ class Endpoint:
 
     @property
     def retransmits(self) -> int:
-        return sum(c.retransmits for c in self.sending.values())
+        """Frames sent again so far, those of channels that a restart of the peer ended included."""
+        return self.counters.retransmits + sum(c.retransmits for c in self.sending.values())
+
+    @property
+    def duplicates(self) -> int:
+        """Frames that came again and were discarded."""
+        return self.counters.duplicates + sum(c.duplicates for c in self.receiving.values())
+
+    def totals(self) -> dict[str, int]:
+        """What happened with this peer so far; only ever grows while this process lives."""
+        found = {name: int(getattr(self.counters, name)) for name in Counters.__slots__}
+        messages = sum(n for stream, n in self.inbox.counts.items() if stream != fr.CONTROL_STREAM)
+        return found | {"messages": messages, "retransmits": self.retransmits, "duplicates": self.duplicates}
 
     def stats(self, now: float) -> dict[str, Any]:
         """Figures per channel, and the silence of the peer in seconds."""
@@ -363,9 +376,7 @@ class Endpoint:
                 "retransmits": c.retransmits,
                 "bytes": c.sent_bytes,
             }
-        totals = {name: getattr(self.counters, name) for name in Counters.__slots__}
-        messages = sum(n for stream, n in self.inbox.counts.items() if stream != fr.CONTROL_STREAM)
-        return {"silent_s": round(now - self.last_heard, 3), "messages": messages, "channels": channels} | totals
+        return {"silent_s": round(now - self.last_heard, 3), "channels": channels} | self.totals()
 
     @property
     def blocked(self) -> bool:

@@ -18,6 +18,7 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolErro
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Nudged, Recorder, Tag
 from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.faults import FaultyLink
 from uvcc_engine.plane.links import Link, Notice
 from uvcc_engine.plane.quiet import OnEvent, Quiet
 
@@ -229,6 +230,15 @@ class LivePlane:
     def sent_bytes(self) -> int:
         """What went out to both peers so far, frames and repeats included."""
         return sum(endpoint.counters.bytes_out for endpoint in self._endpoints.values())
+
+    def totals(self) -> dict[int, dict[str, int]]:
+        """By peer: frames, bytes, messages, retransmissions, duplicates discarded, frames rejected and stale."""
+        return {peer: endpoint.totals() for peer, endpoint in self._endpoints.items()}
+
+    @property
+    def injected(self) -> dict[str, int] | None:
+        """How often each fault was injected into what arrived here; None where none are."""
+        return dict(self._link.faults.injected) if isinstance(self._link, FaultyLink) else None
 
     def stats(self) -> dict[str, Any]:
         """Per peer and channel: queued, in flight, age of the oldest, retransmissions, bytes."""

@@ -45,7 +45,11 @@ def passing(raw: bytes) -> Outgoing:
 
 @dataclass(slots=True)
 class Counters:
-    """What happened with one peer so far."""
+    """What happened with one peer so far.
+
+    ``rejected``: damaged or forged, dropped unread; ``stale``: of a session or an acknowledgement that is over.
+    ``retransmits`` and ``duplicates``: of channels that have ended; those that live count for themselves.
+    """
 
     frames_in: int = 0
     frames_out: int = 0
@@ -53,3 +57,5 @@ class Counters:
     bytes_out: int = 0
     rejected: int = 0
     stale: int = 0
+    retransmits: int = 0
+    duplicates: int = 0

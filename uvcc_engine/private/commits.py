@@ -2,55 +2,48 @@
 
 A worker's votes say which checkpoint is the newest on its disk; the least over all votes of the fleet is the newest
 that everybody has. From then on it can be resumed whatever is lost of one party, and the lead worker of each pod puts
-the record beside the checkpoint: what the pod and its two peers each hold, as signed by their identities.
-
-A statement names both components that its pod holds by blinded digests (the blinding is known to a component's two
-holders), so each component is named twice, and a copy that differs is found out here. Whoever is handed a component
-later can check it, however the one who handed it over may lie.
+the record beside the checkpoint: what the pod and its two peers each hold, as signed by their identities. The run
+directory keeps every record in one file beside, which comes home with the evidence; ``transcript.commits`` checks it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
-from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
+from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.parallel.topology import PARTIES, Coord
 from uvcc_engine.private.state import whole_digest
-from uvcc_engine.transcript.canonical import canonical
-from uvcc_engine.transcript.identity import Identity, verify_signature
+from uvcc_engine.transcript.commits import (
+    NAMESPACE,
+    RECORD,
+    RECORDS,
+    Said,
+    Statement,
+    check_copies,
+    check_record,
+    checked_statement,
+)
+from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.policy import Policy
 
-RECORD: Final = "COMMIT.json"
-NAMESPACE: Final = "uvcc-checkpoint"
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """What one pod holds on its disk: the checkpoint of ``step`` whose manifest has this SHA-256 (hex).
-
-    ``components``: digests of the components that it holds, first its own number's, then the next one's.
-    """
-
-    coord: str
-    sid_job: str
-    step: int
-    manifest: str
-    components: tuple[str, str]
-
-    @property
-    def payload(self) -> bytes:
-        """The bytes that are signed."""
-        return canonical({**asdict(self), "components": list(self.components)})
-
-
-Said = dict[str, Any]
-"""A checked statement as it stands in the record: coord, manifest, components, signature."""
+__all__ = [
+    "NAMESPACE",
+    "RECORD",
+    "RECORDS",
+    "Said",
+    "Statement",
+    "check_copies",
+    "check_record",
+    "checked_statement",
+    "read_record",
+    "signed_statement",
+    "write_record",
+]
 
 
 def signed_statement(identity: Identity, policy: Policy, coord: Coord, manifest: ck.Manifest) -> str:
@@ -66,37 +59,15 @@ def _components(manifest: ck.Manifest) -> tuple[str, str]:
     return whole_digest([lo for lo, _ in noted]), whole_digest([hi for _, hi in noted])
 
 
-def checked_statement(text: str, policy: Policy, coord: Coord, step: int) -> Said:
-    """A worker's statement about ``step``. Raises ProtocolError naming its party if it is not signed by its pod."""
-    party = coord.party
-    try:
-        found = json.loads(text)
-        manifest, signature = str(found["manifest"]), str(found["signature"])
-        lo, hi = (str(digest) for digest in found["components"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"P{party} sent a malformed statement about step {step}", party=party) from error
-    said = Statement(str(coord), policy.sid_job.hex(), step, manifest, (lo, hi))
-    if not verify_signature(policy.public(party, coord.replica), NAMESPACE, said.payload, signature):
-        raise ProtocolError(f"{coord} did not sign what it says about its checkpoint of step {step}", party=party)
-    return {"coord": str(coord), "manifest": manifest, "components": [lo, hi], "signature": signature}
-
-
-def check_copies(statements: Mapping[int, Said]) -> None:
-    """Both holders of each component must have the same. Raises ProtocolError naming the pair that differs."""
-    for party in range(PARTIES):
-        before = (party + 2) % PARTIES
-        if statements[party]["components"][0] != statements[before]["components"][1]:
-            raise ProtocolError(
-                f"P{before} and P{party} hold different copies of component {party} of the checkpoint",
-                "one of them computed something else; compare their transcripts",
-                party=party,
-            )
-
-
 def write_record(root: Path, policy: Policy, step: int, statements: Mapping[int, Said]) -> None:
-    """Put the record beside the checkpoint of ``step``. Raises UvccError if the disk refuses."""
+    """Put the record beside the checkpoint of ``step``, and among the run's. Raises UvccError if the disk refuses."""
     record = {"sid_job": policy.sid_job.hex(), "step": step, "parties": [dict(statements[p]) for p in range(PARTIES)]}
     files.write_json(ck.step_dir(root, step) / RECORD, record, mode=0o600)
+    kept = files.LineFile(root.parent / RECORDS)
+    try:
+        kept.append(json.dumps(record, separators=(",", ":"), sort_keys=True))
+    finally:
+        kept.close()
 
 
 def read_record(folder: Path, policy: Policy) -> dict[str, Any]:
@@ -109,24 +80,3 @@ def read_record(folder: Path, policy: Policy) -> dict[str, Any]:
     if found["step"] != manifest.step or manifest.sha256 not in {h["manifest"] for h in held.values()}:
         raise VerificationError("commit", f"{folder} is not the checkpoint that was committed", "use an earlier one")
     return found
-
-
-def check_record(record: Mapping[str, Any], policy: Policy) -> dict[int, Said]:
-    """The three statements of a record by party, checked under the policy that they were made under.
-
-    Raises UnreadableError if it is no record, VerificationError if it does not hold.
-    """
-    try:
-        parties, step = list(record["parties"]), int(record["step"])
-        coords = [Coord.parse(str(p["coord"])) for p in parties]
-        held = [checked_statement(json.dumps(p), policy, c, step) for p, c in zip(parties, coords, strict=True)]
-        by_party = dict(enumerate(held))
-        same_pods = [c.party for c in coords] == list(range(PARTIES)) and len({c.replica for c in coords}) == 1
-        if not same_pods or record["sid_job"] != policy.sid_job.hex():
-            raise UnreadableError(f"{RECORD} is of another job or of other workers", "use an earlier checkpoint")
-        check_copies(by_party)
-    except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise UnreadableError(f"{RECORD} is damaged: {error}", "use an earlier checkpoint") from error
-    except ProtocolError as error:
-        raise VerificationError("commit", error.what, "use an earlier checkpoint") from error
-    return by_party

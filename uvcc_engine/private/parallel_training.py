@@ -262,7 +262,8 @@ class ParallelTrainer:
         slices = self._gradients.slices()
         if self._first_sum:
             self._first_sum = False
-            self._on_event("dp_ok", {"coord": str(groups.place.coord)})
+            if groups.dp.size > 1:
+                self._on_event("dp_ok", {"coord": str(groups.place.coord)})
         total = self._fleet_sum(self._losses) if reveal and self._pipe.last else None
         *found, opened = self._lanes.main.run(self._update_gen(step, slices, total if self._opener else None))
         self.velocity = self._gradients.joined(found, self.weights)

@@ -91,11 +91,14 @@ class Session:
         ranks: Ranks,
         terminated: Callable[[], bool],
         sent: Callable[[], int] = lambda: 0,
+        count: Callable[[], None] = lambda: None,
     ) -> None:
-        """``terminated``: whether SIGTERM came, which counts as a halt request; ``sent``: bytes to the peers so far."""
+        """``terminated``: whether SIGTERM came, which counts as a halt request; ``sent``: bytes to the peers so far;
+        ``count`` has what the plane counted written down.
+        """
         self._spec, self._admitted, self._writer = spec, admitted, writer
         self._recorder, self._table, self._ranks, self._terminated = recorder, table, ranks, terminated
-        self._sent = sent
+        self._sent, self._count = sent, count
         self._checkpoints = Checkpoints(spec, admitted, writer, ranks)
         keys, sid = pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord)
 
@@ -307,6 +310,7 @@ class Session:
         """
         self._settle_roots()
         self._proof.checkpoint(self.step, self._take(scheduled=True))
+        self._count()
 
     def _take(self, *, scheduled: bool) -> str:
         root = self._proof.last_root

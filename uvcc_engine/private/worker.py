@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +18,7 @@ import torch
 from uvcc_engine import __version__
 from uvcc_engine.contract import files, flight
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.narrate import Narrator
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.mpc.kernels.loops import LOOPS
@@ -59,10 +62,15 @@ def main(spec: WorkerSpec) -> int:
         RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer,
         _termination() as terminated,
     ):
+        writer.told = Narrator().tell
+        writer.told("worker_start", "info", {"coord": spec.coord, "run": spec.run, "pid": os.getpid()})
         writer.heartbeat(0, "start", "checks policy and inputs")
         try:
             admitted = admit(spec)
-            writer.describe(_facts(spec, admitted))
+            facts = _facts(spec, admitted)
+            writer.describe(facts)
+            accepted = {k: facts[k] for k in ("policy_hash", "sid_job", "code_hash", "attempt", "resume")}
+            writer.told("policy_accepted", "info", accepted)
             if SEEDS in admitted.job.reveal:
                 _disclose(spec, admitted)
             outcome = _connected(spec, admitted, writer, terminated)
@@ -115,6 +123,11 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
             groups.look()
 
     flight.provide("plane", plane.stats)
+    began = round(time.time(), 3)
+
+    def count() -> None:
+        _count(writer, plane, began)
+
     table = Table(plane, spec.run, check=check)
     try:
         with Ticker(writer, lambda: _waiting_on(plane, groups)), _orders(spec, admitted, writer):
@@ -132,6 +145,7 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
                 ranks,
                 terminated=lambda: bool(terminated),
                 sent=lambda: plane.sent_bytes,
+                count=count,
             )
             outcome = session.run()
         plane.close()
@@ -154,6 +168,8 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
         plane.close(graceful=False)
         if groups is not None:
             groups.close(graceful=False, why=last_words)
+        with contextlib.suppress(UvccError):  # a full disk has been told of already, by what failed
+            count()
 
 
 def _patience(size: Topology) -> dict[str, float]:
@@ -218,6 +234,15 @@ def _pass_on(writer: RunWriter, name: str, fields: dict[str, Any]) -> None:
         fields = {"coord": writer.coord, **fields}
     if not fatal:
         writer.event(name, "info" if name == "link_up" else "warn", **fields)
+
+
+def _count(writer: RunWriter, plane: LivePlane, began: float) -> None:
+    """What the plane has counted since this process ``began``, peer by peer: who reads takes the last of each."""
+    who: dict[str, Any] = {"coord": writer.coord, "began": began}
+    for peer, totals in plane.totals().items():
+        writer.event("plane_counters", **{**who, "peer": peer, **totals})
+    if (injected := plane.injected) is not None:
+        writer.event("faults_injected", "warn", **{**who, **injected})
 
 
 def _waiting_on(plane: LivePlane, groups: PartyGroups | None) -> str | None:

@@ -63,6 +63,11 @@ class Group:
     def lead(self) -> bool:
         return self.rank == 0
 
+    @property
+    def backend(self) -> str:
+        """What carries the collectives, as torch says: nccl or gloo; "" for one rank, which has none."""
+        return dist.get_backend() if self.world > 1 else ""
+
     def largest(self, values: Sequence[int]) -> list[int]:
         """Element-wise maximum over all ranks: how ranks decide together (halt, not-a-number)."""
         if self.world == 1:

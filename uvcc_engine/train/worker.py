@@ -18,6 +18,7 @@ import torch
 from uvcc_engine import __version__
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
+from uvcc_engine.contract.narrate import Narrator
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.nsa.model import parameter_count
@@ -61,6 +62,8 @@ def train(
     where = coord or f"p0r{group.rank}s0t0"
     leads = group.lead if lead is None else lead
     with RunWriter.open(directory, run, group.rank, where, lead=leads, resume_step=resume_step) as writer:
+        writer.told = Narrator().tell
+        writer.told("worker_start", "info", {"coord": where, "run": run, "pid": os.getpid(), "world": group.world})
         asked = _signals(directory, group.rank)
         if leads:
             facts = _facts(cfg, group, effects or [])
@@ -181,6 +184,7 @@ def _facts(cfg: lm_config.LMConfig, group: Group, effects: list[lm_env.Effect]) 
         "config": lm_config.to_mapping(cfg),
         "parameters": parameter_count(cfg.model),
         "world": group.world,
+        "backend": group.backend,
         "device": str(group.device),
         "gpu": gpu,
         "python": platform.python_version(),

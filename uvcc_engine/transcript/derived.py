@@ -251,7 +251,7 @@ def _same(path: Path, lines: Iterator[bytes]) -> bool:
 
 
 def signed_losses(bundle: Bundle) -> dict[int, float]:
-    """Steps done -> loss, as far as the parties signed it: in the root of each step that revealed one, and at the end."""
+    """Steps done -> loss, as far as the parties signed it: in the root of each step that revealed it, and last."""
     found = dict(revealed_series(bundle).get("loss", ()))
     last = bundle.workers[0].result[1].values.get("loss")
     return found if last is None else {**found, bundle.policy.steps: float(last)}

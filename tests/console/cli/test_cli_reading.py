@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ from uvcc_console.cli.headless import Progress, Watched, outcome, render, report
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.shown import clock
 from uvcc_console.rollout.profile import load
 from uvcc_engine.parallel.topology import Topology
 from uvcc_engine.transcript.operation import Operation
@@ -20,6 +22,7 @@ T0 = 1_795_223_700.0
 (ONE_OPERATOR,) = Operation.of(Topology()).sentences()
 COORDS = ["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"]
 VALUES = {"accuracy": 0.96, "loss": 1.25}
+BUNDLE = b"what was verified"
 STAGES = ["plan", "provision", "full", "verify-full", "teardown"]
 
 
@@ -59,7 +62,7 @@ def story(run: str, *, ended: bool, ok: bool = True) -> list[ev.Event]:
         return out
     out += [
         ev.ResultReported(
-            ts=T0 + 7, coord=c, phase="full", result_hash="cd" * 32, values={"accuracy": 0.96, "loss": 1.25}
+            ts=T0 + 7, pod=c[:4], coord=c, phase="full", result_hash="cd" * 32, values={"accuracy": 0.96, "loss": 1.25}
         )
         for c in COORDS
     ]
@@ -67,7 +70,17 @@ def story(run: str, *, ended: bool, ok: bool = True) -> list[ev.Event]:
     out += [
         ev.StageChanged(ts=T0 + 7, name="full", status="ok", detail="4 steps"),
         ev.Verdict(
-            ts=T0 + 8, phase="full", ok=ok, global_root="ef" * 32 if ok else "", sid_job="5a" * 32, detail=detail
+            ts=T0 + 8,
+            phase="full",
+            ok=ok,
+            global_root="ef" * 32 if ok else "",
+            sid_job="5a" * 32,
+            detail=detail,
+            values={"accuracy": 0.96, "loss": 1.25} if ok else {},
+            result_hashes=["cd" * 32] if ok else [],
+            level="transcripts" if ok else "",
+            pinned=ok,
+            files={"proof_bundle.json": hashlib.sha256(BUNDLE).hexdigest()} if ok else {},
         ),
         ev.StageChanged(ts=T0 + 8, name="verify-full", status="ok" if ok else "failed", detail=detail),
         ev.StageChanged(ts=T0 + 9, name="teardown", status="ok", detail="every pod is proven gone"),
@@ -78,7 +91,8 @@ def story(run: str, *, ended: bool, ok: bool = True) -> list[ev.Event]:
 
 def write(run: str, events: list[ev.Event]) -> Path:
     folder = Path(os.environ["UVCC_HOME"]) / "runs" / run
-    folder.mkdir(parents=True)
+    (folder / "artifacts/full").mkdir(parents=True)
+    (folder / "artifacts/full/proof_bundle.json").write_bytes(BUNDLE)
     journal = Journal(folder / "journal.sqlite", source="test")
     journal.append(*events)
     journal.close()
@@ -112,10 +126,65 @@ def test_status_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         "worker   p0r0s0t0   train    step 3     heartbeat -      abababababab\n"
         "worker   p1r0s0t0   train    step 3     heartbeat -      abababababab\n"
         "worker   p2r0s0t0   train    step 3     heartbeat -      abababababab\n"
+        f"result   full: verified at {clock(T0 + 8)}\n"
+        "         accuracy 0.9600, loss 1.2500\n"
+        f"         global root {'ef' * 32}\n"
+        f"         result hash {'cd' * 32}\n"
         f"verdict  full: verified, global root {'ef' * 32}\n"
         f"operated {ONE_OPERATOR}\n"
         "cost     0.00 spent, 0.00 an hour\n"
     )
+
+
+def test_nothing_that_a_pod_says_later_changes_what_was_verified(capsys: pytest.CaptureFixture[str]) -> None:
+    lie = {"accuracy": 0.9999, "loss": 1.25}
+    late = ev.ResultReported(ts=T0 + 8.5, pod="p1r0", coord="p0r0s0t0", phase="full", result_hash="ee" * 32, values=lie)
+    events = story("demo-20261121-0115-ab12", ended=True)
+    write("demo-20261121-0115-ab12", [*events[:-1], late, events[-1]])
+    for verb in (["status"], ["status", "--json"], ["runs", "--json"]):
+        assert main(verb) == 0
+        said = capsys.readouterr().out.replace('"reported": [', "\0").split("\0")[0]
+        assert "0.9999" not in said
+        assert "ee" * 32 not in said
+    assert main(["status", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["results"]["full"] == document["shown"]["full"]["values"] == {"accuracy": 0.96, "loss": 1.25}
+    assert document["shown"]["full"]["mark"] == "verified"
+    assert [r["pod"] for r in document["reported"] if r["values"] == lie] == ["p1r0"]
+    assert main(["watch", "--kind", "result"]) == 0
+    assert {json.loads(line)["mark"] for line in capsys.readouterr().out.splitlines()} == {"reported, not verified"}
+
+
+def test_a_flipped_byte_takes_the_word_verified_back(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write("demo-20261121-0115-ab12", story("demo-20261121-0115-ab12", ended=True))
+    bundle = folder / "artifacts/full/proof_bundle.json"
+    bundle.write_bytes(bytes([BUNDLE[0] ^ 1]) + BUNDLE[1:])
+    assert main(["status"]) == 1
+    text = capsys.readouterr().out
+    assert f"full: VERIFIED at {clock(T0 + 8)}, but proof_bundle.json has changed since: not verified now" in text
+    assert "accuracy 0.9600, loss 1.2500 (changed since it was verified)" in text
+    assert main(["status", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["verified"] is False
+    assert document["verdicts"]["full"]["changed"] == ["proof_bundle.json"]
+    assert main(["runs"]) == 0
+    assert "CHANGED" in capsys.readouterr().out
+    o = outcome(watched(folder), folder)
+    assert "proof_bundle.json has changed since: not verified now" in render(o)
+    assert "96.00 % (changed since it was verified)" in render(o)
+    bundle.unlink()
+    assert main(["status"]) == 1
+
+
+def test_before_the_verdict_numbers_are_marked_as_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    events = [e for e in story("demo-20261121-0115-ab12", ended=True) if not isinstance(e, ev.Verdict)]
+    folder = write("demo-20261121-0115-ab12", events)
+    assert main(["status"]) == 0
+    text = capsys.readouterr().out
+    assert "result   full: reported, not verified" in text
+    assert "accuracy 0.9600, loss 1.2500 (reported, not verified)" in text
+    o = outcome(watched(folder), folder)
+    assert "96.00 % (reported, not verified)" in render(o)
 
 
 def test_status_says_when_nobody_conducts_a_run_that_has_not_ended(capsys: pytest.CaptureFixture[str]) -> None:

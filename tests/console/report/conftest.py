@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from package_run import Package, copy_of, make_home
+from real_runs import shared
 from report_run import RUN, make_run
 
 
@@ -32,3 +33,22 @@ def made_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def package(made_package: Path, tmp_path: Path) -> Package:
     """A sealed run in this test's own data folder."""
     return copy_of(made_package, tmp_path / "uvcc-home")
+def real_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return shared(tmp_path_factory)
+
+
+@pytest.fixture
+def clean(real_runs: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy of the run without faults, over direct links, with two ranks a party."""
+    return _copy(real_runs["clean"], tmp_path)
+
+
+@pytest.fixture
+def faulty(real_runs: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy of the run over a relay under injected faults."""
+    return _copy(real_runs["faulty"], tmp_path)
+
+
+def _copy(run_dir: Path, to: Path) -> Path:
+    shutil.copytree(run_dir, to / run_dir.name, copy_function=shutil.copy2)
+    return to / run_dir.name

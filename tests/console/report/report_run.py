@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.report.recheck import digests
 from uvcc_engine.bench._rehearsal import VALUES, Rehearsal, rehearse
 from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.transcript.commits import NAMESPACE, RECORDS, Statement
 
 START = 1_700_000_000.0
 RUN = "demo-20231114-2213-ab12"
@@ -25,6 +28,9 @@ def make_run(run_dir: Path, topology: Topology | None = None) -> Rehearsal:
     for party in range(3):
         (full / f"pod{party}").rename(full / f"p{party}r0")
         _pod_files(full / f"p{party}r0", party)
+    committed(made, full)
+    for pod in sorted(full.glob("p?r0")):
+        sent_by(pod)
     journal = Journal(run_dir / "journal.sqlite", source="test")
     journal.append(*story(made, size, run_dir))
     journal.close()
@@ -32,13 +38,41 @@ def make_run(run_dir: Path, topology: Topology | None = None) -> Rehearsal:
 
 
 def _pod_files(folder: Path, party: int) -> None:
-    rows = "".join(f"{i},{1.0 / (i + 1):.4f},0.1,0,{100 + party}\n" for i in range(STEPS))
+    losses = [*(1.0 / (i + 1) for i in range(STEPS - 1)), VALUES["loss"]]
+    rows = "".join(f"{i},{loss:.4f},0.1,0,{100 + party}\n" for i, loss in enumerate(losses))
     (folder / "training.csv").write_text("step,loss,lr,toks_per_s,samples_per_s\n" + rows)
     events = [{"ts": START + 20, "seq": 1, "level": "info", "event": "party_start", "fields": {"party": party}}]
     (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
     (folder / f"worker_p{party}r0s0t0.log").write_text("listening\ntraining 3 steps\n")
     (folder / "run.info").write_text(f"run: {RUN}.full\ndevice: cpu\nmodel: mlp-digits\n")
     (folder / "run.json").write_text("{}")
+
+
+def manifest_of(party: int) -> str:
+    """SHA-256 of a party's checkpoint manifest of the last step."""
+    return hashlib.sha256(b"manifest %d" % party).hexdigest()
+
+
+def committed(made: Rehearsal, full: Path) -> None:
+    """A real COMMIT record of the last step in every pod's folder."""
+    component = [hashlib.sha256(b"component %d" % i).hexdigest() for i in range(3)]
+    parties = []
+    for p in range(3):
+        held = component[p], component[(p + 1) % 3]
+        said = Statement(f"p{p}r0s0t0", made.policy.sid_job.hex(), STEPS, manifest_of(p), held)
+        signature = made.identities[p].sign(NAMESPACE, said.payload)
+        more = {"manifest": said.manifest, "components": list(held), "signature": signature}
+        parties.append({"coord": said.coord, **more})
+    record = {"sid_job": made.policy.sid_job.hex(), "step": STEPS, "parties": parties}
+    for p in range(3):
+        (full / f"p{p}r0" / RECORDS).write_text(json.dumps(record) + "\n")
+
+
+def sent_by(folder: Path) -> None:
+    """Note every file's checksum, as the console does when it fetches them from a pod."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS")
+    sums = (f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder).as_posix()}\n" for p in files)
+    (folder / "SHA256SUMS").write_text("".join(sums))
 
 
 def story(made: Rehearsal, size: Topology, run_dir: Path) -> list[ev.Event]:
@@ -74,11 +108,28 @@ def story(made: Rehearsal, size: Topology, run_dir: Path) -> list[ev.Event]:
             s = signed["statement"]
             found.append(ev.RootReported(coord=coord, epoch=s["epoch"], root=s["root"]))
         result = bundle["result_hashes"][0]
-        found.append(ev.ResultReported(coord=coord, phase="full", result_hash=result, values=VALUES))
+        found.append(ev.ResultReported(pod=pod, coord=coord, phase="full", result_hash=result, values=VALUES))
+        if coord.endswith("r0s0t0"):
+            fields = {"step": STEPS, "sha256": manifest_of(party)}
+            found.append(ev.EngineEvent(pod=pod, level="info", event="checkpoint_written", fields=fields))
         found.append(ev.WorkerProcess(pod=pod, coord=coord, state="exited", rc=0))
     top = bundle["epochs"][-1]["global_root"]
     where = str(run_dir / "artifacts/full/proof_bundle.json")
-    found.append(ev.Verdict(phase="full", ok=True, global_root=top, sid_job=sid, bundle=where))
+    found.append(
+        ev.Verdict(
+            phase="full",
+            ok=True,
+            global_root=top,
+            sid_job=sid,
+            bundle=where,
+            values=VALUES,
+            result_hashes=bundle["result_hashes"],
+            run_root=bundle["run_root"],
+            level="transcripts",
+            pinned=True,
+            files=digests(run_dir / "artifacts" / "full"),
+        )
+    )
     for p in range(3):
         found.append(ev.PodChanged(pod=f"p{p}r0", party=p, replica=0, provider="local", state="gone"))
     found.append(ev.RunEnded(status="ok"))

@@ -116,10 +116,13 @@ def test_failures_are_told(tmp_path: Path) -> None:
         ev.RunEnded(ts=5.0, status="failed", leaks=["pod-7"]),
     ]
     found = list(Translator(tmp_path).translate(events))
-    assert [e.name for e in found] == ["pod_failed", "party_failed", "fork_detected", "verifier_failed", "run_ended"]
-    assert found[1].fields["signal"] == "KILL"
-    assert found[3].fields["detail"] == "pairing: epoch 4"
-    assert found[4].fields["leaks"] == ["pod-7"]
+    told = {e.name: e.fields for e in found}
+    names = ["pod_failed", "party_failed", "fork_detected", "dp_result_hashes", "verifier_failed", "run_ended"]
+    assert list(told) == names
+    assert told["party_failed"]["signal"] == "KILL"
+    assert told["dp_result_hashes"] == {"phase": "full", "unique_hashes": [], "mark": "reported, not verified"}
+    assert told["verifier_failed"]["detail"] == "pairing: epoch 4"
+    assert told["run_ended"]["leaks"] == ["pod-7"]
 
 
 def test_time_stamps() -> None:

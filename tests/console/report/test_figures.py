@@ -63,8 +63,12 @@ def parallel_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 found.append(engine("pipeline_tick", 30, coord=f"p0r0s{stage}t0", **at))
     found.append(engine("peer_lost", 40, "error", group="pp", party=1))
     found.append(engine("protocol_error", 41, "error", party=1, what="x"))
-    found.append(engine("waiting", 42, retransmits=3, peer=1))
-    found.append(engine("waiting", 43, retransmits=5, peer=1))
+    found.append(engine("watchdog_dump", 41, "warn", group="pp"))
+    found.append(engine("protocol_error", 42, "warn", party=1, what="damaged frame", dropped=True))
+    for at, retransmits in ((42, 3), (43, 5)):
+        who = {"coord": "p0r0s0t0", "began": 1.5, "peer": 1}
+        found.append(engine("plane_counters", at, **who, retransmits=retransmits, duplicates=2, rejected=1, stale=0))
+    found.append(engine("plane_counters", 44, coord="p0r0s0t0", began=9.5, peer=1, retransmits=2))  # after a resume
     journal = Journal(folder / "journal.sqlite")
     journal.append(*found)
     journal.close()
@@ -82,12 +86,13 @@ def test_numbers(parallel_run: Path) -> None:
     assert counted["epoch root"] == 24
     assert counted["dp ready"] == 23
     assert counted["fwd open ok"] == counted["bwd open ok"] == 24 * MICRO
-    assert counted["worker timeouts"] == counted["transport aborts"] == 1
-    assert counted["retransmits"] == 5
+    assert (counted["worker timeouts"], counted["transport aborts"]) == (1, 2)
+    assert (counted["retransmits"], counted["duplicates discarded"], counted["frames rejected"]) == (7, 2, 1)
     assert dict(metrics.table(record))["pp initialisation min/p50/max"] == "0.500/0.615/0.730 s (n=24)"
     by_group = metrics.errors_by_group(record)
     assert by_group[("pp", "timeout")] == 1
-    assert by_group[("plane", "abort")] == 1
+    assert by_group[("plane", "abort")] == by_group[("pp", "abort")] == by_group[("plane", "rejected frame")] == 1
+    assert by_group[("plane", "retransmit")] == 7
     ready, expected, p50 = metrics.dp_map(record)[(1, 1)]
     assert (ready, expected) == (6, 6)
     assert p50 == pytest.approx(1.13, abs=0.005)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from report_run import RUN, START
+from report_run import RUN, START, STEPS, manifest_of, sent_by
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
@@ -27,6 +28,7 @@ def status(run_dir: Path, name: str) -> str:
 def table(run_dir: Path, text: str) -> None:
     for path in (run_dir / "artifacts/full").rglob("training.csv"):
         path.write_text("step,loss,lr,toks_per_s\n" + text)
+        sent_by(path.parent)
 
 
 def test_a_good_run(run_dir: Path) -> None:
@@ -34,41 +36,63 @@ def test_a_good_run(run_dir: Path) -> None:
     found = handoff(run_dir)
     assert found.run == RUN
     assert not found.missing
-    assert {n.split("/")[-1] for n, _ in found.attached} >= {
-        "run.info",
-        "training.csv",
-        "run_full.log",
-        "proof_bundle.json",
-    }
+    wanted = {"run.info", "training.csv", "run_full.log", "proof_bundle.json", "policy.json", "commits.jsonl"}
+    assert {a.name.split("/")[-1] for a in found.attached} >= wanted
+    assert not [a for a in found.attached if a.trouble]
     assert not found.deviations
     by_name = {c.name: c.status for c in found.criteria}
     assert by_name["loss falls"] == MET
     assert by_name["throughput is non-zero and stable"] == MET
     assert by_name["the proof bundle verifies"] == MET
     assert by_name["runs to the planned step without a hang or a lost worker"] == MET
-    assert by_name["a checkpoint was saved"] == NOT_MET
+    assert by_name["a checkpoint was saved"] == MET
     assert by_name["a resume from a checkpoint succeeded"] == NOT_SHOWN
     assert ("device", "cpu (all 3 pods)") in found.facts
     assert ("topology", "1 replicas x 3 parties x 1 stages x 1 tensor ranks") in found.facts
     text = write_handoff(run_dir).read_text()
-    assert "| loss falls | met | full/p0r0/training.csv: 1.0000 -> 0.3333 in 3 rows" in text
+    assert "| loss falls | met | full/p0r0/training.csv: 1.0000 -> 0.2500 in 3 rows" in text
+    assert "(as the pods reported it, not signed) |" in text
+    assert dict(found.result)["accuracy"].startswith("0.96875 (verified ")
+    assert "step 3, manifest SHA-256" in text
+    assert text.count("committed with three parties' signatures") == 3 + 1
     assert "## Deviations\n\n- none" in text
     assert found.to_json()["criteria"][0]["name"].startswith("runs to the planned step")
 
 
-def test_checkpoint_and_resume(run_dir: Path) -> None:
+def test_a_checkpoint_is_committed_only_with_three_signatures_in_the_package(run_dir: Path) -> None:
+    full = run_dir / "artifacts/full"
+    first = handoff(run_dir).checkpoints[0]
+    assert (first.pod, first.step, first.sha256, first.committed) == ("p0r0", STEPS, manifest_of(0), True)
+    for path in full.glob("*/commits.jsonl"):
+        record = json.loads(path.read_text())
+        record["parties"][1]["manifest"] = manifest_of(0)  # what P1 did not sign
+        path.write_text(json.dumps(record) + "\n")
+        sent_by(path.parent)  # a pod that lies gives the checksums of its lie
+    found = handoff(run_dir)
+    assert not any(k.committed for k in found.checkpoints)
+    assert status(run_dir, "checkpoint was saved") == NOT_SHOWN
+    assert "committed with" not in found.text()
+    assert found.to_json()["checkpoints"][0]["committed"] is False
+
+
+def test_an_event_alone_commits_nothing(run_dir: Path) -> None:
+    fields = {"step": STEPS + 7, "sha256": "bb"}
     add(
         run_dir,
-        ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields={"step": 10, "sha256": "aa"}),
-        ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields={"step": 20, "sha256": "bb"}),
-        ev.EngineEvent(pod="p0r0", level="info", event="resumed", fields={"step": 20}),
+        ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields=fields),
+        ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_committed", fields=fields),
     )
-    assert handoff(run_dir).checkpoints == [("p0r0", 20, "bb")]
-    assert "step 20, manifest SHA-256 `bb`\n" in handoff(run_dir).text()
-    add(run_dir, ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_committed", fields={"step": 20}))
-    assert "`bb`, committed with three parties' signatures\n" in handoff(run_dir).text()
-    assert handoff(run_dir).to_json()["checkpoints"][0]["committed"] is True
-    assert status(run_dir, "checkpoint was saved") == MET
+    assert handoff(run_dir).checkpoints[0].committed is False
+    assert status(run_dir, "checkpoint was saved") == NOT_SHOWN
+
+
+def test_a_resume_stands_in_the_log_that_came_home(run_dir: Path) -> None:
+    add(run_dir, ev.EngineEvent(pod="p0r0", level="info", event="resumed", fields={"step": 2}))
+    assert status(run_dir, "resume") == NOT_SHOWN
+    log = run_dir / "artifacts/full/p0r0/events.jsonl"
+    log.write_text(json.dumps({"event": "resumed", "fields": {"step": 2}}) + "\n")
+    assert status(run_dir, "resume") == NOT_SHOWN  # not as the pod sent it
+    sent_by(log.parent)
     assert status(run_dir, "resume") == MET
 
 
@@ -115,7 +139,7 @@ def test_an_end_that_is_told_again_after_a_resume_is_one_end_of_before(run_dir: 
     killed = {"pod": "p0r0", "coord": "p0r0s0t0", "state": "exited", "pid": 77, "rc": -9, "signal": "SIGKILL"}
     add(run_dir, ev.WorkerProcess(ts=START + 60, **killed))  # type: ignore[arg-type]
     assert status(run_dir, "runs to the planned step") == NOT_MET
-    again = ev.PhaseStarted(ts=START + 70, phase="full", engine_run="x.full", steps=9, sid_job="", attempt=1)
+    again = ev.PhaseStarted(ts=START + 70, phase="full", engine_run="x.full", steps=STEPS, sid_job="", attempt=1)
     done = {**killed, "pid": 78, "rc": 0, "signal": ""}
     add(
         run_dir,

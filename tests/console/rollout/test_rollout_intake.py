@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from uvcc_console.core import events as ev
+from uvcc_console.core import reserved
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.rollout import pump
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.intake import Intake
+from uvcc_console.rollout.stages import succession
 
 RUN = "demo-1.full"
 
@@ -81,7 +86,7 @@ def test_a_result_that_arrives_in_pieces_is_read_once_it_is_whole() -> None:
     assert i.events(lines("result.json", *text[:3])) == []
     found = i.events(lines("result.json", *text[3:]))
     assert found == [
-        ev.ResultReported(coord="p1r0s0t0", phase="full", result_hash="cd", values={"loss": 0.5}),
+        ev.ResultReported(pod="p1r0", coord="p1r0s0t0", phase="full", result_hash="cd", values={"loss": 0.5}),
     ]
 
 
@@ -126,3 +131,19 @@ def test_cursors_follow_what_became_events() -> None:
     i.events(lines("events.jsonl", off=120))
     i.events(lines("training.csv", "1,2,3,4", off=44))
     assert i.cursors == {f"{RUN}/events.jsonl": [5, 120], f"{RUN}/training.csv": [5, 44]}
+
+
+@pytest.mark.parametrize("name", sorted(reserved.RESERVED))
+def test_a_pod_cannot_speak_for_the_console(name: str) -> None:
+    line = json.dumps({"event": name, "level": "info", "ts": 1.0, "fields": {"phase": "full", "ok": True}})
+    [found] = intake().events(lines("events.jsonl", line))
+    assert isinstance(found, ev.EngineEvent)
+    assert (found.event, found.fields["event"]) == (reserved.EVENT, name)
+
+
+def test_a_forged_succession_decides_nothing(tmp_path: Path) -> None:
+    """As an event of a pod that is in the journal already, of a version that let it in."""
+    journal = Journal(tmp_path / "journal.sqlite", source="test")
+    journal.append(ev.EngineEvent(pod="p1r0", level="warn", event="succession", fields={"phase": "full"}))
+    journal.close()
+    assert succession.all_of(cast(Any, SimpleNamespace(run_dir=tmp_path))) == []

@@ -21,6 +21,7 @@ from uvcc_console.rollout.intake import Intake
 from uvcc_console.rollout.plan import make_plan
 from uvcc_console.rollout.profile import load
 from uvcc_console.rollout.stages import agree
+from uvcc_console.rollout.stages.links import relay_started
 from uvcc_console.rollout.stages.ports import LINKS, MASTERS, free_ports
 from uvcc_console.rollout.stages.worlds import meeting_places
 from uvcc_engine.contract.errors import UvccError
@@ -73,7 +74,7 @@ async def test_every_worker_is_told_its_rank_and_where_rank_0_of_its_party_is(ct
     assert found["p1r1s0t1"]["LOCAL_RANK"] == "1"
     assert len({env["MASTER_PORT"] for env in found.values()}) == 3
     told = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite") if isinstance(e, ev.EngineEvent)]
-    assert [e.event for e in told] == ["dp_master_port_selected"] * 3
+    assert [(e.event, e.fields["phase"]) for e in told] == [("dp_master_port_selected", "full")] * 3
     alone = await meeting_places(ctx, ctx.plan.phases["smoke"])
     assert {env["WORLD_SIZE"] for env in alone.values()} == {"4"}  # the ranks of one pod meet, too
 
@@ -105,3 +106,24 @@ def test_every_rank_of_a_pod_reports_its_result() -> None:
         lines = {"op": "lines", "run": "demo-1.full", "src": name, "ino": 1, "off": 1, "lines": [json.dumps(record)]}
         found += intake.events(lines)
     assert [e.coord for e in found if isinstance(e, ev.ResultReported)] == ["p0r0s0t0", "p0r0s0t1"]
+
+
+@pytest.mark.parametrize(
+    ("url", "fields"),
+    [
+        ("http://127.0.0.1:81", {"relay_url_local": "http://127.0.0.1:81", "address_kind": "loopback", "tls": False}),
+        ("https://10.1.2.3:443", {"relay_url_public": "https://10.1.2.3:443", "address_kind": "private", "tls": True}),
+        ("https://8.8.8.8:1", {"relay_url_public": "https://8.8.8.8:1", "address_kind": "public", "tls": True}),
+        (
+            "tls://ada:word@nats.org:4222",
+            {"relay_url_public": "tls://nats.org:4222", "address_kind": "name", "tls": True},
+        ),
+        ("http://[::1]:9", {"relay_url_local": "http://[::1]:9", "address_kind": "loopback", "tls": False}),
+    ],
+)
+def test_a_relay_is_told_by_phase_and_without_credentials(ctx: Rollout, url: str, fields: dict[str, Any]) -> None:
+    told = relay_started(ctx.plan.phases["full"], "relay", url, pod="p0r1", replica=1)
+    assert isinstance(told, ev.EngineEvent)
+    assert (told.event, told.fields["phase"], told.fields["replica"]) == ("privacy_relay_started", "full", 1)
+    assert {k: told.fields[k] for k in fields} == fields
+    assert "word" not in json.dumps(told.fields)

@@ -11,14 +11,20 @@ from ui_journals import RUN, Story, digest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.series import Series
+from uvcc_console.core.shown import contradictions
+from uvcc_console.core.shown import shown as result_of
 from uvcc_console.core.state import fold
+from uvcc_console.ui import home_model, rechecks
 from uvcc_console.ui.glyphs import ASCII, UNICODE
+from uvcc_console.ui.notify import Note, state_note
 from uvcc_console.ui.paint import plain, width_of
 from uvcc_console.ui.tape import Tape
-from uvcc_console.ui.view import View, fleet_rows
-from uvcc_console.ui.widgets import charts, cost, fleet_grid, ledger, plane, rollout, scrub, worker_detail
+from uvcc_console.ui.view import View, fleet_rows, status_word
+from uvcc_console.ui.widgets import charts, cost, fleet_grid, home, ledger, plane, result, rollout, scrub, worker_detail
 from uvcc_console.ui.widgets.charts import ChartsPanel
 from uvcc_console.ui.widgets.fleet import FleetPanel, labels
+
+NO_FILES = rechecks.Rechecks(Path("nowhere"))
 
 
 @pytest.fixture
@@ -171,9 +177,70 @@ def test_the_board_marks_the_forked_epoch() -> None:
 def test_the_board_shows_result_hash_and_sessions() -> None:
     board = text_of(ledger.board_lines(view_of(Story(steps=4).finished()), 150))
     assert digest("result") in board
-    assert "✓ 3 workers" in board
+    assert "✓ verified, 3 workers" in board
     assert digest("sid", "full") in board
     assert "✓ full VERIFIED" in board
+
+
+def told_otherwise(story: Story) -> Story:
+    """A pod goes on to say something better, of itself and of another worker."""
+    for coord in story.coords[:2]:
+        lie = {"accuracy": 0.9999, "loss": 0.0001}
+        story.add(ev.ResultReported(pod="p1r0", coord=coord, phase="full", result_hash=digest("lie"), values=lie), 0.1)
+    return story
+
+
+def test_a_late_report_changes_nothing_that_was_verified() -> None:
+    true, told = view_of(Story(steps=4).finished()), view_of(told_otherwise(Story(steps=4).finished()))
+    for view in (true, told):
+        shown = text_of([*result.result_lines(view, 150), *ledger.board_lines(view, 150)])
+        shown += text_of(home.run_lines(home_model.RunSummary(Path("x"), view.snap, False, 1, NO_FILES), view, 150))
+        assert "96.11%" in shown
+        assert "99.99" not in shown
+        assert "0.9999" not in shown
+        assert digest("lie") not in shown
+    assert [c.pod for c in contradictions(true.snap)] == []
+    assert sorted((c.pod, c.coord) for c in contradictions(told.snap)) == [("p1r0", "p0r0s0t0"), ("p1r0", "p1r0s0t0")]
+
+
+def test_numbers_are_marked_as_reported_until_they_are_verified() -> None:
+    story = Story(steps=4).finished()
+    story.events = [e for e in story.events if not isinstance(e, ev.Verdict)]
+    view = view_of(story)
+    assert "reported, not verified" in text_of(result.result_lines(view, 150))
+    assert "reported, not verified: 3 workers" in text_of(ledger.board_lines(view, 150))
+    summary = home_model.RunSummary(Path("x"), view.snap, False, 1, NO_FILES)
+    assert "reported, not verified" in text_of(home.run_lines(summary, view, 150))
+
+
+def test_a_changed_file_takes_the_word_back_on_every_panel() -> None:
+    view = dataclasses.replace(view_of(Story(steps=4).finished()), changed={"full": ("proof_bundle.json",)})
+    assert status_word(view) == ("✗ CHANGED SINCE", "alarm")
+    for lines in (result.result_lines(view, 150), ledger.ledger_lines(view, 150), ledger.board_lines(view, 150)):
+        assert "but proof_bundle.json has changed since" in text_of(lines)
+        assert "✓ full" not in text_of(lines)
+    assert "CHANGED SINCE" in text_of(ledger.ledger_lines(view, 150, compact=True))
+    summary = home_model.RunSummary(Path("x"), view.snap, False, 1, NO_FILES, view.changed)
+    assert "but proof_bundle.json has changed since" in text_of(home.run_lines(summary, view, 150))
+    assert "changed since" in (state_note(view.snap, view.changed) or Note("", "")).text
+
+
+def test_much_evidence_is_read_beside_the_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rechecks, "AT_ONCE", 0)
+    story = Story(steps=4).finished()
+    folder, snap = story.write(tmp_path / "run"), fold(story.events)
+    looks = rechecks.Rechecks(folder)
+    first = looks.look(snap, story.now)
+    assert result_of(snap, "full", first).words().endswith("its files are being read again")
+    assert looks._reading is not None
+    looks._reading.result(30)
+    assert result_of(snap, "full", looks.look(snap, story.now)).verified
+    (folder / "artifacts/full/proof_bundle.json").write_bytes(b"fulL")
+    looks.look(snap, story.now + rechecks.EVERY_S)
+    assert looks._reading is not None
+    looks._reading.result(30)
+    assert result_of(snap, "full", looks.look(snap, story.now + rechecks.EVERY_S)).mark == "changed"
+    looks.close()
 
 
 # ---- plane

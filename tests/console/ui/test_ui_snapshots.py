@@ -63,6 +63,15 @@ def test_overview(snap_compare: Compare, build: Callable[..., App[int]], name: s
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["160x50", "80x24"])
+def test_changed_since_it_was_verified(
+    snap_compare: Compare, build: Callable[..., App[int]], tmp_path: Path, size: tuple[int, int]
+) -> None:
+    app = build(STORIES["finished"]())
+    (tmp_path / ".local/share/uvcc/runs" / RUN / "artifacts/full/proof_bundle.json").write_bytes(b"fulL")
+    assert snap_compare(app, terminal_size=size)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["160x50", "80x24"])
 @pytest.mark.parametrize("name", ["full", "unknown", "fork"])
 def test_no_color(
     snap_compare: Compare,

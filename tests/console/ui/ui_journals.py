@@ -259,9 +259,7 @@ class Story:
         self.add(ev.StageChanged(name="smoke", status="ok", detail="2 steps"), 0.2)
         self.add(ev.StageChanged(name="verify-smoke", status="running"))
         self.add(
-            ev.Verdict(
-                phase="smoke", ok=True, global_root=digest("g", "smoke"), sid_job=digest("sid", "smoke"), bundle="smoke"
-            ),
+            self.verdict("smoke", {"loss": 2.2}),
             0.4,
         )
         self.add(ev.StageChanged(name="verify-smoke", status="ok"))
@@ -333,20 +331,14 @@ class Story:
         self.full(self.steps)
         for coord in self.coords:
             values = {"accuracy": 0.9611, "loss": 0.1204}
-            self.add(ev.ResultReported(coord=coord, phase="full", result_hash=digest("result"), values=values), 0.05)
+            pod, said = self.pod(coord), digest("result")
+            self.add(ev.ResultReported(pod=pod, coord=coord, phase="full", result_hash=said, values=values), 0.05)
             self.add(ev.WorkerProcess(pod=self.pod(coord), coord=coord, state="exited", rc=0))
         self.add(ev.StageChanged(name="full", status="ok"), 0.1)
         self.add(ev.StageChanged(name="verify-full", status="running"))
         detail = "" if ok else "root of epoch 31, party 2: signature does not verify"
         self.add(
-            ev.Verdict(
-                phase="full",
-                ok=ok,
-                global_root=digest("g", "full"),
-                sid_job=digest("sid", "full"),
-                detail=detail,
-                bundle="full",
-            ),
+            self.verdict("full", {"accuracy": 0.9611, "loss": 0.1204}, detail),
             1.1,
         )
         self.add(ev.StageChanged(name="verify-full", status="ok" if ok else "failed"))
@@ -359,8 +351,23 @@ class Story:
             self.add(ev.RunEnded(status="ok"))
         return self
 
+    def verdict(self, phase: str, values: dict[str, float], detail: str = "") -> ev.Verdict:
+        """The verifier's word; with ``detail`` it is a no."""
+        ids = {"global_root": digest("g", phase), "sid_job": digest("sid", phase), "bundle": phase}
+        if detail:
+            return ev.Verdict(phase=phase, ok=False, detail=detail, **ids)
+        result = digest("result") if phase == "full" else digest("result", phase)
+        files = {"proof_bundle.json": hashlib.sha256(phase.encode()).hexdigest()}
+        said = {"values": values, "result_hashes": [result], "level": "transcripts", "pinned": True, "files": files}
+        return ev.Verdict(phase=phase, ok=True, **said, **ids)  # type: ignore[arg-type]
+
     def write(self, folder: Path) -> Path:
-        """The run's folder with its journal."""
+        """The run's folder with its journal, and what stands for the proof bundles of its verdicts."""
+        for phase in ("smoke", "full"):
+            home = folder / "artifacts" / phase
+            if any(isinstance(e, ev.Verdict) and e.phase == phase for e in self.events):
+                home.mkdir(parents=True, exist_ok=True)
+                (home / "proof_bundle.json").write_bytes(phase.encode())
         folder.mkdir(parents=True, exist_ok=True)
         journal = Journal(folder / "journal.sqlite", source="test")
         journal.append(*self.events)

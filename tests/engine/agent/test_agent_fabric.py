@@ -91,7 +91,7 @@ def test_ranks_add_up_inside_a_party_and_talk_between_parties(tmp_path: Path) ->
     for coord, report in found.items():
         party = Coord.parse(coord).party
         assert report["trouble"] == []
-        assert report["backend"] == "gloo"
+        assert report["backend"] == "unix"
         assert set(report["groups"]) == {"dp"}
         assert report["groups"]["dp"]["size"] == 2
         assert report["groups"]["dp"]["mib_s"] > 0

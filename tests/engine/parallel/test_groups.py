@@ -43,6 +43,7 @@ def test_a_world_of_eight_adds_gathers_broadcasts_and_passes_on_along_each_dimen
         else:
             found["sent"] = groups.pp.receive(torch.zeros(1, dtype=torch.int64), 0, tag=7).item()
         found["notes"] = groups.gather(f"n{groups.place.rank}".encode())
+        found["backends"] = {groups.backend, *(f["backend"] for n, f in events if n == "group_ready")}
         found["events"] = sorted((n, f["group"]) for n, f in events if "group" in f)
         mesh = groups.mesh
         found["mesh"] = (mesh.mesh_dim_names, mesh["dp", "tp"].size(), mesh.get_local_rank("dp"))
@@ -63,6 +64,7 @@ def test_a_world_of_eight_adds_gathers_broadcasts_and_passes_on_along_each_dimen
         ready = [("group_ready", g) for g in ("dp", "pp", "tp")]
         waits = [("uid_wait", g) for g, index in (("dp", r), ("pp", s), ("tp", t)) if index]
         assert found["events"] == ready + waits
+        assert found["backends"] == {backend}
         assert found["mesh"] == (("dp", "pp", "tp"), 4, r)
 
 
@@ -73,6 +75,7 @@ def test_one_rank_alone_opens_nothing() -> None:
     assert groups.dp.sum_(x).item() == 3
     assert groups.tp.gather(x) == [x]
     assert groups.gather(b"a") == [b"a"]
+    assert groups.backend == ""
     groups.close()
 
 

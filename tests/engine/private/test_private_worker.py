@@ -20,12 +20,13 @@ from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest, write
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.private.atrest import decrypt, rest_key, state_name
 from uvcc_engine.private.clear import count_correct, train_clear
-from uvcc_engine.private.commits import read_record
+from uvcc_engine.private.commits import RECORDS, check_record, read_record
 from uvcc_engine.private.data import load_digits
 from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.private.models import find_model
 from uvcc_engine.private.release import open_weights
 from uvcc_engine.transcript.bundle import assemble_folder, read_bundle
+from uvcc_engine.transcript.policy import Policy
 from uvcc_engine.transcript.series import revealed_series
 from uvcc_engine.transcript.verifier import verify
 
@@ -113,6 +114,30 @@ def test_the_evidence_of_a_run_verifies(whole: Fleet, tmp_path: Path) -> None:
     for p in range(3):
         table = [line.split(",")[:2] for line in whole.csv(p)[1:]]
         assert table == [[str(step), f"{loss:.9g}"] for step, loss in losses]
+
+
+def test_every_commit_record_stays_with_the_evidence_and_checks(whole: Fleet) -> None:
+    policy = Policy.load(whole.home(0) / "policy.json")
+    for p in range(3):
+        records = [json.loads(line) for line in (whole.dir(p) / RECORDS).read_text().splitlines()]
+        assert [r["step"] for r in records] == [5, 10]
+        written = {e["step"]: e["sha256"] for e in whole.events(p, "checkpoint_written")}
+        for record in records:
+            assert check_record(record, policy)[p]["manifest"] == written[record["step"]]
+            record["parties"][p]["manifest"] = "00" * 32
+            with pytest.raises(VerificationError, match="did not sign"):
+                check_record(record, policy)
+
+
+def test_the_plane_tells_what_it_counted_at_checkpoints_and_at_the_end(whole: Fleet) -> None:
+    for p in range(3):
+        told = whole.events(p, "plane_counters")
+        assert [e["peer"] for e in told] == [q for q in range(3) if q != p] * 3
+        for peer in {e["peer"] for e in told}:
+            line = [e["messages"] for e in told if e["peer"] == peer]
+            assert line == sorted(line)
+            assert line[-1] > 0
+        assert not whole.events(p, "faults_injected")
 
 
 def test_the_owner_and_nobody_else_opens_the_final_weights(whole: Fleet) -> None:

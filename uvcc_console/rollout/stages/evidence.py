@@ -9,6 +9,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core.alerts.quality import differing
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.report.recheck import digests
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.plan import SMOKE, Phase
 from uvcc_console.rollout.profile_schema import GatesPart
@@ -23,7 +24,7 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
     await fetch_phase(ctx, phase)
     folder = ctx.artifacts / phase.name
     try:
-        certificate = await asyncio.to_thread(_assemble_and_verify, ctx, phase)
+        certificate, files = await asyncio.to_thread(_assemble_and_verify, ctx, phase)
     except (VerificationError, UnreadableError) as e:
         ctx.say(ev.Verdict(phase=phase.name, ok=False, global_root="", sid_job="", detail=str(e), bundle=str(folder)))
         raise
@@ -35,16 +36,29 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
             sid_job=certificate.sid_job,
             detail=f"{certificate.epochs} epochs, {certificate.leaves} leaves",
             bundle=str(folder / "proof_bundle.json"),
+            values=dict(certificate.values),
+            result_hashes=list(certificate.result_hashes),
+            run_root=certificate.run_root,
+            level=certificate.level,
+            pinned=bool(_pins(ctx, phase)),
+            files=files,
         )
     )
-    return f"{certificate.epochs} epochs, {certificate.leaves} leaves, global root {certificate.global_root[:12]}"
+    said = f"{certificate.epochs} epochs, {certificate.leaves} leaves, global root {certificate.global_root[:12]}"
+    return said + "".join(f", {name} {value:.4f}" for name, value in certificate.values.items())
 
 
-def _assemble_and_verify(ctx: Rollout, phase: Phase) -> Certificate:
-    path = assemble_folder(ctx.artifacts / phase.name)
+def _pins(ctx: Rollout, phase: Phase) -> dict[str, str]:
+    """The identities that the parties' first pods showed over SSH."""
     first = [m for m in ctx.of_phase(phase) if m.request.replica == 0 and m.identity]
-    pins = {f"P{m.request.party}": str(m.identity["ed25519"]) for m in first}
-    return verify(path, allowed_signers=pins or None)
+    return {f"P{m.request.party}": str(m.identity["ed25519"]) for m in first}
+
+
+def _assemble_and_verify(ctx: Rollout, phase: Phase) -> tuple[Certificate, dict[str, str]]:
+    """The certificate, and the checksums of the files that it is about."""
+    path = assemble_folder(ctx.artifacts / phase.name)
+    files = digests(path.parent)  # before they are read: what changes meanwhile is found to have changed
+    return verify(path, allowed_signers=_pins(ctx, phase) or None), files
 
 
 def _last(s: Snapshot, name: str) -> list[float]:

@@ -9,8 +9,10 @@ import json
 import os
 import secrets
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet import hearing
@@ -66,6 +68,8 @@ async def links_for(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
     """The ``link`` of every worker of a phase, by coordinate. Raises UvccError if no kind of link can be had."""
     wanted = ctx.plan.profile.link
     if wanted == "nats":
+        for replica in range(phase.topology.replicas):
+            ctx.say(relay_started(phase, wanted, ctx.plan.profile.nats.url, replica=replica))
         return await nats_links(ctx, phase)
     if wanted == "auto":
         wanted = "direct" if await reachable(ctx, phase) else "relay"
@@ -201,8 +205,10 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
         ),
     )
     there = f"runs/{run}"
+    kind = "stream" if stream else "relay"
+    ctx.say(relay_started(phase, kind, url, pod=host.name, replica=replica))
     return {
-        "kind": "stream" if stream else "relay",
+        "kind": kind,
         "relay_url": url,
         "token_file": f"{there}/{TOKEN_FILE}",
         "ca_file": f"{there}/{CA_FILE}" if remote else "",
@@ -211,6 +217,33 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
         "halt_readers": domain.readers(ctx.run_dir, ctx.plan.profile.fleet.ssh_key),
         "halt_seal": domain.order_seal(ctx.run_dir),
     }
+
+
+def relay_started(phase: Phase, kind: str, url: str, *, pod: str = "", replica: int = 0) -> ev.Event:
+    """Which relay a phase's replica meets at, for the run's log and layout; an address may name no credentials."""
+    at = urlsplit(url)
+    host = at.hostname or ""
+    shown = f"{at.scheme}://{f'[{host}]' if ':' in host else host}" + (f":{at.port}" if at.port else "")
+    where = _address_kind(host)
+    fields = {
+        "phase": phase.name,
+        "replica": replica,
+        "kind": kind,
+        "relay_host": host,
+        "address_kind": where,
+        "tls": at.scheme in ("https", "tls"),
+        "relay_url_local" if where == "loopback" else "relay_url_public": shown,
+    }
+    return ev.EngineEvent(pod=pod, level="info", event="privacy_relay_started", fields=fields, at=time.time())
+
+
+def _address_kind(host: str) -> str:
+    """loopback | private | public, or name where it is none of an address."""
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return "loopback" if host == "localhost" else "name"
+    return "loopback" if found.is_loopback else "private" if found.is_private else "public"
 
 
 async def _certified(ctx: Rollout, phase: Phase, host: Member) -> dict[str, str]:

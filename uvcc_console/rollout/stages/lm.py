@@ -67,7 +67,7 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
         if fetch:
             await _fetch(ctx, phase, member, there)
         fields = {"step": there["step"], "sha256": there["sha256"], "phase": phase.name, "fetched": fetch}
-        ctx.say(ev.EngineEvent(pod=name, level="info", event="verifier_ok", fields=fields))
+        ctx.say(ev.EngineEvent(pod=name, level="info", event="checkpoint_verified", fields=fields))
     first = next(iter(found.values()))
     size = sum(int(f["bytes"]) for f in first["files"].values()) / (1 << 20)
     return f"checkpoint of step {first['step']}, {size:.1f} MiB, {first['sha256'][:12]}" + (", fetched" * fetch)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.shown import shown
 from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_console.fleet import hearing
 from uvcc_console.rollout import certificate, priority, pump
@@ -235,9 +236,8 @@ async def to_the_end(ctx: Rollout, name: str, again: bool) -> str:
     found = await _outcome(ctx, phase)
     if found is not None:
         await _give_up(ctx, phase, found)
-    values = ctx.bus.snapshot.results.get(phase.name, {})
-    shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items())
-    return f"{phase.steps} steps" + (f", {shown}" if shown else "")
+    figures = shown(ctx.bus.snapshot, phase.name).figures()
+    return f"{phase.steps} steps" + (f", {figures}" if figures else "")
 
 
 def _started(s: Snapshot, phase: Phase) -> bool:

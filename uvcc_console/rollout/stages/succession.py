@@ -74,7 +74,7 @@ def all_of(ctx: Rollout) -> list[Succession]:
     """
     told = [e for _, e in iter_events(ctx.run_dir / spawn.JOURNAL) if isinstance(e, ev.EngineEvent) and not e.pod]
     lists = ("sources", "lost")
-    own = [e for e in told if e.event == EVENT and not e.pod]  # the console's own word; a pod's would name itself
+    own = [e for e in told if e.event == EVENT]
     return [Succession(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in own]
 
 

@@ -24,7 +24,7 @@ async def meeting_places(ctx: Rollout, phase: Phase) -> dict[str, dict[str, str]
     for party in range(PARTIES):
         name = pod_name(party, 0)
         at[party] = (host_of(ctx.members[name]), masters[name][0])
-        fields = {"party": party, "addr": at[party][0], "port": at[party][1]}
+        fields = {"phase": phase.name, "party": party, "addr": at[party][0], "port": at[party][1]}
         ctx.say(ev.EngineEvent(pod=name, level="info", event="dp_master_port_selected", fields=fields, at=time.time()))
     pods: dict[str, int] = {}
     found = {}

@@ -187,8 +187,8 @@ class ChartsPanel(Panel):
     title = "Charts"
     number = "2"
     help = (
-        "Loss per party, test accuracy and throughput over steps. One line: all parties hold the same values; "
-        "with replicas the line is their mean and the raster their range.\n"
+        "Loss per party, test accuracy and throughput over steps, as the workers report them. One line: all parties "
+        "say the same; with replicas the line is their mean and the raster their range.\n"
         "l log scale · + - zoom around the crosshair, else to the newest part · shift and arrows pan · left right move "
         "the crosshair, home end to the first and last step · backspace removes crosshair and zoom"
     )

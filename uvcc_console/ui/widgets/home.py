@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from uvcc_console.core.shown import REPORTED, UNCHECKED, VERIFIED
 from uvcc_console.ui.format import duration, money
 from uvcc_console.ui.home_model import Draft, RunSummary, draft_lines
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
@@ -16,7 +17,14 @@ from uvcc_console.ui.widgets.panel import Panel
 def run_view(summary: RunSummary, view: View) -> View:
     """The view of one run, for the judgements shared with the run screen."""
     snap = summary.snap
-    return View(snap=snap, now=view.now, glyphs=view.glyphs, conducted=summary.live or bool(snap.ended), utc=view.utc)
+    return View(
+        snap=snap,
+        now=view.now,
+        glyphs=view.glyphs,
+        conducted=summary.live or bool(snap.ended),
+        utc=view.utc,
+        changed=summary.changed,
+    )
 
 
 def when(ts: float, utc: bool) -> str:
@@ -110,16 +118,21 @@ class AboutPanel(Panel):
 def run_lines(summary: RunSummary, view: View, width: int) -> list[Line]:
     """A run in a dozen lines."""
     s, g = summary.snap, view.glyphs
-    word, role = status_word(run_view(summary, view))
+    seen = run_view(summary, view)
+    word, role = status_word(seen)
     lines: list[Line] = [[(f" {word} ", role), ("  ", ""), (clean(s.detail), "text")]]
     took = (s.ended or view.now) - s.created
     lines.append([(f"{s.profile_name}, {s.job_kind}, 3 parties {g.times} {s.replicas}, {duration(took)}", "muted")])
-    for phase, values in s.results.items():
-        text = "  ".join(f"{k} {v:.4f}" for k, v in values.items())
-        lines.append([(f"{phase:<9}", "muted"), (text, "title")])
-    for phase, verdict in s.verdicts.items():
-        sign, tone = (g.ok, "ok") if verdict.ok else (g.fail, "bad")
-        said = f"verified {verdict.global_root[:16]}" if verdict.ok else f"NOT VERIFIED {verdict.detail}"
+    for phase in dict.fromkeys((*s.results, *s.verdicts)):
+        found = seen.result(phase)
+        if found.values:
+            text = "  ".join(f"{k} {v:.4f}" for k, v in found.values.items())
+            caveat = f"  {found.caveat}" if found.caveat else ""
+            lines.append(cut([(f"{phase:<9}", "muted"), (text, "title"), (caveat, "warn")], width))
+        if found.mark in ("", REPORTED):
+            continue
+        sign, tone = {VERIFIED: (g.ok, "ok"), UNCHECKED: (g.todo, "warn")}.get(found.mark, (g.fail, "bad"))
+        said = f"verified {found.global_root[:16]}" if found.verified else found.words(utc=view.utc)
         lines += wrap([(f"{phase:<9}", "muted"), (f"{sign} {clean(said)}", tone)], width, " " * 9)
     if s.halt.last_drill_s is not None:
         lines.append([(f"{'drill':<9}", "muted"), (f"{g.ok} {s.halt.last_drill_s:.1f} s", "text")])

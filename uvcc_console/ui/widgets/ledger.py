@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from uvcc_console.core.shown import CHANGED, REFUTED
 from uvcc_console.core.snapshot import EpochAgreement, Snapshot
 from uvcc_console.ui.format import short
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit, spread, wrap
-from uvcc_console.ui.view import View, coord_parts
+from uvcc_console.ui.view import View, coord_parts, result_word
 from uvcc_console.ui.widgets.panel import Panel
 
 
@@ -40,22 +41,27 @@ def _verdicts(view: View, width: int) -> list[Line]:
     s, g = view.snap, view.glyphs
     lines: list[Line] = []
     for phase, verdict in s.verdicts.items():
-        if verdict.ok:
+        found = view.result(phase)
+        if found.verified:
             lines.append([(f"{g.ok} {phase} VERIFIED ", "ok bold"), (short(verdict.global_root, 12), "text")])
-        else:
+        elif found.mark == REFUTED:
             lines += wrap([(f"{g.fail} {phase} NOT VERIFIED ", "bad"), (clean(verdict.detail), "text")], width)
+        else:
+            sign, role = (g.fail, "bad") if found.mark == CHANGED else (g.todo, "warn")
+            lines += wrap([(f"{sign} {phase} ", role), (clean(found.words(utc=view.utc)), "text")], width)
     return lines or [[(f"{g.todo} nothing verified yet", "muted")]]
 
 
 def ledger_lines(view: View, width: int, *, compact: bool = False) -> list[Line]:
     """Agreement, the parties' roots, what the verifier has said. ``compact``: one line."""
     s, g = view.snap, view.glyphs
-    last_verdict = next(reversed(list(s.verdicts.items())), None)
+    last_verdict = next(reversed(list(s.verdicts)), None)
     short_form: list[Span] = []
     if compact and last_verdict:
-        phase, verdict = last_verdict
-        word, role = (f"{g.ok} {phase} verified", "ok") if verdict.ok else (f"{g.fail} {phase} NOT VERIFIED", "bad")
-        short_form = [(word, role)]
+        word, tone = result_word(view.result(last_verdict), g)
+        role = {"green": "ok", "alarm": "bad"}.get(tone, "warn")
+        sign, _, said = word.partition(" ")
+        short_form = [(f"{sign} {last_verdict} {said.lower() if role == 'ok' else said}", role)]
     lines: list[Line] = [spread(agreement_line(view), short_form, width)]
     if compact:
         return lines
@@ -128,13 +134,17 @@ def board_lines(view: View, width: int) -> list[Line]:
             lines.append(cut([(f"{name:<12}", "muted"), (clean(value), "text")], width))
     for phase, verdict in s.verdicts.items():
         lines.append(cut([(f"{phase:<12}", "muted"), (f"global root {verdict.global_root}", "text")], width))
-    hashes: dict[str, list[str]] = {}
-    for key, value in s.result_hashes.items():
-        hashes.setdefault(f"{key.split('/')[0]} {value}", []).append(key.split("/")[1])
-    for text, coords in sorted(hashes.items()):
-        phase, value = text.split()
-        tail = f"  {g.ok} {len(coords)} workers" if len(hashes) <= 2 else f"  {', '.join(coords)}"
-        lines.append(cut([(f"{phase:<12}", "muted"), (f"result {value}", "text"), (tail, "muted")], width))
+    for phase in dict.fromkeys((*s.results, *s.verdicts)):
+        found = view.result(phase)
+        for value in found.hashes:
+            said = [
+                key.split("/")[1]
+                for key, h in s.result_hashes.items()
+                if key == f"{phase}/{key[len(phase) + 1 :]}" and h == value
+            ]
+            who = f"{len(said)} workers" if len(found.hashes) == 1 or found.certified else ", ".join(said)
+            tail = f"  {g.ok} verified, {who}" if found.verified else f"  {found.caveat}: {who}"
+            lines.append(cut([(f"{phase:<12}", "muted"), (f"result {value}", "text"), (tail, "muted")], width))
     return lines
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, Shown, final
 from uvcc_console.ui.format import duration, money, number
+from uvcc_console.ui.glyphs import Glyphs
 from uvcc_console.ui.paint import Line, Span, clean, cut, wrap
-from uvcc_console.ui.view import View
+from uvcc_console.ui.view import View, result_word
 from uvcc_console.ui.widgets.panel import Panel
 
 
@@ -26,34 +28,30 @@ def shown(view: View) -> bool:
 def result_lines(view: View, width: int) -> list[Line]:
     """Verdict, values, hashes, artifacts."""
     s, g = view.snap, view.glyphs
-    phase = "full" if "full" in s.verdicts or "full" in s.results else next(iter(s.verdicts), s.phase)
-    verdict, values = s.verdicts.get(phase), s.results.get(phase, {})
-    first: list[Span] = []
-    if verdict is not None and verdict.ok:
-        first.append((f" {g.ok} VERIFIED ", "green"))
-    elif verdict is not None:
-        first.append((f" {g.fail} NOT VERIFIED ", "alarm"))
-    elif s.proves:
-        first.append((f" {g.todo} not verified yet ", "amber"))
-    else:
-        first.append((f" {g.ok} DONE ", "green"))
-    for name, value in values.items():
+    found = final(s, view.changed)
+    word, tone = result_word(found, g) if s.proves or s.verdicts else (f"{g.ok} DONE", "green")
+    first: list[Span] = [(f" {word} ", tone)]
+    for name, value in found.values.items():
         shown_value = f"{value:.2%}" if "accuracy" in name and value <= 1 else number(value)
         first += [("   ", ""), (f"{name} ", "muted"), (shown_value, "title")]
+    if found.values and found.caveat:
+        first.append((f"   {found.caveat}", "warn"))
     took = duration(max(0.0, (s.ended or view.now) - s.created))
     first += [("   ", ""), (f"{s.step} steps in {took}, {money(s.spent)}", "muted")]
     lines: list[Line] = [cut(first, width)]
-    if verdict is not None and not verdict.ok:
-        lines += wrap([(clean(verdict.detail), "bad")], width)
-    hashes = {h for key, h in s.result_hashes.items() if key.startswith(f"{phase}/")}
+    if found.mark == REFUTED:
+        lines += wrap([(clean(found.detail), "bad")], width)
+    elif found.mark in (CHANGED, UNCHECKED):
+        lines += wrap([(clean(found.words(utc=view.utc)), "bad" if found.mark == CHANGED else "warn")], width)
     rows: list[tuple[str, str, str]] = []
-    if verdict is not None:
-        rows.append(("global root", verdict.global_root, "text"))
-    if len(hashes) == 1:
-        count = sum(key.startswith(f"{phase}/") for key in s.result_hashes)
-        rows.append(("result hash", f"{hashes.copy().pop()}   {g.ok} the same from {count} workers", "text"))
-    elif hashes:
-        rows.append(("result hash", f"{g.fail} {len(hashes)} different hashes", "bad"))
+    if found.global_root:
+        rows.append(("global root", found.global_root, "text"))
+    if len(found.hashes) == 1:
+        rows.append(("result hash", f"{found.hashes[0]}   {_backing(found, g)}", "text"))
+    elif found.hashes and not found.certified:
+        rows.append(("result hash", f"{g.fail} {len(found.hashes)} different hashes", "bad"))
+    elif found.hashes:
+        rows.append(("result hash", f"{len(found.hashes)} verified: each subsession holds a part", "text"))
     if view.run_dir:
         rows.append(("artifacts", f"{home_short(view.run_dir)}/artifacts", "text"))
     if s.status == "ok":
@@ -70,12 +68,23 @@ def result_lines(view: View, width: int) -> list[Line]:
     return lines
 
 
+def _backing(found: Shown, g: Glyphs) -> str:
+    """What a result hash stands on."""
+    if found.verified:
+        return f"{g.ok} verified, the same from {found.workers} workers"
+    return f"reported by {found.workers} workers" if not found.certified else "of the certificate"
+
+
 class ResultPanel(Panel):
     """The end of the story."""
 
     title = "Result"
     grows = True
-    help = "What the policy reveals of the result, the verifier's word, the global root and where the artifacts lie."
+    help = (
+        "What came of the run and where the artifacts lie. Once verified, the numbers are the certificate's, whatever "
+        "a pod reports; the files are held against their checksums again and again, and a change takes the word back. "
+        "Before, the numbers are what the pods report."
+    )
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         return result_lines(view, width)

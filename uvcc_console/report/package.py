@@ -1,0 +1,177 @@
+"""What the files of a run say now: a phase verified anew, pods' files against their checksums, COMMIT records.
+
+Reports say nothing of a file that they have not read here. A file that is not what its pod sent is named and not
+quoted, whatever the journal told of it when it came.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_console.report.eventlog import Translator, human
+from uvcc_console.report.recheck import digest
+from uvcc_console.report.record import RunRecord
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
+from uvcc_engine.transcript.commits import RECORDS, check_record
+from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.transcript.verifier import Certificate, verify
+
+SUMS: Final = "SHA256SUMS"
+EVENTS: Final = "events.jsonl"
+TRANSCRIPTS: Final = "transcripts"  # the level of a certificate whose every leaf was recomputed
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A phase verified at ``at``: its certificate, or why there is none. ``pinned``: with the console's own pins."""
+
+    phase: str
+    at: float
+    certificate: Certificate | None = None
+    pinned: bool = False
+    error: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything was checked: identities as the console saw them, and every leaf."""
+        return self.certificate is not None and self.pinned and self.certificate.level == TRANSCRIPTS
+
+
+@dataclass(frozen=True)
+class Package:
+    """The artifacts folder of a run, read now. Everything is read once and kept."""
+
+    record: RunRecord
+    clock: Callable[[], float] = time.time
+    _proofs: dict[str, Proof] = field(default_factory=dict)
+    _sums: dict[Path, dict[str, str]] = field(default_factory=dict)
+
+    def proof(self, phase: str) -> Proof:
+        """The phase's proof bundle, verified with the identities that the pods showed the console over SSH."""
+        if phase not in self._proofs:
+            self._proofs[phase] = self._prove(phase)
+        return self._proofs[phase]
+
+    def _prove(self, phase: str) -> Proof:
+        path, at, pins = self.record.artifacts / phase / NAME, self.clock(), self.record.pins()
+        if not path.is_file():
+            return Proof(phase, at, error=f"there is no {NAME}")
+        try:
+            return Proof(phase, at, verify(path, allowed_signers=pins or None), bool(pins))
+        except UvccError as e:
+            return Proof(phase, at, pinned=bool(pins), error=e.what)
+
+    def policy(self, phase: str) -> Policy | None:
+        """The policy of a phase that verifies, pinned identities and all; None otherwise."""
+        bundle = self.record.bundles.get(phase)
+        return bundle.policy if bundle is not None and self.proof(phase).whole else None
+
+    def trouble(self, path: Path) -> str:
+        """What is wrong with a file that the package holds; "" if it is what it is said to be."""
+        name = path.relative_to(self.record.artifacts).as_posix()
+        phase, _, rest = name.partition("/")
+        if name == "run_full.log":
+            return (
+                ""
+                if self._log.startswith(text_of(path))
+                else "is not what the journal tells; uvcc bundle writes it anew"
+            )
+        if rest == NAME:
+            return "" if self.proof(phase).certificate else f"does not verify: {self.proof(phase).error}"
+        if rest == POLICY_FILE:
+            return self._policy_trouble(phase, path)
+        pod, _, mine = rest.partition("/")
+        wanted = self.sums(self.record.artifacts / phase / pod)
+        if mine not in wanted:
+            return f"has no checksum of pod {pod} beside it"
+        return "" if digest(path) == wanted[mine] else f"was changed after it came from pod {pod}"
+
+    def _policy_trouble(self, phase: str, path: Path) -> str:
+        policy = self.policy(phase)
+        if policy is None:
+            return "cannot be held against a signed one: the proof bundle does not verify"
+        try:
+            return "" if Policy.load(path).hash == policy.hash else "is not the policy that the parties signed"
+        except UvccError as e:
+            return f"cannot be read: {e.what}"
+
+    def sums(self, folder: Path) -> Mapping[str, str]:
+        """What a pod's listing said when its files were fetched: SHA-256 (hex) by name."""
+        if folder not in self._sums:
+            lines = (line.partition("  ") for line in text_of(folder / SUMS).splitlines())
+            self._sums[folder] = {name: sha for sha, gap, name in lines if gap}
+        return self._sums[folder]
+
+    def sound(self, path: Path) -> bool:
+        """Whether a file may be quoted."""
+        return path.is_file() and not self.trouble(path)
+
+    def altered(self) -> dict[str, str]:
+        """Every file that a pod sent and that is not there as it was sent, with what is wrong with it."""
+        found = {}
+        for listing in sorted(self.record.artifacts.glob(f"*/*/{SUMS}")):
+            for name in self.sums(listing.parent):
+                path = listing.parent / name
+                shown = path.relative_to(self.record.artifacts).as_posix()
+                if not path.is_file():
+                    found[shown] = "is not there any more"
+                elif wrong := self.trouble(path):
+                    found[shown] = wrong
+        return found
+
+    def reported(self, phase: str, *names: str) -> dict[str, list[dict[str, Any]]]:
+        """Fields of these events as the pods' own logs have them, by pod; logs that were changed are left out."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for path in sorted((self.record.artifacts / phase).glob(f"*/{EVENTS}")) if phase else ():
+            if not self.sound(path):
+                continue
+            for line in text_of(path).splitlines():
+                event = object_of(line)
+                fields = event.get("fields")
+                if event.get("event") in names and isinstance(fields, dict):
+                    found.setdefault(path.parent.name, []).append(fields)
+        return found
+
+    def committed(self, phase: str) -> dict[tuple[str, int], set[str]]:
+        """Manifests (SHA-256) by coordinate of a pod's lead worker and step, under three parties' signatures.
+
+        Only under a policy that verifies here; a record that does not hold counts for nothing.
+        """
+        policy = self.policy(phase)
+        found: dict[tuple[str, int], set[str]] = {}
+        for path in sorted((self.record.artifacts / phase).glob(f"*/{RECORDS}")) if policy else ():
+            for line in text_of(path).splitlines():
+                record = object_of(line)
+                try:
+                    said = check_record(record, policy) if policy else {}
+                except UvccError:
+                    continue
+                for one in said.values():
+                    found.setdefault((str(one["coord"]), int(record["step"])), set()).add(str(one["manifest"]))
+        return found
+
+    @cached_property
+    def _log(self) -> str:
+        return human(Translator(self.record.run_dir).translate(self.record.events))
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def object_of(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
