@@ -200,8 +200,8 @@ class Table:
 
     def agree_step(
         self, steps: list[int], *, among_ranks: Callable[[set[int]], set[int]] = lambda steps: steps, **expected: Any
-    ) -> int:
-        """The newest checkpoint step that all three parties hold verified; 0 = from the start.
+    ) -> tuple[int, set[int]]:
+        """The newest checkpoint step that all three parties hold verified (0 = from the start), and all such steps.
 
         ``expected`` (attempt, policy hash) must be the same at all three, else ProtocolError. ``among_ranks`` takes the
         steps that the three workers here have in common and returns those of the whole fleet.
@@ -213,7 +213,8 @@ class Table:
             if not isinstance(theirs, list) or not all(isinstance(s, int) for s in theirs):
                 raise ProtocolError(f"P{peer} sent a malformed list of checkpoints", party=peer)
             common &= set(theirs)
-        return max(among_ranks(common), default=0)
+        common = among_ranks(common)
+        return max(common, default=0), common
 
 
 def _encode(message: Mapping[str, Any]) -> bytes:

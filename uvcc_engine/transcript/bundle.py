@@ -92,12 +92,13 @@ def _worker(data: Any) -> WorkerPart:
     return WorkerPart(
         coord_of(found["coord"]),
         tuple((r, RootStatement.from_json(r.statement)) for r in roots),
-        tuple(_opening(o) for o in _list(found["openings"], "openings")),
+        tuple(opening_of(o) for o in _list(found["openings"], "openings")),
         (result, ResultStatement.from_json(result.statement)),
     )
 
 
-def _opening(data: Any) -> Opening:
+def opening_of(data: Any) -> Opening:
+    """An opened leaf from its JSON. Raises UnreadableError."""
     found = exact(data, ("blind", "epoch", "index", "payload", "proof", "record"), "opening")
     record, payload = _bytes(found["record"], "record"), _bytes(found["payload"], "payload")
     if len(record) != RECORD.size:
