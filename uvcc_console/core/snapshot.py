@@ -175,7 +175,7 @@ class Snapshot:
 
     ``status``: planned | running | halted | failed while the run lives (the last two can be resumed); once ``ended``
     is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``: see ``RunCreated``.
-    ``checkpoints``: per pod the newest (step, hash); ``facts``: what each directory's lead worker said it runs.
+    ``checkpoints``: per pod the newest (step, hash); ``home``: the newest that was fetched and verified; ``facts``: what each directory's lead worker said it runs.
     ``waits``: by worker, or by pod where the event does not name one.
     """
 
@@ -216,6 +216,7 @@ class Snapshot:
     log: tuple[LogEntry, ...] = ()
     leaks: tuple[str, ...] = ()
     checkpoints: Mapping[str, tuple[int, str]] = field(default_factory=lambda: EMPTY)
+    home: Mapping[str, tuple[int, str]] = field(default_factory=lambda: EMPTY)
     refused_checkpoints: Mapping[str, str] = field(default_factory=lambda: EMPTY)
     watchdog_dumps: int = 0  # stalls that the workers' own watchdogs saw in this phase
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)

@@ -46,6 +46,18 @@ class RankState:
     rng: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
+    def described(self) -> dict[str, tuple[int, str]]:
+        """Its files as {name: (bytes, sha256)}. A manifest may come from anybody: raises VerificationError for names
+        that lead elsewhere and for sizes and sums that are none."""
+        found: dict[str, tuple[int, str]] = {}
+        for name, said in self.files.items() if isinstance(self.files, dict) else ():
+            size, digest = (said.get("bytes"), said.get("sha256")) if isinstance(said, dict) else (None, None)
+            named = isinstance(name, str) and _FILE_NAME.fullmatch(name) and not name.startswith("MANIFEST")
+            if not named or type(size) is not int or size < 0 or not isinstance(digest, str):
+                raise VerificationError("checkpoint", f"{str(name)[:80]!r} is no file of a checkpoint", EARLIER)
+            found[name] = (size, digest)
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -208,7 +220,7 @@ def verify_in_steps(folder: Path, sha256: str = "") -> Generator[None, None, Man
     if sha256 and manifest.sha256 != sha256:
         raise VerificationError("checkpoint", f"{folder} is another checkpoint than the one named", "look at the step")
     for state in manifest.ranks.values():
-        for name, wanted in state.files.items():
+        for name, wanted in state.described().items():
             path = folder / name
             digest, size = hashlib.sha256(), 0
             try:
@@ -219,7 +231,7 @@ def verify_in_steps(folder: Path, sha256: str = "") -> Generator[None, None, Man
                         yield
             except OSError as error:
                 raise VerificationError("checkpoint", f"{path} cannot be read: {error.strerror}", EARLIER) from error
-            if size != wanted["bytes"] or digest.hexdigest() != wanted["sha256"]:
+            if (size, digest.hexdigest()) != wanted:
                 raise VerificationError("checkpoint", f"{path} was altered", EARLIER)
     return manifest
 

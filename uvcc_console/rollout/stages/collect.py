@@ -16,6 +16,7 @@ from uvcc_engine.contract.errors import UvccError, VerificationError
 # what may leave a pod; everything else (checkpoints, sealed inputs, identities) may not
 WANTED = (
     "transcript_*/*",
+    "earlier*_transcript_*/*",  # of an attempt that was given up
     "roots*.jsonl",
     "signatures*.json",
     "policy*.json",
@@ -142,13 +143,14 @@ async def _agent_log(ctx: Rollout, member: Member) -> None:
 
 
 async def last_words(ctx: Rollout) -> None:
-    """Evidence of a run that is torn down before its end: as much as the pods still give."""
+    """Evidence of a run that is torn down before its end: as much as the pods still give, each for itself."""
+
+    async def one(phase: Phase, member: Member) -> None:
+        try:
+            await fetch(ctx, phase, member)
+        except (UvccError, ExceptionGroup) as e:
+            text = f"no evidence from {member.name}: {describe(e)}"
+            ctx.say(ev.Alert(level="warn", name="collect", text=text, subject=member.name))
+
     for phase in _started(ctx):
-        for member in ctx.of_phase(phase):
-            if member.link is None:
-                continue
-            try:
-                await fetch(ctx, phase, member)
-            except (UvccError, ExceptionGroup) as e:
-                text = f"no evidence from {member.name}: {describe(e)}"
-                ctx.say(ev.Alert(level="warn", name="collect", text=text, subject=member.name))
+        await asyncio.gather(*(one(phase, m) for m in ctx.of_phase(phase) if m.link is not None))

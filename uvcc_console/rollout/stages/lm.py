@@ -1,15 +1,14 @@
 """What a language-model job has instead of shares and proofs: a fit before the launch, a checkpoint after it.
 
-Its weights are the operator's own, so the last checkpoint comes home; before that the pod has read every byte of it,
-and here it is read once more.
+Its weights are the operator's own, so its checkpoints come home (``homing``); before the last one counts, the pod has
+read every byte of it, and here it is read once more.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 import shlex
-from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
@@ -17,16 +16,14 @@ from uvcc_console.fleet.bootstrap import CACHES
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.plan import FULL, Phase
 from uvcc_console.rollout.profile_schema import LmJob
-from uvcc_engine.contract import checkpoint
+from uvcc_console.rollout.stages import homing
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
 
 FIT_S = 300.0
 VERIFY_S = 900.0
-FETCH_S = 3600.0
 _VERIFY = """
 import json, sys
 from pathlib import Path
-from uvcc_engine.contract import checkpoint
 bad = []
 found = checkpoint.latest_verified(
     Path(sys.argv[1]) / "checkpoints", run=sys.argv[2], on_bad=lambda path, error: bad.append(str(error)))
@@ -57,11 +54,13 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
     Of the full run it is fetched. Raises VerificationError naming the pod.
     """
     found = await each(ctx.of_phase(phase), lambda m: _verified(ctx, phase, m))
-    fetch = phase.name == FULL and isinstance(ctx.plan.profile.job, LmJob) and ctx.plan.profile.job.fetch_checkpoint
+    job = ctx.plan.profile.job
+    fetch = phase.name == FULL and isinstance(job, LmJob) and job.fetch_checkpoint
     for name, there in found.items():
         member = ctx.members[name]
-        if fetch:
-            await _fetch(ctx, phase, member, there)
+        if fetch and isinstance(job, LmJob):
+            step, sha256, keep = int(there["step"]), str(there["sha256"]), job.fetch_keep
+            await homing.bring_home(ctx, phase, member, step, sha256, keep=keep, rate=math.inf)
         fields = {"step": there["step"], "sha256": there["sha256"], "phase": phase.name, "fetched": fetch}
         ctx.say(ev.EngineEvent(pod=name, level="info", event="verifier_ok", fields=fields))
     first = next(iter(found.values()))
@@ -84,26 +83,6 @@ async def _verified(ctx: Rollout, phase: Phase, member: Member) -> dict[str, Any
             "checkpoint", f"the checkpoint of pod {member.name} is not the result that was reported", "start a new run"
         )
     return found
-
-
-async def _fetch(ctx: Rollout, phase: Phase, member: Member, there: dict[str, Any]) -> None:
-    home = ctx.artifacts / phase.name / member.name / "checkpoints"
-    local = checkpoint.step_dir(home, int(there["step"]))
-    if not await asyncio.to_thread(_whole, local, str(there["sha256"])):
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        remote = f".uvcc/runs/{phase.engine_run}/checkpoints/{local.name}"
-        local.mkdir(exist_ok=True, mode=0o700)
-        for name in [*there["files"], checkpoint.MANIFEST]:
-            await member.ssh.get(f"{remote}/{name}", local / name, timeout=FETCH_S)
-        await asyncio.to_thread(checkpoint.verify, local, str(there["sha256"]))
-
-
-def _whole(local: Path, sha256: str) -> bool:
-    try:
-        checkpoint.verify(local, sha256)
-        return True
-    except VerificationError:
-        return False
 
 
 def _engine(ctx: Rollout, member: Member, arguments: str) -> str:
