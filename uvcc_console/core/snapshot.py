@@ -175,7 +175,8 @@ class Snapshot:
 
     ``status``: planned | running | halted | failed while the run lives (the last two can be resumed); once ``ended``
     is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``: see ``RunCreated``.
-    ``checkpoints``: per pod the newest (step, hash); ``home``: the newest that was fetched and verified; ``facts``: what each directory's lead worker said it runs.
+    ``checkpoints``: per pod the newest (step, hash); ``home``: the newest that was fetched and verified.
+    ``facts``: what each directory's lead worker said it runs.
     ``waits``: by worker, or by pod where the event does not name one.
     """
 

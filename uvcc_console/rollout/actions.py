@@ -107,6 +107,8 @@ async def replace_pod(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> 
         return there
     model = ctx.plan.profile.job.kind == "lm"
     phase = (restoring.check if model else succession.check)(ctx, [member.name])
+    if model:
+        await restoring.rescue(ctx, phase, member.name)  # before anything is ended for it
     stage = ctx.bus.snapshot.stage
     if stage is None or stage.status not in STOPPED:
         with contextlib.suppress(UnreachableError):  # a pod out of reach ends the stage by its silence

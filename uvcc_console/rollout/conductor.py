@@ -286,7 +286,7 @@ async def _stages_or_ending(ctx: Rollout, stages: Stages, ending: Ending, adopte
 
 
 async def _evidence_home(ctx: Rollout, limit_s: float) -> None:
-    """What the pods of a run that did not end well have recorded comes home before they go; it delays, never prevents."""
+    """What the pods of a run that did not end well recorded comes home before they go: a delay, never an obstacle."""
     if not ctx.bus.snapshot.engine_run or not ctx.live():
         return
     try:

@@ -50,7 +50,9 @@ class RankState:
         """Its files as {name: (bytes, sha256)}. A manifest may come from anybody: raises VerificationError for names
         that lead elsewhere and for sizes and sums that are none."""
         found: dict[str, tuple[int, str]] = {}
-        for name, said in self.files.items() if isinstance(self.files, dict) else ():
+        if not isinstance(self.files, dict):
+            raise VerificationError("checkpoint", f"rank {self.rank} describes no files of a checkpoint", EARLIER)
+        for name, said in self.files.items():
             size, digest = (said.get("bytes"), said.get("sha256")) if isinstance(said, dict) else (None, None)
             named = isinstance(name, str) and _FILE_NAME.fullmatch(name) and not name.startswith("MANIFEST")
             if not named or type(size) is not int or size < 0 or not isinstance(digest, str):

@@ -43,7 +43,7 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     the run, VerificationError if the one at home was altered; then nothing was deleted.
     """
     phase = check(ctx, names)
-    held = {name: await _rescued(ctx, phase, name) for name in names}
+    held = {name: await rescue(ctx, phase, name) for name in names}
     for name in names:
         await replacing.replace_pod(ctx, name)
     await preflight.preflight(ctx)
@@ -58,8 +58,11 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     return f"{', '.join(names)} replaced; {phase.engine_run} goes on from {where}"
 
 
-async def _rescued(ctx: Rollout, phase: Phase, name: str) -> Manifest | None:
-    """The newest checkpoint of a pod that is home now; None if there never was one, or of the smoke: it starts over."""
+async def rescue(ctx: Rollout, phase: Phase, name: str) -> Manifest | None:
+    """See that the newest checkpoint of a pod is home; None if there never was one, or of the smoke: it starts over.
+
+    Raises ConfigError if the pod has the only one, VerificationError if that at home was altered.
+    """
     if phase.name != FULL:
         return None
     member, job = ctx.members[name], ctx.plan.profile.job
