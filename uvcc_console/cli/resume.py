@@ -14,6 +14,7 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.rollout import certificate, spawn
 
 POLL_S = 0.05
+NOT_YET = ("start", "failed", "halted")  # phases of a worker that reads its evidence, or has not come so far
 ADOPTION = "adopt"  # the stage in which a new conductor finds its pods
 
 
@@ -79,7 +80,7 @@ def run(argv: list[str]) -> int:
 
 
 def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: float, *, quiet: bool = False) -> bool:
-    """Wait for the first heartbeat after the resumed phase began, or for a later stage to begin.
+    """Wait for the first heartbeat of a worker that trains after the resumed phase began, or for a later stage to begin.
 
     Whom the new conductor waits for is said meanwhile.
     """
@@ -94,7 +95,8 @@ def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: f
                 if isinstance(event, ev.PhaseStarted):
                     started = True
                 elif started and isinstance(event, ev.Heartbeat):
-                    return True
+                    if event.record.get("phase") not in NOT_YET:
+                        return True
                 elif isinstance(event, ev.StageChanged) and event.name == ADOPTION:
                     if event.status == "waiting" and not quiet:
                         common.say(f"waiting: {event.detail}")
