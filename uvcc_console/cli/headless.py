@@ -266,7 +266,9 @@ def report(watched: Watched, run_dir: Path, *, as_json: bool) -> int:
         return FAILED
     if not s.ended and s.status == "failed":
         common.say(f"{run} failed: {s.detail}")
-        common.say(f"  its pods wait: uvcc resume {run}   or end it with: uvcc teardown {run}")
+        until = s.stage.until if s.stage else 0.0
+        kept = f" until {time.strftime('%H:%M', time.localtime(until))}" if until > 0 else ""
+        common.say(f"  its pods wait{kept}: uvcc resume {run}   or end it with: uvcc teardown {run}")
         return FAILED
     if watched.interrupted:
         return INTERRUPTED

@@ -111,6 +111,8 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
                 "address": p.address,
                 "price_hr": p.price_hr,
                 "detail": p.detail,
+                "checkpoint": s.checkpoints.get(p.pod, (-1, ""))[0],
+                "home": s.home.get(p.pod, (-1, ""))[0],
                 "paths": {name: {"up": up, "since": since} for name, (up, since) in p.paths.items()},
             }
             for p in s.pods.values()

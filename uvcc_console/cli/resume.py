@@ -1,10 +1,11 @@
-"""``uvcc resume RUN``: go on from the last common checkpoint, on the same pods."""
+"""``uvcc resume RUN``: go on from the last common checkpoint, or a chosen one, on the same pods."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 from uvcc_console.cli import common, headless
 from uvcc_console.cli.main import FAILED, OK, USAGE
@@ -13,16 +14,27 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.rollout import certificate, spawn
 
 POLL_S = 0.05
+NOT_YET = ("start", "failed", "halted")  # phases of a worker that reads its evidence, or has not come so far
+ADOPTION = "adopt"  # the stage in which a new conductor finds its pods
 
 
 def run(argv: list[str]) -> int:
     parser = common.Parser(
-        "resume", "Go on from the last common checkpoint of a halted or failed run, on the same pods."
+        "resume",
+        "Go on from the last common checkpoint (or --from an earlier one) of a halted or failed run, same pods.",
     )
     parser.add_run()
     parser.add_argument("--wait", action="store_true", help="wait until the run ends; exit 0 only if it is verified")
     parser.add_argument("--retry", action="store_true", help="repeat the failed stage from its beginning")
     parser.add_argument("--skip", action="store_true", help="skip the failed stage, where that is safe")
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=int,
+        default=-1,
+        metavar="STEP",
+        help="go on from the checkpoint of this step and set later ones aside; 0 starts over, under the next attempt",
+    )
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="how long to wait until it runs")
     parser.add_json()
     args = parser.parse_args(argv)
@@ -38,29 +50,40 @@ def run(argv: list[str]) -> int:
         common.say(f"uvcc: {run_dir.name} is running ({stage.name if stage else s.status}); there is nothing to resume")
         return USAGE
     action = "skip" if args.skip else "retry" if args.retry else "resume"
+    if args.start >= 0 and (action != "resume" or s.job_kind == "command"):
+        why = "a command has no checkpoints to choose from" if s.job_kind == "command" else "it means to resume"
+        common.say(f"uvcc: --from {args.start} does not go with this: {why}")
+        return USAGE
     if action != "resume" and not live:
         common.say(f"uvcc: nobody conducts {run_dir.name}; take it up first: uvcc resume {run_dir.name}")
         return USAGE
-    held = certificate.in_force(run_dir)
-    cited = {"certificate": held.sha256, "nonce": held.nonce} if held is not None else {}
+    held = certificate.in_force(run_dir) if args.start < 0 else None
+    cited: dict[str, Any] = {"certificate": held.sha256, "nonce": held.nonce} if held is not None else {}
+    if args.start >= 0:
+        cited = {"from": args.start}
     with headless.interruptible() as received:
         child = headless.ask(run_dir, action, **cited)
         if args.wait:
             watched = headless.follow(run_dir, child, received, progress=not args.json, known=stage)
             return headless.report(watched, run_dir, as_json=args.json)
-        running = _until_running(run_dir, s.seq, child, args.timeout)
+        running = _until_running(run_dir, s.seq, child, args.timeout, quiet=args.json)
     s = common.load_snapshot(run_dir)
     if args.json:
         common.emit({"run": s.run, "running": running, "phase": s.phase, "attempt": s.attempt, "step": s.step})
     elif running:
         common.show(f"{s.run} runs again: {s.phase or (s.stage.name if s.stage else '')} attempt {s.attempt}")
     else:
-        common.say(f"{s.run} does not run: {s.detail}")
+        stage = s.stage
+        why = stage.detail if stage is not None and stage.detail and not s.ended else s.detail
+        common.say(f"{s.run} does not run: {why}")
     return OK if running else FAILED
 
 
-def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: float) -> bool:
-    """Wait for the first heartbeat after the resumed phase began, or for a later stage to begin."""
+def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: float, *, quiet: bool = False) -> bool:
+    """Wait for the first heartbeat of a worker that trains after the resumed phase began, or for a later stage.
+
+    Whom the new conductor waits for is said meanwhile.
+    """
     journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
     end, started, entered = time.monotonic() + limit, False, False
     try:
@@ -72,7 +95,11 @@ def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: f
                 if isinstance(event, ev.PhaseStarted):
                     started = True
                 elif started and isinstance(event, ev.Heartbeat):
-                    return True
+                    if event.record.get("phase") not in NOT_YET:
+                        return True
+                elif isinstance(event, ev.StageChanged) and event.name == ADOPTION:
+                    if event.status == "waiting" and not quiet:
+                        common.say(f"waiting: {event.detail}")
                 elif isinstance(event, ev.StageChanged) and event.name != "teardown":
                     if event.status == "ok":
                         return True

@@ -120,7 +120,8 @@ class LinkChanged(Event):
 class PhaseStarted(Event):
     """The smoke or full job begins under ``engine_run`` (the run id on the pods); ``attempt`` counts resumes.
 
-    ``certificate``: SHA-256 of the halt certificate that the pods' checkpoints were held against.
+    ``certificate``: SHA-256 of the halt certificate that the pods' checkpoints were held against. ``start``: the step
+    that the operator chose to go on from, -1 if nobody did; ``masks``: the attempt number that the masks depend on.
     """
 
     phase: str
@@ -129,6 +130,8 @@ class PhaseStarted(Event):
     sid_job: str
     attempt: int = 0
     certificate: str = ""
+    start: int = -1
+    masks: int = 0
 
 
 @_event("heartbeat")
@@ -335,10 +338,26 @@ class Alert(Event):
     subject: str = ""
 
 
+@_event("checkpoint_home")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointHome(Event):
+    """A checkpoint of ``pod`` was fetched and verified here; ``path`` is relative to the run's folder."""
+
+    pod: str
+    engine_run: str
+    step: int
+    sha256: str
+    path: str
+    bytes: int = 0
+
+
 @_event("intent")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent(Event):
-    """Somebody asked for something: resume | teardown | stop | retry | skip | confirm, ..."""
+    """Somebody asked for something: resume | teardown | stop | retry | skip | confirm, ...
+
+    ``args["from"]`` of a resume: the step of the checkpoint that was chosen.
+    """
 
     action: str
     by: str

@@ -197,7 +197,8 @@ class Snapshot:
 
     ``status``: planned | running | halted | failed while the run lives (the last two can be resumed); once ``ended``
     is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``: see ``RunCreated``.
-    ``checkpoints``: per pod the newest (step, hash); ``facts``: what each directory's lead worker said it runs.
+    ``checkpoints``: per pod the newest (step, hash); ``home``: the newest that was fetched and verified.
+    ``facts``: what each directory's lead worker said it runs.
     ``waits``: by worker, or by pod where the event does not name one. ``malformed``: how many lines of a pod, or of the
     journal itself, could not be used. ``results``, ``result_hashes``, ``reports`` are the pods' words, ``verdicts`` the
     verifier's; what is to be shown of them says ``core.shown`` alone.
@@ -241,6 +242,7 @@ class Snapshot:
     log: tuple[LogEntry, ...] = ()
     leaks: tuple[str, ...] = ()
     checkpoints: Mapping[str, tuple[int, str]] = field(default_factory=lambda: EMPTY)
+    home: Mapping[str, tuple[int, str]] = field(default_factory=lambda: EMPTY)
     refused_checkpoints: Mapping[str, str] = field(default_factory=lambda: EMPTY)
     watchdog_dumps: int = 0  # stalls that the workers' own watchdogs saw in this phase
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)

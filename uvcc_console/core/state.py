@@ -71,8 +71,9 @@ def _stage(s: Snapshot, e: ev.StageChanged) -> Snapshot:
         return replace(v, status=e.status, detail=e.detail, started=started, ended=ended, until=e.until)
 
     stages = tuple(move(v) if v.name == e.name else v for v in s.stages)
-    if e.name not in {v.name for v in stages}:
-        stages = (*stages, move(StageView(e.name)))
+    if e.name not in {v.name for v in stages}:  # one that no plan has stands before what is still to be done
+        done = next((i for i, v in enumerate(stages) if v.status not in ("ok", "skipped")), len(stages))
+        stages = (*stages[:done], move(StageView(e.name)), *stages[done:])
     level = "error" if e.status == "failed" else "info"
     text = f"stage {e.name} {e.status}" + (f": {e.detail}" if e.detail else "")
     s = replace(s, stages=stages)
@@ -148,6 +149,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         agreement=() if fresh else s.agreement,
         agreed_epoch=-1 if fresh else s.agreed_epoch,
         checkpoints=MappingProxyType({}) if fresh else s.checkpoints,
+        home=MappingProxyType({}) if fresh else s.home,
         refused_checkpoints=MappingProxyType({}),
         watchdog_dumps=0,
         facts=MappingProxyType({}),
@@ -378,6 +380,12 @@ def _triage(s: Snapshot, e: ev.TriageTried) -> Snapshot:
     return _log(s, e, "warn", "triage", f"goes on from step {e.step} with {e.rung}, asked by {e.by}")
 
 
+def _home(s: Snapshot, e: ev.CheckpointHome) -> Snapshot:
+    if e.engine_run == s.engine_run:
+        s = replace(s, home=_put(s.home, e.pod, (e.step, e.sha256)))
+    return _log(s, e, "info", e.pod, f"checkpoint of step {e.step} is home, {e.sha256[:12]}")
+
+
 def _consent(s: Snapshot, e: ev.Consent) -> Snapshot:
     s = replace(s, consents=tuple(dict.fromkeys((*s.consents, (e.what, e.by)))))
     return _log(s, e, "info", e.by, f"signed for {e.what}")
@@ -441,6 +449,7 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.TriageTried: _triage,
     ev.FlightRead: _flight,
     ev.Consent: _consent,
+    ev.CheckpointHome: _home,
     ev.Forecast: _forecast,
     ev.ForecastScored: _scored,
     ev.RunEnded: _ended,

@@ -366,6 +366,12 @@ class PodLink:
             except ValueError as e:  # a packet that is none
                 raise VerificationError("fetch", f"pod {self.name} does not speak SFTP: {e}") from e
 
+    async def read_part(self, remote: str, offset: int, size: int, *, timeout: float = 0.0) -> bytes:
+        """At most ``size`` bytes of a file of the pod from ``offset`` on; fewer only at its end."""
+        async with self._files(timeout or self.timeouts.operation) as sftp, sftp.open(remote, "rb") as f:
+            found: bytes | str = await f.read(size, offset)
+            return (found if isinstance(found, bytes) else found.encode())[:size]
+
     async def open(self, command: str, *, timeout: float = 0.0) -> asyncssh.SSHClientProcess[bytes]:
         """Start a long-lived command with binary streams, outside the session limit. Raises UnreachableError."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -17,9 +18,9 @@ from uvcc_console.rollout import flight, offered
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
 from uvcc_console.rollout.plan import Phase
-from uvcc_console.rollout.stages import replacing, succession
+from uvcc_console.rollout.stages import replacing, restoring, succession
 from uvcc_engine.contract import wire
-from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.outside import said
 from uvcc_engine.parallel.topology import Topology
 
@@ -112,19 +113,24 @@ async def restart(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
 async def replace_pod(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
     """Delete one pod, with proof, and create another in its place, up to its agent.
 
-    A phase that had begun goes on from the last common checkpoint, under a policy that names the new pod.
+    A phase that had begun goes on from the last common checkpoint, under a policy that names the new pod; a language
+    model's from the newest that came home.
     """
     member = _member(ctx, args)
     if not ctx.bus.snapshot.engine_run or ctx.plan.profile.job.kind == "command":
         there = await replacing.replace_pod(ctx, member.name)
         stages.decide("retry")
         return there
-    phase = succession.check(ctx, [member.name])
+    model = ctx.plan.profile.job.kind == "lm"
+    phase = (restoring.check if model else succession.check)(ctx, [member.name])
+    if model:
+        await restoring.rescue(ctx, phase, member.name)  # before anything is ended for it
     stage = ctx.bus.snapshot.stage
     if stage is None or stage.status not in STOPPED:
-        await member.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal="KILL")
+        with contextlib.suppress(UnreachableError):  # a pod out of reach ends the stage by its silence
+            await member.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal="KILL")
         await _stopped(ctx)
-    said = await succession.go_on(ctx, [member.name])
+    said = await (restoring.go_on if model else succession.go_on)(ctx, [member.name])
     stages.decide("resume")
     return said
 

@@ -2,7 +2,8 @@
 
 ``python -m uvcc_console.rollout.conductor RUN [--adopt resume|teardown] [--since SEQ]``. One conductor per run, held
 by a lock. It acts on intents written after SEQ; SIGTERM, SIGINT and the run's end of life tear everything down at any
-moment. A conductor that was killed is replaced by a new one that adopts the pods from journal and provider.
+moment. A conductor that was killed is replaced by a new one that adopts the pods from journal and provider; a pod that
+does not answer is waited for. Of a run that did not end well the evidence comes home before its pods go.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout import actions, domain, forecast, spawn, sweep
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
-from uvcc_console.rollout.machine import Stages
-from uvcc_console.rollout.plan import FULL, RESUMABLE, SMOKE, make_plan
+from uvcc_console.rollout.machine import BACK, Stages
+from uvcc_console.rollout.plan import FULL, KEEPING, SMOKE, make_plan
 from uvcc_console.rollout.profile import parse
 from uvcc_console.rollout.results import compare_results
-from uvcc_console.rollout.stages import acts_of, adopt, succession
+from uvcc_console.rollout.stages import acts_of, adoption, homing, succession
 from uvcc_console.rollout.stages.collect import last_words
+from uvcc_console.rollout.stages.phases import stop_workers
 from uvcc_console.rollout.stages.provision import teardown
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.parallel.topology import Coord
@@ -46,6 +48,7 @@ from uvcc_engine.parallel.topology import Coord
 COST_EVERY_S = 5.0
 WATCH_EVERY_S = 2.0
 LAST_WORDS_S = 20.0
+PATIENT_WORDS_S = 300.0
 SIDECAR_S = 5.0
 LOCK_S = 1.0
 
@@ -102,6 +105,10 @@ def open_rollout(run_dir: Path, bus: Bus) -> Rollout:
     return Rollout(plan, run_dir, bus, provider, key, members, pins=dict(kept.host_keys))
 
 
+def _end_of_life(ctx: Rollout) -> float:
+    return ctx.bus.snapshot.created + ctx.plan.profile.limits.ttl
+
+
 async def _costs(ctx: Rollout, ending: Ending) -> None:
     """Keep the spend in the journal and end the run when it meets a cap or its time to live."""
     limits = ctx.plan.profile.limits
@@ -109,7 +116,7 @@ async def _costs(ctx: Rollout, ending: Ending) -> None:
     ctx.bus.listen(ledger.apply)
     for _, event in iter_events(ctx.run_dir / spawn.JOURNAL):
         ledger.apply(event)
-    end = ctx.bus.snapshot.created + limits.ttl
+    end = _end_of_life(ctx)
     while True:
         remaining = max(0.0, end - time.time())
         if ledger.hourly > 0:
@@ -186,7 +193,12 @@ def _heed(ctx: Rollout, stages: Stages, ending: Ending, desk: actions.Desk, sinc
                 return
             ending.ask(f"{event.action} asked by {event.by}")
         elif not desk.take(event):
-            stages.decide(event.action)
+            start = event.args.get("from")
+            if event.action == "resume" and isinstance(start, int) and start >= 0:
+                ctx.start_from = start
+                stages.decide(BACK)
+            else:
+                stages.decide(event.action)
 
     for seq, event in iter_events(ctx.run_dir / spawn.JOURNAL):
         if since < seq <= ctx.bus.snapshot.seq:
@@ -203,7 +215,14 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     profile = ctx.plan.profile
     acts = acts_of(ctx)
     stages = Stages(
-        ctx.bus, acts, RESUMABLE, profile.limits.wait, patient=ctx.bus.snapshot.patient, adopted=bool(adopted)
+        ctx.bus,
+        acts,
+        KEEPING,
+        profile.limits.wait,
+        patient=ctx.bus.snapshot.patient,
+        adopted=bool(adopted),
+        end=_end_of_life(ctx),
+        going_back=lambda: ctx.start_from is not None,
     )
     desk = actions.Desk(ctx, stages)
     actions.apply(ctx)
@@ -217,6 +236,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         asyncio.create_task(_costs(ctx, ending), name="costs"),
         asyncio.create_task(_watch(ctx), name="detectors"),
         asyncio.create_task(_sweep(ctx), name="sweep"),
+        asyncio.create_task(homing.keep_home(ctx), name="checkpoints home"),
     ]
     status, detail = "failed", ""
     try:
@@ -230,7 +250,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         desk.close()
         for task in aside:
             task.cancel()
-        status, detail = await _end(ctx, status, detail)
+        status, detail = await _end(ctx, status, detail, pressed=ending.asked.is_set())
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)
@@ -242,9 +262,15 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
 
 
 async def _stages_or_ending(ctx: Rollout, stages: Stages, ending: Ending, adopted: str) -> tuple[str, str]:
+    if adopted == "teardown":
+        with contextlib.suppress(TimeoutError):  # whom it reaches still gives its evidence
+            async with asyncio.timeout(LAST_WORDS_S):
+                await adoption.look(ctx)
+        return "torn_down", ending.reason
+
     async def drive() -> tuple[str, str]:
         if adopted:
-            await adopt(ctx)
+            await adoption.adopt(ctx, stages)
         return await stages.run()
 
     driving = asyncio.create_task(drive(), name="stages")
@@ -254,22 +280,40 @@ async def _stages_or_ending(ctx: Rollout, stages: Stages, ending: Ending, adopte
     if driving.done():
         return driving.result()
     stage = ctx.bus.snapshot.stage
-    waited = stage is not None and stage.status in ("waiting", "failed")
     driving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await driving
     if stage is not None and stage.status == "running":
         ctx.say(ev.StageChanged(name=stage.name, status="failed", detail=ending.reason))
-    if waited:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
-                await last_words(ctx)
     return "torn_down", ending.reason
 
 
-async def _end(ctx: Rollout, status: str, detail: str) -> tuple[str, str]:
-    """Tear down and write the run's last event; a journal that cannot be written delays neither."""
+async def _evidence_home(ctx: Rollout, limit_s: float) -> None:
+    """What the pods of a run that did not end well recorded comes home before they go: a delay, never an obstacle."""
+    if not ctx.bus.snapshot.engine_run or not ctx.live():
+        return
+    try:
+        async with asyncio.timeout(limit_s):
+            phase = ctx.plan.phases.get(ctx.bus.snapshot.phase)
+            if phase is not None:
+                await stop_workers(ctx, phase)  # what is still being written cannot be fetched whole
+            await last_words(ctx)
+    except TimeoutError:
+        text = f"not all evidence came home in {limit_s:.0f} s"
+        ctx.say(ev.Alert(level="error", name="collect", text=text, remedy="what arrived lies in artifacts"))
+    except Exception as e:  # noqa: BLE001  (nothing may come between a rollout and its teardown)
+        traceback.print_exception(e)
+        ctx.say(ev.Alert(level="error", name="collect", text=f"evidence did not come home: {describe(e)}"))
+
+
+async def _end(ctx: Rollout, status: str, detail: str, *, pressed: bool = False) -> tuple[str, str]:
+    """Bring evidence home, tear down and write the run's last event; a full disk delays none of it.
+
+    ``pressed``: the end was asked for, by somebody or by a cap.
+    """
     ctx.tolerant = True
+    if status != "ok":
+        await _evidence_home(ctx, LAST_WORDS_S if pressed else PATIENT_WORDS_S)
     keep = ctx.plan.profile.fleet.keep_pods and status == "ok"
     left: list[str] = []
     if keep:
@@ -329,6 +373,10 @@ def _run(run_dir: Path, adopted: str, since: int) -> int:
         try:
             ctx = open_rollout(run_dir, bus)
         except UvccError as e:
+            if any(p.state != "gone" for p in bus.snapshot.pods.values()):  # a run that has pods has not ended
+                remedy = "its pods stay; mend that, then uvcc resume or uvcc teardown"
+                bus.commit(ev.Alert(level="error", name="conductor", text=f"nobody conducts: {e}", remedy=remedy))
+                raise
             bus.commit(ev.StageChanged(name="plan", status="failed", detail=str(e)))
             bus.commit(ev.RunEnded(status="failed", detail=str(e)))
             raise

@@ -49,6 +49,8 @@ class Member:
     pump: asyncio.Task[None] | None = None
     intakes: dict[str, Intake] = field(default_factory=dict)
     replaced: bool = False  # it came in the place of one that was lost
+    in_hand: bool = False  # it is just being replaced: nobody else connects to it
+    homing: asyncio.Lock = field(default_factory=asyncio.Lock)  # one fetch of its checkpoints at a time
 
     @property
     def channel(self) -> AgentClient:
@@ -80,6 +82,7 @@ class Rollout:
     sidecar: subprocess.Popen[bytes] | None = None
     cursors: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     pins: dict[str, str] = field(default_factory=dict)  # host keys of pods that an earlier run kept, by pod
+    start_from: int | None = None  # the step that the operator chose to go on from, until workers are started with it
 
     @property
     def artifacts(self) -> Path:

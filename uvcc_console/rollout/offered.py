@@ -20,6 +20,7 @@ GIB: Final = 1 << 30
 # what may leave a pod, and how large it may be; everything else (checkpoints, sealed inputs, identities) may not
 WANTED: Final = (
     ("transcript_{coord}/*", 64 * GIB),
+    ("earlier*_transcript_{coord}/*", 64 * GIB),  # of an attempt that was given up
     ("result_{coord}.box", 16 * GIB),  # sealed to the data owner: they may pass through anybody's hands
     ("seeds_{coord}.box", 16 * MIB),
     ("roots*.jsonl", GIB),

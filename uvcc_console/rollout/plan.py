@@ -17,8 +17,12 @@ from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
 
 POD_PREFIX = "uvcc-"
 SMOKE, FULL = "smoke", "full"
-# stages whose failure leaves something to go on from: their pods are kept for a while
+# stages that train: they go on from a checkpoint
 RESUMABLE = frozenset({"drill", SMOKE, FULL})
+# stages that hold what was trained to account, and the one whose training that was; the pods have the only evidence
+JUDGED = {"verify-smoke": SMOKE, "gate": SMOKE, "verify-full": FULL, "collect": FULL}
+# stages whose failure leaves something to go on from, or to look into: their pods are kept for a while
+KEEPING = RESUMABLE | frozenset(JUDGED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,10 @@ class LmJob(Strict):
     """Ordinary multi-GPU language-model training with the engine's trainer.
 
     ``config`` names a packaged or own configuration, ``overrides`` its sections' keys; ``plan`` holds facts that must
-    be true of it (parameters, seq_len, precision, save_every), else the worker refuses to start. The full run's last
-    checkpoint comes home, unless ``fetch_checkpoint`` is false.
+    be true of it (parameters, seq_len, precision, save_every), else the worker refuses to start. Each checkpoint of the
+    full run comes home while it goes on, the last one in any case, unless ``fetch_checkpoint`` is false; a lost pod can
+    be replaced from there. ``fetch_mib_s``: so many MiB a second at most are fetched beside the training;
+    ``fetch_keep``: so many of the newest are kept at home.
     """
 
     kind: Literal["lm"]
@@ -81,6 +83,8 @@ class LmJob(Strict):
     overrides: dict[str, dict[str, Any]] = {}
     plan: dict[str, Any] = {}
     fetch_checkpoint: bool = True
+    fetch_mib_s: float = Field(default=32.0, gt=0)
+    fetch_keep: int = Field(default=2, ge=1)
 
 
 class CommandJob(Strict):
@@ -104,7 +108,7 @@ class FleetPart(Strict):
     """Where pods come from. ``per_party`` names the provider domain of each of the three parties.
 
     ``replace_lost``: how many pods that their provider took away in mid-run are replaced without being asked; the run
-    goes on from the last checkpoint that all parties committed.
+    goes on from the last checkpoint that all parties committed, or, of a language model, from the last that came home.
     """
 
     provider: Literal["local", "inventory", "prime"] = "local"
@@ -165,7 +169,8 @@ class GatesPart(Strict):
 class LimitsPart(Strict):
     """Caps in US dollars (0 = nothing may be spent) and lifetimes.
 
-    ``ttl``: the run's whole life; ``wait``: how long a halted or failed run keeps its pods for a resume;
+    ``ttl``: the run's whole life; ``wait``: how long a halted run, or one that failed in training, a gate or its
+    verification, keeps its pods for a decision (headless as well: the command ends with 1, the pods wait);
     ``stall``: how long no worker may make a step before the run counts as hung.
     """
 

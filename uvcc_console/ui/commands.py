@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from textual.timer import Timer
 
@@ -176,14 +177,18 @@ class Commands(PodActions):
 
     # ---- the run
 
-    def _intend(self, action: str, **args: str) -> None:
+    def _intend(self, action: str, **args: Any) -> None:
         on = f" on {args['pod']}" if args.get("pod") else ""
         told = lambda: self.app.say(f"{action}{on} asked for")  # noqa: E731
         self._send(ev.Intent(action=action, by=who(), args=args), action, told)
 
-    def do_resume(self, _: str) -> None:
-        """Go on from the last common checkpoint."""
-        self._intend("resume")
+    def do_resume(self, text: str) -> None:
+        """Go on from the last common checkpoint, or from that of the step given."""
+        step = text.removeprefix("from").strip()
+        if step and not (step.isdecimal() and len(step) < 10):
+            self.app.say(f"resume takes the step of a checkpoint, not {step[:20]}", "warning")
+            return
+        self._intend("resume", **({"from": int(step)} if step else {}))
 
     def do_retry(self, _: str) -> None:
         """Repeat the failed stage from its beginning."""

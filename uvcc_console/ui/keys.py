@@ -135,8 +135,9 @@ def _workers(c: Context) -> str:
 def _replace(c: Context) -> str:
     if why := _pods(c):
         return why
-    if c.snap.engine_run and c.snap.job_kind == "lm":
-        return "the pod holds the only checkpoints of this run: W restarts its workers"
+    s = c.snap
+    if s.engine_run and s.job_kind == "lm" and s.phase == "full" and s.checkpoints and not s.home:
+        return "the pod holds the only checkpoints of this run, none is home yet: W restarts its workers"
     return ""
 
 

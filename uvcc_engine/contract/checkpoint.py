@@ -30,6 +30,7 @@ MANIFEST: Final = "MANIFEST.json"
 MANIFEST_BYTES: Final = 64 << 20
 FORMAT: Final = 1
 CHUNK: Final = 4 << 20
+EARLIER: Final = "put it back as it was, or decide to go on from an earlier one: uvcc resume RUN --from STEP"
 Content = bytes | Callable[[Path], object]
 """A file's bytes, or a function that writes the file at the path it is given."""
 
@@ -49,6 +50,20 @@ class RankState:
     cursors: dict[str, Any] = field(default_factory=dict)
     rng: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def described(self) -> dict[str, tuple[int, str]]:
+        """Its files as {name: (bytes, sha256)}. A manifest may come from anybody: raises VerificationError for names
+        that lead elsewhere and for sizes and sums that are none."""
+        found: dict[str, tuple[int, str]] = {}
+        if not isinstance(self.files, dict):
+            raise VerificationError("checkpoint", f"rank {self.rank} describes no files of a checkpoint", EARLIER)
+        for name, said in self.files.items():
+            size, digest = (said.get("bytes"), said.get("sha256")) if isinstance(said, dict) else (None, None)
+            named = isinstance(name, str) and _FILE_NAME.fullmatch(name) and not name.startswith("MANIFEST")
+            if not named or type(size) is not int or size < 0 or not isinstance(digest, str):
+                raise VerificationError("checkpoint", f"{str(name)[:80]!r} is no file of a checkpoint", EARLIER)
+            found[name] = (size, digest)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +210,7 @@ def read_manifest(folder: Path) -> Manifest:
         whole = json.loads(raw)
         body = whole["body"]
         if _canonical(whole) != raw or whole["body_sha256"] != _sha256(_canonical(body)):
-            raise VerificationError("checkpoint", f"{folder / MANIFEST} was altered", "use an earlier checkpoint")
+            raise VerificationError("checkpoint", f"{folder / MANIFEST} was altered", EARLIER)
         if body["format"] != FORMAT:
             raise VerificationError("checkpoint", f"{folder} has format {body['format']}, this version reads {FORMAT}")
         ranks = {int(rank): _state(part) for rank, part in body["ranks"].items()}
@@ -207,8 +222,8 @@ def read_manifest(folder: Path) -> Manifest:
             topology=body["topology"],
             ranks=ranks,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
-        raise VerificationError("checkpoint", f"{folder / MANIFEST} is damaged", "use an earlier checkpoint") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise VerificationError("checkpoint", f"{folder / MANIFEST} is damaged", EARLIER) from error
 
 
 def _state(part: Mapping[str, Any]) -> RankState:
@@ -248,7 +263,7 @@ def verify_in_steps(folder: Path, sha256: str = "") -> Generator[None, None, Man
     if sha256 and manifest.sha256 != sha256:
         raise VerificationError("checkpoint", f"{folder} is another checkpoint than the one named", "look at the step")
     for state in manifest.ranks.values():
-        for name, wanted in state.files.items():
+        for name, wanted in state.described().items():
             path = folder / name
             digest, size = hashlib.sha256(), 0
             try:
@@ -258,9 +273,9 @@ def verify_in_steps(folder: Path, sha256: str = "") -> Generator[None, None, Man
                         size += len(chunk)
                         yield
             except OSError as error:
-                raise VerificationError("checkpoint", f"{path} cannot be read: {error.strerror}") from error
-            if size != wanted["bytes"] or digest.hexdigest() != wanted["sha256"]:
-                raise VerificationError("checkpoint", f"{path} was altered", "use an earlier checkpoint")
+                raise VerificationError("checkpoint", f"{path} cannot be read: {error.strerror}", EARLIER) from error
+            if (size, digest.hexdigest()) != wanted:
+                raise VerificationError("checkpoint", f"{path} was altered", EARLIER)
     return manifest
 
 
@@ -270,6 +285,70 @@ def steps_present(root: Path) -> list[int]:
         return []
     found = [_STEP_DIR.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir()]
     return sorted((int(m.group(1)) for m in found if m), reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The committed checkpoints of a directory: those of which every byte is as it was written, and why others are not.
+
+    A checkpoint that was never completed is in neither: it has no ``step-N`` name.
+    """
+
+    whole: dict[int, Manifest]
+    altered: dict[int, VerificationError]
+
+    def newer_altered(self, step: int) -> VerificationError | None:
+        """What is wrong with the newest altered checkpoint after ``step``: resuming from ``step`` would hide it."""
+        after = [n for n in self.altered if n > step]
+        return self.altered[max(after)] if after else None
+
+
+def survey(root: Path, *, run: str = "") -> Found:
+    """Read every byte of every committed checkpoint (which must be of ``run``)."""
+    whole: dict[int, Manifest] = {}
+    altered: dict[int, VerificationError] = {}
+    for step in steps_present(root):
+        try:
+            whole[step] = verify_step(root, step, run=run)
+        except VerificationError as error:
+            altered[step] = error
+    return Found(whole, altered)
+
+
+def verify_step(root: Path, step: int, *, run: str = "") -> Manifest:
+    """:func:`verify` for the checkpoint named after ``step``, which must say so itself, and be of ``run``."""
+    folder = step_dir(root, step)
+    manifest = verify(folder)
+    if manifest.step != step:
+        raise VerificationError("checkpoint", f"{folder} holds step {manifest.step}", "it was renamed")
+    if run and manifest.run != run:
+        raise VerificationError("checkpoint", f"{folder} is of run {manifest.run}", f"wanted {run}")
+    return manifest
+
+
+def set_aside(root: Path, after: int, *, also: Iterable[Path] = ()) -> Path | None:
+    """Move checkpoints of steps after ``after`` out of the way; returns the folder beside ``root``, None if none was.
+
+    ``also``: files that will be cut to that step; they are copied there first. Nothing is deleted. Safe to repeat.
+    """
+    later = [step for step in steps_present(root) if step > after]
+    if not later:
+        return None
+    number = 1
+    while (aside := root.parent / f"aside{number}_{root.name}").exists():
+        number += 1
+    try:
+        aside.mkdir(mode=0o700)
+        for path in also:
+            if path.exists():
+                shutil.copy2(path, aside / path.name)
+        for step in sorted(later, reverse=True):  # the newest first: what is left is always a prefix
+            os.rename(step_dir(root, step), step_dir(aside, step))
+        files.fsync_dir(aside)
+        files.fsync_dir(root)
+    except OSError as error:
+        raise files.write_failed(aside, error) from error
+    return aside
 
 
 def latest_verified(
@@ -283,16 +362,10 @@ def latest_verified(
     for step in steps_present(root):
         if not_after is not None and step > not_after:
             continue
-        folder = step_dir(root, step)
         try:
-            manifest = verify(folder)
-            if manifest.step != step:
-                raise VerificationError("checkpoint", f"{folder} holds step {manifest.step}", "it was renamed")
-            if run and manifest.run != run:
-                raise VerificationError("checkpoint", f"{folder} is of run {manifest.run}", f"wanted {run}")
-            return manifest
+            return verify_step(root, step, run=run)
         except VerificationError as error:
-            on_bad(folder, error)
+            on_bad(step_dir(root, step), error)
     return None
 
 
@@ -308,7 +381,7 @@ def prune(root: Path, keep: int) -> list[int]:
     deleted: list[int] = []
     for step in steps_present(root):
         if len(verified) >= keep:
-            shutil.rmtree(step_dir(root, step), ignore_errors=True)
+            _delete(root, step)
             deleted.append(step)
             continue
         try:
@@ -321,6 +394,16 @@ def prune(root: Path, keep: int) -> list[int]:
         if rest and int(rest.group(1)) <= verified[0]:
             shutil.rmtree(entry, ignore_errors=True)
     return deleted
+
+
+def _delete(root: Path, step: int) -> None:
+    """Take the name first: a process killed on the way leaves remains, not a checkpoint that looks altered."""
+    gone = root / f"step-{step}.old-{uuid.uuid4().hex[:12]}"
+    try:
+        os.rename(step_dir(root, step), gone)
+    except OSError as error:
+        raise files.write_failed(gone, error) from error
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _same(folder: Path, sha256: str) -> Manifest | None:

@@ -25,6 +25,8 @@ class WorkerSpec:
     ``inputs`` are paths on the pod ("" where the kind of job has none), relative ones from the agent's root. ``link``
     says how parties reach each other. ``lead`` marks the worker that writes ``training.csv`` and ``exit.json`` of a
     directory that several share. ``env`` is added to the environment; ``argv`` is the command of kind "command".
+    ``start``: the operator's decision to go on from the checkpoint of exactly this step, and not from the newest (-1);
+    later ones are set aside.
     """
 
     run: str
@@ -43,6 +45,7 @@ class WorkerSpec:
     lead: bool = True
     env: dict[str, str] = field(default_factory=dict)
     argv: list[str] = field(default_factory=list)
+    start: int = -1
 
     def __post_init__(self) -> None:
         checked_run_id(self.run)
@@ -73,7 +76,11 @@ class WorkerSpec:
         return Topology(**{k: int(v) for k, v in self.topology.items() if k in known})
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Its fields; ``start`` only where it says something: pods that an older console prepared do not know it."""
+        found = dataclasses.asdict(self)
+        if self.start < 0:
+            del found["start"]
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WorkerSpec:

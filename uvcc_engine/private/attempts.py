@@ -6,6 +6,7 @@ transcript nor its checkpoints may go on where that one stopped.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final
@@ -29,7 +30,7 @@ def begin_attempt(directory: Path, coord: Coord, attempt: int) -> None:
         raise ConfigError(f"attempt {attempt} after attempt {before}", f"start attempt {before} or a later one")
     if before is not None and attempt > before:
         for name in (folder_name(coord), files.CHECKPOINTS):
-            if (directory / name).exists():
+            with contextlib.suppress(FileNotFoundError):  # the pod's other ranks move its checkpoints, too
                 os.rename(directory / name, directory / f"earlier{before}_{name}")
     if before != attempt:
         files.write_json(path, {"attempt": attempt})

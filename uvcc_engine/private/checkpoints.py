@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
-from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.private import told
@@ -73,28 +74,31 @@ class Checkpoints:
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
-    def verified_steps(self) -> list[int]:
-        """Steps of this run's checkpoints of which every byte was read and is as it was written."""
-        found: list[int] = []
-        for step in ck.steps_present(self.root):
-            try:
-                manifest = ck.verify(ck.step_dir(self.root, step))
-            except VerificationError as error:
-                self._writer.event("checkpoint_refused", level="warn", step=step, detail=str(error))
-                continue
-            if (manifest.run, manifest.step) == (self._spec.run, step):
-                found.append(step)
+    def survey(self) -> ck.Found:
+        """This run's checkpoints, every byte read; each altered one is told."""
+        found = ck.survey(self.root, run=self._spec.run)
+        for step, error in found.altered.items():
+            self._writer.event("checkpoint_refused", level="warn", step=step, detail=str(error))
         return found
+
+    def set_aside(self, after: int) -> None:
+        """Move later checkpoints of this pod out of the way; the ranks of the pod call it together."""
+        if self._ranks.leads_pod and (aside := ck.set_aside(self.root, after)) is not None:
+            self._writer.event("checkpoints_set_aside", level="warn", after=after, folder=aside.name)
 
     def load(self, step: int) -> tuple[dict[str, Tensor], ck.RankState, ck.Manifest]:
         """This rank's tensors at ``step``, and what was noted with them.
 
-        Raises VerificationError if the checkpoint was altered, or is not this pod's.
+        Raises VerificationError naming the file if the checkpoint was altered, is not this pod's, or holds no tensors.
         """
         manifest = ck.verify(ck.step_dir(self.root, step))
         part = manifest.rank(self._spec.rank)
-        sealed = (manifest.path / state_name(self._spec.rank)).read_bytes()
-        return load(decrypt(self._key, sealed, about(self._spec.coord, step))), part, manifest
+        path = manifest.path / state_name(self._spec.rank)
+        try:
+            return load(decrypt(self._key, path.read_bytes(), about(self._spec.coord, step))), part, manifest
+        except (UnreadableError, VerificationError, SafetensorError, OSError) as error:
+            why = error.what if isinstance(error, UvccError) else str(error)
+            raise VerificationError("checkpoint", f"{path} cannot be loaded: {why}", ck.EARLIER) from error
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.mpc.prg import PairKeys
@@ -33,7 +33,9 @@ from uvcc_engine.private.votes import HALT, HOLD, Table, Vote
 from uvcc_engine.transcript import kinds
 from uvcc_engine.transcript.agreement import ForkError
 from uvcc_engine.transcript.evidence import WorkerEvidence
+from uvcc_engine.transcript.files import folder_name
 from uvcc_engine.transcript.origin import Origin
+from uvcc_engine.transcript.own_history import check_history
 from uvcc_engine.transcript.roots import EpochRoot, sid_of
 
 _TERMINATED: Final = "sigterm"
@@ -169,13 +171,54 @@ class Session:
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def _agree_where_to_start(self) -> int:
-        steps = self._checkpoints.verified_steps() if self._spec.resume else []
-        policy = self._admitted.policy.hash.hex()
-        start = self._table.agree_step(steps, among_ranks=self._ranks.common, attempt=self._spec.attempt, policy=policy)
-        start = max(start, self._admitted.job.first_step)
-        self._writer.resume_at(start if self._spec.resume else None)
+        """The newest checkpoint that everybody holds, or the one that the operator decided on.
+
+        Raises VerificationError if that would pass over an altered checkpoint in silence, ConfigError if the one that
+        was decided on is not held by everybody.
+        """
+        spec, first = self._spec, self._admitted.job.first_step
+        found = self._checkpoints.survey() if spec.resume else ck.Found({}, {})
+        start, common = self._table.agree_step(
+            list(found.whole),
+            among_ranks=self._ranks.common,
+            attempt=spec.attempt,
+            policy=self._admitted.policy.hash.hex(),
+            start=spec.start,
+        )
+        if spec.start > first:
+            if (altered := found.altered.get(spec.start)) is not None:
+                raise altered
+            if spec.start not in common:
+                there = ", ".join(map(str, sorted(common))) or "none"
+                what = (
+                    f"not every worker holds a whole checkpoint of step {spec.start}; all hold those of steps {there}"
+                )
+                raise ConfigError(what, "uvcc resume RUN --from one of these, or --from 0 to start over")
+        start = max(start if spec.start < 0 else spec.start, first)
+        if spec.start < 0 and (altered := found.newer_altered(start)) is not None:
+            raise altered
+        self._replay(start)
+        if spec.start >= 0:
+            self._checkpoints.set_aside(start)
+        self._writer.resume_at(start if spec.resume else None)
         self._checkpoints.open()
         return start
+
+    def _replay(self, start: int) -> None:
+        """Read again what was recorded before ``start``; nobody trains before everybody has found that it holds.
+
+        Raises VerificationError naming file and epoch.
+        """
+        a, epoch = self._admitted, self._epoch(start)
+        if epoch <= 0:
+            return
+        began = time.monotonic()
+        self._writer.heartbeat(start, "start", "replays its evidence")
+        leaves = check_history(Path(self._spec.dir) / folder_name(a.coord), a.policy, a.coord, epoch)
+        took = round(time.monotonic() - began, 3)
+        self._writer.event("evidence_replayed", epochs=epoch, leaves=leaves, seconds=took)
+        self._table.exchange("replayed", {}, step=start)
+        self._ranks.common(set())  # and all ranks of the party
 
     def _open_evidence(self, epoch: int) -> None:
         a = self._admitted

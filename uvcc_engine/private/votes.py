@@ -211,8 +211,8 @@ class Table:
 
     def agree_step(
         self, steps: list[int], *, among_ranks: Callable[[set[int]], set[int]] = lambda steps: steps, **expected: Any
-    ) -> int:
-        """The newest checkpoint step that all three parties hold verified; 0 = from the start.
+    ) -> tuple[int, set[int]]:
+        """The newest checkpoint step that all three parties hold verified (0 = from the start), and all such steps.
 
         ``expected`` (attempt, policy hash) must be the same at all three, else ProtocolError. ``among_ranks`` takes the
         steps that the three workers here have in common and returns those of the whole fleet.
@@ -221,7 +221,8 @@ class Table:
         common = set(steps)
         for peer, message in self.hear("resume", **expected).items():
             common &= told.steps(message.get("steps"), peer)
-        return max(among_ranks(common), default=0)
+        common = among_ranks(common)
+        return max(common, default=0), common
 
 
 def _encode(message: Mapping[str, Any]) -> bytes:

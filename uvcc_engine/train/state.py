@@ -102,11 +102,18 @@ def restore(
 ) -> tuple[int, Cursor]:
     """Load a verified checkpoint; returns (steps done, this rank's data cursor).
 
-    In a world of another size every document is still read once: see ``for_another_world``.
+    Raises VerificationError naming the file if it holds no tensors, or not this model's. In a world of another size
+    every document is still read once: see ``for_another_world``.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    load_tensors(model, optimizer, load_file(manifest.path / ck.rank_file(min(manifest.ranks))))
+    path = manifest.path / ck.rank_file(min(manifest.ranks))
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise VerificationError("checkpoint", f"{path} cannot be loaded: {error}", ck.EARLIER) from error
+    load_tensors(model, optimizer, tensors)
     if int(manifest.topology.get("replicas", 1)) == group.world:
         mine = manifest.rank(group.rank)
         torch.set_rng_state(torch.tensor(list(bytes.fromhex(mine.rng["torch"])), dtype=torch.uint8))

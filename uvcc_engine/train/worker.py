@@ -17,14 +17,15 @@ import torch
 
 from uvcc_engine import __version__
 from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError, VerificationError
 from uvcc_engine.contract.narrate import Narrator
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import memory
+from uvcc_engine.train import memory, state
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
 from uvcc_engine.train.data import Cursor, Packer
@@ -45,20 +46,21 @@ def train(
     coord: str = "",
     lead: bool | None = None,
     effects: list[lm_env.Effect] | None = None,
+    start: int = -1,
 ) -> int:
-    """Run this rank to its end; the exit code. Auto-resumes from the newest verified checkpoint of this run.
+    """Run this rank to its end; the exit code. Auto-resumes from the newest checkpoint of this run.
 
-    ``lead``: whether this rank writes the directory's tables; by default rank 0 does.
+    ``lead``: whether this rank writes the directory's tables; by default rank 0 does. ``start``: see WorkerSpec.
+    Raises VerificationError naming the file if that checkpoint was altered: an older one is the operator's decision.
     """
     check_world(cfg, int(os.environ.get("WORLD_SIZE", "1")))
     group = start_group(cfg.runtime.device, cfg.ddp.timeout_min)
     if group.device.type == "cpu":
         keep_memory()
     root = directory / "checkpoints"
-    bad: list[str] = []
-    found = ck.latest_verified(root, run=run, on_bad=lambda path, error: bad.append(f"{path.name}: {error}"))
-    manifest = found if group.world == 1 else _common(group, root, found)
+    manifest = _chosen(group, root, run, start)
     resume_step = manifest.step if manifest else None
+    aside = _set_aside(group, root, start) if start >= 0 else ""
     where = coord or f"p0r{group.rank}s0t0"
     leads = group.lead if lead is None else lead
     with RunWriter.open(directory, run, group.rank, where, lead=leads, resume_step=resume_step) as writer:
@@ -69,8 +71,8 @@ def train(
             facts = _facts(cfg, group, effects or [])
             writer.describe(facts)
             write_env(directory, {k: facts[k] for k in ("python", "torch", "cuda", "device", "gpu")})
-        for text in bad:
-            writer.event("checkpoint_refused", level="warn", detail=text)
+        if aside:
+            writer.event("checkpoints_set_aside", level="warn", after=start, folder=aside)
 
         def on_stall(age: float, threshold: float, dump: str) -> None:
             writer.event("watchdog_dump", level="warn", age_s=round(age, 1), threshold_s=round(threshold, 1), dump=dump)
@@ -161,10 +163,36 @@ def name_failure(error: RuntimeError | MemoryError, group: Group) -> UvccError:
     return UvccError(f"the step failed: {text}", "the stack is in this rank's log; resume from the last checkpoint")
 
 
-def _common(group: Group, root: Path, found: ck.Manifest | None) -> ck.Manifest | None:
-    """The newest checkpoint that every rank can read (they may be on different pods)."""
-    step = min(int(s) for s in group.gather(found.step if found else -1))
-    return None if step < 0 else ck.verify(ck.step_dir(root, step))
+def _chosen(group: Group, root: Path, run: str, start: int) -> ck.Manifest | None:
+    """The checkpoint to go on from: that of ``start``, else the newest that every rank has (they may be on different
+    pods); None to begin. All ranks decide alike.
+
+    Raises ConfigError if there is none of ``start``, VerificationError if any rank finds it altered.
+    """
+    common = set.intersection(*(set(steps) for steps in group.gather(ck.steps_present(root))))
+    if start > 0 and start not in common:
+        there = ", ".join(map(str, sorted(common))) or "none"
+        raise ConfigError(f"there is no checkpoint of step {start}; there are those of steps {there}", ck.EARLIER)
+    step = start if start >= 0 else max(common, default=0)
+    if step == 0:
+        return None
+    found, wrong = None, ""
+    try:
+        found = ck.verify_step(root, step, run=run)
+    except VerificationError as error:
+        wrong = error.what.removeprefix(f"{error.check}: ")
+    if wrong := next((text for text in group.gather(wrong) if text), ""):
+        raise VerificationError("checkpoint", wrong, ck.EARLIER)
+    return found
+
+
+def _set_aside(group: Group, root: Path, start: int) -> str:
+    """Move what is later than the step that was decided on out of the way, tables included; the folder's name."""
+    moved = None
+    if group.rank == state.sharers(root, group)[0]:
+        moved = ck.set_aside(root, start, also=[root.parent / name for name in (files.TRAINING, files.VAL)])
+    group.barrier()
+    return moved.name if moved else ""
 
 
 def _signals(directory: Path, rank: int) -> list[int]:
@@ -200,7 +228,7 @@ def main(spec: WorkerSpec) -> int:
     try:
         cfg, effects = lm_env.apply(resolve(spec.job, vram_mib=vram_mib()), os.environ)
         check_plan(cfg, spec.job.get("plan") or {})
-        return train(cfg, directory, spec.run, coord=spec.coord, lead=spec.lead, effects=effects)
+        return train(cfg, directory, spec.run, coord=spec.coord, lead=spec.lead, effects=effects, start=spec.start)
     except UvccError as error:
         with RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer:
             writer.exit("failed", error=error)

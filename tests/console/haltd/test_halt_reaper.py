@@ -119,8 +119,10 @@ async def test_an_abandoned_run_is_torn_down_by_its_sidecar(monkeypatch: pytest.
                 pod=f"p{pod.party}r0", party=pod.party, replica=0, provider="local", state="ready", address=pod.address
             )
         )
-    await asyncio.wait_for(service.Service(run_dir).run(), 30)  # it ends with the run
-    s = read_all(journal)
+    await asyncio.wait_for(service.Service(run_dir).run(), 30)  # it ends with the run, or a moment before it
+    async with asyncio.timeout(10):
+        while not (s := read_all(journal)).ended:
+            await asyncio.sleep(0.05)
     assert s.status in ("failed", "torn_down")
     assert any("no conductor" in a.text for a in s.alerts)
     assert {p.state for p in s.pods.values()} <= {"gone", "planned"}

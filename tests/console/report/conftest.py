@@ -33,6 +33,8 @@ def made_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def package(made_package: Path, tmp_path: Path) -> Package:
     """A sealed run in this test's own data folder."""
     return copy_of(made_package, tmp_path / "uvcc-home")
+
+
 def real_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return shared(tmp_path_factory)
 

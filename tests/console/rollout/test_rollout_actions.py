@@ -106,7 +106,10 @@ async def test_a_stack_dump_goes_to_the_workers_of_the_pod(world: World) -> None
 
 async def test_what_cannot_be_done_is_answered_with_its_reason(world: World) -> None:
     assert "no pod 'p9r9'" in (await world.ask("fetch", pod="p9r9")).detail
+    written = {"step": 20, "sha256": "ab" * 32}
+    world.bus.commit(ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields=written))
     assert "holds the only checkpoints" in (await world.ask("replace", pod="p0r0")).detail
+    assert world.agent.heard == []  # nothing was ended for it
     assert not world.desk.take(ev.Intent(action="resume", by="me"))
 
 

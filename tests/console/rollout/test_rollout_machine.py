@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from uvcc_console.rollout import bus as bus_module
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted, all_of
 from uvcc_console.rollout.machine import Stages
-from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 
 
 @pytest.fixture
@@ -56,10 +57,11 @@ class Script:
         return act
 
 
-def stages(bus: Bus, script: Script, wait_s: float = 5.0, begun: bool = True, **options: bool) -> Stages:
+def stages(bus: Bus, script: Script, wait_s: float = 5.0, begun: bool = True, **options: Any) -> Stages:
     if begun:
         bus.commit(ev.PhaseStarted(phase="full", engine_run="r.full", steps=12, sid_job="ab"))
-    return Stages(bus, script.acts(), frozenset({"drill", "full"}), wait_s, clock=lambda: 0.0, **options)
+    keeping = options.pop("keeping", frozenset({"drill", "full"}))
+    return Stages(bus, script.acts(), keeping, wait_s, clock=lambda: 0.0, **options)
 
 
 def statuses(bus: Bus) -> dict[str, str]:
@@ -205,3 +207,73 @@ async def test_a_full_queue_makes_its_senders_wait_and_drops_nothing(bus: Bus, m
 async def test_the_bus_gives_up_waiting(bus: Bus) -> None:
     with pytest.raises(TimeoutError):
         await bus.wait(lambda s: s.ended or None, 0.01)
+
+
+JUDGING = frozenset({"full", "gate", "verify-full", "collect"})
+
+
+async def test_a_failed_judgement_keeps_the_pods_for_a_decision_and_can_be_repeated(bus: Bus, tmp_path: Path) -> None:
+    wrong = VerificationError("transcript", "the signed root of epoch 0")
+    outcomes: dict[str, list[str | Exception]] = {"full": ["12 steps"], "verify-full": [wrong, wrong, "12 epochs"]}
+    script = Script(**outcomes, collect=[UnreadableError("cannot read it"), "9 files"])
+    machine = stages(bus, script, keeping=JUDGING, end=3.0)
+    turns = iter(("retry", "resume", "resume"))
+
+    async def operator() -> None:
+        for seen in range(1, 4):
+            await bus.wait(lambda s, seen=seen: sum(" failed: " in e.text for e in s.log) == seen, 5.0)
+            machine.decide(next(turns))
+
+    acting = asyncio.create_task(operator())
+    assert await machine.run() == ("ok", "")
+    await acting
+    waited = [e for _, e in iter_events(tmp_path / "journal.sqlite") if isinstance(e, ev.StageChanged) and e.until]
+    assert [(e.name, e.until) for e in waited] == [("verify-full", 3.0), ("verify-full", 3.0), ("collect", 3.0)]
+    assert all("pods kept until" in e.detail and "uvcc teardown" in e.detail for e in waited)
+
+
+async def test_nobody_waits_beyond_the_runs_end_of_life(bus: Bus) -> None:
+    script = Script(gate=[UvccError("loss rose")])
+    status, detail = await stages(bus, script, keeping=JUDGING, end=0.01).run()
+    assert (status, detail) == ("failed", "loss rose")
+
+
+async def test_a_refused_setting_does_not_cost_the_checkpoints_that_there_are(bus: Bus) -> None:
+    fields = {"step": 5, "sha256": "ab"}
+    machine = stages(bus, Script(full=[ConfigError("there is no checkpoint of step 9"), "12 steps"]))
+    bus.commit(ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields=fields))
+    deciding = asyncio.create_task(decide_when(bus, machine, "full", "failed", "resume"))
+    assert await machine.run() == ("ok", "")
+    await deciding
+
+
+async def test_an_earlier_checkpoint_takes_a_judging_stage_back_to_its_training(bus: Bus) -> None:
+    script = Script(**{"full": ["12 steps", "12 steps"], "verify-full": [UvccError("no"), "12 epochs"]})
+    machine = stages(bus, script, keeping=JUDGING)
+    deciding = asyncio.create_task(decide_when(bus, machine, "verify-full", "failed", "back"))
+    assert await machine.run() == ("ok", "")
+    await deciding
+    assert script.entered == [("full", False), ("verify-full", False), ("full", True), ("verify-full", False)]
+    assert statuses(bus)["verify-full"] == "ok"
+
+
+async def test_an_earlier_checkpoint_chosen_while_nobody_conducted_counts_too(bus: Bus) -> None:
+    bus.commit(ev.StageChanged(name="full", status="ok"), ev.StageChanged(name="verify-full", status="failed"))
+    script = Script(**{"full": ["12 steps"], "verify-full": ["12 epochs"]})
+    chosen = [True]
+
+    def going_back() -> bool:
+        return bool(chosen and chosen.pop())
+
+    assert await stages(bus, script, adopted=True, going_back=going_back).run() == ("ok", "")
+    assert script.entered == [("full", True), ("verify-full", False)]
+
+
+def test_a_stage_that_no_plan_has_stands_before_what_is_to_be_done(bus: Bus) -> None:
+    bus.commit(ev.StageChanged(name="provision", status="ok"), ev.StageChanged(name="full", status="failed", until=9.0))
+    bus.commit(ev.StageChanged(name="drill", status="ok"), ev.StageChanged(name="adopt", status="waiting", until=5.0))
+    assert [v.name for v in bus.snapshot.stages] == ["provision", "drill", "adopt", "full", "gate", "teardown"]
+    assert bus.snapshot.stage is not None
+    assert bus.snapshot.stage.name == "adopt"
+    bus.commit(ev.StageChanged(name="adopt", status="ok"))
+    assert bus.snapshot.stage.name == "full"

@@ -188,7 +188,7 @@ def test_what_cannot_go_on_is_refused_before_anything_is_rented(ctx: Rollout) ->
         succession._allowed(second, {"step": 10}, {1})
     profile = ctx.plan.profile
     ctx.plan = replace(ctx.plan, profile=profile.model_copy(update={"job": load("local-lm-smoke")[1].job}))
-    with pytest.raises(ConfigError, match="holds the only checkpoints"):
+    with pytest.raises(ConfigError, match="lm job has no shares to hand over"):
         succession.check(ctx, ["p0r0"])
 
 

@@ -1,36 +1,33 @@
 """What a language-model job has instead of shares and proofs: a fit before the launch, a checkpoint after it.
 
-Its weights are the operator's own, so the last checkpoint comes home; before that the pod has read every byte of it,
-and here it is read once more.
+Its weights are the operator's own, so its checkpoints come home (``homing``); before the last one counts, the pod has
+read every byte of it, and here it is read once more.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.bootstrap import CACHES
-from uvcc_console.fleet.landing import Landing
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.plan import FULL, Phase
 from uvcc_console.rollout.profile_schema import LmJob
+from uvcc_console.rollout.stages import homing
 from uvcc_engine.contract import checkpoint
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.safepaths import shown
 
 FIT_S = 300.0
 VERIFY_S = 900.0
-FETCH_S = 3600.0
 _VERIFY = """
 import json, sys
 from pathlib import Path
-from uvcc_engine.contract import checkpoint
 bad = []
 found = checkpoint.latest_verified(
     Path(sys.argv[1]) / "checkpoints", run=sys.argv[2], on_bad=lambda path, error: bad.append(str(error)))
@@ -61,11 +58,13 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
     Of the full run it is fetched. Raises VerificationError naming the pod.
     """
     found = await each(ctx.of_phase(phase), lambda m: _verified(ctx, phase, m))
-    fetch = phase.name == FULL and isinstance(ctx.plan.profile.job, LmJob) and ctx.plan.profile.job.fetch_checkpoint
+    job = ctx.plan.profile.job
+    fetch = phase.name == FULL and isinstance(job, LmJob) and job.fetch_checkpoint
     for name, there in found.items():
         member = ctx.members[name]
-        if fetch:
-            await _fetch(ctx, phase, member, there)
+        if fetch and isinstance(job, LmJob):
+            step, sha256, keep = int(there["step"]), str(there["sha256"]), job.fetch_keep
+            await homing.bring_home(ctx, phase, member, step, sha256, keep=keep, rate=math.inf)
         fields = {"step": there["step"], "sha256": there["sha256"], "phase": phase.name, "fetched": fetch}
         ctx.say(ev.EngineEvent(pod=name, level="info", event="checkpoint_verified", fields=fields))
     first = next(iter(found.values()))
@@ -104,29 +103,6 @@ def told(pod: str, answer: Mapping[str, Any]) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, ConfigError) as e:
         what = f"pod {pod} describes its checkpoint in a way that none is: {shown(str(e))}"
         raise VerificationError("checkpoint", what, "look at that pod by hand") from e
-
-
-async def _fetch(ctx: Rollout, phase: Phase, member: Member, there: dict[str, Any]) -> None:
-    home = ctx.artifacts / phase.name / member.name / "checkpoints"
-    local = checkpoint.step_dir(home, there["step"])
-    if not await asyncio.to_thread(_whole, local, there["sha256"]):
-        remote = f".uvcc/runs/{phase.engine_run}/checkpoints/{local.name}"
-        with Landing(local) as landing:
-            for name, file in there["files"].items():
-                size, sha256 = file["bytes"], file["sha256"]
-                await member.ssh.get(f"{remote}/{name}", landing, (name,), limit=size, sha256=sha256, timeout=FETCH_S)
-            manifest = checkpoint.MANIFEST
-            limit, sha256 = checkpoint.MANIFEST_BYTES, there["sha256"]
-            await member.ssh.get(f"{remote}/{manifest}", landing, (manifest,), limit=limit, sha256=sha256, growing=True)
-        await asyncio.to_thread(checkpoint.verify, local, there["sha256"])
-
-
-def _whole(local: Path, sha256: str) -> bool:
-    try:
-        checkpoint.verify(local, sha256)
-        return True
-    except VerificationError:
-        return False
 
 
 def _engine(ctx: Rollout, member: Member, arguments: str) -> str:

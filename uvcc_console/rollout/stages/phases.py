@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from uvcc_console.core import events as ev
@@ -17,7 +17,7 @@ from uvcc_console.rollout import certificate, priority, pump
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.plan import SMOKE, Phase
 from uvcc_console.rollout.profile_schema import CommandJob
-from uvcc_console.rollout.stages import agree, handover, links, succession
+from uvcc_console.rollout.stages import agree, goback, handover, links, succession
 from uvcc_console.rollout.stages.worlds import meeting_places
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
@@ -46,9 +46,9 @@ class Trouble:
 async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     """Start (or go on with) the workers of a phase; returns the pids of those started, none if they run already.
 
-    A phase that was started before is resumed under the same policy, from the last checkpoint all parties have. It
-    repeats the same messages under the same masks, so the attempt number that the masks depend on stays as it was;
-    ``PhaseStarted.attempt`` only counts the resumes.
+    A phase that was started before is resumed under the same policy, from the last checkpoint all parties have, or the
+    one that the operator chose. It repeats the same messages under the same masks, so the attempt number that the masks
+    depend on stays as it was, unless the run starts over; ``PhaseStarted.attempt`` only counts the resumes.
     """
     s = ctx.bus.snapshot
     known = s.engine_run == phase.engine_run
@@ -56,8 +56,15 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         pump.listen_for(member, phase)
     if known and _running(s, phase):
         await _watch(ctx, phase)
+        if ctx.start_from is not None:
+            ctx.start_from = None
+            ctx.say(
+                ev.Alert(level="warn", name="resume", text="the workers run: nothing was gone back to", remedy="F9")
+            )
         return {}
-    cited = await _cited(ctx, phase) if known else ""
+    start = await goback.chosen(ctx, phase) if known else -1
+    masks = goback.masks(ctx, phase, start) if known else 0
+    cited = await _cited(ctx, phase) if known and start < 0 else ""
     private = phase.kind == "private"
     agreement = await agree.agree(ctx, phase) if private else None
     if phase.job.get("start") and not known:
@@ -73,22 +80,23 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         sid_job=sid,
         attempt=attempt,
         certificate=cited,
+        start=start,
+        masks=masks,
     )
     ctx.say(started)
     await _watch(ctx, phase)
 
-    async def start(member: Member) -> dict[str, int]:
+    async def begin(member: Member) -> dict[str, int]:
         mine = [str(c) for c in phase.coords(member.name)]
         env = _environment(ctx, phase)
-        specs = [
-            _spec(ctx, phase, c, found.get(c, {}), env | worlds.get(c, {}), resume=attempt > 0).to_json() for c in mine
-        ]
+        made = [_spec(ctx, phase, c, found.get(c, {}), env | worlds.get(c, {}), resume=attempt > 0) for c in mine]
+        specs = [replace(spec, start=start, attempt=masks).to_json() for spec in made]
         ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=START_S)
         listed = hearing.workers(ack, member.name)
         hearing.own([w["coord"] for w in listed], mine, member.name)
         return {w["coord"]: w["pid"] for w in listed}
 
-    acks = await each(ctx.of_phase(phase), start)
+    acks = await each(ctx.of_phase(phase), begin)
     return {coord: pid for by_coord in acks.values() for coord, pid in by_coord.items()}
 
 
@@ -102,7 +110,7 @@ async def _cited(ctx: Rollout, phase: Phase) -> str:
         return ""
 
     async def check(member: Member) -> str:
-        if member.name not in certified.pods:
+        if member.name not in certified.pods or member.replaced:
             return ""
         listed = await member.ssh.sh(certificate.listing(phase.engine_run))
         return certificate.mismatch(member.name, certified.pods[member.name], listed)
@@ -231,7 +239,7 @@ async def to_the_end(ctx: Rollout, name: str, again: bool) -> str:
     """Run a phase to its end. Entered again, workers that ended are started from the last common checkpoint."""
     phase = ctx.plan.phases[name]
     s = ctx.bus.snapshot
-    if not _started(s, phase) or (again and not _finished(s, phase)):
+    if not _started(s, phase) or (again and (not _finished(s, phase) or ctx.start_from is not None)):
         await _shown(ctx, await launch(ctx, phase))
     found = await _outcome(ctx, phase)
     if found is not None:
@@ -256,14 +264,14 @@ async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
     if not found.coord:
         raise UvccError(found.what, found.cure)
 
-    def said(s: Snapshot) -> str | None:
-        return _last_words(s, found.coord) or None
+    def said(s: Snapshot) -> tuple[str, str] | None:
+        return _last_words(s, found.coord)
 
     try:
-        words = await ctx.bus.wait(said, LAST_WORDS_S)
+        words, cure = await ctx.bus.wait(said, LAST_WORDS_S)
     except TimeoutError:
         raise UvccError(found.what, found.cure) from None
-    raise UvccError(f"{found.what}: {words}", found.cure)
+    raise UvccError(f"{found.what}: {words}", cure or found.cure)
 
 
 async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
@@ -347,13 +355,14 @@ def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) ->
     return Trouble(f"no worker gave a sign of life for {quiet:.0f} s") if quiet > stall_s else None
 
 
-def _last_words(s: Snapshot, coord: str) -> str:
-    """What a worker's exit record said of its end, if it could still write one."""
+def _last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
+    """What a worker's exit record said of its end, and what to do about it, if it could still write one."""
     pod = s.workers[coord].pod if coord in s.workers else ""
     for entry in reversed(s.log):
         if entry.source == pod and entry.text.startswith("exit ") and "error=" in entry.text:
-            return entry.text.partition("error=")[2].partition(" cure=")[0]
-    return ""
+            error, _, cure = entry.text.partition("error=")[2].partition(" cure=")
+            return error, cure.partition(" party=")[0]
+    return None
 
 
 async def stop_workers(ctx: Rollout, phase: Phase) -> None:

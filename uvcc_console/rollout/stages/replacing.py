@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uvcc_console.rollout.context import Rollout
+from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stages import links, provision
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
@@ -20,6 +20,16 @@ async def replace_pod(ctx: Rollout, name: str) -> str:
         raise ConfigError(f"the run has no pod {name}", f"it has {', '.join(ctx.members)}")
     if ctx.plan.profile.fleet.attach_prefix:
         raise ConfigError(f"pod {name} was taken over, not rented", "start it again where it came from")
+    member.in_hand = True
+    try:
+        await _another(ctx, member)
+    finally:
+        member.in_hand = False
+    assert member.pod is not None
+    return f"{name} is now {member.pod.address} ({member.pod.provider})"
+
+
+async def _another(ctx: Rollout, member: Member) -> None:
     await provision.detach(member)
     if member.pod is not None:
         ctx.say(ctx.pod_event(member, "deleting", "to be replaced"))
@@ -32,12 +42,10 @@ async def replace_pod(ctx: Rollout, name: str) -> str:
     member.pod, member.boot, member.identity, member.probe = None, None, {}, {}
     member.replaced = True
     member.intakes.clear()
-    ctx.cursors.pop(name, None)  # files of the old pod
-    ctx.pins.pop(name, None)
+    ctx.cursors.pop(member.name, None)  # files of the old pod
+    ctx.pins.pop(member.name, None)
     links.forget_certificate(ctx, member)
     ctx.say(ctx.pod_event(member, "creating", "instead of one that was lost"))
     await provision.one_pod(ctx, member)
     if ctx.wheel is not None:
         await provision.one_agent(ctx, member)
-    assert member.pod is not None
-    return f"{name} is now {member.pod.address} ({member.pod.provider})"

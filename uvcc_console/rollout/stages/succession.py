@@ -135,8 +135,7 @@ def check(ctx: Rollout, names: Sequence[str]) -> Phase:
     job, s = ctx.plan.profile.job, ctx.bus.snapshot
     phase = ctx.plan.phases.get(s.phase)
     if not isinstance(job, PrivateJob):
-        what = f"{', '.join(names)} holds the only checkpoints of this run"
-        raise ConfigError(what, "restart its workers; or start a new run, fleet.keep_pods keeps the data")
+        raise ConfigError(f"a {job.kind} job has no shares to hand over", "start a new run")
     if phase is None or s.engine_run != phase.engine_run:
         raise ConfigError("no phase was started yet", "before the smoke a pod is replaced as it is")
     if job.task != "train":
@@ -219,7 +218,9 @@ async def _records(ctx: Rollout, phase: Phase, member: Member) -> list[dict[str,
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # damaged: an older one will do
+            text = f"a COMMIT record of {phase.engine_run} on {member.name} is damaged: its checkpoint cannot be used"
+            ctx.say(ev.Alert(level="error", name="checkpoint_unverified", text=text, subject=member.name))
+            continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             found.append(record)
     return found

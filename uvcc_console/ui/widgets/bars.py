@@ -113,6 +113,8 @@ def banner_lines(view: View, width: int) -> list[Line]:
     keys = "r resumes, t tears down" if waits else ""
     if stage is not None and stage.name in SKIPPABLE and waits:
         keys = "R retries, x skips, t tears down"
+    if waits and stage and stage.until > 0:
+        keys += f"; {duration(max(0.0, stage.until - view.now))} left"
     if s.status == "failed":
         where = f"{stage.name}: " if stage and waits else ""
         block("alarm", f"{g.fail} FAILED {where}{what}", keys)

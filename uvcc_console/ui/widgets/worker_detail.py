@@ -27,6 +27,10 @@ def _facts(view: View, row: FleetRow) -> list[tuple[str, str, str]]:
         facts.append(("root", f"{row.root[:32]} {g.dot} {row.epoch}", "text"))
     if pod is not None:
         facts += [("pod", f"{pod.state} on {pod.provider}", "text"), ("address", clean(pod.address), "text")]
+        if view.snap.job_kind == "lm" and row.pod in view.snap.checkpoints:
+            home = view.snap.home.get(row.pod)
+            word = f"step {home[0]}" if home else "no checkpoint yet"
+            facts.append(("home", word, "text" if home else "warn"))
         if pod.price_hr:
             facts.append(("price", f"${pod.price_hr:.2f}/h", "text"))
         for name, (up, since) in pod.paths.items():

@@ -1,0 +1,170 @@
+"""A resume goes on over whole evidence from the newest checkpoint, or says what is damaged and does not go on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from private_kit import Fleet, Zygote, direct_links
+from test_private_worker import JOB, halt, until
+
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.control import HALT, HOLD, RELEASE
+
+SMALL = replace(JOB, steps=6, checkpoint_every=2)
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def halted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """Stopped at step 4 or later, with checkpoints of step 2 and of where it stopped, at least."""
+    fleet = Fleet(tmp_path_factory.mktemp("halted"), zygote, SMALL, direct_links())
+    fleet.launch(halt=HOLD)
+    until(lambda: fleet.events(0, "held"), 60, "the hold")
+    halt(fleet, 2, RELEASE, "early")
+    until(lambda: len(fleet.roots(0)) >= 4, 60, "steps")
+    halt(fleet, 0, HALT, "stop")
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    return fleet
+
+
+@pytest.fixture
+def fleet(halted: Fleet, tmp_path: Path) -> Fleet:
+    """A copy of the halted run that may be spoilt."""
+    mine = copy.copy(halted)
+    mine.folder, mine.links, mine.pids = tmp_path / "copy", direct_links(), []
+    shutil.copytree(halted.folder, mine.folder)
+    return mine
+
+
+def newest(fleet: Fleet, party: int = 0) -> int:
+    return ck.steps_present(fleet.dir(party) / "checkpoints")[0]
+
+
+def transcript(fleet: Fleet, party: int, name: str) -> Path:
+    return fleet.dir(party) / f"transcript_p{party}r0s0t0" / name
+
+
+def alter_leaf(fleet: Fleet) -> None:
+    path = transcript(fleet, 1, "leaves.bin")
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def alter_roots(fleet: Fleet) -> None:
+    path = transcript(fleet, 1, "roots.jsonl")
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    entry = json.loads(first)
+    entry["statement"]["leaves"] += 1
+    path.write_bytes(json.dumps(entry).encode() + b"\n" + b"".join(rest))
+
+
+def alter_peers(fleet: Fleet) -> None:
+    path = transcript(fleet, 1, "peers.jsonl")
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+
+
+def alter_tensors(fleet: Fleet) -> None:
+    path = fleet.dir(1) / "checkpoints" / f"step-{newest(fleet)}" / "rank0.sealed"
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def alter_manifest(fleet: Fleet) -> None:
+    path = fleet.dir(1) / "checkpoints" / f"step-{newest(fleet)}" / ck.MANIFEST
+    path.write_bytes(path.read_bytes().replace(b'"attempt":0', b'"attempt":1'))
+
+
+def lose_manifest(fleet: Fleet) -> None:
+    (fleet.dir(1) / "checkpoints" / f"step-{newest(fleet)}" / ck.MANIFEST).unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (alter_leaf, "transcript_p1r0s0t0/leaves.bin, epoch 0: "),
+        (alter_roots, "transcript_p1r0s0t0/roots.jsonl, epoch 0: the signature of P1 does not hold"),
+        (alter_peers, "transcript_p1r0s0t0/peers.jsonl, epoch 0: "),
+        (alter_tensors, "rank0.sealed was altered"),
+        (alter_manifest, "MANIFEST.json was altered"),
+        (lose_manifest, "has no manifest"),
+    ],
+)
+def test_damage_is_refused_by_name_before_any_training(
+    fleet: Fleet, spoil: Callable[[Fleet], None], words: str
+) -> None:
+    spoil(fleet)
+    kept = {p: p.read_bytes() for i in range(3) for p in sorted(fleet.dir(i).glob("transcript_*/leaves.bin"))}
+    began = time.monotonic()
+    fleet.launch(resume=True)
+    assert fleet.wait() == [4, 1, 4]
+    assert time.monotonic() - began < 60.0
+    said = fleet.exit(1)
+    assert words in said["error"]
+    assert "party" not in said  # nobody is accused of what happened to a file here
+    assert "uvcc resume RUN --from" in said["cure"]
+    for p in (0, 2):
+        assert fleet.exit(p)["error"].startswith("P1 stopped: ")
+        assert words in fleet.exit(p)["error"]
+    assert {len(fleet.events(p, "party_start")) for p in range(3)} == {1}  # the first time
+    assert {p: p.read_bytes() for p in kept} == kept
+
+
+def test_a_checkpoint_that_was_never_completed_is_passed_over(fleet: Fleet) -> None:
+    root = fleet.dir(1) / "checkpoints"
+    torn = root / "step-9.tmp-0123456789ab"
+    torn.mkdir()
+    (torn / "rank0.sealed").write_bytes(b"half of i")
+    at = newest(fleet)
+    fleet.launch(resume=True)
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    assert [fleet.events(p, "resumed")[-1]["step"] for p in range(3)] == [at] * 3
+    assert [fleet.events(p, "evidence_replayed")[-1]["epochs"] for p in range(3)] == [at] * 3
+    assert not fleet.events(1, "checkpoint_refused")
+
+
+def test_the_operator_may_decide_to_go_on_from_an_earlier_checkpoint(
+    fleet: Fleet, zygote: Zygote, tmp_path: Path
+) -> None:
+    held = ck.steps_present(fleet.dir(1) / "checkpoints")
+    alter_tensors(fleet)
+    fleet.launch(resume=True, start=3)
+    assert fleet.wait() == [2, 2, 2]
+    assert "all hold those of steps 2" in fleet.exit(0)["error"]
+    fleet.launch(resume=True, start=newest(fleet))
+    assert fleet.wait()[1] == 1
+    assert "was altered" in fleet.exit(1)["error"]
+    fleet.launch(resume=True, start=2)
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    assert [fleet.events(p, "resumed")[-1]["step"] for p in range(3)] == [2] * 3
+    aside = fleet.dir(1) / "aside1_checkpoints"
+    assert ck.steps_present(aside) == [step for step in held if step > 2]
+    calm = Fleet(tmp_path / "calm", zygote, SMALL, direct_links())
+    calm.launch()
+    assert calm.wait() == [0, 0, 0]
+    for p in range(3):  # the same messages under the same masks: nothing tells that it was repeated
+        assert fleet.result(p)["result_hash"] == calm.result(0)["result_hash"]
+        assert fleet.roots(p) == calm.roots(p)
+
+
+def test_starting_over_is_another_attempt_that_keeps_what_the_first_one_left(fleet: Fleet) -> None:
+    alter_leaf(fleet)
+    before = transcript(fleet, 1, "leaves.bin").read_bytes()
+    fleet.launch(resume=True, start=0, attempt=1)
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    assert (fleet.dir(1) / "earlier0_transcript_p1r0s0t0" / "leaves.bin").read_bytes() == before
+    assert (fleet.dir(1) / "earlier0_checkpoints").is_dir()
