@@ -23,6 +23,7 @@ KINDS = tuple(
         ev.HaltAck,
         ev.HaltDone,
         ev.Consent,
+        ev.CostTick,
         ev.RunEnded,
     )
 )

@@ -26,8 +26,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events, read_all
 from uvcc_console.core.state import disagreement
 from uvcc_console.fleet.keys import operator_key
-from uvcc_console.fleet.ledger import Ledger
-from uvcc_console.fleet.provider import provider_for
+from uvcc_console.fleet.provider import Rents, provider_for
+from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout import actions, domain, forecast, spawn, sweep
 from uvcc_console.rollout.bus import Bus
@@ -35,6 +35,7 @@ from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.machine import Stages
 from uvcc_console.rollout.plan import FULL, RESUMABLE, SMOKE, make_plan
 from uvcc_console.rollout.profile import parse
+from uvcc_console.rollout.spending import Spending
 from uvcc_console.rollout.stages import acts_of, adopt, succession
 from uvcc_console.rollout.stages.collect import last_words
 from uvcc_console.rollout.stages.provision import teardown
@@ -100,23 +101,21 @@ def open_rollout(run_dir: Path, bus: Bus) -> Rollout:
     return Rollout(plan, run_dir, bus, provider, key, members, pins=dict(kept.host_keys))
 
 
-async def _costs(ctx: Rollout, ending: Ending) -> None:
+async def _costs(ctx: Rollout, ending: Ending, spending: Spending) -> None:
     """Keep the spend in the journal and end the run when it meets a cap or its time to live."""
-    limits = ctx.plan.profile.limits
-    ledger = Ledger(limits.hourly, limits.total)
-    ctx.bus.listen(ledger.apply)
-    for _, event in iter_events(ctx.run_dir / spawn.JOURNAL):
-        ledger.apply(event)
-    end = ctx.bus.snapshot.created + limits.ttl
     while True:
-        remaining = max(0.0, end - time.time())
-        if ledger.hourly > 0:
-            ctx.bus.record([ledger.tick(remaining)])
-        if breach := ledger.breach():
-            ending.ask(f"spend guard: {breach}")
-        if remaining <= 0:
-            ending.ask(f"its time to live of {limits.ttl:.0f} s is over")
-        await asyncio.sleep(min(COST_EVERY_S, max(0.1, remaining)))
+        ctx.bus.record(spending.look())
+        if why := spending.over():
+            ending.ask(why)
+        await asyncio.sleep(min(COST_EVERY_S, max(0.1, spending.remaining)))
+
+
+def _spending(ctx: Rollout) -> Spending:
+    """The run's spending so far; the provider knows the caps from here on."""
+    found = Spending(ctx.plan.profile.limits, ctx.provider, RunClock(ctx.run_dir), ctx.bus.snapshot.created)
+    ctx.bus.listen(found.heard)
+    found.replay(event for _, event in iter_events(ctx.run_dir / spawn.JOURNAL))
+    return found
 
 
 async def _watch(ctx: Rollout) -> None:
@@ -128,9 +127,8 @@ async def _watch(ctx: Rollout) -> None:
 
 
 async def _sweep(ctx: Rollout) -> None:
-    """End what other runs of this folder left at the provider, now and every minute."""
-    names = [m.request.name for m in ctx.members.values()]
-    await sweep.keep_sweeping(ctx.provider, ctx.plan.prefix, names, lambda event: ctx.bus.record([event]))
+    """End what other runs of this folder left at the provider, and what is beside our own pods, every minute."""
+    await sweep.keep_sweeping(ctx.provider, ctx.plan.prefix, lambda event: ctx.bus.record([event]))
 
 
 def compare_roots(bus: Bus) -> None:
@@ -210,8 +208,9 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     _heed(ctx, stages, ending, desk, since)
     compare_roots(ctx.bus)
     following = asyncio.create_task(ctx.bus.run(), name="journal")
+    spending = _spending(ctx)
     aside = [
-        asyncio.create_task(_costs(ctx, ending), name="costs"),
+        asyncio.create_task(_costs(ctx, ending, spending), name="costs"),
         asyncio.create_task(_watch(ctx), name="detectors"),
         asyncio.create_task(_sweep(ctx), name="sweep"),
     ]
@@ -227,7 +226,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         desk.close()
         for task in aside:
             task.cancel()
-        status, detail = await _end(ctx, status, detail)
+        status, detail = await _end(ctx, status, detail, spending)
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)
@@ -264,7 +263,7 @@ async def _stages_or_ending(ctx: Rollout, stages: Stages, ending: Ending, adopte
     return "torn_down", ending.reason
 
 
-async def _end(ctx: Rollout, status: str, detail: str) -> tuple[str, str]:
+async def _end(ctx: Rollout, status: str, detail: str, spending: Spending | None = None) -> tuple[str, str]:
     """Tear down and write the run's last event; a journal that cannot be written delays neither."""
     ctx.tolerant = True
     keep = ctx.plan.profile.fleet.keep_pods and status == "ok"
@@ -284,11 +283,30 @@ async def _end(ctx: Rollout, status: str, detail: str) -> tuple[str, str]:
         ctx.say(ev.StageChanged(name="teardown", status=word, detail=said))
         if left and shown == "ok":
             status = "failed"
+    if spending is not None:
+        ctx.say(*spending.look())  # the provider's bill of what is gone has come by now
+    watched = await _unproven(ctx, keep)
     ctx.say(ev.RunEnded(status=status, detail=detail, leaks=left))
+    if watched and not spawn.running(ctx.run_dir, spawn.HALTD):
+        ctx.sidecar = spawn.start(ctx.run_dir, spawn.HALTD)  # it sees that the run is over, and stays for these
     if ctx.artifacts.is_dir():
         with contextlib.suppress(UvccError):
             write_artifacts(ctx.run_dir)  # the run's log, now with its last line
     return status, detail
+
+
+async def _unproven(ctx: Rollout, keep: bool) -> list[str]:
+    """Creates that never had an answer and that the market has still time to show: told, and watched on."""
+    if not isinstance(ctx.provider, Rents):
+        return []
+    try:
+        left = await ctx.provider.prove(ended=True, keep=[m.request.name for m in ctx.members.values()] if keep else ())
+    except UvccError as e:
+        left = [f"{ctx.plan.prefix}* ({e.what})"]
+    if left:
+        text = f"never answered, and not proven to be nothing: {', '.join(left)}; the sidecar stays and ends what comes"
+        ctx.say(ev.Alert(level="warn", name="unanswered", text=text, remedy="uvcc pods --sweep looks as well"))
+    return left
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -200,8 +200,10 @@ class OtherMarket(httpx.AsyncBaseTransport):
             await self.sleep(q.latency * self._random.uniform(0.5, 1.5))
         self.settle()
         if number in q.busy:
-            when = format_datetime(datetime.fromtimestamp(self.now() + q.busy_s, UTC), usegmt=True)
-            headers = {"Retry-After": when, "Date": format_datetime(datetime.fromtimestamp(self.now(), UTC), usegmt=True)}
+            headers = {"Retry-After": _http_date(self.now() + q.busy_s), "Date": _http_date(self.now())}
+                "Retry-After": when,
+                "Date": format_datetime(datetime.fromtimestamp(self.now(), UTC), usegmt=True),
+            }
             return httpx.Response(429, json={"detail": "Too many requests"}, headers=headers, request=request)
         if request.headers.get("authorization") != f"Bearer {KEY}":
             status, body = 401, {"detail": "Authorization failed"}
@@ -256,7 +258,8 @@ class OtherMarket(httpx.AsyncBaseTransport):
         if number in q.failed:
             return 500, {"detail": "Error during pod provisioning"}
         want = body["pod"]
-        fitting = [o for o in self.offers if o["provider"] == body["provider"]["type"] and o["cloudId"] == want["cloudId"]]
+        asked = (body["provider"]["type"], want["cloudId"])
+        fitting = [o for o in self.offers if (o["provider"], o["cloudId"]) == asked]
         if not fitting or fitting[0]["stockStatus"] == "Unavailable":
             return 400, {"detail": "No capacity available"}
         pod = self._rent(want.get("name", "pod"), ME, fitting[0], self.now(), want.get("image", ""))
@@ -368,6 +371,10 @@ def _offer(provider: str, price: float) -> dict[str, Any]:
     known = document()["components"]["schemas"]["GpuAvailability"]["properties"]
     assert set(row) <= set(known)
     return row
+
+
+def _http_date(at: float) -> str:
+    return format_datetime(datetime.fromtimestamp(at, UTC), usegmt=True)
 
 
 def _moment(at: float) -> str:

@@ -123,5 +123,5 @@ async def test_it_goes_with_the_runs_folder(run_dir: Path) -> None:
 )
 async def test_nobody_stays_for_other_runs(fleet: dict[str, object], status: str) -> None:
     folder = kept_run(fleet, status)
-    assert not keeper.needed(keeper.snapshot(folder))
+    assert not keeper.needed(keeper.snapshot(folder), folder)
     assert await keeper.keep(folder, make=lambda s: pytest.fail("asked the provider")) == []

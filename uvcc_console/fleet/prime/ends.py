@@ -79,7 +79,7 @@ class Ends:
         known: dict[Path, dict[str, Try]] = {}
         found = []
         for pod in await self.client.pods():
-            if not base_of(pod.name).startswith(prefix) or not base_of(pod.name) or pod.over:
+            if not pod.name.startswith(prefix) or not base_of(pod.name) or pod.over:
                 continue
             book = self.book(pod.name)
             tries = known.setdefault(book.path, book.tries())

@@ -150,10 +150,9 @@ class PrimeProvider:
         if found is not None and found.dying:
             return None
         if why := self._unfit(request, pods[0]):
-            for t in self._ends.tries(request.name).values():
-                if t.id == pods[0].provider_id:
-                    self._intents.note(self._clock.now(), name=t.name, rejected=why)
-            await self._ends.end(pods[0].provider_id, found.name if found else request.name)
+            name = next(t.name for t in self._ends.tries(request.name).values() if t.id == pods[0].provider_id)
+            self._intents.note(self._clock.now(), name=name, rejected=why)
+            await self._ends.end(pods[0].provider_id, name)
             return None
         self._domains.setdefault(request.party, pods[0].provider)
         self._rented.add(request.name)
