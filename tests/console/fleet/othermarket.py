@@ -201,9 +201,6 @@ class OtherMarket(httpx.AsyncBaseTransport):
         self.settle()
         if number in q.busy:
             headers = {"Retry-After": _http_date(self.now() + q.busy_s), "Date": _http_date(self.now())}
-                "Retry-After": when,
-                "Date": format_datetime(datetime.fromtimestamp(self.now(), UTC), usegmt=True),
-            }
             return httpx.Response(429, json={"detail": "Too many requests"}, headers=headers, request=request)
         if request.headers.get("authorization") != f"Bearer {KEY}":
             status, body = 401, {"detail": "Authorization failed"}

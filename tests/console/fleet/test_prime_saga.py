@@ -11,6 +11,7 @@ from primefake import FakePod, PrimeFake
 from primeworld import RUN, World, new_world
 
 from uvcc_console.fleet.prime.client import PrimeRefused
+from uvcc_console.fleet.prime.intents import Intents
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.rollout.sweep import sweep
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -143,6 +144,7 @@ async def test_another_console_adopts_what_the_first_left(world: World) -> None:
 async def test_a_sweep_ends_a_late_second_try_and_not_the_pod_beside_it(world: World) -> None:
     await world.up()
     twin = next(n for n in world.ours if "-p1r0x" in n)[:-6] + "aaaaaa"
+    Intents.of(world.run_dir).note(world.clock.now(), name=twin, price_hr=2.1)
     late = world.fake.pods[world.fake.foreign(twin)]
     late.foreign = False  # a create of ours that showed up long after it was given up
     gone = await sweep(world.provider, f"{RUN}-", now=world.clock.now())

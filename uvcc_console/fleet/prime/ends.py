@@ -57,7 +57,7 @@ class Ends:
 
     def book(self, name: str) -> Intents:
         """The file that tells of a pod of this name: the run's own, or that of another run of this data folder."""
-        run = base_of(name).removeprefix("uvcc-").rpartition("-")[0]
+        run = _run(name)
         if run and run != self.run_dir.name:
             other = paths.run_dir(run)
             if (other / FILE).exists():
@@ -68,11 +68,18 @@ class Ends:
         return Intents.of(self.run_dir).tries(prefix)
 
     def ours(self, pod: ApiPod, tries: dict[str, Try]) -> bool:
-        """Whether a pod whose name has our form is ours: another user of the account may have copied the name."""
+        """Whether a pod whose name has our form is ours: its create is on disk, and no other user's key made it.
+
+        Nothing is created that was not written down before, so a name alone makes nothing ours. Pods of runs that this
+        data folder does not know are let through: they are shown, and left alone by whoever asks for a run's fate.
+        """
         if not base_of(pod.name):
             return False
+        if not tries:
+            run = _run(pod.name)
+            return run != self.run_dir.name and not paths.run_dir(run).exists()
         users = {t.user for t in tries.values() if t.user}
-        return not (pod.user_id and users) or pod.user_id in users
+        return pod.name in tries and (not (pod.user_id and users) or pod.user_id in users)
 
     async def shown(self, prefix: str) -> list[tuple[ApiPod, dict[str, Try]]]:
         """Listed pods of ours under this prefix that may cost something, each with the tries that its run knows of."""
@@ -308,6 +315,11 @@ class Ends:
             if isinstance(end, BaseException) and not isinstance(end, UvccError):
                 raise end
         return [t for t in self.tries().values() if t.open and t.name not in self.asking]
+
+
+def _run(name: str) -> str:
+    """The run that a try's name belongs to."""
+    return base_of(name).removeprefix("uvcc-").rpartition("-")[0]
 
 
 def _fresh(t: Try, now: float) -> bool:

@@ -144,13 +144,14 @@ class PrimeProvider:
         await self._ends.waited(request.name)
         self._know(request)
         pods = [p for p in await self._ends.listing(request.name, _place) if p.name == request.name]
-        if not pods or pods[0].stray:
+        known = {t.id: t.name for t in self._ends.tries(request.name).values() if t.open and t.id}
+        if not pods or pods[0].stray or pods[0].provider_id not in known:
             return None
         found = await self._client.pod(pods[0].provider_id)
         if found is not None and found.dying:
             return None
         if why := self._unfit(request, pods[0]):
-            name = next(t.name for t in self._ends.tries(request.name).values() if t.id == pods[0].provider_id)
+            name = known[pods[0].provider_id]
             self._intents.note(self._clock.now(), name=name, rejected=why)
             await self._ends.end(pods[0].provider_id, name)
             return None
