@@ -1,4 +1,4 @@
-"""A run's whole life on either fake market in virtual time: rented, swept every minute, torn down, watched to the end."""
+"""A run's whole life on either fake market, in virtual time: rented, swept every minute, torn down, watched on."""
 
 from __future__ import annotations
 

@@ -132,9 +132,9 @@ class Ends:
         for pod, tries in rows:
             there.setdefault(base_of(pod.name), []).append((pod, tries.get(pod.name)))
             held |= {t.base: t.id for t in tries.values() if t.held and t.open and t.id}
-        for pod, t in await self._hidden(prefix, {pod.id for pod, _ in rows}):
-            there.setdefault(t.base, []).append((pod, t))
-            held |= {t.base: t.id} if t.held else {}
+        for pod, hidden in await self._hidden(prefix, {pod.id for pod, _ in rows}):
+            there.setdefault(hidden.base, []).append((pod, hidden))
+            held |= {hidden.base: hidden.id} if hidden.held else {}
         found = []
         for base, those in there.items():
             chosen = held.get(base) or _likeliest(those)

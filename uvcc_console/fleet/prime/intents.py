@@ -134,19 +134,21 @@ def _fold(t: Try, row: Mapping[str, Any], ts: float) -> Try:
     pod_id = str(row.get("id") or "")
     if pod_id and t.id and pod_id != t.id:
         return t  # the market obeyed twice: the second pod is told of under the same name, and ends by itself
-    known = {
-        "id": pod_id or t.id,
-        "user": str(row.get("user") or "") or t.user,
-        "provider": str(row.get("provider") or "") or t.provider,
-        "price_hr": max(t.price_hr, _number(row.get("price_hr"))),
-        "seen": t.seen or (ts if row.get("seen") else 0.0),
-        "held": (t.held or bool(row.get("held"))) and not row.get("released"),
-        "rejected": t.rejected or bool(row.get("rejected")),
-        "billed": _number(row["billed"]) if row.get("billed") is not None else t.billed,
-    }
     outcome = next((word for word in _ENDS if row.get(word)), t.outcome)
-    ended = ts if outcome and not t.outcome else t.ended
-    return replace(t, heard=ts, outcome=outcome, ended=ended, **known)
+    return replace(
+        t,
+        heard=ts,
+        id=pod_id or t.id,
+        user=str(row.get("user") or "") or t.user,
+        provider=str(row.get("provider") or "") or t.provider,
+        price_hr=max(t.price_hr, _number(row.get("price_hr"))),
+        seen=t.seen or (ts if row.get("seen") else 0.0),
+        held=(t.held or bool(row.get("held"))) and not row.get("released"),
+        rejected=t.rejected or bool(row.get("rejected")),
+        billed=_number(row["billed"]) if row.get("billed") is not None else t.billed,
+        outcome=outcome,
+        ended=ts if outcome and not t.outcome else t.ended,
+    )
 
 
 def _number(value: Any) -> float:

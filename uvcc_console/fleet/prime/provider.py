@@ -26,6 +26,7 @@ FRESH_S = 60.0
 BLOCK_S = 600.0
 PRICE_SLACK = 1.02
 TRIES = 6
+Names = list[str]
 UNANSWERED = 2  # creates of one pod that may be without an answer at a time, since each may cost
 LOOK_S = 15.0
 
@@ -200,8 +201,8 @@ class PrimeProvider:
                 reasons.append(str(e))
                 break
             try:
-                await self._room(self._price(request, offer))
-                return await self._try(request, offer, image)
+                late = await self._room(request, self._price(request, offer))
+                return late or await self._try(request, offer, image)
             except OverCap:
                 raise
             except PrimeRefused as e:
@@ -233,10 +234,11 @@ class PrimeProvider:
     def _price(self, request: PodRequest, offer: Offer) -> float:
         return offer.price(self._wanted(request).disk) or 0.0
 
-    async def _room(self, price: float) -> None:
-        """Return once the caps allow one more pod at this price. Raises OverCap where they will not.
+    async def _room(self, request: PodRequest, price: float) -> Pod | None:
+        """Wait until the caps allow one more pod at this price. Raises OverCap where they will not.
 
-        What may still cost counts, also creates without an answer; for these it waits until they are proven.
+        What may still cost counts, also creates without an answer; for these it waits until they are proven, or until
+        one of this request has brought a pod after all, which is returned.
         """
         end = self._clock.now() + LAG_S + SETTLE_S
         while why := self._over_cap(price):
@@ -246,8 +248,12 @@ class PrimeProvider:
             await self._clock.sleep(LOOK_S)
             try:
                 await self._ends.prove(self._is_stray)
+                mine = [t for t in self._ends.tries(request.name).values() if t.base == request.name and t.open]
+                if any(t.answered and not t.rejected for t in mine):
+                    return await self._adopt(request)
             except (UnreachableError, PrimeRefused):
                 continue
+        return None
 
     def _over_cap(self, price: float) -> str:
         if self.caps is None:
@@ -416,7 +422,7 @@ class PrimeProvider:
         held = {o.base for o in self._ends.tries().values() if o.held and o.open and o.name != t.name}
         return t.rejected or (not t.held and t.base in held)
 
-    async def prove(self, *, ended: bool, keep: Collection[str] = ()) -> list[str]:
+    async def prove(self, *, ended: bool, keep: Collection[str] = ()) -> Names:
         """One look at every try that is not proven yet; see ``Rents``."""
         left = await self._ends.prove(lambda t: t.base not in keep if ended else self._is_stray(t))
         if ended and not left:
