@@ -28,11 +28,13 @@ def run(argv: list[str]) -> int:
     parser.add_json()
     args = parser.parse_args(argv)
     rows, trouble = asyncio.run(_survey(_known_fleets(args.provider), args.sweep))
+    if args.sweep:
+        trouble += asyncio.run(_prove(args.provider))
     if args.json:
         common.emit(rows)
     else:
         for r in rows:
-            fate = "swept" if r["swept"] else r["fate"]
+            fate = "swept" if r["swept"] else "one too many" if r["stray"] else r["fate"]
             common.show(f"{r['name']:<44} {r['provider']:<10} {r['price_hr']:>7.2f} $/h  {r['address']:<28} {fate}")
         if not rows:
             common.say("no pods")
@@ -61,6 +63,32 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
         if name not in known:
             found[(name,)] = ({"provider": name}, paths.data_dir())
     return [found[key] for key in sorted(found) if not only or key[0] in only]
+
+
+async def _prove(only: list[str]) -> list[str]:
+    """Look at every create of runs that are over or dead and that had no answer; a line for each that is not proven."""
+    from uvcc_console.fleet.prime.intents import Intents
+    from uvcc_console.fleet.provider import Rents, provider_for
+    from uvcc_console.rollout.sweep import KEPT, ORPHAN, fate_of
+
+    lines = []
+    for run_dir in common.run_dirs():
+        fate = fate_of(f"{PREFIX}{run_dir.name}-p0r0")
+        tries = [t for t in Intents.of(run_dir).tries().values() if t.open]
+        fleet = dict(common.load_snapshot(run_dir).profile.get("fleet", {}))
+        if not tries or fate not in (ORPHAN, KEPT) or (only and fleet.get("provider") not in only):
+            continue
+        try:
+            provider = provider_for(fleet, run_dir)
+            try:
+                if isinstance(provider, Rents):
+                    left = await provider.prove(ended=True, keep=[t.base for t in tries if fate == KEPT and t.held])
+                    lines += [f"{name} was never answered; not proven yet that no pod comes of it" for name in left]
+            finally:
+                await provider.close()
+        except UvccError as e:
+            lines.append(f"{run_dir.name}: {e}")
+    return lines
 
 
 async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool) -> tuple[list[dict[str, Any]], list[str]]:

@@ -283,12 +283,13 @@ class HaltDone(Event):
 @_event("cost")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTick(Event):
-    """Spending so far and its rate, in US dollars."""
+    """Spending so far and its rate, in US dollars. ``at``: the run's own time, which no setting of the clock moves."""
 
     hourly: float
     spent: float
     forecast: float = 0.0
     runway_h: float | None = None
+    at: float = 0.0
 
 
 @_event("result")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from uvcc_console.core import events as ev
+from uvcc_console.fleet.provider import Books
 
 # states in which a provider does not bill: nothing was asked for yet, or it is proven gone
 _FREE = ("planned", "gone")
@@ -28,38 +29,51 @@ class Ledger:
     """Accrues US dollars from PodChanged events, so that it can be rebuilt from the journal at any time.
 
     ``hourly_cap`` and ``total_cap``: 0 means that nothing may be spent. ``wallet`` is the provider's balance if known.
+    ``clock`` should be the run's, which no setting of the machine's clock moves. ``books``: what the provider's own
+    account of the run says; the larger of both counts.
     """
 
     hourly_cap: float = 0.0
     total_cap: float = 0.0
     wallet: float | None = None
     clock: Callable[[], float] = time.time
+    books: Books = field(default_factory=Books)
+    _shift: float = 0.0  # from the journal's wall clock to the run's, as last told
     _meters: dict[str, list[_Meter]] = field(default_factory=dict)
 
-    def apply(self, event: ev.Event) -> None:
-        """Start, re-price or stop a pod's meter. A pod of state failed or lost may still be billed: it runs on."""
+    def apply(self, event: ev.Event, at: float | None = None) -> None:
+        """Start, re-price or stop a pod's meter. A pod of state failed or lost may still be billed: it runs on.
+
+        A meter starts without a price too: the price counts from there on once it is known. ``at``: the run's time,
+        for events that have just happened; those of a journal that is read again are placed by its ticks.
+        """
+        if isinstance(event, ev.CostTick) and event.at > 0 and at is None:
+            self._shift = event.at - event.ts
+            for meters in self._meters.values():
+                meters[-1].since = min(meters[-1].since, event.at)
         if not isinstance(event, ev.PodChanged):
             return
-        meters = self._meters.setdefault(event.pod, [])
-        running = meters[-1] if meters and meters[-1].until is None else None
+        when = event.ts + self._shift if at is None else at
+        known = self._meters.get(event.pod, [])
+        running = known[-1] if known and known[-1].until is None else None
         if event.state in _FREE:
             if running is not None:
-                running.until = event.ts
+                running.until = when
         elif running is None:
-            if event.price_hr > 0:
-                meters.append(_Meter(event.price_hr, event.ts))
-        elif event.price_hr > 0:
+            self._meters.setdefault(event.pod, []).append(_Meter(max(0.0, event.price_hr), when))
+        else:
             running.price_hr = max(running.price_hr, event.price_hr)
 
     @property
     def hourly(self) -> float:
         """US dollars an hour of all pods that are not proven gone."""
-        return sum(m.price_hr for meters in self._meters.values() for m in meters if m.until is None)
+        ours = sum(m.price_hr for meters in self._meters.values() for m in meters if m.until is None)
+        return max(ours, self.books.hourly)
 
     def spent(self, now: float | None = None) -> float:
-        """US dollars so far, by this machine's clock."""
+        """US dollars so far: by our own clock, or by the provider's books where these say more."""
         at = self.clock() if now is None else now
-        return sum(m.cost(at) for meters in self._meters.values() for m in meters)
+        return max(self.books.spent, sum(m.cost(at) for meters in self._meters.values() for m in meters))
 
     def tick(self, remaining_s: float | None = None) -> ev.CostTick:
         """The event for now; ``remaining_s`` is how long the run is expected to go on."""
@@ -68,7 +82,7 @@ class Ledger:
         forecast = spent + hourly * remaining_s / 3600.0 if remaining_s is not None else 0.0
         left = self.wallet if self.wallet is not None else None
         runway = left / hourly if left is not None and hourly > 0 else None
-        return ev.CostTick(hourly=hourly, spent=spent, forecast=forecast, runway_h=runway)
+        return ev.CostTick(hourly=hourly, spent=spent, forecast=forecast, runway_h=runway, at=now)
 
     def allows(self, extra_hourly: float, hours: float = 0.0) -> str:
         """Why pods for ``extra_hourly`` more, held for ``hours``, may not be created; empty when they may."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from uvcc_console.core.suggest import nearest
 from uvcc_engine.contract.errors import ConfigError
@@ -35,7 +35,10 @@ class PodRequest:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod that exists. ``provider_id`` is the provider's key to it; ``price_hr`` US dollars an hour."""
+    """One pod that exists. ``provider_id`` is the provider's key to it; ``price_hr`` US dollars an hour.
+
+    ``stray``: its run is known, by ids, to use another pod in its place; it shall go.
+    """
 
     name: str
     party: int
@@ -48,6 +51,7 @@ class Pod:
     price_hr: float = 0.0
     region: str = ""
     jump: str = ""
+    stray: bool = False
 
     @property
     def address(self) -> str:
@@ -121,6 +125,44 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Release connections. The pods stay."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a run may spend, in US dollars: an hour, and in all."""
+
+    hourly: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What a run's pods cost. ``over``: pods for which the provider billed more than our clock says, beyond tolerance.
+
+    ``spent`` takes the larger of the two for each; ``hourly`` counts everything that is not proven gone.
+    """
+
+    spent: float = 0.0
+    hourly: float = 0.0
+    over: tuple[tuple[str, float, float], ...] = ()
+
+
+@runtime_checkable
+class Rents(Protocol):
+    """What a provider that sends bills does beside: it keeps caps, books, and an eye on creates without an answer."""
+
+    caps: Caps | None
+
+    def books(self) -> Books:
+        """What the run has cost until now."""
+        ...
+
+    async def prove(self, *, ended: bool, keep: Collection[str] = ()) -> list[str]:
+        """One look at what is not proven yet; returns the names of tries that still are not, nor in use.
+
+        Of a run that has ``ended`` everything but ``keep`` (names of pods) goes; of one that lives, strays go.
+        """
         ...
 
 

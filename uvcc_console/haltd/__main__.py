@@ -60,8 +60,8 @@ async def _serve(run: str) -> None:
 
 
 async def _stay(run_dir: Path) -> None:
-    """The run is over: if it keeps pods that cost money, this process stays for their end, and is a sidecar no more."""
-    if not (run_dir / spawn.JOURNAL).exists() or not keeper.needed(keeper.snapshot(run_dir)):
+    """The run is over: for what may still cost money this process stays, and is a sidecar no more."""
+    if not (run_dir / spawn.JOURNAL).exists() or not keeper.needed(keeper.snapshot(run_dir), run_dir):
         return
     spawn.write_record(run_dir, keeper.KEEPER)
     (run_dir / f"{spawn.HALTD}.json").unlink(missing_ok=True)

@@ -22,6 +22,7 @@ KINDS: Final = tuple(
         ev.HaltAck,
         ev.HaltDone,
         ev.Consent,
+        ev.CostTick,
         ev.RunEnded,
     )
 )

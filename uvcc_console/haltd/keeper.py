@@ -1,80 +1,115 @@
-"""Pods that outlive their run (``fleet.keep_pods``) still end at its time to live: somebody has to stay for that.
+"""Who stays when a run is over: for pods that outlive it, and for creates of which nobody knows yet what came of them.
 
 A market has no expiry of its own, and a pod's lease can halt its workers but not its bill. So the run's last process
-stays behind, without any connection, and ends the pods when their time is over. It goes when they are gone, when
-another run has taken them over and ended them, or when the run's folder is removed. After a reboot of this machine the
-next ``uvcc`` rollout or ``uvcc pods --sweep`` does it instead. Local pods have a time to live of their own.
+stays behind, without any connection, ends kept pods (``fleet.keep_pods``) when their time is over, and watches every
+create until it is proven: its pod gone, or list and history beyond their known lag without it. It goes when nothing is
+left to prove, when another run has taken the pods over and ended them, or when the run's folder is removed; a market
+that answers nothing at all it leaves after ``LONGEST_S``. After a reboot of this machine the next ``uvcc`` rollout or
+``uvcc pods --sweep`` does it instead. Local pods have a time to live of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_newest
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.provider import Provider, provider_for
+from uvcc_console.fleet.prime.intents import Intents
+from uvcc_console.fleet.provider import Provider, Rents, provider_for
+from uvcc_console.fleet.runclock import run_now
 from uvcc_console.rollout import spawn, sweep
 from uvcc_engine.contract.errors import UvccError
 
 log = logging.getLogger(__name__)
 KEEPER = "keeper"
-LOOK_S = 60.0
+LOOK_S = 20.0
+LONGEST_S = 48 * 3600.0
 Sleep = Callable[[float], Awaitable[None]]
 Make = Callable[[Snapshot], Provider]
 
 
-def needed(s: Snapshot) -> bool:
-    """Whether the run ended well and left pods that do not end by themselves."""
-    fleet = dict(s.profile.get("fleet", {}))
-    kept = bool(fleet.get("keep_pods")) and bool(s.ended) and s.status == "ok"
-    return kept and fleet.get("provider", "local") != "local"
+def needed(s: Snapshot, run_dir: Path) -> bool:
+    """Whether the run is over and left pods that do not end by themselves, or creates that are not proven."""
+    if not s.ended or dict(s.profile.get("fleet", {})).get("provider", "local") == "local":
+        return False
+    return _keeps(s) or any(t.open for t in Intents.of(run_dir).tries().values())
+
+
+def _keeps(s: Snapshot) -> bool:
+    return bool(dict(s.profile.get("fleet", {})).get("keep_pods")) and s.status == "ok"
 
 
 async def keep(
     run_dir: Path,
     *,
     make: Make | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] | None = None,
     sleep: Sleep = asyncio.sleep,
 ) -> list[str]:
-    """Stay until the run's kept pods are gone, ending those whose time is over; returns the names of these.
+    """Stay until nothing is left to end or to prove; returns the names of pods that were ended.
 
-    What could not be ended is tried again every minute.
+    What could not be done is tried again at the next look.
     """
+    now = clock or (lambda: run_now(run_dir))
     ended: list[str] = []
+    since, trouble = now(), ""
     while (run_dir / spawn.JOURNAL).exists():
         try:
             s = snapshot(run_dir)
-            if not needed(s):
+            if not needed(s, run_dir):
                 return ended
-            left = await _round(run_dir, s, make, clock(), ended)
+            left, trouble = await _round(run_dir, s, make, now(), ended), ""
         except UvccError as e:
-            log.warning("the kept pods of %s: %s", run_dir.name, e)
-            left = True
+            log.warning("what %s left: %s", run_dir.name, e)
+            left, trouble = True, e.what
         if not left:
             return ended
+        if trouble and now() - since > LONGEST_S:
+            _tell(run_dir, "error", f"nobody watches what the run left any more: {trouble}")
+            return ended
+        since = since if trouble else now()
         await sleep(LOOK_S)
     return ended
 
 
 async def _round(run_dir: Path, s: Snapshot, make: Make | None, now: float, ended: list[str]) -> bool:
-    """One look: end what is over; whether there is still something to stay for."""
+    """One look: end what is over, prove what can be; whether there is still something to stay for."""
     fleet = dict(s.profile.get("fleet", {}))
     provider = make(s) if make is not None else provider_for(fleet, run_dir)
     try:
         pods = await provider.list(f"uvcc-{s.run}-")
+        left = False
         for pod in pods:
-            if sweep.fate_of(pod.name, now=now) == sweep.ORPHAN:
-                log.info("the time of %s is over: it is deleted", pod.name)
+            fate = sweep.fate_of(pod.name, now=now)
+            if fate == sweep.ORPHAN or pod.stray:
+                log.info("%s is left over: it is deleted", pod.name)
                 await provider.delete(pod)
                 ended.append(pod.name)
-        return any(pod.name not in ended for pod in pods)
+                _tell(run_dir, "warn", f"pod {pod.name} was left when the run was over, and is deleted")
+            else:
+                left = True
+        if isinstance(provider, Rents):
+            kept = [pod.name for pod in pods if pod.name not in ended]
+            left |= bool(await provider.prove(ended=True, keep=kept))
+        return left
     finally:
         await provider.close()
+
+
+def _tell(run_dir: Path, level: str, text: str) -> None:
+    """Write it into the journal, if that can be written."""
+    try:
+        journal = Journal(run_dir / spawn.JOURNAL, source=KEEPER)
+        try:
+            journal.append(ev.Alert(level=level, name=KEEPER, text=text, remedy="see: uvcc pods --sweep"))
+        finally:
+            journal.close()
+    except UvccError as e:
+        log.warning("not journalled: %s: %s", text, e)
 
 
 def snapshot(run_dir: Path) -> Snapshot:

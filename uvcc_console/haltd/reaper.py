@@ -15,14 +15,15 @@ AGAIN_S = 60.0
 
 @dataclass(slots=True)
 class Reaper:
-    """Counts how long the run has been without a conductor. All times are wall clock seconds."""
+    """Counts how long the run has been without a conductor. All times are the run's own, see ``fleet.runclock``."""
 
     ledger: Ledger = field(default_factory=Ledger)
     _alone_since: float = -1.0
     _asked: float = float("-inf")
 
-    def see(self, event: ev.Event) -> None:
-        self.ledger.apply(event)
+    def see(self, event: ev.Event, at: float | None = None) -> None:
+        """``at``: the run's time, for an event that has just happened."""
+        self.ledger.apply(event, at)
 
     def due(self, s: Snapshot, *, conducted: bool, now: float) -> str:
         """Why the run must be ended now; empty while a conductor looks after it, or while one may still come back.

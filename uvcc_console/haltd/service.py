@@ -22,7 +22,10 @@ from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.inventory import jump_to
 from uvcc_console.fleet.keys import operator_key
+from uvcc_console.fleet.ledger import Ledger
+from uvcc_console.fleet.prime.intents import Intents, books_of
 from uvcc_console.fleet.provider import Pod, provider_for
+from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.haltd import gpus
 from uvcc_console.haltd.deferred import BUSY_S, Deferred
@@ -135,7 +138,8 @@ class Service:
         self._only = only
         self._given_times = times
         self._ended = False
-        self._reaper = Reaper()
+        self._clock = RunClock(run_dir)
+        self._reaper = Reaper(Ledger(clock=self._clock.now))
         self._reaping: asyncio.Task[None] | None = None
         self._looking: set[asyncio.Future[None]] = set()
         self._refused = False  # that domains have not signed for a termination was told
@@ -246,9 +250,9 @@ class Service:
         if asked.nonce and not asked.done and (not self._only or asked.nonce == self._only):
             self._request(ev.HaltRequested(nonce=asked.nonce, mode=asked.mode, by=asked.by, drill=asked.drill))
 
-    def _note(self, event: ev.Event) -> None:
+    def _note(self, event: ev.Event, at: float | None = None) -> None:
         """A run that ended may be taken up again: its pods or workers come back."""
-        self._reaper.see(event)
+        self._reaper.see(event, at)
         if isinstance(event, ev.RunEnded):
             self._ended = True
             self._front.publish([event])
@@ -256,7 +260,7 @@ class Service:
             self._ended = False
 
     def _heed(self, event: ev.Event) -> None:
-        self._note(event)
+        self._note(event, self._clock.now())
         if isinstance(event, ev.PodChanged | ev.RunCreated):
             self._sync()
         elif isinstance(event, ev.PhaseStarted):
@@ -269,7 +273,9 @@ class Service:
     def _look_after(self) -> None:
         """A run that nobody conducts any more is halted and handed to a new conductor, which tears it down."""
         conducted = bool(spawn.running(self._run_dir, spawn.CONDUCTOR))
-        why = self._reaper.due(self.snapshot, conducted=conducted, now=time.time())
+        now = self._clock.now()
+        self._reaper.ledger.books = books_of(Intents.of(self._run_dir).tries().values(), now)
+        why = self._reaper.due(self.snapshot, conducted=conducted, now=now)
         if not why:
             return
         text = f"the run is ended without its conductor: {why}"

@@ -27,8 +27,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events, read_newest
 from uvcc_console.core.state import disagreement
 from uvcc_console.fleet.keys import operator_key
-from uvcc_console.fleet.ledger import Ledger
-from uvcc_console.fleet.provider import provider_for
+from uvcc_console.fleet.provider import Rents, provider_for
+from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout import actions, domain, forecast, spawn, sweep
@@ -38,6 +38,7 @@ from uvcc_console.rollout.machine import BACK, Stages
 from uvcc_console.rollout.plan import FULL, KEEPING, SMOKE, make_plan
 from uvcc_console.rollout.profile import parse
 from uvcc_console.rollout.results import compare_results
+from uvcc_console.rollout.spending import Spending
 from uvcc_console.rollout.stages import acts_of, adoption, homing, succession
 from uvcc_console.rollout.stages.collect import last_words
 from uvcc_console.rollout.stages.phases import stop_workers
@@ -105,27 +106,21 @@ def open_rollout(run_dir: Path, bus: Bus) -> Rollout:
     return Rollout(plan, run_dir, bus, provider, key, members, pins=dict(kept.host_keys))
 
 
-def _end_of_life(ctx: Rollout) -> float:
-    return ctx.bus.snapshot.created + ctx.plan.profile.limits.ttl
-
-
-async def _costs(ctx: Rollout, ending: Ending) -> None:
+async def _costs(ctx: Rollout, ending: Ending, spending: Spending) -> None:
     """Keep the spend in the journal and end the run when it meets a cap or its time to live."""
-    limits = ctx.plan.profile.limits
-    ledger = Ledger(limits.hourly, limits.total)
-    ctx.bus.listen(ledger.apply)
-    for _, event in iter_events(ctx.run_dir / spawn.JOURNAL):
-        ledger.apply(event)
-    end = _end_of_life(ctx)
     while True:
-        remaining = max(0.0, end - time.time())
-        if ledger.hourly > 0:
-            ctx.bus.record([ledger.tick(remaining)])
-        if breach := ledger.breach():
-            ending.ask(f"spend guard: {breach}")
-        if remaining <= 0:
-            ending.ask(f"its time to live of {limits.ttl:.0f} s is over")
-        await asyncio.sleep(min(COST_EVERY_S, max(0.1, remaining)))
+        ctx.bus.record(spending.look())
+        if why := spending.over():
+            ending.ask(why)
+        await asyncio.sleep(min(COST_EVERY_S, max(0.1, spending.remaining)))
+
+
+def _spending(ctx: Rollout) -> Spending:
+    """The run's spending so far; the provider knows the caps from here on."""
+    found = Spending(ctx.plan.profile.limits, ctx.provider, RunClock(ctx.run_dir), ctx.bus.snapshot.created)
+    ctx.bus.listen(found.heard)
+    found.replay(event for _, event in iter_events(ctx.run_dir / spawn.JOURNAL))
+    return found
 
 
 async def _watch(ctx: Rollout) -> None:
@@ -137,9 +132,8 @@ async def _watch(ctx: Rollout) -> None:
 
 
 async def _sweep(ctx: Rollout) -> None:
-    """End what other runs of this folder left at the provider, now and every minute."""
-    names = [m.request.name for m in ctx.members.values()]
-    await sweep.keep_sweeping(ctx.provider, ctx.plan.prefix, names, lambda event: ctx.bus.record([event]))
+    """End what other runs of this folder left at the provider, and what is beside our own pods, every minute."""
+    await sweep.keep_sweeping(ctx.provider, ctx.plan.prefix, lambda event: ctx.bus.record([event]))
 
 
 def compare_roots(bus: Bus) -> None:
@@ -214,6 +208,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         loop.add_signal_handler(number, ending.ask, f"the conductor got {number.name}")
     profile = ctx.plan.profile
     acts = acts_of(ctx)
+    spending = _spending(ctx)
     stages = Stages(
         ctx.bus,
         acts,
@@ -221,7 +216,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         profile.limits.wait,
         patient=ctx.bus.snapshot.patient,
         adopted=bool(adopted),
-        end=_end_of_life(ctx),
+        end=time.time() + spending.remaining,
         going_back=lambda: ctx.start_from is not None,
     )
     desk = actions.Desk(ctx, stages)
@@ -233,7 +228,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     compare_results(ctx.bus)
     following = asyncio.create_task(ctx.bus.run(), name="journal")
     aside = [
-        asyncio.create_task(_costs(ctx, ending), name="costs"),
+        asyncio.create_task(_costs(ctx, ending, spending), name="costs"),
         asyncio.create_task(_watch(ctx), name="detectors"),
         asyncio.create_task(_sweep(ctx), name="sweep"),
         asyncio.create_task(homing.keep_home(ctx), name="checkpoints home"),
@@ -250,7 +245,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         desk.close()
         for task in aside:
             task.cancel()
-        status, detail = await _end(ctx, status, detail, pressed=ending.asked.is_set())
+        status, detail = await _end(ctx, status, detail, spending, pressed=ending.asked.is_set())
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)
@@ -306,7 +301,9 @@ async def _evidence_home(ctx: Rollout, limit_s: float) -> None:
         ctx.say(ev.Alert(level="error", name="collect", text=f"evidence did not come home: {describe(e)}"))
 
 
-async def _end(ctx: Rollout, status: str, detail: str, *, pressed: bool = False) -> tuple[str, str]:
+async def _end(
+    ctx: Rollout, status: str, detail: str, spending: Spending | None = None, *, pressed: bool = False
+) -> tuple[str, str]:
     """Bring evidence home, tear down and write the run's last event; a full disk delays none of it.
 
     ``pressed``: the end was asked for, by somebody or by a cap.
@@ -331,7 +328,12 @@ async def _end(ctx: Rollout, status: str, detail: str, *, pressed: bool = False)
         ctx.say(ev.StageChanged(name="teardown", status=word, detail=said))
         if left and shown == "ok":
             status = "failed"
+    if spending is not None:
+        ctx.say(*spending.look())  # the provider's bill of what is gone has come by now
+    watched = await _unproven(ctx, keep)
     ctx.say(ev.RunEnded(status=status, detail=detail, leaks=left))
+    if watched and not spawn.running(ctx.run_dir, spawn.HALTD):
+        ctx.sidecar = spawn.start(ctx.run_dir, spawn.HALTD)  # it sees that the run is over, and stays for these
     if ctx.artifacts.is_dir():
         _last_artifacts(ctx)
     return status, detail
@@ -345,6 +347,20 @@ def _last_artifacts(ctx: Rollout) -> None:
             collector.seal(ctx.run_dir)
     except UvccError as e:
         ctx.say(ev.Alert(level="error", name="manifest", text=str(e)))
+
+
+async def _unproven(ctx: Rollout, keep: bool) -> list[str]:
+    """Creates that never had an answer and that the market has still time to show: told, and watched on."""
+    if not isinstance(ctx.provider, Rents):
+        return []
+    try:
+        left = await ctx.provider.prove(ended=True, keep=[m.request.name for m in ctx.members.values()] if keep else ())
+    except UvccError as e:
+        left = [f"{ctx.plan.prefix}* ({e.what})"]
+    if left:
+        text = f"never answered, and not proven to be nothing: {', '.join(left)}; the sidecar stays and ends what comes"
+        ctx.say(ev.Alert(level="warn", name="unanswered", text=text, remedy="uvcc pods --sweep looks as well"))
+    return left
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -83,6 +83,7 @@ class Rollout:
     cursors: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     pins: dict[str, str] = field(default_factory=dict)  # host keys of pods that an earlier run kept, by pod
     start_from: int | None = None  # the step that the operator chose to go on from, until workers are started with it
+    quoted: dict[str, float] = field(default_factory=dict)  # US dollars an hour by the request's name
 
     @property
     def artifacts(self) -> Path:
@@ -110,7 +111,7 @@ class Rollout:
             provider=pod.provider if pod else self.provider.name,
             state=state,
             address=pod.address if pod else "",
-            price_hr=known.pop("price_hr", pod.price_hr if pod else 0.0),
+            price_hr=known.pop("price_hr", pod.price_hr if pod else self.quoted.get(member.request.name, 0.0)),
             detail=detail,
             host_key=member.link.host_key if member.link else "",
             **known,

@@ -15,6 +15,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.procs import ProcessId, alive, identify
+from uvcc_console.fleet.runclock import RunClock
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 JOURNAL = "journal.sqlite"
@@ -128,4 +129,5 @@ def create_run(
         )
     )
     journal.close()
+    RunClock(folder)  # it starts here, where the wall clock says when the run was born
     return folder

@@ -1,15 +1,15 @@
 """Pods that nobody looks after any more, found by their names and ended with proof: at the start and every minute.
 
 A name ``uvcc-RUN-p0r0`` tells the run. Only runs that this data folder knows are judged: a pod of any other name may
-live under another console and is left alone.
+live under another console and is left alone. Which of a living run's own pods is one too many, the provider says, by
+the ids that it has on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_newest
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.keys import KEY_FILE
-from uvcc_console.fleet.provider import Pod, Provider
+from uvcc_console.fleet.provider import Pod, Provider, Rents
+from uvcc_console.fleet.runclock import run_now
 from uvcc_console.rollout import spawn
 from uvcc_console.rollout.plan import POD_PREFIX
 from uvcc_console.rollout.profile_schema import LimitsPart
@@ -40,6 +41,7 @@ def fate_of(name: str, *, now: float | None = None) -> str:
     """live: a conductor has it; kept: its run ended and keeps its pods until its time to live; ORPHAN; foreign.
 
     unreadable: its run's journal cannot be read, so nobody can tell; such a pod is left alone.
+    ``now``: the run's time, None for its own clock's.
     """
     run = run_of(name)
     run_dir = paths.run_dir(run) if run else None
@@ -51,13 +53,13 @@ def fate_of(name: str, *, now: float | None = None) -> str:
         s = _snapshot(run_dir)
     except UvccError:
         return UNREADABLE
-    at = time.time() if now is None else now
+    at = run_now(run_dir) if now is None else now
     fleet = _fleet(s)
     kept = bool(fleet.get("keep_pods")) and s.ended and s.status == "ok"
     return KEPT if kept and at - s.created <= _limits(s).ttl else ORPHAN
 
 
-def abandoned(name: str, *, now: float) -> bool:
+def abandoned(name: str, *, now: float | None = None) -> bool:
     """Whether a pod may be ended without being asked: an orphan that nobody will come back for.
 
     A run whose conductor died keeps its pods for ``limits.wait``, so that it can be resumed, and its sidecar sees to
@@ -70,7 +72,8 @@ def abandoned(name: str, *, now: float) -> bool:
     if s.ended:
         return True
     limits = _limits(s)
-    over = now - s.created > limits.ttl or now - s.updated > limits.wait
+    at = run_now(run_dir) if now is None else now
+    over = at - s.created > limits.ttl or at - s.updated > limits.wait
     return over and not spawn.running(run_dir, spawn.HALTD)
 
 
@@ -126,40 +129,45 @@ def _limits(s: Snapshot) -> LimitsPart:
         return LimitsPart()
 
 
-async def sweep(provider: Provider, own: str, members: Iterable[str], *, now: float) -> list[Pod]:
-    """End what is abandoned at this provider, and second tries of our own (``own`` = our pods' prefix) that came late.
+async def sweep(provider: Provider, own: str, *, now: float | None = None) -> list[Pod]:
+    """End what is abandoned at this provider, and what is beside our own pods (``own`` = their prefix).
 
+    Of our own pods only one goes of which the provider knows, by its id, that the run holds another in its place.
     Returns what was ended, each proven gone. Raises UvccError if the list cannot be had or an end not be proven.
     """
-    known = set(members)
 
-    def lost(name: str) -> bool:
-        return name not in known if name.startswith(own) else abandoned(name, now=now)
+    def lost(pod: Pod) -> bool:
+        return pod.stray if pod.name.startswith(own) else abandoned(pod.name, now=now)
 
-    found = [pod for pod in await provider.list(POD_PREFIX) if lost(pod.name)]
+    found = [pod for pod in await provider.list(POD_PREFIX) if lost(pod)]
     ends = await asyncio.gather(*(provider.delete(pod) for pod in found), return_exceptions=True)
     for end in ends:
         if isinstance(end, BaseException):
             raise end  # only now: one that will not go keeps no other
+    if isinstance(provider, Rents):
+        await provider.prove(ended=False)
     return found
 
 
 async def keep_sweeping(
     provider: Provider,
     own: str,
-    members: Iterable[str],
     say: Say,
     *,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] | None = None,
     sleep: Sleep = asyncio.sleep,
 ) -> None:
-    """Sweep now and every minute, until cancelled. What could not be done is told and tried again."""
-    names = list(members)
+    """Sweep now and every minute, until cancelled. What could not be done is told (once) and tried again."""
+    told = ""
     while True:
         try:
-            for pod in await sweep(provider, own, names, now=clock()):
+            for pod in await sweep(provider, own, now=clock() if clock is not None else None):
                 text = f"pod {pod.name} was left behind and is deleted"
                 say(ev.Alert(level="warn", name="sweep", text=text, subject=pod.name))
+            told = ""
         except UvccError as e:
-            say(ev.Alert(level="warn", name="sweep", text=f"the sweep stopped: {e.what}", remedy="uvcc pods --sweep"))
+            if e.what != told:
+                text = f"the sweep stopped: {e.what}"
+                say(ev.Alert(level="warn", name="sweep", text=text, remedy="uvcc pods --sweep"))
+            told = e.what
         await sleep(EVERY_S)

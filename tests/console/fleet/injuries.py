@@ -113,6 +113,7 @@ def unknown_for_ever(w: World) -> None:
 
 
 def strange_values(w: World) -> None:
+    w.fake.drifts = True
     w.sim("hyperstack", timeline=[(10.0, {"status": "WARMING_UP", "brandNew": {"x": 1}, "gpuCount": "1"})], boot_s=20.0)
     for row in w.of("hyperstack"):
         row["sim"]["timeline"].append((40.0, {"status": "ACTIVE"}))
@@ -147,9 +148,9 @@ def scope_missing_is_unknown(w: World) -> None:
 
 def market_has_decoys(w: World) -> None:
     w.fake.offers[:0] = [
-        offer("dc_new", "trap", "X", 0.01, stockStatus="Unavailable"),
-        offer("dc_new", "trap", "Y", 0.01, prepaidTime=24),
-        offer("dc_new", "trap", "Z", 0.01, isSpot=True),
+        offer("dc_gnu", "trap", "X", 0.01, stockStatus="Unavailable"),
+        offer("dc_gnu", "trap", "Y", 0.01, prepaidTime=24),
+        offer("dc_gnu", "trap", "Z", 0.01, isSpot=True),
     ]
 
 
@@ -235,6 +236,7 @@ def wallet_of_another_form(w: World) -> None:
 
 
 def numbers_as_text(w: World) -> None:
+    w.fake.drifts = True
     for name, price in (("hyperstack", "1.9"), ("crusoecloud", "2.1"), ("lambdalabs", "2.49")):
         w.sim(
             name, timeline=[(5.0, {"resources": {"memory": "180", "vcpus": "26"}, "priceHr": price, "gpuCount": "1"})]

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+from marketschema import wrong_answer
 from primeoffers import market
 from primerecords import FakePod, Fault, ended, iso
 from starlette.applications import Starlette
@@ -56,6 +57,7 @@ class PrimeFake:
         self.cap = float("inf")  # US dollars an hour that our own pods may cost together
         self.over_cap = 0.0  # US dollars that they cost beyond it
         self.total_lies = 0  # how much more than there is totalCount and total_count promise
+        self.drifts = False  # it has left its schema, as an API does one day: answers are not held against it
         self.repeat_rows = False  # pages overlap, as if rows had shifted under the reader
         self._billed = now()
         self.app = Starlette(routes=[Route("/{rest:path}", self._serve, methods=["GET", "POST", "PATCH", "DELETE"])])
@@ -151,7 +153,12 @@ class PrimeFake:
                 fault.seen += 1
                 if not fault.nth or fault.seen in fault.nth:
                     return await self._fault(fault, request, path, body)
-        return await self._answer(request, path, body)
+        answer = await self._answer(request, path, body)
+        if not self.drifts and answer.headers.get("content-type") == "application/json":
+            asked = (request.method, f"/api/v1{path}")
+            wrong = wrong_answer(*asked, answer.status_code, json.loads(bytes(answer.body)))
+            assert not wrong, f"{asked} answered {answer.status_code} against the schema: {wrong[:3]}"
+        return answer
 
     async def _fault(self, fault: Fault, request: Request, path: str, body: Any) -> Response:
         if fault.action == "answer":
@@ -229,7 +236,7 @@ class PrimeFake:
             case ("GET", "ssh_keys"):
                 return self._page(q, list(self.keys.values()))
             case ("POST", "ssh_keys"):
-                key = {"id": uuid4().hex, "isPrimary": not self.keys, **body}
+                key = {"id": uuid4().hex, "userId": "u1", "isPrimary": not self.keys, "isUserKey": True, **body}
                 self.keys[key["id"]] = key
                 return JSONResponse(key)
             case ("DELETE", "ssh_keys", key_id):

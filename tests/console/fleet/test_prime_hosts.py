@@ -11,15 +11,15 @@ from primehost import PrimeHost
 
 from uvcc_console.fleet import keys
 from uvcc_console.fleet.bootstrap import bootstrap_all
-from uvcc_console.fleet.prime.client import WallClock
 from uvcc_console.fleet.provider import PodRequest, provider_for
+from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
 
 RUN = "uvcc-hosts-20261121-0115-ab12"
 
 
-class Hurried(WallClock):
+class Hurried(RunClock):
     """Real time, but the market's own pauses are a hundredth."""
 
     async def sleep(self, seconds: float) -> None:
@@ -32,7 +32,7 @@ async def test_rented_pods_are_driven_like_any_others(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("UVCC_PRIME_API_KEY", KEY)
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
-    monkeypatch.setattr("uvcc_console.fleet.prime.calls.WallClock", Hurried)
+    monkeypatch.setattr("uvcc_console.fleet.prime.RunClock", Hurried)
     async with PrimeHost(tmp_path) as host:
         fleet = {"provider": "prime", "gpu": "CPU_NODE", "gpus": 1, "base_url": host.url}
         provider = provider_for(fleet, run_dir)

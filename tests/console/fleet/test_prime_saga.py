@@ -11,6 +11,7 @@ from primefake import FakePod, PrimeFake
 from primeworld import RUN, World, new_world
 
 from uvcc_console.fleet.prime.client import PrimeRefused
+from uvcc_console.fleet.prime.intents import Intents
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.rollout.sweep import sweep
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -141,15 +142,16 @@ async def test_another_console_adopts_what_the_first_left(world: World) -> None:
 
 
 async def test_a_sweep_ends_a_late_second_try_and_not_the_pod_beside_it(world: World) -> None:
-    pods = await world.up()
+    await world.up()
     twin = next(n for n in world.ours if "-p1r0x" in n)[:-6] + "aaaaaa"
+    Intents.of(world.run_dir).note(world.clock.now(), name=twin, price_hr=2.1)
     late = world.fake.pods[world.fake.foreign(twin)]
     late.foreign = False  # a create of ours that showed up long after it was given up
-    gone = await sweep(world.provider, f"{RUN}-", [p.name for p in pods], now=world.clock.now())
+    gone = await sweep(world.provider, f"{RUN}-", now=world.clock.now())
     assert [p.name for p in gone] == [twin]
     assert late.dead is not None
     assert len(world.ours) == 3
-    assert await sweep(world.provider, f"{RUN}-", [p.name for p in pods], now=world.clock.now()) == []
+    assert await sweep(world.provider, f"{RUN}-", now=world.clock.now()) == []
     await world.down()
     assert world.ours == []
 
@@ -157,11 +159,10 @@ async def test_a_sweep_ends_a_late_second_try_and_not_the_pod_beside_it(world: W
 async def test_a_sweep_meanwhile_does_not_give_up_a_create_that_is_still_asked_for(world: World) -> None:
     world.fake.visible_after = 40.0
     world.fake.fail("POST", "/pods", "commit_then_timeout", 1, 2, 3)
-    names = [r.name for r in world.requests()]
 
     async def sweeping() -> None:
         while True:
-            await sweep(world.provider, f"{RUN}-", names, now=world.clock.now())
+            await sweep(world.provider, f"{RUN}-", now=world.clock.now())
             await world.clock.sleep(10.0)
 
     beside = asyncio.create_task(sweeping())

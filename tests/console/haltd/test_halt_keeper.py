@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,8 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet.provider import Pod
+from uvcc_console.fleet.prime.intents import Intents, attempt_name, books_of
+from uvcc_console.fleet.provider import Books, Pod
 from uvcc_console.haltd import keeper
 from uvcc_engine.contract.errors import UnreachableError
 
@@ -123,5 +124,60 @@ async def test_it_goes_with_the_runs_folder(run_dir: Path) -> None:
 )
 async def test_nobody_stays_for_other_runs(fleet: dict[str, object], status: str) -> None:
     folder = kept_run(fleet, status)
-    assert not keeper.needed(keeper.snapshot(folder))
+    assert not keeper.needed(keeper.snapshot(folder), folder)
     assert await keeper.keep(folder, make=lambda s: pytest.fail("asked the provider")) == []
+
+
+class Market(Shop):
+    """A market that has a create of ours still to show: after a while there is a pod of it, or none ever."""
+
+    caps = None
+
+    def __init__(self, run_dir: Path, clock: Clock, shown_at: float, silent_until: float) -> None:
+        super().__init__()
+        self.pods, self.trouble = {}, 0
+        self.intents, self.clock = Intents.of(run_dir), clock
+        self.name = attempt_name("uvcc-kept-1-p1r0")
+        self.shown_at, self.silent_until, self.deleted = shown_at, silent_until, 0
+        self.intents.note(CREATED, name=self.name, price_hr=2.0)
+
+    def books(self) -> Books:
+        return books_of(self.intents.tries().values(), self.clock.now)
+
+    async def prove(self, *, ended: bool, keep: Collection[str] = ()) -> list[str]:
+        assert ended
+        if self.clock.now < self.silent_until:
+            raise UnreachableError("no answer")
+        if self.shown_at <= self.clock.now:
+            self.intents.note(self.clock.now, name=self.name, id="late", gone=True)
+            self.deleted += 1
+        elif self.clock.now > CREATED + 1000.0:
+            self.intents.note(self.clock.now, name=self.name, absent=True)
+        return [t.name for t in self.intents.tries().values() if t.open]
+
+
+@pytest.mark.parametrize(
+    ("shown_at", "silent_until", "deleted"),
+    [(300.0, 0.0, 1), (1e9, 0.0, 0), (400.0, 2000.0, 1)],
+    ids=["shown late", "never", "the market is down for a while"],
+)
+async def test_it_stays_until_every_create_is_proven(shown_at: float, silent_until: float, deleted: int) -> None:
+    folder, clock = kept_run({"provider": "prime"}, "failed"), Clock()
+    market = Market(folder, clock, CREATED + shown_at, CREATED + silent_until)
+    assert keeper.needed(keeper.snapshot(folder), folder)
+    await keeper.keep(folder, make=lambda s: market, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    assert market.deleted == deleted
+    assert not keeper.needed(keeper.snapshot(folder), folder)
+    assert clock.now >= CREATED + min(max(shown_at, silent_until), 1000.0)
+
+
+async def test_a_market_that_is_gone_for_good_is_left_in_the_end_and_that_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "LONGEST_S", 900.0)
+    folder, clock = kept_run({"provider": "prime"}, "failed"), Clock()
+    market = Market(folder, clock, 0.0, 1e12)
+    await keeper.keep(folder, make=lambda s: market, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    (told,) = [a for a in keeper.snapshot(folder).alerts if a.name == keeper.KEEPER]
+    assert "nobody watches" in told.text
+    assert "uvcc pods --sweep" in told.remedy

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.fleet.prime.client import PrimeClient
+from uvcc_console.fleet.prime.intents import FILE as INTENTS
 from uvcc_console.fleet.prime.key import find_account
 from uvcc_console.fleet.prime.provider import PrimeProvider
+from uvcc_console.fleet.runclock import FILE as CLOCK
+from uvcc_console.fleet.runclock import RunClock
 
 
 def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> PrimeProvider:
     """Raises ConfigError where no API key is found."""
     account = find_account(str(fleet.get("base_url", "")))
-    return PrimeProvider(PrimeClient(account), fleet, run_dir)
+    known = (run_dir / CLOCK).exists() or (run_dir / INTENTS).exists()
+    return PrimeProvider(PrimeClient(account, clock=RunClock(run_dir if known else None)), fleet, run_dir)

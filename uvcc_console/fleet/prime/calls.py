@@ -7,6 +7,7 @@ import json
 import random
 import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, TypeVar
 
 import httpx
@@ -19,6 +20,8 @@ from uvcc_engine.contract.errors import UnreachableError, UvccError
 TRIES = 5
 PAGE = 100
 PAGES = 200
+REDIRECTS = 4
+LONGEST_PAUSE_S = 120.0
 _CAPACITY = ("no capacity", "capacity", "unavailable", "out of stock", "insufficient", "not available", "sold out")
 _MONEY = ("balance", "credit", "payment", "fund")
 _LIMIT = ("maximum number of instances", "quota exceeded", "limit exceeded")
@@ -43,13 +46,14 @@ class WallClock:
 
 
 class PrimeRefused(UvccError):
-    """The API answered no. ``kind``: auth | payment | limit | capacity | invalid | missing | rate."""
+    """The API answered no. ``kind``: auth | payment | limit | capacity | invalid | missing | rate | elsewhere."""
 
     def __init__(self, kind: str, status: int, text: str) -> None:
         cure = {
             "auth": "check the API key and its permissions; nothing more is created",
             "payment": "top up the wallet; nothing more is created",
             "limit": "the account's number of pods is used up",
+            "elsewhere": "the key goes to the host of fleet.base_url and nowhere else; is a proxy in between?",
         }.get(kind, "")
         super().__init__(f"the provider refused ({status}): {text}", cure)
         self.kind = kind
@@ -58,7 +62,7 @@ class PrimeRefused(UvccError):
     @property
     def stops_spending(self) -> bool:
         """No other offer would go better."""
-        return self.kind in ("auth", "payment", "limit")
+        return self.kind in ("auth", "payment", "limit", "elsewhere")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ class Calls:
             base_url=f"{account.base_url}/api/v1",
             headers={"Authorization": f"Bearer {account.key}", "User-Agent": "uvcc-console"},
             timeout=httpx.Timeout(30.0, connect=10.0),
-            follow_redirects=True,
+            follow_redirects=False,  # see _ask
             transport=transport,
             trust_env=transport is None,
         )
@@ -136,7 +140,7 @@ class Calls:
         for attempt in range(TRIES):
             pause = min(20.0, 2.0 * 2**attempt) * self._random.uniform(0.5, 1.0)
             try:
-                response = await self._http.request(call.method, call.path, params=call.params, json=call.body)
+                response = await self._ask(call)
             except httpx.HTTPError as e:
                 trouble = f"{type(e).__name__} {e}".strip()
                 sent = not isinstance(e, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
@@ -148,7 +152,7 @@ class Calls:
                 text = explain(response)
                 trouble = f"{response.status_code} {text}"
                 if response.status_code == 429:  # it was not obeyed, so asking again is safe for every call
-                    pause = max(pause, _retry_after(response))
+                    pause = max(pause, _retry_after(response, self.clock.now()))
                 elif response.status_code < 500:
                     raise PrimeRefused(kind_of(response.status_code, text), response.status_code, text)
                 elif not call.repeat:
@@ -158,25 +162,64 @@ class Calls:
         what = f"{call.method} {call.path} got no usable answer: {trouble}"
         raise UnreachableError(what, "its outcome is unknown" if not call.repeat else "is the provider's API up?")
 
+    async def _ask(self, call: Call) -> httpx.Response:
+        """One request, sent on only within the same origin and unchanged: neither key nor order leaves it."""
+        request = self._http.build_request(call.method, call.path, params=call.params, json=call.body)
+        for _ in range(REDIRECTS):
+            response = await self._http.send(request)
+            onward = response.next_request
+            if onward is None:
+                return response
+            if _origin(onward.url) != _origin(request.url) or onward.method != request.method:
+                there = f"{onward.url.scheme}://{onward.url.netloc.decode('ascii', 'replace')}"
+                raise PrimeRefused("elsewhere", response.status_code, f"it sends {call.method} {call.path} to {there}")
+            request = onward
+        raise httpx.TooManyRedirects(f"{call.path} leads in circles", request=request)
+
     async def _get(self, path: str, *params: tuple[str, Any]) -> Any:
         return await self._send(Call("GET", path, [p for p in params if p[1] not in (None, "")]))
 
     async def _all(self, path: str, *params: tuple[str, Any], most: int = PAGES) -> list[Any]:
-        """Rows of every page of a list with offset and limit; ends at an empty page, at the total, or at ``most``.
+        """Rows of every page of a list with offset and limit, none twice; ends at the last page, or at ``most``."""
+        return (await self._whole(path, *params, most=most))[0]
 
-        Raises UnreachableError for an answer of another form: half a list is never taken for the whole.
+    async def _whole(self, path: str, *params: tuple[str, Any], most: int = PAGES) -> tuple[list[Any], int]:
+        """The rows, and how many the API says there are (0 = it does not say).
+
+        A total that is missing, zero or too small ends nothing: only an empty page does, or a short one that reaches
+        the total. Raises UnreachableError for an answer of another form, and where pages repeat themselves: half a
+        list is never taken for the whole.
         """
-        rows: list[Any] = []
+        rows: dict[str, Any] = {}
+        offset, total = 0, 0
         for _ in range(most):
-            page = await self._get(path, ("offset", str(len(rows))), ("limit", str(PAGE)), *params)
+            page = await self._get(path, ("offset", str(offset)), ("limit", str(PAGE)), *params)
             data = page.get("data") if isinstance(page, dict) else None
             if not isinstance(data, list):
                 raise UnreachableError(f"{path} answered in another form", "the API may have changed")
-            rows += data
-            total = page.get("total_count")
-            if not data or (isinstance(total, int) and len(data) < PAGE and len(rows) >= total):
-                break
-        return rows
+            said = page.get("total_count")
+            total = max(total, said) if isinstance(said, int) else total
+            before = len(rows)
+            rows |= {_mark(row): row for row in data}
+            offset += len(data)
+            short, nothing_new = len(data) < PAGE, len(rows) == before
+            if not data or (short and 0 < total <= offset) or (short and nothing_new and total <= offset):
+                return list(rows.values()), total
+            if nothing_new and not short:
+                raise UnreachableError(f"{path} gives the same page again and again", "the API may have changed")
+        if most == PAGES:
+            raise UnreachableError(f"{path} has more than {PAGES} pages", "is the list real?")
+        return list(rows.values()), total
+
+
+def _mark(row: Any) -> str:
+    """What tells a row from another: its id, where it has one."""
+    found = row.get("id") if isinstance(row, dict) else None
+    return f"id {found}" if found else json.dumps(row, sort_keys=True)
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 def _body(response: httpx.Response) -> Any:
@@ -189,11 +232,22 @@ def _body(response: httpx.Response) -> Any:
         raise UnreachableError(f"the provider answered {text!r} where JSON was due", "is a proxy in between?") from e
 
 
-def _retry_after(response: httpx.Response) -> float:
+def _retry_after(response: httpx.Response, now: float) -> float:
+    """Seconds to wait: the header holds a number of them, or a date, which is meant by the sender's own clock."""
+    said = response.headers.get("Retry-After", "")
     try:
-        return min(60.0, max(0.0, float(response.headers.get("Retry-After", "0"))))
+        wait = float(said)
     except ValueError:
-        return 0.0
+        at, sent = _moment(said), _moment(response.headers.get("Date", ""))
+        wait = at - (now if sent is None else sent) if at is not None else 0.0
+    return min(LONGEST_PAUSE_S, max(0.0, wait)) if wait == wait else 0.0
+
+
+def _moment(text: str) -> float | None:
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def one(model: type[M], row: Any) -> M:

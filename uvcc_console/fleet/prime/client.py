@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ class PrimeClient(AccountCalls):
                     new.append(row)
             rows += new
             total = found.get("totalCount")
-            if not new or (isinstance(total, int) and len(items) < PAGE and len(rows) >= total):
+            if not new or (isinstance(total, int) and len(items) < PAGE and 0 < total <= len(rows)):
                 break
         return rows
 
@@ -89,31 +90,20 @@ class PrimeClient(AccountCalls):
         found: dict[str, ApiPod] = {}
         for _ in range(3):
             before = len(found)
-            total = await self._read_pods(found)
+            rows, total = await self._whole("/pods/")
+            for row in rows:
+                pod = one(ApiPod, row)
+                if not pod.id:
+                    raise UnreachableError(f"pod {pod.name} is listed without an id", "the API may have changed")
+                found[pod.id] = pod
             if len(found) >= total or (before and len(found) == before):
                 break
         return list(found.values())
 
-    async def _read_pods(self, found: dict[str, ApiPod]) -> int:
-        offset, total = 0, 0
-        for _ in range(PAGES):
-            page = await self._get("/pods/", ("offset", str(offset)), ("limit", str(PAGE)))
-            rows = page.get("data") if isinstance(page, dict) else None
-            if not isinstance(rows, list):
-                raise UnreachableError("the list of pods came in another form", "the API may have changed")
-            total = max(total, int(page.get("total_count") or 0))
-            for row in rows:
-                pod = one(ApiPod, row)
-                found[pod.id] = pod
-            offset += len(rows)
-            if not rows or offset >= total:
-                break
-        return total
-
     async def pod(self, pod_id: str) -> ApiPod | None:
         """One pod; None if the API does not know it."""
         try:
-            found = await self._get(f"/pods/{pod_id}")
+            found = await self._get(f"/pods/{_safe(pod_id)}")
         except PrimeRefused as e:
             if e.kind == "missing":
                 return None
@@ -127,18 +117,27 @@ class PrimeClient(AccountCalls):
         return [one(PodStatus, row) for row in rows or ()]
 
     async def history(self, pages: int = 5) -> list[HistoryItem]:
-        """Terminated pods, newest first."""
+        """Pods of the past, newest first; the last ``pages`` hundred of them."""
         newest = (("sort_by", "terminatedAt"), ("sort_order", "desc"))
         return [one(HistoryItem, row) for row in await self._all("/pods/history", *newest, most=pages)]
 
     async def log(self, pod_id: str, tail: int = 100) -> str:
         """What the provider kept of the pod's log, as text."""
-        return json.dumps(await self._get(f"/pods/{pod_id}/log", ("tail", tail)))
+        return json.dumps(await self._get(f"/pods/{_safe(pod_id)}/log", ("tail", tail)))
 
-    async def delete(self, pod_id: str) -> None:
-        """Ask for the pod's end; one that is not there is no error."""
+    async def delete(self, pod_id: str) -> bool:
+        """Ask for the pod's end; False where the API knows no such pod (or none yet), which is no error."""
         try:
-            await self._send(Call("DELETE", f"/pods/{pod_id}", []))
+            await self._send(Call("DELETE", f"/pods/{_safe(pod_id)}", []))
         except PrimeRefused as e:
             if e.kind != "missing":
                 raise
+            return False
+        return True
+
+
+def _safe(pod_id: str) -> str:
+    """The id as part of a path. Ids come from the API: one that would lead elsewhere is not asked for."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", pod_id):
+        raise UnreachableError(f"{pod_id[:80]!r} is no id of a pod", "the API may have changed")
+    return pod_id

@@ -1,19 +1,29 @@
-"""What the console is about to create, on disk before the provider hears of it. Survives ``kill -9``."""
+"""What the console is about to create, on disk before the provider hears of it. Survives ``kill -9``.
+
+Every try at a pod is one name, and what became of it is told here: answered (its id), held by the run, refused, proven
+gone, or proven never to have been. Which pods are a run's own, and which of them it holds, is read from here: by ids.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from uvcc_console.fleet.provider import Books
 from uvcc_engine.contract.errors import UvccError
 
 FILE = "prime_intents.jsonl"
-_NAME = re.compile(r"(?P<base>.+-p\d+r\d+)x[0-9a-z]{6}")
+_NAME = re.compile(r"(?P<base>.+-p\d{1,4}r\d{1,4})x[0-9a-z]{6}")
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_ENDS = ("refused", "absent", "gone")
 
 
 def attempt_name(base: str) -> str:
@@ -28,6 +38,50 @@ def base_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Try:
+    """One create and what became of it. Times are the run's; prices US dollars an hour.
+
+    ``outcome``: "" (it may have a pod), refused, absent (proven never to have been) or gone (proven gone). ``held``:
+    the run uses this pod. ``rejected``: it is not what was asked for. ``seen``: the market has shown it. ``billed``:
+    US dollars by the provider's books.
+    """
+
+    name: str
+    asked: float
+    heard: float
+    id: str = ""
+    user: str = ""
+    provider: str = ""
+    price_hr: float = 0.0
+    seen: float = 0.0
+    held: bool = False
+    rejected: bool = False
+    outcome: str = ""
+    ended: float = 0.0
+    billed: float | None = None
+
+    @property
+    def base(self) -> str:
+        return base_of(self.name)
+
+    @property
+    def open(self) -> bool:
+        """It may cost something."""
+        return not self.outcome
+
+    @property
+    def answered(self) -> bool:
+        """The market has given it an id."""
+        return bool(self.id)
+
+    def cost(self, now: float) -> float:
+        """US dollars until now, by our clock: from the asking on, and nothing for what never was."""
+        if self.outcome in ("refused", "absent"):
+            return 0.0
+        return self.price_hr * max(0.0, (now if self.open else self.ended) - self.asked) / 3600.0
+
+
+@dataclass(frozen=True, slots=True)
 class Intents:
     """Append-only, fsynced. Lines: {ts, name, offer} before a create, then {ts, name, id | refused | absent | gone}."""
 
@@ -39,35 +93,83 @@ class Intents:
 
     def note(self, ts: float, **fields: object) -> None:
         """Raises UvccError if the disk refuses; then nothing may be created."""
-        line = json.dumps({"ts": round(ts, 3), **fields}) + "\n"
+        line = "\n" + json.dumps({"ts": round(ts, 3), **fields}) + "\n"  # the line before may have been cut short
         try:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                os.write(fd, line.encode())
+                if os.write(fd, line.encode()) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(fd)
             finally:
                 os.close(fd)
         except OSError as e:
             raise UvccError(f"cannot write {self.path}: {e.strerror}", "free disk space; no pod was created") from e
 
-    def open(self, prefix: str) -> dict[str, float]:
-        """Names that may have a pod, and when they were last heard of: not refused, not given up, not proven gone.
+    def tries(self, prefix: str = "") -> dict[str, Try]:
+        """Every try at a pod whose name starts so, by its name.
 
         A line cut short by a crash is no intent: it was not yet synced, so nothing was sent.
         """
         try:
-            lines = self.path.read_text().splitlines()
+            lines = self.path.read_text(errors="replace").splitlines()
         except OSError:
             return {}
-        found: dict[str, float] = {}
+        found: dict[str, Try] = {}
         for line in lines:
             try:
                 row = json.loads(line)
                 name, ts = str(row["name"]), float(row["ts"])
             except (ValueError, KeyError, TypeError):
                 continue
-            if {"gone", "refused", "absent"} & set(row):
-                found.pop(name, None)
-            elif name.startswith(prefix):
-                found[name] = ts
+            if name.startswith(prefix) and math.isfinite(ts):
+                found[name] = _fold(found.get(name) or Try(name, ts, ts), row, ts)
         return found
+
+    def open(self, prefix: str) -> dict[str, float]:
+        """Names that may have a pod, and when they were last heard of: not refused, not given up, not proven gone."""
+        return {name: t.heard for name, t in self.tries(prefix).items() if t.open}
+
+
+def _fold(t: Try, row: Mapping[str, Any], ts: float) -> Try:
+    pod_id = str(row.get("id") or "")
+    if pod_id and t.id and pod_id != t.id:
+        return t  # the market obeyed twice: the second pod is told of under the same name, and ends by itself
+    outcome = next((word for word in _ENDS if row.get(word)), t.outcome)
+    return replace(
+        t,
+        heard=ts,
+        id=pod_id or t.id,
+        user=str(row.get("user") or "") or t.user,
+        provider=str(row.get("provider") or "") or t.provider,
+        price_hr=max(t.price_hr, _number(row.get("price_hr"))),
+        seen=t.seen or (ts if row.get("seen") else 0.0),
+        held=(t.held or bool(row.get("held"))) and not row.get("released"),
+        rejected=t.rejected or bool(row.get("rejected")),
+        billed=_number(row["billed"]) if row.get("billed") is not None else t.billed,
+        outcome=outcome,
+        ended=ts if outcome and not t.outcome else t.ended,
+    )
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return 0.0
+    return number if math.isfinite(number) and number > 0 else 0.0
+
+
+BILL_SHARE, BILL_SLACK = 1.10, 0.02
+
+
+def books_of(tries: Iterable[Try], now: float) -> Books:
+    """Our own account of these tries, held against the provider's bill where it is known."""
+    spent, hourly = 0.0, 0.0
+    over = []
+    for t in tries:
+        ours = t.cost(now)
+        spent += max(ours, t.billed or 0.0)
+        hourly += t.price_hr if t.open else 0.0
+        if t.billed is not None and t.billed > ours * BILL_SHARE + BILL_SLACK:
+            over.append((t.name, ours, t.billed))
+    return Books(spent, hourly, tuple(over))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from uvcc_console.fleet.prime import hosts
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
 DEFAULT_URL = "https://api.primeintellect.ai"
@@ -33,12 +34,14 @@ class Account:
 def find_account(base_url: str = "", env: Mapping[str, str] | None = None) -> Account:
     """The key by environment, the vendor tool's configuration, or the key file, in this order.
 
-    Raises ConfigError where there is none, or where others can read the file that holds it.
+    ``base_url`` is the profile's. Raises ConfigError where there is no key, where others can read the file that holds
+    it, and where the address is none that the key may go to (see ``hosts``).
     """
     env = os.environ if env is None else env
     config = _config(Path(CONFIG).expanduser())
-    url = base_url or env.get("PRIME_API_BASE_URL") or env.get("PRIME_BASE_URL") or str(config.get("base_url") or "")
-    url = (url or DEFAULT_URL).rstrip("/").removesuffix("/api/v1")
+    mine = env.get("PRIME_API_BASE_URL") or env.get("PRIME_BASE_URL") or str(config.get("base_url") or "")
+    url = (base_url or mine or DEFAULT_URL).rstrip("/").removesuffix("/api/v1")
+    url = hosts.checked(url, env, own=not base_url)
     team = env.get("PRIME_TEAM_ID", "").strip() or str(config.get("team_id") or "")
     for name in ("PRIME_API_KEY", "UVCC_PRIME_API_KEY"):
         if key := env.get(name, "").strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -9,15 +10,17 @@ from pydantic.alias_generators import to_camel
 
 
 def _number(value: Any) -> float | None:
+    """A finite number, or nothing: what is no number must not pass a comparison with a cap."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
         return None
+    return number if math.isfinite(number) else None
 
 
 def _whole(value: Any) -> int | None:
     number = _number(value)
-    return int(number) if number is not None and number == number and abs(number) < 1e15 else None
+    return int(number) if number is not None and abs(number) < 1e15 else None
 
 
 def _text(value: Any) -> str:
@@ -122,6 +125,7 @@ class ApiPod(Tolerant):
 
     id: Text = ""
     name: Text = ""
+    user_id: Text = ""
     provider_type: Text = ""
     status: Text = ""
     installation_status: Text = ""
@@ -166,10 +170,11 @@ class PodStatus(Tolerant):
 
 
 class HistoryItem(Tolerant):
-    """A pod that was terminated."""
+    """A pod of the past; ``total_billed_price`` is what it has cost by the provider's books, in US dollars."""
 
     id: Text = ""
     name: Text = ""
+    user_id: Text = ""
     terminated_at: Text = ""
     total_billed_price: Number = None
 

@@ -87,7 +87,7 @@ def _tests(w: Wanted) -> list[tuple[str, Callable[[Offer], bool]]]:
         ("spot" if w.spot else "on demand", lambda o: bool(o.is_spot) == w.spot, True),
         ("no prepayment", lambda o: not o.prepaid_time, True),
         ("in stock", lambda o: o.stock_status != "Unavailable", True),
-        ("priced in USD", lambda o: o.price() is not None and o.prices.currency == "USD", True),
+        ("priced in USD", lambda o: (o.price() or 0.0) > 0 and o.prices.currency == "USD", True),
         (f"image {w.image}", lambda o: w.image in o.images, bool(w.image)),
         (f"disk {w.disk} GiB", lambda o: _fits_disk(o, w.disk), bool(w.disk)),
         (

@@ -7,26 +7,32 @@ be told from the next one. The rest of the console sees the request's name.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from uvcc_console.fleet.prime import offers as market
 from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
-from uvcc_console.fleet.prime.intents import Intents, attempt_name, base_of
+from uvcc_console.fleet.prime.ends import LAG_S, SETTLE_S, Ends
+from uvcc_console.fleet.prime.intents import Intents, Try, attempt_name, base_of, books_of
 from uvcc_console.fleet.prime.models import ApiPod, Offer
 from uvcc_console.fleet.prime.ready import NotReady, Readiness
 from uvcc_console.fleet.prime.runkey import RunKey
-from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
+from uvcc_console.fleet.provider import Books, Caps, Pod, PodRequest, Quote, QuoteLine
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 FRESH_S = 60.0
 BLOCK_S = 600.0
-SETTLE_S = 45.0
 PRICE_SLACK = 1.02
 TRIES = 6
-GONE_S = 180.0
+Names = list[str]
+UNANSWERED = 2  # creates of one pod that may be without an answer at a time, since each may cost
+LOOK_S = 15.0
+
+
+class OverCap(UvccError):
+    """A create that would pass the run's caps: it is not asked for."""
 
 
 @dataclass
@@ -63,7 +69,9 @@ class PrimeProvider:
         self._image = ""
         self._rented: set[str] = set()
         self._blocked: dict[tuple[Any, ...], float] = {}
-        self._asking: set[str] = set()  # creates under way here: who asked for them settles them
+        self._ends = Ends(client, run_dir)
+        self._asking = self._ends.asking  # creates under way here: who asked for them settles them
+        self.caps: Caps | None = None
         self._first: dict[int, asyncio.Lock] = {}
         self._listing = asyncio.Lock()
         self._key = RunKey(client, run_dir, str(fleet.get("ssh_key", "")))
@@ -130,53 +138,73 @@ class PrimeProvider:
         return await self._rent(request)
 
     async def _adopt(self, request: PodRequest) -> Pod | None:
-        """The living pod of this request, were it left by a crash or by a create that was never answered."""
-        await self._settled(request.name)
-        pods = [p for p in await self._client.pods() if not p.dying]
-        self._know(request, pods)
-        alive = [p for p in pods if base_of(p.name) == request.name]
-        if not alive:
-            return None
-        keep, *extra = sorted(alive, key=lambda p: (p.created_at, p.id))
-        for pod in extra:
-            await self._end(pod)
-        self._domains.setdefault(request.party, keep.provider_type)
-        self._rented.add(request.name)
-        return self._pod(request, keep)
+        """The living pod of this request, were it left by a crash or by a create that was never answered.
 
-    def _know(self, request: PodRequest, pods: Sequence[ApiPod]) -> None:
+        The one that the run holds, by its id; where none is held, the one that was asked for first.
+        """
+        await self._ends.waited(request.name)
+        self._know(request)
+        pods = [p for p in await self._ends.listing(request.name, _place) if p.name == request.name]
+        known = {t.id: t.name for t in self._ends.tries(request.name).values() if t.open and t.id}
+        if not pods or pods[0].stray or pods[0].provider_id not in known:
+            return None
+        found = await self._client.pod(pods[0].provider_id)
+        if found is not None and found.dying:
+            return None
+        if why := self._unfit(request, pods[0]):
+            name = known[pods[0].provider_id]
+            self._intents.note(self._clock.now(), name=name, rejected=why)
+            await self._ends.end(pods[0].provider_id, name)
+            return None
+        self._domains.setdefault(request.party, pods[0].provider)
+        self._rented.add(request.name)
+        await self._hold(request.name, pods[0].provider_id)
+        return replace(pods[0], party=request.party, replica=request.replica)
+
+    def _unfit(self, request: PodRequest, pod: Pod) -> str:
+        """Why a pod that was found is not what this request may have; empty for one that is."""
+        if pod.provider in {d for p, d in self._domains.items() if p != request.party}:
+            return f"{pod.provider} already hosts another party"
+        if pod.price_hr > (request.max_price_hr or float("inf")) * PRICE_SLACK:
+            return f"costs {pod.price_hr:.4f} $/h"
+        return ""
+
+    async def _hold(self, base: str, pod_id: str) -> None:
+        """From now on the run uses this pod, and no other of this name; what else there is of it goes."""
+        tries = [t for t in self._ends.tries(base).values() if t.base == base and t.open]
+        for t in tries:
+            if t.id == pod_id and not t.held:
+                self._intents.note(self._clock.now(), name=t.name, held=True)
+            elif t.id != pod_id and t.held:
+                self._intents.note(self._clock.now(), name=t.name, released=True)
+        for pod in await self._ends.listing(base, _place):
+            if base_of(pod.name) == base and pod.provider_id != pod_id:
+                await self._ends.delete(pod)
+
+    def _know(self, request: PodRequest) -> None:
         """Which provider each party of this run has already, of pods that another process made."""
         run = request.name.rpartition("-")[0] + "-"
-        for p in pods:
-            base = base_of(p.name)
-            if base.startswith(run) and base not in self._requests:
-                self._rented.add(base)
-                self._requests.setdefault(base, replace(request, name=base, party=_place(base)[0]))
-                self._domains.setdefault(_place(base)[0], p.provider_type)
-
-    async def _settled(self, prefix: str) -> None:
-        """Wait until all that was asked for shows in the list, or would have by now: the list lags behind creates."""
-        while waiting := {n: t for n, t in self._intents.open(prefix).items() if n not in self._asking}:
-            now = self._clock.now()
-            shown = {p.name for p in await self._client.pods()}
-            hidden = {name: now - ts for name, ts in waiting.items() if name not in shown}
-            for name, age in hidden.items():
-                if age >= SETTLE_S:
-                    self._intents.note(now, name=name, absent=True)
-            if all(age >= SETTLE_S for age in hidden.values()):
-                return
-            await self._clock.sleep(5.0)
+        for t in self._ends.tries(run).values():
+            if t.base and t.open and t.answered and t.provider and t.base not in self._requests:
+                self._rented.add(t.base)
+                self._requests.setdefault(t.base, replace(request, name=t.base, party=_place(t.base)[0]))
+                self._domains.setdefault(_place(t.base)[0], t.provider)
 
     async def _rent(self, request: PodRequest) -> Pod:
         reasons: list[str] = []
         for attempt in range(TRIES):
+            if attempt and (late := await self._answers(request)) is not None:
+                return late
             try:
                 offer, image = await self._candidate(request, fresh=attempt > 0)
             except ConfigError as e:
                 reasons.append(str(e))
                 break
             try:
-                return await self._try(request, offer, image)
+                late = await self._room(request, self._price(request, offer))
+                return late or await self._try(request, offer, image)
+            except OverCap:
+                raise
             except PrimeRefused as e:
                 if e.stops_spending:
                     raise
@@ -185,6 +213,57 @@ class PrimeProvider:
                 reasons.append(f"{offer.label}: {e.what}")
             self._blocked[offer.key] = self._clock.now() + BLOCK_S
         raise UvccError(f"no offer worked for {request.name}: " + "; ".join(reasons), "try later, or loosen the fleet")
+
+    async def _answers(self, request: PodRequest) -> Pod | None:
+        """Before another create: a pod of an earlier one that shows up after all, or nothing while few are unknown."""
+        while True:
+            tries = self._ends.tries(request.name).values()
+            unknown = {t.name for t in tries if t.base == request.name and t.open and not t.answered} - self._asking
+            if not unknown:
+                return None
+            try:
+                await self._ends.prove(self._is_stray)
+                if any(t.name in unknown and t.answered for t in self._ends.tries(request.name).values()):
+                    return await self._adopt(request)
+            except (UnreachableError, PrimeRefused):
+                pass  # unknown they stay
+            if len(unknown) < UNANSWERED:
+                return None
+            await self._clock.sleep(LOOK_S)
+
+    def _price(self, request: PodRequest, offer: Offer) -> float:
+        return offer.price(self._wanted(request).disk) or 0.0
+
+    async def _room(self, request: PodRequest, price: float) -> Pod | None:
+        """Wait until the caps allow one more pod at this price. Raises OverCap where they will not.
+
+        What may still cost counts, also creates without an answer; for these it waits until they are proven, or until
+        one of this request has brought a pod after all, which is returned.
+        """
+        end = self._clock.now() + LAG_S + SETTLE_S
+        while why := self._over_cap(price):
+            loose = [t for t in self._ends.tries().values() if t.open and not t.held and t.name not in self._asking]
+            if not loose or self._clock.now() >= end:
+                raise OverCap(why, "nothing more is created; raise limits.hourly or limits.total")
+            await self._clock.sleep(LOOK_S)
+            try:
+                await self._ends.prove(self._is_stray)
+                mine = [t for t in self._ends.tries(request.name).values() if t.base == request.name and t.open]
+                if any(t.answered and not t.rejected for t in mine):
+                    return await self._adopt(request)
+            except (UnreachableError, PrimeRefused):
+                continue
+        return None
+
+    def _over_cap(self, price: float) -> str:
+        if self.caps is None:
+            return ""
+        now = self.books()
+        if now.hourly + price > self.caps.hourly + 1e-9:
+            return f"one more pod makes {now.hourly + price:.2f} $/h, limits.hourly is {self.caps.hourly:.2f}"
+        if now.spent + (now.hourly + price) / 60.0 > self.caps.total:
+            return f"{now.spent:.2f} $ are spent, one more pod passes limits.total {self.caps.total:.2f}"
+        return ""
 
     async def _candidate(self, request: PodRequest, *, fresh: bool) -> tuple[Offer, str]:
         """The next offer of this party's provider; before it has one, of any provider that no other party has."""
@@ -209,15 +288,19 @@ class PrimeProvider:
     async def _try(self, request: PodRequest, offer: Offer, image: str) -> Pod:
         """One create. What comes back is kept only if it is what was asked for, at the price that was quoted."""
         wanted = self._wanted(request)
-        price = offer.price(wanted.disk) or 0.0
+        price = self._price(request, offer)
         cap = min(price * PRICE_SLACK, request.max_price_hr or float("inf"))
         name = attempt_name(request.name)
         key_id = await self._key.id()
         body = market.request_body(offer, wanted, name=name, image=image, key_id=key_id, cap=round(cap, 4))
+        if why := self._over_cap(price):  # asked and written down without anything in between
+            raise OverCap(why, "nothing more is created; raise limits.hourly or limits.total")
         self._asking.add(name)
         try:
-            self._intents.note(self._clock.now(), name=name, offer=offer.label, price_hr=price)
+            self._intents.note(self._clock.now(), name=name, offer=offer.label, provider=offer.provider, price_hr=price)
             made = await self._client.create(body)
+            if not made.id:
+                raise UnreachableError("the create was answered without an id", "its outcome is unknown")
         except UnreachableError as e:
             made = await self._settle(name, e)
         except PrimeRefused as e:
@@ -225,47 +308,45 @@ class PrimeProvider:
             raise
         finally:
             self._asking.discard(name)
-        self._intents.note(self._clock.now(), name=name, id=made.id)
-        got = made.price_hr if made.price_hr is not None else price
+        got = made.price_hr or price  # a market that names no price yet shall not make it free
+        self._intents.note(self._clock.now(), name=name, id=made.id, user=made.user_id, price_hr=got)
         others = {d for p, d in self._domains.items() if p != request.party}
         wrong = ""
         if made.provider_type and made.provider_type != offer.provider:
             wrong = f"came from {made.provider_type}, not from {offer.provider}"
         elif (made.provider_type or offer.provider) in others:
             wrong = f"{made.provider_type} already hosts another party"
-        elif got > cap + 1e-9:
+        elif got > cap + 1e-9 or got < 0:
             wrong = f"costs {got:.4f} $/h, quoted were {price:.4f}"
         if wrong:
-            await self._end(made)
+            self._intents.note(self._clock.now(), name=name, rejected=wrong)
+            await self._ends.end(made.id, name)
             raise UvccError(wrong)
+        self._intents.note(self._clock.now(), name=name, held=True)
         self._domains.setdefault(request.party, offer.provider)
         self._image = image
         self._rented.add(request.name)
         self._offers[request.name] = offer
-        return self._pod(request, made, offer)
+        provider = made.provider_type or offer.provider
+        place = (request.name, request.party, request.replica)
+        return Pod(*place, provider, made.id, price_hr=got, region=offer.region)
 
     async def _settle(self, name: str, why: UnreachableError) -> ApiPod:
-        """A create without an answer: the list tells, once it has had time to show what was made."""
+        """A create without an answer: the list tells, if it shows in time what was made.
+
+        If not, nothing is given up: a pod that still comes of it is found by ``prove`` and ended.
+        """
         end = self._clock.now() + SETTLE_S
         while True:
             try:
-                found = [p for p in await self._client.pods() if p.name == name and not p.over]
-            except UnreachableError:
+                found = [p for p, _ in await self._ends.shown(name) if p.name == name]
+            except (UnreachableError, PrimeRefused):
                 found = []
             if found:
                 return found[0]
             if self._clock.now() >= end:
-                self._intents.note(self._clock.now(), name=name, absent=True)
-                raise UvccError(f"{why.what}; no pod of that name appeared in {SETTLE_S:.0f} s")
+                raise UvccError(f"{why.what}; no pod of that name appeared in {SETTLE_S:.0f} s, it is watched on")
             await self._clock.sleep(5.0)
-
-    def _pod(self, request: PodRequest, found: ApiPod, offer: Offer | None = None) -> Pod:
-        price = found.price_hr if found.price_hr is not None else (offer.price(request.disk_gib) if offer else 0.0)
-        provider = found.provider_type or (offer.provider if offer else self.name)
-        region = offer.region if offer else ""
-        return Pod(
-            request.name, request.party, request.replica, provider, found.id, price_hr=price or 0.0, region=region
-        )
 
     # ready
 
@@ -279,7 +360,8 @@ class PrimeProvider:
             offer = self._offers.get(pod.name)
             try:
                 at = await self._readiness.wait(pod, offer)
-                return replace(pod, user=at.user, host=at.host, port=at.port)
+                price = await self._same_price(pod)
+                return replace(pod, user=at.user, host=at.host, port=at.port, price_hr=price)
             except NotReady as e:
                 reasons.append(f"{pod.provider} {pod.provider_id[:8]}: {e.what}")
             if pod.name not in self._rented:  # not made here: it was taken over, and is its owner's to judge
@@ -300,6 +382,21 @@ class PrimeProvider:
         if not any(self._requests[name].party == pod.party for name in self._rented if name in self._requests):
             self._domains.pop(pod.party, None)
 
+    async def _same_price(self, pod: Pod) -> float:
+        """What the pod costs now that it runs. Raises NotReady where that is more than was agreed to."""
+        request = self._requests.get(pod.name)
+        try:
+            found = await self._client.pod(pod.provider_id)
+        except (UnreachableError, PrimeRefused):
+            found = None
+        if found is None or not found.price_hr or pod.price_hr <= 0:
+            return pod.price_hr
+        cap = min(pod.price_hr * PRICE_SLACK, (request.max_price_hr if request else None) or float("inf"))
+        if found.price_hr > cap + 1e-9 and pod.name in self._rented:
+            self._intents.note(self._clock.now(), name=found.name, price_hr=found.price_hr)
+            raise NotReady(f"costs {found.price_hr:.4f} $/h now, {pod.price_hr:.4f} were agreed to")
+        return max(pod.price_hr, found.price_hr)
+
     # end
 
     async def delete(self, pod: Pod) -> None:
@@ -307,68 +404,30 @@ class PrimeProvider:
 
         A pod that ``list`` shows under the name of its own try is one beside the good one: that try alone is deleted.
         """
-        if base_of(pod.name):
-            return await self._delete_try(pod)
-        base = pod.name
-        if not base.startswith("uvcc-"):
-            raise ConfigError(f"{pod.name} is no pod of ours", "it is left alone")
-        await self._settled(base)
-        ours = {p.id: p for p in await self._client.pods() if base_of(p.name) == base and not p.over}
-        if pod.provider_id and pod.provider_id not in ours:
-            found = await self._client.pod(pod.provider_id)
-            if found is not None and not found.over:
-                if base_of(found.name) != base:
-                    raise ConfigError(f"{pod.provider_id} is named {found.name}, not {base}", "it is left alone")
-                ours[found.id] = found
-        for found in ours.values():
-            await self._end(found)
-        self._unsettle(pod)
-        await self._key.forget()
-
-    async def _delete_try(self, pod: Pod) -> None:
-        for found in await self._client.pods():
-            if found.id == pod.provider_id and found.name == pod.name and not found.over:
-                await self._end(found)
-
-    async def _end(self, pod: ApiPod) -> None:
-        """Ask until it is absent from the whole list twice, and in the history or unknown to the API."""
-        end = self._clock.now() + GONE_S
-        absent = 0
-        trouble = "it is still listed"
-        while self._clock.now() < end:
-            try:
-                if absent == 0:
-                    await self._client.delete(pod.id)
-                listed = any(p.id == pod.id and not p.over for p in await self._client.pods())
-                absent = 0 if listed else absent + 1
-                if absent >= 2 and await self._in_history(pod.id):
-                    self._intents.note(self._clock.now(), name=pod.name, gone=True)
-                    return
-            except (UnreachableError, PrimeRefused) as e:
-                trouble = e.what  # also 401 and 402: spending stops, deleting goes on
-            await self._clock.sleep(3.0)
-        raise UnreachableError(f"pod {pod.name} ({pod.id}) is not proven gone: {trouble}", "uvcc pods --sweep goes on")
-
-    async def _in_history(self, pod_id: str) -> bool:
-        if any(item.id == pod_id for item in await self._client.history()):
-            return True
-        found = await self._client.pod(pod_id)
-        return found is not None and found.status == "TERMINATED"
+        await self._ends.delete(pod)
+        if not base_of(pod.name):
+            self._unsettle(pod)
+            await self._key.forget()
 
     async def list(self, prefix: str) -> list[Pod]:
         """Pods of ours that may still cost something, under their requests' names; a second try shows its own name."""
-        await self._settled(prefix)
-        found: list[Pod] = []
-        seen: set[str] = set()
-        for p in sorted(await self._client.pods(), key=lambda p: (p.dying, p.created_at, p.id)):
-            base = base_of(p.name)
-            if not base.startswith(prefix) or not base or p.over:
-                continue
-            party, replica = _place(base)
-            name = p.name if base in seen else base
-            seen.add(base)
-            found.append(Pod(name, party, replica, p.provider_type or self.name, p.id, price_hr=p.price_hr or 0.0))
-        return found
+        return await self._ends.listing(prefix, _place)
+
+    def books(self) -> Books:
+        """What the run has cost until now: by our clock or by the provider's bill, whichever is more."""
+        return books_of(self._ends.tries().values(), self._clock.now())
+
+    def _is_stray(self, t: Try) -> bool:
+        """It was not what was asked for, or the run holds another pod in its place."""
+        held = {o.base for o in self._ends.tries().values() if o.held and o.open and o.name != t.name}
+        return t.rejected or (not t.held and t.base in held)
+
+    async def prove(self, *, ended: bool, keep: Collection[str] = ()) -> Names:
+        """One look at every try that is not proven yet; see ``Rents``."""
+        left = await self._ends.prove(lambda t: t.base not in keep if ended else self._is_stray(t))
+        if ended and not left:
+            await self._key.forget()
+        return [t.name for t in left if not (t.held and (t.base in keep or not ended))]
 
     async def close(self) -> None:
         await self._client.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import asyncssh
@@ -11,15 +12,19 @@ import asyncssh
 from uvcc_console.fleet import keys
 from uvcc_console.fleet.prime.access import Target, targets
 from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
+from uvcc_console.fleet.prime.ends import LAG_S
 from uvcc_console.fleet.prime.models import ApiPod, Offer
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
-POLL_S = 10.0
+POLL_S = 5.0
+LOOK_S = 30.0  # so often a pod is also looked up by itself: the list may be late
 LEAST_S = 900.0
+UNTOLD_S = 1800.0  # for an offer that does not say how long its pods take
+MOST_S = 7200.0
 UNKNOWN_S = 300.0
-REFUSED_S = 180.0
+VANISHED_S = 60.0
 _PROBE = Timeouts(connect=8.0, login=8.0, operation=20.0, keepalive_s=0.0)
 
 
@@ -32,8 +37,12 @@ class _Watch:
     """What was seen of one pod while waiting."""
 
     since: float
+    moved: float  # when it last showed something new
     unknown_since: float | None = None
-    missing: int = 0
+    missing_since: float | None = None
+    looked: float = float("-inf")
+    seen: bool = False
+    marks: set[tuple[object, ...]] = field(default_factory=set)
     said: str = "nothing yet"
 
 
@@ -51,27 +60,47 @@ class Readiness:
         self._run_dir = run_dir
         self._key_file = key_file
         self._login = login or self._real_login
+        self._listing = asyncio.Lock()
+        self._listed = float("-inf")
+        self._rows: dict[str, ApiPod] = {}
 
     async def wait(self, pod: Pod, offer: Offer | None) -> Target:
-        """The login that works. Raises NotReady with the reason once the pod has failed or its time is over."""
+        """The login that works. Raises NotReady with the reason once the pod has failed or its time is over.
+
+        A pod that gets on is left in peace: its time is over when it has shown nothing new for as long as its offer
+        lets expect (``UNTOLD_S`` where it does not say), or after ``MOST_S`` in all.
+        """
         clock = self._client.clock
         minutes = (offer.provisioning_time if offer else None) or 0.0
-        limit = max(LEAST_S, 2 * 60.0 * minutes)
-        watch = _Watch(clock.now())
+        limit = max(LEAST_S, 2 * 60.0 * minutes) if minutes else UNTOLD_S
+        watch = _Watch(clock.now(), clock.now())
         while True:
             found = await self._ask(pod, watch)
             if found is not None:
                 self._judge(found, watch, clock.now())
                 if found.installed and (at := await self._try_all(found, watch)) is not None:
                     return at
-            if clock.now() - watch.since > limit:
-                raise NotReady(f"not ready in {limit / 60:.0f} min: {watch.said}")
+            quiet = LEAST_S if found is not None and found.installed else limit
+            if clock.now() - watch.moved > quiet:
+                raise NotReady(f"nothing new in {quiet / 60:.0f} min: {watch.said}")
+            if clock.now() - watch.since > max(MOST_S, limit):
+                raise NotReady(f"not ready in {max(MOST_S, limit) / 60:.0f} min: {watch.said}")
             await clock.sleep(POLL_S)
 
     async def _ask(self, pod: Pod, watch: _Watch) -> ApiPod | None:
-        """The pod's present state; None while the API does not tell. Two answers that it is unknown mean it is gone."""
+        """The pod's present state; None while the API does not tell.
+
+        A pod that was never shown is waited for as long as the market may be late. One that was shown has vanished
+        once neither list nor look-up has known it for ``VANISHED_S``.
+        """
+        now = self._client.clock.now()
         try:
-            found = await self._client.pod(pod.provider_id)
+            found = (await self._board()).get(pod.provider_id)
+            if found is None or (not found.installed and now - watch.looked >= LOOK_S):
+                if found is None and now - watch.looked < POLL_S * 2:
+                    return None
+                watch.looked = now
+                found = await self._client.pod(pod.provider_id) or found
         except UnreachableError as e:
             watch.said = e.what
             return None
@@ -80,19 +109,35 @@ class Readiness:
                 raise
             watch.said = e.what
             return None
-        if found is None:
-            if self._client.clock.now() - watch.since > 60.0:  # before, it may not be visible yet
-                watch.missing += 1
-            watch.said = "the provider does not list it"
-            if watch.missing >= 2:
-                raise NotReady("it vanished")
-            return None
-        watch.missing = 0
-        return found
+        if found is not None:
+            watch.seen, watch.missing_since = True, None
+            return found
+        watch.said = "the provider does not list it"
+        watch.missing_since = now if watch.missing_since is None else watch.missing_since
+        if watch.seen and now - watch.missing_since >= VANISHED_S:
+            raise NotReady("it vanished")
+        if not watch.seen and now - watch.since > LAG_S:
+            raise NotReady(f"it was not shown in {LAG_S / 60:.0f} min")
+        return None
+
+    async def _board(self) -> dict[str, ApiPod]:
+        """All pods of the account, at most ``POLL_S`` old: one list serves everybody who waits."""
+        async with self._listing:
+            if self._client.clock.now() - self._listed >= POLL_S:
+                try:
+                    self._rows = {p.id: p for p in await self._client.pods()}
+                except (UnreachableError, PrimeRefused):
+                    self._rows = {}  # each is looked up by itself
+                self._listed = self._client.clock.now()
+            return self._rows
 
     def _judge(self, found: ApiPod, watch: _Watch, now: float) -> None:
         progress = f" {found.installation_progress:.0f} %" if found.installation_progress is not None else ""
         watch.said = f"{found.status} {found.installation_status}{progress} {found.installation_failure}".strip()
+        mark = (found.status, found.installation_status, found.installation_progress, bool(targets(found)))
+        if mark not in watch.marks:
+            watch.marks.add(mark)
+            watch.moved = now
         if found.dying or found.installation_status in ("ERROR", "TERMINATED"):
             raise NotReady(watch.said)
         if found.status != "UNKNOWN":

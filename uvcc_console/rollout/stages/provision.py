@@ -29,6 +29,7 @@ async def quote(ctx: Rollout) -> str:
     found = await ctx.provider.quote([m.request for m in ctx.members.values()])
     hourly = found.hourly
     most = min(limits.total, hourly * limits.ttl / 3600.0)
+    ctx.quoted = {line.request.name: line.price_hr for line in found.lines}
     ctx.say(_quoted(found, most))
     if hourly > limits.hourly:
         raise ConfigError(

@@ -1,0 +1,354 @@
+"""Which pods of the market are ours, and how each try at one comes to a proven end.
+
+Whose a pod is, and which of several the run holds, is decided by ids that are on disk, never by names alone and never
+by the order of a list. The market's list, look-up and history may all be late: what they do not show counts as absent
+only once they had ``LAG_S`` to show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from uvcc_console.core import paths
+from uvcc_console.fleet.prime.calls import Clock
+from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
+from uvcc_console.fleet.prime.intents import FILE, Intents, Try, base_of
+from uvcc_console.fleet.prime.models import ApiPod, HistoryItem
+from uvcc_console.fleet.provider import Pod
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+
+SETTLE_S = 45.0  # so long a create without an answer is waited for before anything else is tried
+LAG_S = 600.0  # so late list, look-up and history may show what there is
+GONE_S = LAG_S + 120.0
+UNKNOWN_S = 60.0  # so long nobody knows a pod that was shown before, and whose end was asked for
+AGAIN_S = 10.0
+_Trouble = (UnreachableError, PrimeRefused)
+
+
+@dataclass
+class _End:
+    """What has been seen of one pod since its end was asked for."""
+
+    absent: int = 0
+    since: float = 0.0  # when it was last shown, or its end first asked for
+    seen: bool = False
+    answered: bool = False
+    asked: float = float("-inf")
+    trouble: str = "it is still listed"
+
+
+@dataclass
+class Ends:
+    """The account's pods as one run's folder knows them. ``asking``: names of creates that are under way here."""
+
+    client: PrimeClient
+    run_dir: Path
+    asking: set[str] = field(default_factory=set)
+    ending: set[str] = field(default_factory=set)  # ids that somebody here is ending
+
+    @property
+    def clock(self) -> Clock:
+        return self.client.clock
+
+    # whose is it?
+
+    def book(self, name: str) -> Intents:
+        """The file that tells of a pod of this name: the run's own, or that of another run of this data folder."""
+        run = _run(name)
+        if run and run != self.run_dir.name:
+            other = paths.run_dir(run)
+            if (other / FILE).exists():
+                return Intents.of(other)
+        return Intents.of(self.run_dir)
+
+    def tries(self, prefix: str = "") -> dict[str, Try]:
+        return Intents.of(self.run_dir).tries(prefix)
+
+    def ours(self, pod: ApiPod, tries: dict[str, Try]) -> bool:
+        """Whether a pod whose name has our form is ours: its create is on disk, and no other user's key made it.
+
+        Nothing is created that was not written down before, so a name alone makes nothing ours. Pods of runs that this
+        data folder does not know are let through: they are shown, and left alone by whoever asks for a run's fate.
+        """
+        if not base_of(pod.name):
+            return False
+        if not tries:
+            run = _run(pod.name)
+            return run != self.run_dir.name and not paths.run_dir(run).exists()
+        users = {t.user for t in tries.values() if t.user}
+        return pod.name in tries and (not (pod.user_id and users) or pod.user_id in users)
+
+    async def shown(self, prefix: str) -> list[tuple[ApiPod, dict[str, Try]]]:
+        """Listed pods of ours under this prefix that may cost something, each with the tries that its run knows of."""
+        known: dict[Path, dict[str, Try]] = {}
+        found = []
+        for pod in await self.client.pods():
+            if not pod.name.startswith(prefix) or not base_of(pod.name) or pod.over:
+                continue
+            book = self.book(pod.name)
+            tries = known.setdefault(book.path, book.tries())
+            if self.ours(pod, tries):
+                self._see(book, tries.get(pod.name), pod)
+                found.append((pod, tries))
+        return found
+
+    def _see(self, book: Intents, t: Try | None, pod: ApiPod) -> None:
+        """Write down, once, that the market shows it, and which id it has."""
+        if t is None or t.outcome or (t.seen and t.id) or (t.id and t.id != pod.id):
+            return
+        book.note(self.clock.now(), name=t.name, id=pod.id, user=pod.user_id, seen=True)
+
+    async def waited(self, prefix: str) -> None:
+        """Wait for creates without an answer while they are young: until each is shown, or ``SETTLE_S`` old."""
+        while True:
+            now = self.clock.now()
+            young = [
+                t.name
+                for t in self.tries(prefix).values()
+                if t.open and not t.answered and t.name not in self.asking and now - t.asked < SETTLE_S
+            ]
+            if not young:
+                return
+            shown = {pod.name for pod, _ in await self.shown(prefix)}
+            if set(young) <= shown:
+                return
+            await self.clock.sleep(5.0)
+
+    # what is there?
+
+    async def listing(self, prefix: str, place: Callable[[str], tuple[int, int]]) -> list[Pod]:
+        """Pods of ours that may still cost something, the one that a run holds under its request's name.
+
+        Others of the same request show the name of their own try; ``stray`` where the run is known to hold another.
+        A pod that has an id and is not shown yet counts as there.
+        """
+        await self.waited(prefix)
+        rows = await self.shown(prefix)
+        there: dict[str, list[tuple[ApiPod, Try | None]]] = {}
+        held: dict[str, str] = {}
+        for pod, tries in rows:
+            there.setdefault(base_of(pod.name), []).append((pod, tries.get(pod.name)))
+            held |= {t.base: t.id for t in tries.values() if t.held and t.open and t.id}
+        for pod, hidden in await self._hidden(prefix, {pod.id for pod, _ in rows}):
+            there.setdefault(hidden.base, []).append((pod, hidden))
+            held |= {hidden.base: hidden.id} if hidden.held else {}
+        found = []
+        for base, those in there.items():
+            chosen = held.get(base) or _likeliest(those)
+            for pod, t in those:
+                given_up = bool(t and (t.outcome or t.rejected))
+                stray = (given_up or (pod.id != chosen and base in held)) and pod.name not in self.asking
+                name = base if pod.id == chosen and not given_up else pod.name
+                price = max(pod.price_hr or 0.0, t.price_hr if t else 0.0)
+                provider = pod.provider_type or (t.provider if t else "") or "prime"
+                found.append(Pod(name, *place(base), provider, pod.id, price_hr=price, stray=stray))
+        return found
+
+    async def _hidden(self, prefix: str, listed: set[str]) -> list[tuple[ApiPod, Try]]:
+        """Pods with an id that the list does not show, and that may be there all the same."""
+        found = []
+        past: list[HistoryItem] | None = None
+        for t in self.tries(prefix).values():
+            if not t.open or not t.id or t.id in listed:
+                continue
+            pod = await self.client.pod(t.id)
+            if pod is not None and not pod.over:
+                found.append((pod, t))
+                continue
+            if past is None:
+                past = await self.client.history()
+            item = next((i for i in past if i.id == t.id), None)
+            if pod is not None or (item is not None and _told(item)):
+                self._gone(t, t.id, item)
+            elif not t.seen and self.clock.now() - t.asked < LAG_S:
+                found.append((ApiPod(id=t.id, name=t.name, user_id=t.user, provider_type=t.provider), t))
+        return found
+
+    # how does it end?
+
+    async def delete(self, pod: Pod) -> None:
+        """End every try of this pod (of a pod under a try's own name: that try alone) and prove each end.
+
+        Creates without an answer are waited for while they are young; ``prove`` watches the others. Raises
+        UnreachableError where an end could not be proven, ConfigError for a pod that is not ours.
+        """
+        base = base_of(pod.name) or pod.name
+        alone = bool(base_of(pod.name))
+        if not base.startswith("uvcc-"):
+            raise ConfigError(f"{pod.name} is no pod of ours", "it is left alone")
+        ended: set[str] = set()
+        while True:
+            targets, unlisted = await self._targets(pod, base, alone)
+            left = {i: name for i, name in targets.items() if i not in ended}
+            ends = await asyncio.gather(*(self.end(i, name) for i, name in left.items()), return_exceptions=True)
+            for end in ends:
+                if isinstance(end, BaseException):
+                    raise end
+            ended |= set(left)
+            if left:
+                continue
+            if unlisted is not None:
+                raise unlisted
+            now = self.clock.now()
+            young = [
+                t
+                for t in self.book(f"{base}x000000").tries(base).values()
+                if t.base == base and t.open and not t.answered and t.name not in self.asking
+            ]
+            if alone or not any(now - t.asked < SETTLE_S for t in young):
+                return
+            await self.clock.sleep(5.0)
+
+    async def _targets(self, pod: Pod, base: str, alone: bool) -> tuple[dict[str, str], UvccError | None]:
+        """Ids to end and their names; and what kept the list from being read, which delays nothing that is known."""
+        tries = self.book(f"{base}x000000").tries(base)
+        known = {t.id: t.name for t in tries.values() if t.base == base and t.open and t.id}
+        unlisted: UvccError | None = None
+        try:
+            known |= {p.id: p.name for p, _ in await self.shown(base) if base_of(p.name) == base}
+            if pod.provider_id and pod.provider_id not in {t.id for t in tries.values()} | set(known):
+                found = await self.client.pod(pod.provider_id)
+                if found is not None and not found.over:
+                    if base_of(found.name) != base or not self.ours(found, tries):
+                        raise ConfigError(f"{pod.provider_id} is named {found.name}, not {base}", "it is left alone")
+                    known[found.id] = found.name
+        except _Trouble as e:
+            unlisted = e
+        if alone:
+            known = {i: name for i, name in known.items() if i == pod.provider_id}
+        return known, unlisted
+
+    async def end(self, pod_id: str, name: str) -> None:
+        """Ask until the pod is proven gone.
+
+        Proven is: absent from the whole list twice in a row, and told to have ended by the history or by its own
+        record. Where neither tells, a pod that was shown before counts as gone once list and look-up have not known it
+        for ``UNKNOWN_S``, and one that never was shown once they had ``LAG_S`` to show it.
+        """
+        book = self.book(name)
+        t = book.tries().get(name)
+        t = t if t is not None and t.id in ("", pod_id) else None
+        began = self.clock.now()
+        seen = _End(since=began, seen=bool(t and t.seen))
+        asked_for = t.asked if t is not None else began
+        self.ending.add(pod_id)
+        try:
+            while self.clock.now() < began + GONE_S:
+                try:
+                    item = await self._look(pod_id, seen, asked_for)
+                    if item is not None:
+                        return self._gone(t or Try(name, began, began), pod_id, item)
+                except _Trouble as e:
+                    seen.trouble = e.what  # also 401 and 402: spending stops, deleting goes on
+                await self.clock.sleep(3.0 if self.clock.now() < began + 60.0 else 10.0)
+        finally:
+            self.ending.discard(pod_id)
+        raise UnreachableError(f"pod {name} ({pod_id}) is not proven gone: {seen.trouble}", "uvcc pods --sweep goes on")
+
+    async def _look(self, pod_id: str, seen: _End, asked_for: float) -> HistoryItem | None:
+        """Ask for the end if it is due, look everywhere; what proves the end (an empty item: that nobody knows it)."""
+        now = self.clock.now()
+        if seen.absent == 0 and now - seen.asked >= AGAIN_S:
+            seen.asked = now
+            await self.client.delete(pod_id)
+            seen.answered = True
+        if any(p.id == pod_id and not p.over for p in await self.client.pods()):
+            seen.absent, seen.since, seen.seen, seen.trouble = 0, now, True, "it is still listed"
+            return None
+        seen.absent += 1
+        if seen.absent < 2:
+            return None
+        item = next((i for i in await self.client.history() if i.id == pod_id), None)
+        if item is not None and _told(item):
+            return item
+        found = await self.client.pod(pod_id)
+        if found is not None and not found.over:
+            seen.absent, seen.since, seen.seen, seen.trouble = 0, now, True, "it can still be looked up"
+            return None
+        if found is not None:
+            return item or HistoryItem(id=pod_id)
+        seen.trouble = "nobody knows it, and its history does not tell of its end"
+        if now - seen.asked >= AGAIN_S and not seen.seen:
+            seen.absent = 0  # a market that does not show it yet may not have understood either: ask again
+        unknown = now - seen.since >= UNKNOWN_S if seen.seen else now - asked_for >= LAG_S
+        return (item or HistoryItem(id=pod_id)) if unknown and seen.answered else None
+
+    def _gone(self, t: Try, pod_id: str, item: HistoryItem | None) -> None:
+        billed = {"billed": item.total_billed_price} if item is not None and item.total_billed_price else {}
+        self.book(t.name).note(self.clock.now(), name=t.name, id=pod_id, gone=True, **billed)
+
+    # what is still open?
+
+    async def prove(self, over: Callable[[Try], bool]) -> list[Try]:
+        """One look at every open try of the run; returns those that are not proven one way or the other.
+
+        A try that is ``over`` has its pod ended. One without an id is proven absent once list and history have both
+        answered, ``LAG_S`` after it was asked for, and show none.
+        """
+        now = self.clock.now()
+        tries = self.tries()
+        left = [t for t in tries.values() if t.open and t.name not in self.asking]
+        if not left and not [t for t in tries.values() if t.outcome == "gone" and t.billed is None and _fresh(t, now)]:
+            return []
+        rows = await self.client.pods()
+        past = await self.client.history()
+        doomed: dict[str, Try] = {}
+        for t in left:
+            if (pod := _its(t, [r for r in rows if self.ours(r, tries)])) is not None and not pod.over:
+                self._see(Intents.of(self.run_dir), t, pod)
+                doomed |= {pod.id: t} if over(t) else {}
+            elif (item := _past(t, past)) is not None and _told(item):
+                self._gone(t, item.id, item)
+            elif t.id and over(t):
+                doomed[t.id] = t
+            elif not t.id and now - t.asked >= LAG_S:
+                Intents.of(self.run_dir).note(now, name=t.name, absent=True)
+        for t in tries.values():
+            if t.outcome == "gone" and t.billed is None and (item := _past(t, past)) is not None:
+                self._gone(t, t.id, item)
+        todo = [(i, t) for i, t in doomed.items() if i not in self.ending]
+        ends = await asyncio.gather(*(self.end(i, t.name) for i, t in todo), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException) and not isinstance(end, UvccError):
+                raise end
+        return [t for t in self.tries().values() if t.open and t.name not in self.asking]
+
+
+def _run(name: str) -> str:
+    """The run that a try's name belongs to."""
+    return base_of(name).removeprefix("uvcc-").rpartition("-")[0]
+
+
+def _fresh(t: Try, now: float) -> bool:
+    """Ended so lately that its bill may still come."""
+    return now - t.ended < LAG_S
+
+
+def _told(item: HistoryItem) -> bool:
+    """The history may tell of pods that live: only a time of its end says that one does not."""
+    return bool(item.terminated_at)
+
+
+def _its(t: Try, rows: Iterable[ApiPod]) -> ApiPod | None:
+    """The pod of this try: by its id, or while it has none by its name."""
+    return next((p for p in rows if (p.id == t.id if t.id else p.name == t.name)), None)
+
+
+def _past(t: Try, items: Iterable[HistoryItem]) -> HistoryItem | None:
+    own = t.user
+    return next(
+        (i for i in items if (i.id == t.id if t.id else i.name == t.name and (not own or i.user_id in ("", own)))), None
+    )
+
+
+def _likeliest(those: Sequence[tuple[ApiPod, Try | None]]) -> str:
+    """The id to go by where no run says which one it holds: one that was not given up, the earliest asked for."""
+    return min(those, key=lambda one: _rank(*one))[0].id
+
+
+def _rank(pod: ApiPod, t: Try | None) -> tuple[bool, bool, bool, float, str]:
+    given_up = bool(t and (t.outcome or t.rejected))
+    return given_up, pod.dying, t is None, t.asked if t else 0.0, pod.id

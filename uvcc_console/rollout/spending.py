@@ -1,0 +1,64 @@
+"""What a run has cost and how long it has lived, held against its limits: by the run's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from uvcc_console.core import events as ev
+from uvcc_console.fleet.ledger import Ledger
+from uvcc_console.fleet.provider import Caps, Provider, Rents
+from uvcc_console.fleet.runclock import RunClock
+from uvcc_console.rollout.profile_schema import LimitsPart
+
+
+@dataclass
+class Spending:
+    """One run's ledger, its provider's books, and the time that is left. ``created``: when the run was born."""
+
+    limits: LimitsPart
+    provider: Provider
+    clock: RunClock
+    created: float
+    ledger: Ledger = field(init=False)
+    _told: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.limits.hourly, self.limits.total, clock=self.clock.now)
+        if isinstance(self.provider, Rents):
+            self.provider.caps = Caps(self.limits.hourly, self.limits.total)
+
+    def heard(self, event: ev.Event) -> None:
+        """An event that has just happened."""
+        self.ledger.apply(event, self.clock.now())
+
+    def replay(self, events: Iterable[ev.Event]) -> None:
+        """What the journal tells of before this process."""
+        for event in events:
+            self.ledger.apply(event)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the run's time to live is over."""
+        return max(0.0, self.limits.ttl - (self.clock.now() - self.created))
+
+    def look(self) -> list[ev.Event]:
+        """The spending of now, and every bill that is larger than our own count, once."""
+        said: list[ev.Event] = []
+        if isinstance(self.provider, Rents):
+            self.ledger.books = self.provider.books()
+        for name, ours, theirs in self.ledger.books.over:
+            if name not in self._told:
+                self._told.add(name)
+                text = f"the provider billed {theirs:.2f} $ for pod {name}; by its price and our clock it is {ours:.2f}"
+                remedy = "the larger counts for limits.total; ask the provider for the bill"
+                said.append(ev.Alert(level="error", name="billed", text=text, remedy=remedy, subject=name))
+        if self.ledger.hourly > 0 or said:
+            said.append(self.ledger.tick(self.remaining))
+        return said
+
+    def over(self) -> str:
+        """Why the run has to end now; empty while it may go on."""
+        if breach := self.ledger.breach():
+            return f"spend guard: {breach}"
+        return "" if self.remaining > 0 else f"its time to live of {self.limits.ttl:.0f} s is over"
