@@ -17,6 +17,7 @@ from typing import Any, Final
 from uvcc_console.core import events as ev
 from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.record import RunRecord
+from uvcc_console.report.redact import checked
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
@@ -111,11 +112,14 @@ def handoff(run_dir: Path) -> Handoff:
 
 
 def write_handoff(run_dir: Path, out: Path | None = None) -> Path:
-    """Write ``artifacts/handoff.md`` (or ``out``)."""
+    """Write ``artifacts/handoff.md`` (or ``out``). Raises RedactionError for what must not leave; then nothing is."""
     path = out or run_dir / "artifacts" / OUTPUT
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
-    temporary.write_text(handoff(run_dir).text())
+    text = handoff(run_dir).text()
+    for _ in checked("(handoff)", text.splitlines()):
+        pass
+    temporary.write_text(text)
     os.replace(temporary, path)
     return path
 
