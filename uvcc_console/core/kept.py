@@ -26,7 +26,9 @@ NAME: Final = "snapshot.json"
 POINTS: Final = 200_000  # of all curves together
 _LEAST: Final = 64  # of one curve
 _LARGEST: Final = 64 << 20
-_CLASSES: Final = {c.__name__: c for c in vars(snapshot).values() if dataclasses.is_dataclass(c)}
+_CLASSES: Final[Mapping[str, type[Any]]] = {
+    name: c for name, c in vars(snapshot).items() if isinstance(c, type) and dataclasses.is_dataclass(c)
+}
 
 
 @cache

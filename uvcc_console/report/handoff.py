@@ -33,7 +33,7 @@ from uvcc_console.report.metrics import faults_injected
 from uvcc_console.report.package import Package
 from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
-from uvcc_engine.contract.outside import said
+from uvcc_console.report.redact import checked
 from uvcc_engine.contract.text import clean
 from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.transcript import reading
@@ -140,9 +140,11 @@ def handoff(run_dir: Path, clock: Callable[[], float] = time.time) -> Handoff:
 
 
 def write_handoff(run_dir: Path, out: Path | None = None, made: Handoff | None = None) -> Path:
-    """Write ``artifacts/handoff.md`` (or ``out``)."""
+    """Write ``artifacts/handoff.md`` (or ``out``). Raises RedactionError for what must not leave; then nothing is."""
     path = out or run_dir / "artifacts" / OUTPUT
     text = (made or handoff(run_dir)).text()
+    for _ in checked("(handoff)", text.splitlines()):
+        pass
     with collector.renewing(run_dir) as written:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".part")
@@ -213,7 +215,7 @@ def _launched(package: Package, phase: str) -> list[tuple[str, str]]:
     if (policy := package.policy(phase)) is not None:
         signed = {"policy_hash": policy.hash.hex(), "sid_job": policy.sid_job.hex(), "code_hash": policy.code_hash}
         for key, value in signed.items():
-            for pod, other in said.get(key, {}).items():
+            for pod, other in told.get(key, {}).items():
                 if other != value:
                     facts.append((f"{pod} {key}", f"contradicts the signed policy, which says {value}"))
     return facts

@@ -15,8 +15,8 @@ from typing import Final
 
 from uvcc_console.core.snapshot import Snapshot, VerdictView
 from uvcc_engine.transcript import files
-from uvcc_engine.transcript.agreement import PEERS
 from uvcc_engine.transcript.bundle import NAME, POLICY_FILE, SIGNATURES_FILE
+from uvcc_engine.transcript.files import PEERS
 
 ARTIFACTS: Final = "artifacts"
 _TOP: Final = (NAME, POLICY_FILE, SIGNATURES_FILE)

@@ -29,21 +29,21 @@ class Kept:
     hashes: Mapping[str, str]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, series: bool) -> Any:
     if isinstance(value, Series):
-        return {"x": list(value.xs()), "y": list(value.ys())}
+        return {"x": list(value.xs()), "y": list(value.ys())} if series else {}
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _plain(v, series) for k, v in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _plain(getattr(value, f.name), series) for f in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_plain(v, series) for v in value]
     return value
 
 
-def snapshot_json(snap: Snapshot) -> str:
-    """The snapshot without its log (the journal keeps that) as JSON."""
-    return json.dumps(_plain(dataclasses.replace(snap, log=())), indent=1, sort_keys=True, default=str)
+def snapshot_json(snap: Snapshot, *, series: bool = True) -> str:
+    """The snapshot without its log (the journal keeps that) as JSON; also without the ``series`` of figures."""
+    return json.dumps(_plain(dataclasses.replace(snap, log=()), series), indent=1, sort_keys=True, default=str)
 
 
 def screen_text(app: RunConsole) -> str:
@@ -68,8 +68,10 @@ def save(app: RunConsole) -> Kept:
         f"{stem}.txt": screen_text(app),
         f"{stem}.json": snapshot_json(app.snap),
     }
-    for name in (f"{stem}.txt", f"{stem}.json"):  # the SVG shows the same characters as the text
-        collections.deque(checked(name, contents[name].splitlines()), maxlen=0)
+    # the SVG shows the same characters as the text; series are figures that were revealed one by one, and no tensors
+    looked_at = {f"{stem}.txt": contents[f"{stem}.txt"], f"{stem}.json": snapshot_json(app.snap, series=False)}
+    for name, text in looked_at.items():
+        collections.deque(checked(name, text.splitlines()), maxlen=0)
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in contents.items()}
     sums = "".join(f"{digest}  {name}\n" for name, digest in hashes.items())
     with collector.renewing(app.run_dir) as written:

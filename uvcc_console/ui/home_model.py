@@ -55,7 +55,9 @@ def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | No
         return _summarise(run_dir, known) if (run_dir / JOURNAL).exists() else None
     except (UvccError, OSError, *odd.ERRORS) as e:
         why = clean(e.what if isinstance(e, UvccError) else f"{type(e).__name__}: {e}")
-        return RunSummary(run_dir, Snapshot(run=run_dir.name, status="unreadable", detail=why), False, -1)
+        return RunSummary(
+            run_dir, Snapshot(run=run_dir.name, status="unreadable", detail=why), False, -1, Rechecks(run_dir)
+        )
 
 
 def _summarise(run_dir: Path, known: RunSummary | None) -> RunSummary | None:

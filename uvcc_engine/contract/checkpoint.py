@@ -268,7 +268,7 @@ def verify_in_steps(folder: Path, sha256: str = "") -> Generator[None, None, Man
             digest, size = hashlib.sha256(), 0
             try:
                 with _regular(path) as f:
-                    while size <= wanted["bytes"] and (chunk := f.read(CHUNK)):
+                    while size <= wanted[0] and (chunk := f.read(CHUNK)):
                         digest.update(chunk)
                         size += len(chunk)
                         yield

@@ -16,7 +16,6 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.transcript import files
-from uvcc_engine.transcript.agreement import PEERS
 from uvcc_engine.transcript.leaf import OPENED_KINDS, SENT, Leaf, blinded_digest, epoch_prefix, leaf_hash
 from uvcc_engine.transcript.merkle import root_from_inclusion
 from uvcc_engine.transcript.openings import read_opening
@@ -45,7 +44,7 @@ def check_history(folder: Path, policy: Policy, coord: Coord, epochs: int) -> in
     parties = [coord.party, *peers_of(coord.party)]
     said: _Statements = {p: {} for p in parties}
     _read_statements(folder, files.ROOTS, policy, coord, (coord.party,), said)
-    _read_statements(folder, PEERS, policy, coord, peers_of(coord.party), said)
+    _read_statements(folder, files.PEERS, policy, coord, peers_of(coord.party), said)
     for epoch in range(epochs):
         _check_agreed(folder, coord, epoch, said)
     leaves = _check_leaves(folder, policy, coord, epochs, said[coord.party])
@@ -100,12 +99,12 @@ def _check_agreed(folder: Path, coord: Coord, epoch: int, said: _Statements) -> 
     for peer in peers_of(coord.party):
         theirs = said[peer].get(epoch)
         if theirs is None:
-            raise _damage(folder, PEERS, epoch, f"the root that P{peer} signed is missing")
+            raise _damage(folder, files.PEERS, epoch, f"the root that P{peer} signed is missing")
         if theirs.root.pairs[coord.party] != mine.root.pairs[peer]:
-            raise _damage(folder, PEERS, epoch, f"the pair digest of P{peer} as stored here is not the own one")
+            raise _damage(folder, files.PEERS, epoch, f"the pair digest of P{peer} as stored here is not the own one")
         if epoch and mine.seen[peer] != said[peer][epoch - 1].root.root:
             what = f"the root of P{peer} in the epoch before is not the one that was countersigned"
-            raise _damage(folder, PEERS, epoch, what)
+            raise _damage(folder, files.PEERS, epoch, what)
 
 
 def _check_leaves(folder: Path, policy: Policy, coord: Coord, epochs: int, said: dict[int, RootStatement]) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from uvcc_console.fleet.landing import Landing
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_engine.contract.errors import UnreachableError, VerificationError
 
@@ -156,3 +157,23 @@ async def test_a_stranger_is_told_so(sshd: Sshd) -> None:
     stranger = PodLink("p0r0", sshd.address, asyncssh.generate_private_key("ssh-ed25519"), timeouts=QUICK)
     with pytest.raises(UnreachableError, match="refuses the key"):
         await stranger.connect()
+
+
+async def test_only_regular_files_of_the_announced_size_are_fetched(link: PodLink, tmp_path: Path) -> None:
+    """A server that is not ours: sizes and kinds of files are as it tells them, and are checked before and while."""
+    there = tmp_path / "there"
+    there.mkdir()
+    noise = os.urandom(3_000_000)
+    (there / "log").write_bytes(noise)
+    os.mkfifo(there / "pipe")
+    (there / "link").symlink_to("/dev/zero")
+    with Landing(tmp_path / "here") as here:
+        assert (await link.get(str(there / "log"), here, ("log",), limit=len(noise))).size == len(noise)
+        assert (await link.get(str(there / "log"), here, ("head",), limit=1000, growing=True)).size == 1000
+        for name in ("pipe", "link", "../there", "log"):
+            with pytest.raises(VerificationError):
+                await link.get(str(there / name), here, ("odd",), limit=1000)
+    assert (tmp_path / "here/log").read_bytes() == noise
+    assert (tmp_path / "here/head").read_bytes() == noise[:1000]
+    assert sorted(p.name for p in (tmp_path / "here").iterdir()) == ["head", "log"]
+    assert await link.tail(str(there / "log"), limit=70_000) == noise[-70_000:]

@@ -131,7 +131,7 @@ def leaks(kind: str, seed: int = 7) -> Iterator[str]:
         yield LEAKS[kind](r, g)
 
 
-# ---- innocent logs: as this product's own runs write them, and what other programs write beside ----------------------
+# ---- innocent logs: as this product's own runs write them, and what other programs write beside ------------
 
 
 def innocent(seed: int = 7) -> dict[str, list[str]]:
@@ -181,8 +181,7 @@ def innocent(seed: int = 7) -> dict[str, list[str]]:
     for rank in range(24):
         head = f"pod:2{rank:03}:2{rank:03} [0] NCCL INFO"
         nccl += [
-            f"{head} comm 0x55d3{r.randbytes(4).hex()} rank {rank} nranks 24 "
-            f"cudaDev 0 busId 1b000 commId 0x{h(8)} - Init"
+            f"{head} comm 0x55d3{r.randbytes(4).hex()} rank {rank} nranks 24 cudaDev 0 busId 1b000 commId 0x{h(8)}"
         ]
         nccl += [f"{head} Channel {rank:02}/24 :    0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15"]
     pip = [f"    --hash=sha256:{h()} \\" for _ in range(30)] + [

@@ -151,3 +151,13 @@ def test_an_end_that_is_told_again_after_a_resume_is_one_end_of_before(run_dir: 
     assert [d.text for d in handoff(run_dir).deviations if "SIGKILL" in d.text] == [
         "worker p0r0s0t0 ended with SIGKILL"
     ]
+
+
+def test_what_must_not_leave_is_not_handed_over(run_dir: Path) -> None:
+    from uvcc_console.report.redact import RedactionError
+
+    info = next((run_dir / "artifacts/full").rglob("run.info"))
+    info.write_text(info.read_text() + "job.seed: " + "c0ffee11" * 8 + "\n")
+    with pytest.raises(RedactionError, match="key-shaped"):
+        write_handoff(run_dir)
+    assert not (run_dir / "artifacts/handoff.md").exists()
