@@ -127,11 +127,11 @@ def board_lines(view: View, width: int) -> list[Line]:
             lines.append(cut([(f"{name:<12}", "muted"), (clean(value), "text")], width))
     for phase, verdict in s.verdicts.items():
         lines.append(cut([(f"{phase:<12}", "muted"), (f"global root {verdict.global_root}", "text")], width))
-    hashes: dict[str, list[str]] = {}
+    hashes: dict[tuple[str, str], list[str]] = {}
     for key, value in s.result_hashes.items():
-        hashes.setdefault(f"{key.split('/')[0]} {value}", []).append(key.split("/")[1])
-    for text, coords in sorted(hashes.items()):
-        phase, value = text.split()
+        phase, _, coord = key.partition("/")
+        hashes.setdefault((phase, value), []).append(coord)
+    for (phase, value), coords in sorted(hashes.items()):
         tail = f"  {g.ok} {len(coords)} workers" if len(hashes) <= 2 else f"  {', '.join(coords)}"
         lines.append(cut([(f"{phase:<12}", "muted"), (f"result {value}", "text"), (tail, "muted")], width))
     return lines
