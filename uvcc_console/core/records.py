@@ -44,12 +44,13 @@ def beat(record: Mapping[str, Any]) -> dict[str, Any] | None:
 def root(fields: Mapping[str, Any], most: int = STEPS) -> tuple[int, str, dict[str, str]] | None:
     """(epoch, root, digest by peer) of a finalised epoch; None if it is none."""
     epoch, digest, pairs = whole(fields.get("epoch"), 0, most), fields.get("root"), fields.get("pairs", {})
-    if epoch is None or not _digest(digest) or not isinstance(pairs, Mapping) or len(pairs) > 64:
+    if epoch is None or not is_digest(digest) or not isinstance(pairs, Mapping) or len(pairs) > 64:
         return None
-    if not all(isinstance(k, str) and 0 < len(k) <= 32 and k.isprintable() and _digest(v) for k, v in pairs.items()):
+    if not all(isinstance(k, str) and 0 < len(k) <= 32 and k.isprintable() and is_digest(v) for k, v in pairs.items()):
         return None
     return epoch, str(digest), {str(k): str(v) for k, v in pairs.items()}
 
 
-def _digest(value: object) -> bool:
+def is_digest(value: object) -> bool:
+    """Whether this may be a hash: short, of letters and digits."""
     return isinstance(value, str) and 0 < len(value) <= 128 and value.isascii() and value.isalnum()

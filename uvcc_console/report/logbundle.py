@@ -103,7 +103,7 @@ def write_bundle(
         try:
             with partial.open("w") as file:
                 for line in _document(Package(record, clock), logs):
-                    file.write(line + "\n")
+                    file.write(clean_block(line) + "\n")
             os.replace(partial, path)
         except OSError as e:
             raise UvccError(f"cannot write {path}: {e.strerror}", "free disk space, or name another file") from e

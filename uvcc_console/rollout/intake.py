@@ -275,7 +275,7 @@ class Intake:
         if read is None:
             return []
         coord, given, digest = self._mine(read.get("coord")), read.get("values") or {}, read.get("result_hash", "")
-        if coord is None or not isinstance(given, Mapping) or not isinstance(digest, str):
+        if coord is None or not isinstance(given, Mapping) or not (digest == "" or records.is_digest(digest)):
             return self._refuse(src, f"of {said(read.get('coord'), 40)!r}")
         named = {clean(k, 48): real(v) for k, v in list(given.items())[:MOST_NAMES]}
         values = {k: v for k, v in named.items() if v is not None}

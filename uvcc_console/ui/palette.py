@@ -8,6 +8,7 @@ from typing import cast
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from uvcc_console.ui.keys import ACTIONS, Action
+from uvcc_console.ui.paint import literal
 from uvcc_console.ui.run_base import RunConsole
 
 
@@ -22,7 +23,7 @@ class ActionProvider(Provider):
                 continue
             why = a.reason(context)
             title = f"{a.name} ({a.label})"
-            out.append((a, title, f"not now: {why}" if why else a.description))
+            out.append((a, title, literal(f"not now: {why}") if why else a.description))
         return out
 
     async def discover(self) -> Hits:

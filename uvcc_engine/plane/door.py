@@ -17,7 +17,7 @@ import os
 import socket
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Generic, Protocol, TypeVar
 
 from uvcc_engine.plane import frame as fr

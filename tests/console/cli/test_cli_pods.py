@@ -71,3 +71,36 @@ def test_a_pod_that_will_not_go_is_no_success(shop: Shop, capsys: pytest.Capture
     shop.stubborn.add("uvcc-dead-1-p0r0")
     assert main(["pods", "--sweep"]) == 1
     assert "uvcc-dead-1-p0r0 is not gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no database" * 100, b"SQLite format 3\x00" + b"\xff" * 5000], ids=["empty", "other", "damaged"]
+)
+def test_one_broken_run_stops_no_other_runs_verbs(
+    shop: Shop, content: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UVCC_STRICT", "")
+    runs = Path(os.environ["UVCC_HOME"]) / "runs"
+    for name in ("aa-broken", "zz-broken"):
+        (runs / name).mkdir()
+        (runs / name / "journal.sqlite").write_bytes(content)
+        (runs / name / "conductor.json").write_text("[1, 2]")
+    shop.pods["uvcc-aa-broken-p0r0"] = Pod("uvcc-aa-broken-p0r0", 0, 0, "local", "id")
+    assert main(["pods", "--sweep", "--json"]) == 1
+    said = capsys.readouterr()
+    rows = {r["name"]: (r["fate"], r["swept"]) for r in json.loads(said.out)}
+    assert rows["uvcc-dead-1-p0r0"] == ("ORPHAN", True)
+    assert rows["uvcc-aa-broken-p0r0"] == ("unreadable", False)
+    assert "uvcc-aa-broken-p0r0" in shop.pods
+    assert "aa-broken is unreadable" in said.err
+    assert "Traceback" not in said.err
+    assert main(["runs", "--json"]) == 0
+    listed = {r["run"]: r["status"] for r in json.loads(capsys.readouterr().out)}
+    assert (listed["dead-1"], listed["live-1"]) == ("running", "running")
+    assert (listed["aa-broken"], listed["zz-broken"]) == ("unreadable", "unreadable")
+    for argv, code in ((["status", "dead-1"], 0), (["halt", "dead-1"], 2), (["paths"], 0), (["resume", "live-1"], 2)):
+        assert main(argv) == code
+        assert "Traceback" not in capsys.readouterr().err
+    for verb in ("status", "halt", "resume", "teardown"):
+        assert main([verb, "aa-broken"]) == 2
+        assert "aa-broken" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest  # noqa: F401
+import pytest
 from relaykit import COORD, QUICK, RUN, TOKENS, make_run, relay  # noqa: F401
 
 from uvcc_console.core import events as ev
@@ -88,3 +88,91 @@ def test_what_another_identity_signed_is_no_evidence(tmp_path: Path) -> None:
         keys = boxes.read_keys(boxes.public_of(r) for r in readers)
         over._heard(box, boxes.seal_to(orders.sealed(content, lambda p: ours.sign(BEAT_NAMESPACE, p)), keys), s)
         assert len(heard) == counts  # what is sealed to another console is nothing here
+
+
+async def test_no_record_at_the_relay_keeps_the_next_from_being_heard(tmp_path: Path, monkeypatch: Any) -> None:
+    ours = Identity.create(tmp_path / "a")
+    _, journal = make_run("http://127.0.0.1:1", ours.public.ed25519)
+    s = read_all(journal)
+    journal.close()
+    heard: list[tuple[str, int]] = []
+    told: list[ev.Event] = []
+    over = path_over_relay.RelayPath(
+        tmp_path, told.extend, lambda pod, coord, stage, step, checkpoint: heard.append((coord, step))
+    )
+    (tmp_path / "domain.json").write_text("{}")
+    over._domain = True
+    from uvcc_engine.transcript import orders
+
+    def signed(**content: Any) -> dict[str, Any]:
+        usual = {"run": RUN, "coord": COORD, "phase": "halted", "halt_nonce": s.halt.nonce, "step": 3}
+        return {"name": "beat/x", "body": orders.sealed(usual | content, lambda p: ours.sign(BEAT_NAMESPACE, p))}
+
+    roots = '[{"epoch": 1, "root": "ab", "pairs": {}}, {"epoch": "x"}]'
+    odd = [
+        signed(step="12/100"),
+        signed(step=None),
+        signed(step=True),
+        signed(phase=["halted"]),
+        signed(coord="p0r0s0t99999"),
+        signed(coord="p0r0s" + "9" * 5000 + "t0"),
+        signed(coord="p0r0s0t0\x1b[2J"),
+        signed(coord=[COORD]),
+        {"name": 7, "body": None},
+        {"name": "beat/x", "body": "[" * 100_000},
+        {"name": "order/x", "body": {"a": 1}},
+        {"body": "x"},
+    ]
+    good = [signed(step=4, roots=roots), signed(step=5, roots="[" * 100_000), signed(step=6, roots=["x"])]
+    monkeypatch.setattr(path_over_relay.Mailbox, "exchange", lambda self, put, want: [*odd, *good])
+    box = path_over_relay.Mailbox("", "g", RUN, ())
+    await over._exchange(box, None, s)
+    assert heard == [(COORD, 4), (COORD, 5), (COORD, 6)]
+    assert sum(isinstance(e, ev.Malformed) for e in told) >= 6
+    assert {e.coord for e in told if isinstance(e, ev.Heartbeat)} == {COORD}
+    assert not [e for e in told if isinstance(e, ev.RootReported)]  # a list that is damaged says nothing
+
+
+def test_a_relay_that_answers_anything_is_an_error_of_that_path(tmp_path: Path) -> None:
+    import http.server
+    import threading
+
+    from uvcc_engine.contract.errors import UvccError
+
+    answers = [
+        b"[]",
+        b"{}",
+        b'{"seq":"x","records":[]}',
+        b'{"seq":1,"records":7}',
+        b"[" * 100_000,
+        b"\xff",
+        b'{"seq":1e999}',
+    ]
+
+    class Answering(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            body = answers[0]
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            return
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Answering)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        box = path_over_relay.Mailbox(f"http://127.0.0.1:{server.server_port}", "g", RUN, ("token",))
+        while answers:
+            with pytest.raises(UvccError):
+                box.exchange(None, "")
+            answers.pop(0)
+        answers.append(b'{"seq": 3, "records": [7, {"name": "a", "body": "b"}]}')
+        assert box.exchange(None, "") == [{"name": "a", "body": "b"}]
+        assert box.after == 3
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
