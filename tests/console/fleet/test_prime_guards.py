@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from otherworld import first_site
 from virtualtime import VirtualClock
 
 from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
@@ -223,3 +224,10 @@ def test_a_second_pod_of_one_name_does_not_close_the_first(tmp_path: Path) -> No
     intents.note(3.0, name=name, id="two", gone=True, billed=9.0)
     (only,) = intents.tries().values()
     assert (only.id, only.open, only.held, only.billed) == ("one", True, True, None)
+
+
+async def test_a_host_that_is_not_the_vendors_is_shown_with_the_quote(run_dir: Path) -> None:
+    async with first_site(run_dir) as (site, _fake):
+        site.fleet["image"] = "cuda_12_4_pytorch_2_4"
+        quote = await site.console().quote(site.requests())
+    assert quote.funnel[0].constraint == "asked at https://market.test"

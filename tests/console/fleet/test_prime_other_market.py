@@ -228,6 +228,19 @@ async def test_what_comes_of_a_create_after_the_runs_end_is_ended(run_dir: Path)
         assert site.alive() == set()
 
 
+async def test_of_a_run_that_keeps_its_pods_only_what_is_one_too_many_goes(run_dir: Path) -> None:
+    async with other_site(run_dir, Quirks(lost=frozenset({1}), lag_of=((1, 400.0),))) as (site, market):
+        provider = site.console()
+        pods = await site.up(provider)
+        await site.clock.sleep(400.0)
+        keep = [p.name for p in pods]
+        assert len(site.alive()) == 4
+        assert await site.console().prove(ended=True, keep=keep) == []
+        assert site.alive() == {p.provider_id for p in pods}
+        await site.down(provider)
+        assert market.ours == []
+
+
 async def _strangers_pod(site: Site, market: OtherMarket) -> Pod:
     return Pod(f"{RUN}-p0r0", 0, 0, "latitude", market.stranger(f"{RUN}-p0r0xaaaaaa").id)
 

@@ -15,6 +15,7 @@ from typing import Any
 from uvcc_console.fleet.prime import offers as market
 from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
 from uvcc_console.fleet.prime.ends import LAG_S, SETTLE_S, Ends
+from uvcc_console.fleet.prime.hosts import VENDOR
 from uvcc_console.fleet.prime.intents import Intents, Try, attempt_name, base_of, books_of
 from uvcc_console.fleet.prime.models import ApiPod, Offer
 from uvcc_console.fleet.prime.ready import NotReady, Readiness
@@ -90,7 +91,10 @@ class PrimeProvider:
             price = offer.price(self._wanted(request).disk) or 0.0
             row = {"offer": offer.label, "image": choice.image, "gpu": offer.gpu_type, "gpus": offer.gpu_count}
             lines.append(QuoteLine(request, provider, offer.region, price, row))
-        return Quote(tuple(lines), self._clock.now(), choice.funnel, await self._client.wallet())
+        funnel = choice.funnel
+        if not self._client.account.base_url.endswith(f"//{VENDOR}"):  # whoever named another host shall see it
+            funnel = (replace(funnel[0], constraint=f"asked at {self._client.account.base_url}"), *funnel)
+        return Quote(tuple(lines), self._clock.now(), funnel, await self._client.wallet())
 
     async def _permitted(self) -> None:
         try:
@@ -424,7 +428,7 @@ class PrimeProvider:
 
     async def prove(self, *, ended: bool, keep: Collection[str] = ()) -> Names:
         """One look at every try that is not proven yet; see ``Rents``."""
-        left = await self._ends.prove(lambda t: t.base not in keep if ended else self._is_stray(t))
+        left = await self._ends.prove(lambda t: (ended and t.base not in keep) or self._is_stray(t))
         if ended and not left:
             await self._key.forget()
         return [t.name for t in left if not (t.held and (t.base in keep or not ended))]
