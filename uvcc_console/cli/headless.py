@@ -241,7 +241,6 @@ def render(o: dict[str, Any]) -> str:
     for key in ("global_root", "result_hash", "sid_job"):
         if o[key]:
             lines.append(f"  {key.replace('_', ' '):<12} {o[key]}" + (mark if key == "result_hash" else ""))
-            lines.append(f"  {key.replace('_', ' '):<12} {o[key]}")
     lines += [f"  operated     {sentence}" for sentence in o["operation"]]
     if o["drill_s"] is not None:
         lines.append(f"  halt drill   {o['drill_s']:.1f} s")
