@@ -172,7 +172,9 @@ class PodLink:
             t = self.timeouts
             try:
                 tunnel = await self._through() if self._jump else None
-                async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
+                # not asyncssh's own connect_timeout: Python 3.11's wait_for loses a cancellation that comes with the
+                # answer, and whoever waits for this would wait for ever
+                async with _handshake_slot(), asyncio.timeout(t.connect):
                     self._connection = await asyncssh.connect(
                         host,
                         port,
@@ -185,7 +187,6 @@ class PodLink:
                         tunnel=tunnel,
                         preferred_auth="publickey",
                         compression_algs=None,
-                        connect_timeout=t.connect,
                         login_timeout=t.login,
                         keepalive_interval=t.keepalive_s,
                         keepalive_count_max=t.keepalive_count,
@@ -206,7 +207,6 @@ class PodLink:
                 port,
                 username=user or (),
                 config=None,
-                connect_timeout=t.connect,
                 login_timeout=t.login,
                 keepalive_interval=t.keepalive_s,
                 keepalive_count_max=t.keepalive_count,

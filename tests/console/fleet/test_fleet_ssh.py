@@ -98,6 +98,20 @@ async def test_a_command_that_never_ends_is_unknown_after_its_time(ssh_fake, lin
     assert await link.sh("echo still") == "still"
 
 
+async def test_a_cancellation_is_not_lost_whenever_it_comes(ssh_fake, link_to) -> None:
+    """Also not one that comes with the answer to the login: a command that never ends would then never be given up."""
+    host = await ssh_fake(answer)
+    for ticks in range(80):
+        link = link_to(host.address)
+        running = asyncio.create_task(link.run("hang", timeout=30.0))
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        running.cancel()
+        done, _ = await asyncio.wait({running}, timeout=10.0)
+        assert done, f"lost after {ticks} turns of the loop"
+        await link.close()
+
+
 async def test_it_reconnects_and_remembers_the_pin(ssh_fake, link_to) -> None:
     host: SshFake = await ssh_fake(answer)
     link = link_to(host.address)
