@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.outside import without_nan
 from uvcc_engine.parallel.topology import Coord
 
 _POD_EVENTS: Final = {
@@ -202,4 +203,4 @@ def machine(events: Iterable[LogEvent]) -> str:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return json.dumps(without_nan(value), sort_keys=True, separators=(",", ":"), default=str)

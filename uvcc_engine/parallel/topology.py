@@ -27,7 +27,7 @@ class Coord:
         """Read ``p0r1s2t3``. Raises ConfigError on anything else."""
         import re
 
-        found = re.fullmatch(r"p(\d+)r(\d+)s(\d+)t(\d+)", text)
+        found = re.fullmatch(r"p([0-9]{1,9})r([0-9]{1,9})s([0-9]{1,9})t([0-9]{1,9})", text)
         if not found:
             raise ConfigError(f"not a worker coordinate: {text!r}", "write it like p0r1s0t0")
         p, r, s, t = (int(g) for g in found.groups())
