@@ -540,6 +540,14 @@ def _list(inner: _Check) -> _Check:
     return check
 
 
+def _texts(value: Any) -> list[str]:
+    """A list of texts: log lines, which come by the hundred, mostly with nothing to clean."""
+    if not isinstance(value, list):
+        raise TypeError(f"list wanted, got {type(value).__name__}")
+    joined = "".join(value)
+    return value if joined.isprintable() and len(joined) <= _TEXT else [_text(v) for v in value]
+
+
 def _object(inner: _Check) -> _Check:
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -568,6 +576,8 @@ def _check_of(wanted: Any) -> _Check:
     if wanted in _BY_TYPE:
         return _BY_TYPE[wanted]
     origin, args = get_origin(wanted), get_args(wanted)
+    if origin is list and args[0] is str:
+        return _texts
     if origin is list:
         return _list(_check_of(args[0]))
     if origin is dict and args[0] is str:

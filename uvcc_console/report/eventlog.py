@@ -19,6 +19,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import reserved
 from uvcc_console.core.shown import NOT_VERIFIED, VERIFIED
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.outside import without_nan
 from uvcc_engine.parallel.topology import Coord
 
 _POD_EVENTS: Final = {
@@ -231,4 +232,4 @@ def machine(events: Iterable[LogEvent]) -> str:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return json.dumps(without_nan(value), sort_keys=True, separators=(",", ":"), default=str)

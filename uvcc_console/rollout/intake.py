@@ -169,7 +169,8 @@ class Intake:
             return self._facts(src, lines)
         if src.endswith(".json") or not lines:
             return []
-        return [ev.LogLines(pod=self.pod, src=src, lines=[clean(line, LINE) for line in lines])]
+        shown = lines if all(len(x) <= LINE and x.isprintable() for x in lines) else [clean(x, LINE) for x in lines]
+        return [ev.LogLines(pod=self.pod, src=src, lines=shown)]
 
     def _heartbeats(self, src: str, lines: list[str]) -> list[ev.Event]:
         """Only the newest record of a batch per worker matters: the figures of each step are in training.csv."""

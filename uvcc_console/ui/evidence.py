@@ -18,6 +18,7 @@ from typing import Any
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.run_base import RunConsole
+from uvcc_engine.contract.outside import without_nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ def _plain(value: Any, series: bool) -> Any:
 
 def snapshot_json(snap: Snapshot, *, series: bool = True) -> str:
     """The snapshot without its log (the journal keeps that) as JSON; also without the ``series`` of figures."""
-    return json.dumps(_plain(dataclasses.replace(snap, log=()), series), indent=1, sort_keys=True, default=str)
+    return json.dumps(
+        without_nan(_plain(dataclasses.replace(snap, log=()), series)), indent=1, sort_keys=True, default=str
+    )
 
 
 def screen_text(app: RunConsole) -> str:

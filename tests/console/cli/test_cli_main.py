@@ -120,3 +120,17 @@ def test_a_rollout_that_costs_money_asks_first(
     assert main(["rollout", str(profile), "--headless"]) == 2
     assert "--yes" in capsys.readouterr().err
     assert not (Path(os.environ["UVCC_HOME"]) / "runs").exists()
+
+
+def test_no_verb_writes_past_the_cleaning_functions() -> None:
+    """What a verb shows goes through ``common`` (or a progress line that cleans): a later verb must not forget it."""
+    import ast
+
+    import uvcc_console.cli as cli
+
+    own = {"main.py", "common.py", "console.py", "bench.py", "headless.py", "rollout.py", "tensorboard.py"}
+    for path in sorted(Path(cli.__path__[0]).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called == "print" or called.endswith(("stdout.write", "stderr.write")):
+                assert path.name in own, f"{path.name}: {called}"

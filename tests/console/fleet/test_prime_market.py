@@ -191,3 +191,19 @@ def test_a_request_may_be_stricter_than_its_profile() -> None:
     fleet = {"gpu": "H100_80GB", "gpus": 8, "regions": ["canada"], "disk": 200, "per_party": ["a", "b", "c"]}
     found = Wanted.of(fleet, PodRequest("n", 0, 0, image="i", max_price_hr=4.0, disk_gib=300))
     assert (found.gpus, found.regions, found.image, found.max_price, found.disk) == (8, ("canada",), "i", 4.0, 300)
+
+
+@pytest.mark.parametrize("price", [float("nan"), float("inf"), "nan", "-inf", "1e999", 10**400, True, [], {}])
+def test_a_price_that_is_no_number_is_no_price(price: object) -> None:
+    from uvcc_console.fleet.prime.models import Offer, Prices
+
+    assert Prices.model_validate({"onDemand": price}).hourly is None
+    assert Offer.model_validate({"prices": {"onDemand": price}, "gpuCount": price}).price() is None
+
+
+def test_what_the_market_says_holds_nothing_that_a_terminal_obeys() -> None:
+    from uvcc_console.fleet.prime.models import ApiPod, Offer
+
+    bad = "eu\x1b[31m\u202e\x9b2J\nx"
+    assert Offer.model_validate({"provider": bad, "cloudId": bad, "region": bad}).label == "eu x/eu x@eu x"
+    assert ApiPod.model_validate({"name": bad, "installationFailure": bad}).installation_failure == "eu x"

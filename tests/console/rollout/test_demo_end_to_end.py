@@ -16,6 +16,7 @@ from demorun import Demo, Uvcc
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
+from uvcc_console.core.state import fold
 
 # few enough rows that no loop is worth compiling: nine fresh pods would compile it nine times
 SMALL = ("--set", "job.test_rows=200")
@@ -68,6 +69,15 @@ def test_an_undisturbed_demo_is_verified(two_demos: tuple[dict[str, Any], dict[s
     assert calm["gates"] == {"result_hashes": True, "verifier": True, "halt_drill_s": True}
     assert calm["drill_s"] > 0
     assert "verify-full running" in seen["calm"][2]
+
+
+def test_nothing_that_honest_pods_say_is_malformed(
+    uvcc: Uvcc, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+) -> None:
+    for run in (two_demos[0]["run"], two_demos[1]["run"]):
+        s = fold(e for _, e in iter_events(uvcc.home / "runs" / run / "journal.sqlite"))
+        assert dict(s.malformed) == {}, [line.text for line in s.log if "malformed" in line.text]
+        assert not [a for a in s.alerts if a.source in ("pump", "listener", "detector_failed")]
 
 
 def test_a_halt_stops_every_worker_at_one_step_with_a_verified_checkpoint(

@@ -8,14 +8,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from uvcc_engine.contract.text import clean
+
 
 def _number(value: Any) -> float | None:
-    """A finite number, or nothing: what is no number must not pass a comparison with a cap."""
+    """A finite number: one that is none would pass every cap that it is held against."""
     try:
-        number = float(value)
+        found = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return found if math.isfinite(found) and not isinstance(value, bool) else None
 
 
 def _whole(value: Any) -> int | None:
@@ -24,7 +26,8 @@ def _whole(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    """What the market says ends in the journal and on terminals."""
+    return "" if value is None else clean(str(value))
 
 
 def _list(value: Any) -> list[Any]:
