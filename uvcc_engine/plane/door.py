@@ -135,7 +135,7 @@ class Lobby(Generic[_V]):
 
     def enter(self, visitor: _V) -> _V | None:
         """Let one in; returns who has to leave for it, if anybody."""
-        mine = self._of.get(visitor.address, {})
+        mine = self._of.get(visitor.address) or OrderedDict[int, _V]()
         leaves = None
         if len(mine) >= self._share:
             leaves = next(iter(mine.values()))

@@ -22,7 +22,8 @@ from starlette.routing import Route
 from uvcc_engine.relay import asked, wire
 from uvcc_engine.relay.config import Credential, RelayConfig, token_key
 from uvcc_engine.relay.gate import Gate, Visitor
-from uvcc_engine.relay.hub import Hub, NoRoomError
+from uvcc_engine.relay.hub import Hub
+from uvcc_engine.relay.queues import NoRoomError
 from uvcc_engine.relay.records import MAX_BODY, MAX_NAME, Records
 
 Scope = dict[str, Any]
