@@ -17,7 +17,7 @@ import os
 import socket
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 from uvcc_engine.plane import frame as fr
@@ -135,7 +135,7 @@ class Lobby(Generic[_V]):
 
     def enter(self, visitor: _V) -> _V | None:
         """Let one in; returns who has to leave for it, if anybody."""
-        mine: Mapping[int, _V] = self._of.get(visitor.address, {})
+        mine = self._of.get(visitor.address) or OrderedDict[int, _V]()
         leaves = None
         if len(mine) >= self._share:
             leaves = next(iter(mine.values()))

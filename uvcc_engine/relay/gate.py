@@ -29,20 +29,24 @@ _Key = tuple[str, int]
 class Visitor:
     """One connection. ``who`` is None until it has shown a token."""
 
-    __slots__ = ("_close", "_gate", "_stall", "address", "fd", "held", "reading", "since", "who")
+    __slots__ = ("_close", "_gate", "_stall", "address", "fd", "held", "reading", "since", "up", "who")
 
     def __init__(self, gate: Gate, address: str, number: int, now: float) -> None:
         self._gate = gate
         self._close: Callable[[], object] = lambda: None
+        self.up = False  # it has a transport of its own
         self.address, self.fd, self.since = address, number, now
         self.who: Credential | None = None
         self.held = 0  # bytes of a request that is still arriving
         self.reading = True  # what it is sent
         self._stall: asyncio.TimerHandle | None = None
 
-    def ends_by(self, close: Callable[[], object]) -> None:
-        """What closes it at once."""
-        self._close = close
+    def ends_by(self, close: Callable[[], object], *, up: bool = True) -> None:
+        """What closes it at once. ``up``: it has a transport by now, and is not being brought up any more."""
+        self._close, self.up = close, up
+
+    def end(self) -> None:
+        self._close()
 
     def login(self, who: Credential) -> bool:
         """It has shown a token; False if that has as many connections as it may have."""
@@ -101,8 +105,11 @@ async def admit(
             sock.close()
             visitor.left()
         except asyncio.CancelledError:  # it made way for another, or the relay stops
-            sock.close()
-            visitor.left()
+            if visitor.up:
+                visitor.end()
+            else:
+                sock.close()
+                visitor.left()
 
     try:
         while True:
@@ -114,7 +121,7 @@ async def admit(
                 continue
             visitor = gate.arrive(str(address[0]) if isinstance(address, tuple) else "")
             task = loop.create_task(bring_up(visitor, sock))
-            visitor.ends_by(task.cancel)
+            visitor.ends_by(task.cancel, up=False)
             coming.add(task)
             task.add_done_callback(coming.discard)
     finally:

@@ -38,7 +38,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.visitor.ends_by(transport.abort)
+        self.visitor.ends_by(self._end)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -89,6 +89,11 @@ class GuardedHttp(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self.visitor.resumed()
+
+    def _end(self) -> None:
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # what is being answered has nobody left to be sent to
+        self.transport.abort()
 
     def _on_time(self) -> None:
         if self._deadline is not None:

@@ -23,8 +23,6 @@ from uvcc_engine.plane.direct import DirectLink
 from uvcc_engine.plane.door import KNOCK_BYTES, Door, Lobby, Rejections, Stranger
 from uvcc_engine.plane.endpoint import Endpoint
 
-CONNECTIONS = 20_000
-
 
 def door(me: int, sid: bytes = SID) -> Door:
     return Door(me, sid, lambda p: IDENTITIES[me].pair_secret(PUBLIC[p], sid, "plane-knock"))
@@ -54,7 +52,10 @@ def a_hello(src: int, dst: int) -> bytes:
     return b"".join(b"".join(o.buffers) for o in endpoint.transmit(1.0))
 
 
-def test_twenty_thousand_strangers_cost_a_few_lines_and_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("connections", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_thousands_of_strangers_cost_a_few_lines_and_no_signature(
+    connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The peer comes when the flood is under way, from one of the addresses that it comes from."""
     costs, links, logs = Costs(monkeypatch), direct_links(), [Log(), Log()]
     host, port = links[0]["listen"].split(":")
@@ -77,7 +78,7 @@ def test_twenty_thousand_strangers_cost_a_few_lines_and_no_signature(monkeypatch
     before = (costs.signatures, costs.agreements)
     zero = make_plane(0, link[0], logs[0])
     one: list[Any] = []
-    arguments = [sys.executable, str(Path(__file__).with_name("stranger.py")), host, port, str(CONNECTIONS)]
+    arguments = [sys.executable, str(Path(__file__).with_name("stranger.py")), host, port, str(connections)]
     arguments += [knocks[0].hex(), a_hello(1, 0).hex()]
     flood = subprocess.Popen(arguments, stdout=subprocess.PIPE)
     rejections = zero._link._rejections  # type: ignore[attr-defined]
@@ -86,8 +87,8 @@ def test_twenty_thousand_strangers_cost_a_few_lines_and_no_signature(monkeypatch
     op = 0
     try:
         while flood.poll() is None or op < 20:
-            assert time.monotonic() - begun < 120
-            if not one and rejections.total > 500:
+            assert time.monotonic() - begun < 170
+            if not one and rejections.total > connections // 40:
                 met = time.monotonic()
                 one.append(make_plane(1, link[1], logs[1]))
             if one:
@@ -105,9 +106,9 @@ def test_twenty_thousand_strangers_cost_a_few_lines_and_no_signature(monkeypatch
         flood.wait()
         for plane in (*one, zero):
             plane.close(graceful=False)
-    assert counted["connections"] > 0.9 * CONNECTIONS
+    assert counted["connections"] > 0.9 * connections
     assert op >= 20
-    assert met < 10
+    assert met < 30  # also on a machine that is busy otherwise
     assert crowd <= door_module.ROOM
     assert files < door_module.ROOM + 100
     assert len(logs[0].events) + len(logs[1].events) <= 30, logs[0].events
@@ -116,7 +117,7 @@ def test_twenty_thousand_strangers_cost_a_few_lines_and_no_signature(monkeypatch
     # the knock that was recorded from the process before counts once more, and its HELLO is an old one
     assert costs.signatures - before[0] <= 4
     assert costs.agreements - before[1] <= 4
-    assert rejections.total > 0.9 * CONNECTIONS
+    assert rejections.total > 0.9 * connections
     assert sum(t["count"] for t in told) == rejections.total
 
 

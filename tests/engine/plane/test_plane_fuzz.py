@@ -44,8 +44,9 @@ from uvcc_engine.transcript import boxes, orders
 
 INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "2000"))
 SEED = int(os.environ.get("UVCC_FUZZ_SEED", "1"))
-SLOWEST_S = 10.0
+SLOWEST_S = 10.0  # of processor time
 GROWTH = 96 << 20
+pytestmark = pytest.mark.timeout(180 + INPUTS // 10)
 NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFF_FFFF, 0xFFFF_FFFF, (1 << 63) - 1, (1 << 64) - 1)
 ODD: tuple[Any, ...] = (
     None,
@@ -123,14 +124,14 @@ def attack(
         if n == INPUTS // 10:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         data = inputs(rng)
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             target(data)
         except allowed:
             pass
         except Exception as error:
             raise AssertionError(f"input {n} of seed {SEED}: {error!r} from {data[:200].hex()}") from error
-        assert time.monotonic() - began < SLOWEST_S, data[:200].hex()
+        assert time.thread_time() - began < SLOWEST_S, data[:200].hex()
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
     assert grown < GROWTH, f"{grown >> 20} MiB more"
 
@@ -470,7 +471,7 @@ async def _post(app: RelayApp, gate: Gate, path: str, body: bytes) -> int:
     visitor = gate.arrive("127.0.0.1")
     scope = {"type": "http", "path": path, "method": "POST", "query_string": b"", "root_path": ""}
     headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
-    async with asyncio.timeout(SLOWEST_S):
+    async with asyncio.timeout(60):
         await app({**scope, "headers": headers, "visitor": visitor, "http_version": "1.1"}, receive, send)
     visitor.left()
     return found[0]
