@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from uvcc_console.cli import common
+from uvcc_console.cli.main import FAILED, OK
+from uvcc_engine.contract.errors import VerificationError
 
 
 def run(argv: list[str]) -> int:
@@ -19,10 +21,14 @@ def run(argv: list[str]) -> int:
     from uvcc_console.report.handoff import handoff, write_handoff
 
     made = handoff(run_dir)
-    path = write_handoff(run_dir, args.output, made)
+    refused, path = None, None
+    try:
+        path = write_handoff(run_dir, args.output, made)
+    except VerificationError as e:  # the checklist says more about it than the refusal
+        refused = e
     if args.json:
-        common.emit({**made.to_json(), "file": str(path)})
+        common.emit({**made.to_json(), "file": str(path) if path else ""})
     else:
-        common.show(path.read_text().rstrip("\n"))
-        common.say(str(path))
-    return 0
+        common.show(made.text().rstrip("\n"))
+    common.say(f"not written into the package: {refused}" if refused else str(path))
+    return FAILED if refused else OK

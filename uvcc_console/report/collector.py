@@ -11,6 +11,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -134,6 +135,11 @@ def check(run_dir: Path) -> bool:
     if found.unpinned:
         raise VerificationError("manifest", f"{root / manifest.NAME} is not of this installation: {found.unpinned}")
     return True
+
+
+def around(run_dir: Path, out: Path | None) -> AbstractContextManager[list[Path]]:
+    """:func:`renewing` for what is written into the package; what goes elsewhere changes nothing of it."""
+    return renewing(run_dir) if out is None else contextlib.nullcontext([])
 
 
 @contextlib.contextmanager

@@ -145,7 +145,7 @@ def write_handoff(run_dir: Path, out: Path | None = None, made: Handoff | None =
     text = (made or handoff(run_dir)).text()
     for _ in checked("(handoff)", text.splitlines()):
         pass
-    with collector.renewing(run_dir) as written:
+    with collector.around(run_dir, out) as written:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".part")
         temporary.write_text(text)

@@ -95,7 +95,7 @@ def write_bundle(
     path = out or record.artifacts / OUTPUT
     packed = path.with_name(path.name + ".zst")
     partial = path.with_name(path.name + ".part")
-    with collector.renewing(run_dir) as written:
+    with collector.around(run_dir, out) as written:
         written += (path, packed)
         for old in (path, packed, partial):
             old.unlink(missing_ok=True)

@@ -60,7 +60,7 @@ class Package:
         return self._proofs[phase]
 
     def _prove(self, phase: str) -> Proof:
-        path, at, pins = self.record.artifacts / phase / NAME, self.clock(), self.record.pins()
+        path, at, pins = self.record.artifacts / phase / NAME, self.clock(), self.record.pins(phase)
         if not path.is_file():
             return Proof(phase, at, error=f"there is no {NAME}")
         try:

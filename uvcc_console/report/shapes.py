@@ -53,7 +53,7 @@ _LETTERS: Final = re.compile(r"[G-Zg-z_]")
 # a 32-byte value in hex is what its name says; without a name it may be a key
 _NAMED_PUBLIC: Final = re.compile(
     r"root|sha_?(?:1|2|3)?|hash|digest|commit|(?:^|_)sid|x25519|ed25519|certificate|fingerprint|checkpoint|manifest"
-    r"|policy|bundle|pairs|leaf|owner$|nonce$|identity|^p[0-9]+r[0-9]+(?:s[0-9]+t[0-9]+)?$",
+    r"|policy|bundle|pairs|leaf|^head$|^seen$|owner$|nonce$|identity|^p[0-9]+r[0-9]+(?:s[0-9]+t[0-9]+)?$",
     re.IGNORECASE,
 )
 _NAMED_SECRET: Final = re.compile(r"key|seed|secret|priv|share|mask|token|blind|passw", re.IGNORECASE)

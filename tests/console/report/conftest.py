@@ -10,6 +10,8 @@ from package_run import Package, copy_of, make_home
 from real_runs import shared
 from report_run import RUN, make_run
 
+from uvcc_console.core import paths
+
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -35,6 +37,7 @@ def package(made_package: Path, tmp_path: Path) -> Package:
     return copy_of(made_package, tmp_path / "uvcc-home")
 
 
+@pytest.fixture(scope="session")
 def real_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return shared(tmp_path_factory)
 
@@ -52,5 +55,7 @@ def faulty(real_runs: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def _copy(run_dir: Path, to: Path) -> Path:
+    """The run, and the key of the installation that signed its manifest, in this test's own data folder."""
+    shutil.copytree(run_dir.parent.parent / "config", paths.config_dir(), dirs_exist_ok=True)
     shutil.copytree(run_dir, to / run_dir.name, copy_function=shutil.copy2)
     return to / run_dir.name

@@ -23,6 +23,7 @@ from uvcc_console.report.eventlog import Translator
 from uvcc_console.report.handoff import Handoff, handoff
 from uvcc_console.report.logbundle import write_bundle
 from uvcc_console.report.record import RunRecord
+from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.transcript import files
 from uvcc_engine.transcript.bundle import find_folders, read_bundle
 from uvcc_engine.transcript.leaf import SENT, Leaf
@@ -291,7 +292,10 @@ def test_a_flipped_byte_in_the_evidence_verifies_nothing(faulty: Path, name: str
     assert any("full was verified" in d.text and "does not now" in d.text for d in found.deviations)
     document = jsonview.document(RunRecord.load(faulty).snapshot, faulty)
     assert (document["verified"], document["verdicts"]["full"]["changed"]) == (False, [name])
-    assert "NOT VERIFIED" in write_bundle(faulty)[0].read_text().partition("# 4. Key figures")[0]
+    with pytest.raises(VerificationError, match=re.escape(f"full/{name} was changed")):
+        write_bundle(faulty)  # into a package whose manifest no longer holds nothing is written
+    elsewhere = write_bundle(faulty, faulty.parent / "all_logs.md")[0]
+    assert "NOT VERIFIED" in elsewhere.read_text().partition("# 4. Key figures")[0]
 
 
 def test_a_flipped_byte_in_policy_and_run_log_is_named(faulty: Path) -> None:
