@@ -80,7 +80,7 @@ def run(argv: list[str]) -> int:
 
 
 def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: float, *, quiet: bool = False) -> bool:
-    """Wait for the first heartbeat of a worker that trains after the resumed phase began, or for a later stage.
+    """Wait for a heartbeat of a worker that trains after the resumed phase began, or for a later stage to begin.
 
     Whom the new conductor waits for is said meanwhile.
     """

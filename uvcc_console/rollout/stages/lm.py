@@ -28,6 +28,7 @@ VERIFY_S = 900.0
 _VERIFY = """
 import json, sys
 from pathlib import Path
+from uvcc_engine.contract import checkpoint
 bad = []
 found = checkpoint.latest_verified(
     Path(sys.argv[1]) / "checkpoints", run=sys.argv[2], on_bad=lambda path, error: bad.append(str(error)))
