@@ -6,12 +6,14 @@ rest, what is not of its type is left out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from uvcc_engine.contract.outside import STEPS, real, said, tidy, whole, word
 
 BEAT_NODES: Final = 64
+_DIGEST: Final = re.compile(r"[A-Za-z0-9_.:+/=-]{1,128}")
 _WHOLE: Final = ("rank", "pid", "sent_bytes", "collective_seq")
 _REAL: Final = ("dt_fetch_s", "gate_entropy_mean", "gate_collapse_frac", "mem_mib", "bytes", "ts", "step_s")
 _MEASURED: Final = ("loss", "toks_per_s", "samples_per_s")  # may be NaN: that is a finding
@@ -52,5 +54,5 @@ def root(fields: Mapping[str, Any], most: int = STEPS) -> tuple[int, str, dict[s
 
 
 def is_digest(value: object) -> bool:
-    """Whether this may be a hash: short, of letters and digits."""
-    return isinstance(value, str) and 0 < len(value) <= 128 and value.isascii() and value.isalnum()
+    """Whether this may be a hash, or whatever a trainer of another kind takes for one: short, and one plain word."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None

@@ -7,7 +7,7 @@ range, and a message that is none is counted instead of ending the channel.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from uvcc_engine.contract import wire
@@ -158,10 +158,11 @@ _CHECKS: Final[dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]]] 
 # -- what acknowledgements carry ---------------------------------------------------------------------------------------
 
 
-def own(named: object, allowed: Sequence[str], pod: str) -> list[str]:
+def own(named: object, allowed: Callable[[str], bool], pod: str) -> list[str]:
     """The workers that an acknowledgement names, all of them this pod's own. Raises ProtocolError."""
-    found = [c for c in named if isinstance(c, str)] if isinstance(named, list) else []
-    if len(found) != (len(named) if isinstance(named, list) else 0) or not set(found) <= set(allowed):
+    listed = named if isinstance(named, list) else [None]
+    found = [c for c in listed if isinstance(c, str) and allowed(c)]
+    if len(found) != len(listed):
         raise ProtocolError(f"pod {pod} speaks of workers that are not its own", "look at the pod before you go on")
     return found
 

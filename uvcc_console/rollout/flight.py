@@ -16,9 +16,10 @@ from uvcc_console.fleet.landing import Landing
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.plan import Phase
 from uvcc_engine.contract import wire
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.flight import name_of
 from uvcc_engine.contract.outside import record
+from uvcc_engine.parallel.topology import Coord
 
 ANSWER_S: Final = 10.0
 LOOK_S: Final = 0.3
@@ -32,7 +33,7 @@ async def read(ctx: Rollout, phase: Phase) -> str:
 
     async def one(member: Member) -> tuple[list[str], dict[str, Answer]]:
         ack = await member.channel.request(wire.FLIGHT, run=phase.engine_run, nonce=nonce)
-        asked = hearing.own(ack.get("asked", []), [str(c) for c in phase.coords(member.name)], member.name)
+        asked = hearing.own(ack.get("asked", []), lambda c: _hosted(phase, member.name, c), member.name)
         return asked, await _answers(member, phase.engine_run, asked, nonce)
 
     found = await each(ctx.of_phase(phase), one)
@@ -52,6 +53,15 @@ async def read(ctx: Rollout, phase: Phase) -> str:
     told = {coord: flight.newest(answer) for coord, answer in sorted(answers.items())}
     ctx.say(ev.FlightRead(folder=where, newest=told, silent=silent, findings=findings))
     return f"{len(answers)} of {len(asked)} workers answered: {'; '.join(findings) or 'nothing differs'}; {where}"
+
+
+def _hosted(phase: Phase, pod: str, coord: str) -> bool:
+    """Whether a worker of this name would be that pod's: its answer becomes a file of this name."""
+    try:
+        found = Coord.parse(coord)
+    except ConfigError:
+        return False
+    return str(found) == coord and phase.pod_of(found) == pod
 
 
 async def _answers(member: Member, run: str, coords: Sequence[str], nonce: str) -> dict[str, Answer]:

@@ -74,6 +74,6 @@ def make_run(url: str, identity: str) -> tuple[Path, Journal]:
             address="u@127.0.0.1:1",
             identity=identity,
         ),
-        ev.PhaseStarted(phase="full", engine_run=RUN, steps=9, sid_job=""),
+        ev.PhaseStarted(phase="full", engine_run=RUN, steps=60, sid_job=""),
     )
     return run_dir, journal

@@ -277,10 +277,10 @@ def test_acknowledgements_are_read_or_refused_by_name(ack: dict[str, Any]) -> No
 
 
 def test_a_pod_may_not_speak_of_others_workers_nor_of_other_places() -> None:
-    assert hearing.own([COORD], [COORD], POD) == [COORD]
+    assert hearing.own([COORD], [COORD].__contains__, POD) == [COORD]
     for named in (["../../.bashrc"], ["p0r0s0t0"], [7], [[COORD]]):
         with pytest.raises(ProtocolError, match="p1r0"):
-            hearing.own(named, [COORD], POD)
+            hearing.own(named, [COORD].__contains__, POD)
     assert hearing.listening_at({"url": "http://127.0.0.1:8080"}, POD) == ("http", 8080)
     for url in (None, 7, "file:///etc/passwd", "http://h:99999999", "http://h:0", "http://h/\x1b[2J:1"):
         with pytest.raises(ProtocolError, match="p1r0"):

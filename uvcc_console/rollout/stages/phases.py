@@ -93,7 +93,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         specs = [replace(spec, start=start, attempt=masks).to_json() for spec in made]
         ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=START_S)
         listed = hearing.workers(ack, member.name)
-        hearing.own([w["coord"] for w in listed], mine, member.name)
+        hearing.own([w["coord"] for w in listed], mine.__contains__, member.name)
         return {w["coord"]: w["pid"] for w in listed}
 
     acks = await each(ctx.of_phase(phase), begin)
