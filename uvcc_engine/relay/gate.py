@@ -14,7 +14,6 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from uvcc_engine.plane.door import Lobby, Rejections
@@ -29,12 +28,13 @@ _Key = tuple[str, int]
 class Visitor:
     """One connection. ``who`` is None until it has shown a token."""
 
-    __slots__ = ("_close", "_gate", "_stall", "address", "fd", "held", "reading", "since", "up", "who")
+    __slots__ = ("_close", "_gate", "_stall", "address", "fd", "gone", "held", "reading", "since", "up", "who")
 
     def __init__(self, gate: Gate, address: str, number: int, now: float) -> None:
         self._gate = gate
         self._close: Callable[[], object] = lambda: None
         self.up = False  # it has a transport of its own
+        self.gone = False
         self.address, self.fd, self.since = address, number, now
         self.who: Credential | None = None
         self.held = 0  # bytes of a request that is still arriving
@@ -80,7 +80,8 @@ class Visitor:
         self._close()
 
     def left(self) -> None:
-        """The connection is closed."""
+        """The connection is closed, or given up before it was there: a protocol that still begins must end it."""
+        self.gone = True
         self._gate.left(self)
 
 
@@ -89,7 +90,7 @@ async def admit(
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     within_s: float,
-    make: Callable[[Visitor], asyncio.BaseProtocol],
+    make: Callable[[Visitor], asyncio.Protocol | asyncio.BufferedProtocol],
 ) -> None:
     """Accept connections until cancelled. Each is counted before its TLS handshake, which may take ``within_s``."""
     loop = asyncio.get_running_loop()
@@ -98,18 +99,19 @@ async def admit(
 
     async def bring_up(visitor: Visitor, sock: socket.socket) -> None:
         more: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": within_s} if tls is not None else {}
+        protocol = make(visitor)
         try:
-            await loop.connect_accepted_socket(partial(make, visitor), sock, **more)
+            await loop.connect_accepted_socket(lambda: protocol, sock, **more)
         except OSError:
             gate.refused(visitor.address, "no TLS")
             sock.close()
             visitor.left()
         except asyncio.CancelledError:  # it made way for another, or the relay stops
-            if visitor.up:
+            sock.close()
+            if visitor.up:  # a loop that was about to hand it over closes it without a word to its protocol
                 visitor.end()
-            else:
-                sock.close()
-                visitor.left()
+                protocol.connection_lost(None)
+            visitor.left()
 
     try:
         while True:
@@ -201,6 +203,11 @@ class Gate:
         for notice in self._rejections.due(now):
             fields = notice.fields
             log.warning("refused %s %s times within a minute: %s", fields["address"], fields["count"], fields["why"])
+
+    def clear(self) -> None:
+        """The relay stops: it does not wait for who has shown no token."""
+        for visitor in self._strangers:
+            visitor.end()
 
     def state(self) -> dict[str, Any]:
         """Figures for /metrics."""

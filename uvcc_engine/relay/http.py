@@ -37,11 +37,15 @@ class GuardedHttp(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if self.visitor.gone:
+            transport.abort()
+            return
         super().connection_made(transport)
         self.visitor.ends_by(self._end)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+        if self.transport is not None:
+            super().connection_lost(exc)
         self._on_time()
         self.visitor.left()
 

@@ -35,17 +35,17 @@ _BACKLOG = 1024
 _FILES = 65_536
 
 
-_Accept = Callable[[Callable[[Visitor], asyncio.BaseProtocol]], Coroutine[Any, Any, None]]
+_Accept = Callable[[Callable[[Visitor], asyncio.Protocol | asyncio.BufferedProtocol]], Coroutine[Any, Any, None]]
 
 
 class _Server(uvicorn.Server):
     """uvicorn behind the gate, plus the ready file at the start and the release of long polls at the end."""
 
     def __init__(
-        self, config: uvicorn.Config, hub: Hub, relay: RelayConfig, ready: dict[str, str], accept: _Accept
+        self, config: uvicorn.Config, hub: Hub, relay: RelayConfig, ready: dict[str, str], accept: _Accept, gate: Gate
     ) -> None:
         super().__init__(config)
-        self._hub, self._relay, self._ready, self._accept = hub, relay, ready, accept
+        self._hub, self._relay, self._ready, self._accept, self._gate = hub, relay, ready, accept, gate
         self._accepting: asyncio.Task[None] | None = None
 
     def _connection(self, visitor: Visitor) -> GuardedHttp:
@@ -64,6 +64,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._accepting is not None:
             self._accepting.cancel()
+            await asyncio.wait([self._accepting])
+        self._gate.clear()
         self._hub.drain()
         await super().shutdown(sockets)
 
@@ -204,7 +206,7 @@ async def serving(config: RelayConfig) -> AsyncIterator[Running]:
             timeout_graceful_shutdown=10,
         )
         accept = partial(admit, gate, sock, tls, config.login_s)
-        server = _Server(options, hub, config, {"url": url, "stream": stream}, accept)
+        server = _Server(options, hub, config, {"url": url, "stream": stream}, accept, gate)
         task = asyncio.create_task(server.serve(sockets=[]))
         running = Running(url, stream, server, task)
         try:

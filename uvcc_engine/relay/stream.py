@@ -75,6 +75,9 @@ class StreamProtocol(asyncio.BufferedProtocol):
     # -- transport ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._visitor.gone:
+            cast(asyncio.Transport, transport).abort()
+            return
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no common class
         self._transport.set_write_buffer_limits(high=2 * _PUSH_BYTES)
         self._visitor.ends_by(self._transport.abort)
