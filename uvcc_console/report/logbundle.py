@@ -22,7 +22,7 @@ from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.package import Package
 from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import LONGEST, checked, lines_of
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.parallel.topology import PARTIES
 from uvcc_engine.transcript import manifest, reading
@@ -90,7 +90,11 @@ def write_bundle(
     ``exclude``: names (or patterns) of files to leave out; they are still listed. Raises RedactionError naming file and
     line if anything share-, key- or token-shaped would get in; then no bundle exists, not even an older one.
     """
-    write_artifacts(run_dir)
+    try:
+        write_artifacts(run_dir)
+    except VerificationError:  # into a package that does not hold nothing is written; elsewhere it is told of
+        if out is None:
+            raise
     record = RunRecord.load(run_dir)
     path = out or record.artifacts / OUTPUT
     packed = path.with_name(path.name + ".zst")

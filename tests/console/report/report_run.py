@@ -38,8 +38,8 @@ def make_run(run_dir: Path, topology: Topology | None = None) -> Rehearsal:
 
 
 def _pod_files(folder: Path, party: int) -> None:
-    losses = [*(1.0 / (i + 1) for i in range(STEPS - 1)), VALUES["loss"]]
-    rows = "".join(f"{i},{loss:.4f},0.1,0,{100 + party}\n" for i, loss in enumerate(losses))
+    losses = [VALUES["loss"] + left / 3.0 for left in reversed(range(STEPS))]  # as the rehearsal signs them
+    rows = "".join(f"{i + 1},{loss:.9g},0.1,0,{100 + party}\n" for i, loss in enumerate(losses))
     (folder / "training.csv").write_text("step,loss,lr,toks_per_s,samples_per_s\n" + rows)
     events = [{"ts": START + 20, "seq": 1, "level": "info", "event": "party_start", "fields": {"party": party}}]
     (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))

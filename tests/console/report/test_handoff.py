@@ -50,7 +50,7 @@ def test_a_good_run(run_dir: Path) -> None:
     assert ("device", "cpu (all 3 pods)") in found.facts
     assert ("topology", "1 replicas x 3 parties x 1 stages x 1 tensor ranks") in found.facts
     text = write_handoff(run_dir).read_text()
-    assert "| loss falls | met | full/p0r0/training.csv: 1.0000 -> 0.2500 in 3 rows" in text
+    assert "| loss falls | met | full/p0r0/training.csv: 0.9167 -> 0.2500 in 3 rows" in text
     assert "(as the pods reported it, not signed) |" in text
     assert dict(found.result)["accuracy"].startswith("0.96875 (verified ")
     assert "step 3, manifest SHA-256" in text
@@ -158,6 +158,7 @@ def test_what_must_not_leave_is_not_handed_over(run_dir: Path) -> None:
 
     info = next((run_dir / "artifacts/full").rglob("run.info"))
     info.write_text(info.read_text() + "job.seed: " + "c0ffee11" * 8 + "\n")
+    sent_by(info.parent)
     with pytest.raises(RedactionError, match="key-shaped"):
         write_handoff(run_dir)
     assert not (run_dir / "artifacts/handoff.md").exists()
