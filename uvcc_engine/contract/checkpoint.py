@@ -203,7 +203,7 @@ def read_manifest(folder: Path) -> Manifest:
         with _regular(folder / MANIFEST) as f:
             raw = f.read(MANIFEST_BYTES + 1)
     except OSError as error:
-        raise VerificationError("checkpoint", f"{folder} has no manifest: {error.strerror}") from error
+        raise VerificationError("checkpoint", f"{folder} has no manifest: {error.strerror}", EARLIER) from error
     if len(raw) > MANIFEST_BYTES:
         raise VerificationError("checkpoint", f"{folder / MANIFEST} is longer than {MANIFEST_BYTES} bytes")
     try:
@@ -222,7 +222,7 @@ def read_manifest(folder: Path) -> Manifest:
             topology=body["topology"],
             ranks=ranks,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
         raise VerificationError("checkpoint", f"{folder / MANIFEST} is damaged", EARLIER) from error
 
 

@@ -241,8 +241,8 @@ def _vote_of(message: Mapping[str, Any], peer: int) -> Vote:
     vote = told.number(message.get("vote"), peer, "vote", low=GO_ON, high=HALT)
     nonce = told.text(message.get("nonce"), peer, "vote", _NONCE)
     saved = told.number(message.get("saved", -1), peer, "vote", low=-1)
-    if not nonce.isprintable() or saved > message.get("step", saved) + 1:
-        raise ProtocolError(f"P{peer} sent a malformed vote", party=peer)  # it has no checkpoint of a step to come
+    if not nonce.isprintable():
+        raise ProtocolError(f"P{peer} sent a malformed vote", party=peer)
     return Vote(vote, nonce, saved)
 
 

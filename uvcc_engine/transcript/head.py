@@ -18,7 +18,7 @@ UNKNOWN: Final = 24 * reading.MIB  # a bundle whose keys nobody vouches for
 _EPOCHS: Final = b'{"epochs":['
 _POLICY: Final = f'],"format":"{FORMAT}","policy":'.encode()
 _SIGNATURES: Final = b',"policy_signatures":'
-_STEP: Final = 4 * reading.MIB
+_STEP: Final = reading.MIB  # it stays in the processor's cache while it is searched
 _SIGNED: Final = 64 * reading.KIB  # three signatures
 # what one worker's statement of one epoch takes, with a checkpoint's opened leaf and its proof; and what it takes once
 _EPOCH: Final = 12 * reading.KIB

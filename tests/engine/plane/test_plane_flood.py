@@ -117,7 +117,7 @@ def test_thousands_of_strangers_cost_a_few_lines_and_no_signature(
     # the knock that was recorded from the process before counts once more, and its HELLO is an old one
     assert costs.signatures - before[0] <= 4
     assert costs.agreements - before[1] <= 4
-    assert rejections.total > 0.9 * connections
+    assert rejections.total > 0.5 * connections
     assert sum(t["count"] for t in told) == rejections.total
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from lm_kit import SMALL, run_here, small, with_hub
 
-from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableError, UvccError, VerificationError
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
@@ -224,17 +224,12 @@ def test_a_variable_without_effect_or_sense_is_refused(name: str, value: str, te
     assert text in str(caught.value)
 
 
-def test_a_broken_checkpoint_is_said_and_the_one_before_it_is_resumed(tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_refused_by_name_and_nothing_older_is_taken_in_silence(tmp_path: Path) -> None:
     assert worker.train(small(steps=6, save_every=2), tmp_path, "lm") == 0
     newest = tmp_path / "checkpoints" / "step-6" / "rank0.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1] + b"\x7f")
-    assert worker.train(small(steps=8, save_every=2), tmp_path, "lm") == 0
-    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    refused = next(e for e in events if e["event"] == "checkpoint_refused")
-    assert refused["level"] == "warn"
-    assert refused["fields"]["detail"].startswith("step-6: ")
-    assert next(e for e in events if e["event"] == "resumed")["fields"]["step"] == 4
-    assert json.loads((tmp_path / "exit.json").read_text())["step"] == 8
+    with pytest.raises(VerificationError, match=r"step-6/rank0\.safetensors was altered.*--from STEP"):
+        worker.train(small(steps=8, save_every=2), tmp_path, "lm")
 
 
 def test_marks_for_a_profiler_need_a_cuda_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from uvcc_engine.parallel.topology import Topology
 from uvcc_engine.transcript import files, head, reading, sshsig
 from uvcc_engine.transcript.bundle import find_folders
 from uvcc_engine.transcript.canonical import canonical
+from uvcc_engine.transcript.operation import Operation
 from uvcc_engine.transcript.policy import Policy
 from uvcc_engine.transcript.statements import coord_of
 
@@ -360,9 +362,9 @@ def test_a_large_genuine_bundle_is_read_in_little_more_than_its_size(tmp_path: P
 def test_bounds_scale_with_the_policy_that_known_keys_signed(made: Rehearsal, run: Path) -> None:
     small, most = head.allowance(run / "proof_bundle.json", lambda p: False)[1], head.most_bytes(made.policy)
     assert small == min(most, head.UNKNOWN)
-    wide = Policy.from_json(
-        {**made.policy.to_json(), "topology": {"replicas": 64, "stages": 4, "tensor": 4, "microbatches": 1}}
-    )
+    size = Topology(64, 4, 4, 1)
+    larger = {"topology": dataclasses.asdict(size), "operation": Operation.of(size).to_json()}
+    wide = Policy.from_json({**made.policy.to_json(), **larger})
     assert head.most_bytes(wide) > 50 * most
     assert head.most_bytes(wide) <= reading.LARGEST
 
