@@ -75,7 +75,8 @@ async def _prove(only: list[str]) -> list[str]:
     for run_dir in common.run_dirs():
         fate = fate_of(f"{PREFIX}{run_dir.name}-p0r0")
         tries = [t for t in Intents.of(run_dir).tries().values() if t.open]
-        fleet = dict(common.load_snapshot(run_dir).profile.get("fleet", {}))
+        given = common.read_snapshot(run_dir)[0].profile.get("fleet", {})
+        fleet = dict(given) if isinstance(given, Mapping) else {}
         if not tries or fate not in (ORPHAN, KEPT) or (only and fleet.get("provider") not in only):
             continue
         try:

@@ -19,8 +19,6 @@ def key_of(event: ev.Event) -> Hashable | None:
     """What a newer event of the same key supersedes; None if nothing does."""
     if isinstance(event, ev.Heartbeat):
         return ("heartbeat", event.pod, event.coord)
-    if isinstance(event, ev.Telemetry):
-        return ("telemetry", event.pod)
     if isinstance(event, ev.CostTick):
         return ("cost",)
     return None

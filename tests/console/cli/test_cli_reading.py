@@ -130,7 +130,6 @@ def test_status_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         "         accuracy 0.9600, loss 1.2500\n"
         f"         global root {'ef' * 32}\n"
         f"         result hash {'cd' * 32}\n"
-        f"verdict  full: verified, global root {'ef' * 32}\n"
         f"operated {ONE_OPERATOR}\n"
         "cost     0.00 spent, 0.00 an hour\n"
     )

@@ -165,11 +165,11 @@ def _rename(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_rename, "no file of a checkpoint"),
-        (lambda b: b["ranks"]["0"]["files"]["rank0.safetensors"].update(bytes=-1), "no file of a checkpoint"),
+        (_rename, "is damaged"),
+        (lambda b: b["ranks"]["0"]["files"]["rank0.safetensors"].update(bytes=-1), "is damaged"),
         (lambda b: b["ranks"]["0"]["files"]["rank0.safetensors"].update(bytes=1 << 60), "does not fit here"),
         (lambda b: b["ranks"]["0"]["files"]["rank0.safetensors"].update(sha256="ab" * 32), "was altered"),
-        (lambda b: b["ranks"]["0"].update(files=[1]), "describes no files"),
+        (lambda b: b["ranks"]["0"].update(files=[1]), "is damaged"),
         (lambda b: b.update(step=11), "another checkpoint of step 10"),
         (lambda b: b.update(run="other"), "another checkpoint of step 10"),
     ],

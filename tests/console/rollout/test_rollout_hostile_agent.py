@@ -67,8 +67,6 @@ ODD = {
     "pairs that are a list": event("epoch_root", ROOT | {"pairs": ["p0r0s0t0"]}),
     "pairs without end": event("epoch_root", ROOT | {"pairs": {f"p{i}": "ab" for i in range(1000)}}),
     "a digest of a megabyte": event("epoch_root", ROOT | {"root": "a" * (1 << 20)}),
-    "the console's own word": event("succession", {"phase": "full", "engine_run": "evil"}),
-    "a verdict": event("verifier_ok", {}),
     "a row whose step is infinite": lines("training.csv", "inf,1,1,1"),
     "a row whose step is no number": lines("training.csv", "nan,1,1,1"),
     "a row of a step in part": lines("training.csv", "1.5,1,1,1"),
@@ -111,6 +109,13 @@ def test_what_cannot_be_used_is_counted_and_nothing_else_comes_of_it(what: str) 
     assert all(isinstance(e, ev.LogLines) and e.lines == ["x"] for e in rest)
     good = i.events(beat(step=4))  # and the stream goes on
     assert [type(e) for e in good] == [ev.Heartbeat]
+
+
+@pytest.mark.parametrize("name", ["succession", "verifier_ok", "halt_done", "dp_preflight_ok"])
+def test_a_pod_does_not_speak_for_the_console(name: str) -> None:
+    (found,) = intake().events(event(name, {"phase": "full", "engine_run": "evil"}))
+    assert isinstance(found, ev.EngineEvent)
+    assert (found.pod, found.event, found.fields["event"]) == (POD, "reserved_event", name)
 
 
 def test_a_message_that_is_none_never_leaves_the_channel() -> None:

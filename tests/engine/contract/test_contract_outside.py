@@ -64,10 +64,10 @@ def test_every_text_comes_out_printable(text: str) -> None:
 
 
 def test_cleaning_takes_time_in_proportion_to_the_text() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     for bad in ("\x1b]", "\x1b[", "\x1bP", "\x1b[0;", "\x9d", "\x90", "\x9b0", "\x1b[" + "0" * 50, "\x1b]0;\x1b"):
         clean_block(bad * 100_000)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_errors_say_nothing_that_a_terminal_obeys() -> None:

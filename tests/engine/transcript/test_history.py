@@ -283,9 +283,7 @@ def test_what_an_older_release_wrote_is_refused_by_its_version(tmp_path: Path) -
     made = rehearse(tmp_path, steps=2)
     data = json.loads(made.bundle.read_bytes())
     made.bundle.write_bytes(canonical({**data, "format": "uvcc-proof-bundle-v1"}))
-    with pytest.raises(
-        UnreadableError, match=r"no proof bundle of format uvcc-proof-bundle-v2.*the release that wrote it"
-    ):
+    with pytest.raises(UnreadableError, match=r"bundle-v2.*the release that wrote it"):
         verify(made.bundle)
     root, result = data["workers"][0]["roots"][0]["statement"], data["workers"][0]["result"]["statement"]
     for statement, reader in ((root, RootStatement.from_json), (result, ResultStatement.from_json)):
