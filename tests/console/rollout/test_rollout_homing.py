@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 import shutil
@@ -146,7 +147,7 @@ async def test_the_profile_bounds_the_bandwidth(home: Home) -> None:
     assert loop.time() - began > 0.2  # 300 kB, the last part without a pause
 
 
-def hostile(home: Home, change: Any) -> checkpoint.Manifest:
+def hostile(home: Home, change: Any) -> str:
     """A manifest that the pod wrote to harm, with sums that hold."""
     made = home.pod.save(10, 7)
     path = made.path / checkpoint.MANIFEST
@@ -154,7 +155,7 @@ def hostile(home: Home, change: Any) -> checkpoint.Manifest:
     change(body)
     whole = {"body": body, "body_sha256": checkpoint._sha256(checkpoint._canonical(body))}
     path.write_bytes(checkpoint._canonical(whole))
-    return checkpoint.read_manifest(made.path)
+    return hashlib.sha256((made.path / checkpoint.MANIFEST).read_bytes()).hexdigest()
 
 
 def _rename(body: dict[str, Any]) -> None:
@@ -175,9 +176,9 @@ def _rename(body: dict[str, Any]) -> None:
     ],
 )
 async def test_what_a_pod_says_of_its_checkpoint_is_checked(home: Home, change: Any, words: str) -> None:
-    made = hostile(home, change)
+    sha256 = hostile(home, change)
     with pytest.raises(UvccError, match=words):
-        await homing.bring_home(home.ctx, home.phase, home.member, 10, made.sha256, keep=2, rate=math.inf)
+        await homing.bring_home(home.ctx, home.phase, home.member, 10, sha256, keep=2, rate=math.inf)
     assert checkpoint.steps_present(home.root) == []
 
 
