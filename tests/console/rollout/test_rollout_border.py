@@ -227,7 +227,9 @@ class Relay:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b":0")
+        await reader.readexactly(int(length.partition(b":")[2]))  # a close over unread bytes would be a reset
         writer.write(b"HTTP/1.1 " + self.status + b"\r\nconnection: close\r\n\r\n")
         try:
             for at in range(0, len(self.body), 1 << 20):
