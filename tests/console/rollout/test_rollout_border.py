@@ -63,7 +63,7 @@ def test_a_box_of_any_other_name_is_refused(name: str) -> None:
     "change",
     [
         {"files": {"../../../.bashrc": {"bytes": 1, "sha256": SHA}}},
-        {"files": {"/root/.ssh/authorized_keys": {"bytes": 1, "sha256": SHA}}},
+        {"files": {"/home/operator/.ssh/authorized_keys": {"bytes": 1, "sha256": SHA}}},
         {"files": {"MANIFEST.json": {"bytes": 1, "sha256": SHA}}},
         {"files": {"a": {"bytes": 1e300, "sha256": SHA}}},
         {"files": {"a": {"bytes": -5, "sha256": SHA}}},
