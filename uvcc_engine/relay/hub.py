@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from uvcc_engine.plane.frame import crc32c
 from uvcc_engine.relay import wire
+from uvcc_engine.relay.checksum import crc32c
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.db import MessageRow, Reader, SeenRow, Write
 from uvcc_engine.relay.queues import Book, Held, Mailbox, NoRoomError, Queue, Totals, Usage, Waiter

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.parallel.topology import PARTIES, Coord
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript import files, head, reading
 from uvcc_engine.transcript.canonical import canonical, parse_canonical
 from uvcc_engine.transcript.evidence import read_signed

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.parallel.ids import sid_replica
-from uvcc_engine.parallel.topology import PARTIES, Coord
+from uvcc_engine.contract.ids import sid_replica
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript import files, reading
 from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE, Bundle, WorkerPart
 from uvcc_engine.transcript.canonical import canonical

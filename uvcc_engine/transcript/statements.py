@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.parallel.topology import PARTIES, Coord
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.identity import Identity, PublicIdentity, verify_signature
 from uvcc_engine.transcript.replay import peers_of
