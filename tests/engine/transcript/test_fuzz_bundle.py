@@ -122,6 +122,19 @@ def test_bundles_of_any_bytes(run: Rehearsal) -> None:
         refused(f"bytes {i}", run.bundle, bytes_changed(rng, text), text, bundle=run.bundle)
 
 
+def test_what_only_python_takes_for_equal_is_refused(run: Rehearsal) -> None:
+    text = run.bundle.read_bytes()
+    data = json.loads(text)
+    data["epochs"][1]["epoch"] = True
+    refused("true for one", run.bundle, canonical(data), text, bundle=run.bundle)
+    data = json.loads(text)
+    data["policy"]["parties"][0]["ed25519"] = data["policy"]["parties"][0]["ed25519"].replace("C3", "C\u02f93")
+    refused("a key beyond ASCII", run.bundle, canonical(signed_again(run, data)), text, bundle=run.bundle)
+    data = json.loads(text)
+    data["epochs"][0]["9" * 9000] = data["epochs"][0].pop("epoch")
+    refused("a long name", run.bundle, canonical(data), text, bundle=run.bundle)
+
+
 def test_bundles_of_any_values(run: Rehearsal) -> None:
     rng, text = random.Random(12), run.bundle.read_bytes()
     data = json.loads(text)
