@@ -22,6 +22,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import losses
+from uvcc_engine.model.additive import settle_gen
 from uvcc_engine.model.digests import component_digest
 from uvcc_engine.model.functions import exp_scale
 from uvcc_engine.model.job import PrivateJob
@@ -38,7 +39,6 @@ from uvcc_engine.parallel.schedule import one_f_one_b
 from uvcc_engine.plane.api import Nudged, WatchedPlane
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
-from uvcc_engine.sharding.additive import settle_gen
 from uvcc_engine.sharding.gradients import Gradients
 from uvcc_engine.sharding.layout import bounds
 from uvcc_engine.sharding.microbatches import Lanes, MainRuntime, in_flight, stream_of
