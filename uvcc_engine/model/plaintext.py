@@ -1,6 +1,6 @@
 """The same training without secrets: the float reference that every private run is held against.
 
-Same rows, same order, same initial weights, same schedule, same update rule as ``private.training``; the arithmetic is
+Same rows, same order, same initial weights, same schedule, same update rule as ``model.training``; the arithmetic is
 float64, the gradients are autograd's and not ours.
 """
 
@@ -24,7 +24,7 @@ from uvcc_engine.model.specs import ModelSpec, find_model, initial_weights
 
 
 @dataclass(frozen=True, slots=True)
-class ClearResult:
+class PlaintextResult:
     """Weights (one per weighted layer), the mean loss of every step, the correct test rows and the test accuracy."""
 
     weights: tuple[Floats, ...]
@@ -48,7 +48,7 @@ def _through(layers: Sequence[LayerSpec], weights: Sequence[Tensor], x: Tensor, 
     return x
 
 
-def train_clear(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None = None) -> ClearResult:
+def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None = None) -> PlaintextResult:
     """Train in clear float64 exactly as ``job`` says, from its own initial weights or from ``starts``."""
     model = find_model(job.model)
     first = initial_weights(model, job.seed, job.frac_bits) if starts is None else starts
@@ -66,7 +66,7 @@ def train_clear(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None 
                 _update(job, step, w, v, s, g, model.positions)
     found = [w.detach().numpy() for w in weights]
     correct = count_correct(model, found, data)
-    return ClearResult(tuple(found), tuple(losses), correct, correct / data.test_y.size)
+    return PlaintextResult(tuple(found), tuple(losses), correct, correct / data.test_y.size)
 
 
 def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:

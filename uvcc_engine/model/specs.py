@@ -168,7 +168,8 @@ def find_model(name: str) -> ModelSpec:
 def register_model(model: ModelSpec) -> ModelSpec:
     """Give a model its name, by which jobs ask for it; and give it back.
 
-    Raises ConfigError if the name is taken, or if its layers do not fit together. Names are this process's: a run trains it where every party and the owner registered the same model.
+    Raises ConfigError if the name is taken, or if its layers do not fit together. Names are this process's: a run
+    trains it where every party and the owner registered the same model.
     """
     if model.name in MODELS:
         raise ConfigError(f"there is a model {model.name!r} already", "choose another name")

@@ -17,7 +17,7 @@ from uvcc_engine.model import layers as nn
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.layer_types.conv2d import ConvLayer
 from uvcc_engine.model.layer_types.pool import AvgPoolLayer, MaxPoolLayer
-from uvcc_engine.model.plaintext import forward, train_clear
+from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import MODELS, Conv2d, Image, ModelSpec, Pool, find_model, initial_weights
 from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.arithmetic import public
@@ -120,7 +120,7 @@ def test_a_convolutional_network_trains_on_shares_as_in_clear() -> None:
         return found, trainer.count_correct()
 
     losses, correct = LocalPlanes(2).run_three(body)[0]
-    clear = train_clear(job, data)
+    clear = train_plaintext(job, data)
     assert np.allclose(losses, clear.losses, atol=1e-2)  # type: ignore[arg-type]
     assert abs(correct - clear.correct) <= 2
     assert clear.losses[-1] < clear.losses[0]
