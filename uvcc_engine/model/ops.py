@@ -8,6 +8,7 @@ loaded before a layer is built. (The scientific-python projects call it lazy loa
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -76,3 +77,9 @@ if not TYPE_CHECKING:  # mypy knows the names from above, and so finds one that 
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = found
         return found
+
+
+def load() -> None:
+    """Load all operations now: whoever trains does, so that no round of a protocol waits for it."""
+    for name in OPERATIONS:
+        getattr(sys.modules[__name__], name)
