@@ -67,8 +67,9 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
 
 async def _prove(only: list[str]) -> list[str]:
     """Look at every create of runs that are over or dead and that had no answer; a line for each that is not proven."""
+    from uvcc_console.fleet.kinds import provider_for
     from uvcc_console.fleet.prime.intents import Intents
-    from uvcc_console.fleet.provider import Rents, provider_for
+    from uvcc_console.fleet.provider import Rents
     from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of
 
     lines = []
@@ -93,7 +94,7 @@ async def _prove(only: list[str]) -> list[str]:
 
 
 async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    from uvcc_console.fleet.provider import provider_for
+    from uvcc_console.fleet.kinds import provider_for
     from uvcc_console.runs.sweep import ORPHAN, UNREADABLE, fate_of
 
     rows: dict[tuple[str, str], dict[str, Any]] = {}

@@ -21,6 +21,7 @@ from typing import Any, Final
 from uvcc_console.core import events, measures, series, snapshot, state
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_engine.contract import event_names
 
 NAME: Final = "snapshot.json"
 POINTS: Final = 200_000  # of all curves together
@@ -35,7 +36,7 @@ _CLASSES: Final[Mapping[str, type[Any]]] = {
 def version() -> str:
     """Of the code that folds: a snapshot that another version folded is not read."""
     digest = hashlib.sha256()
-    for module in (events, measures, series, snapshot, state):
+    for module in (event_names, events, measures, series, snapshot, state):
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from uvcc_console.core.suggest import nearest
 from uvcc_console.fleet import keys, pod
+from uvcc_console.fleet.kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
@@ -262,3 +263,18 @@ def _pod(name: str, party: int, replica: int, host: Host) -> Pod:
         region=host.region,
         jump=host.jump,
     )
+
+
+class InventoryFleet(FleetSettings):
+    """``hosts``: the YAML file that lists the machines."""
+
+    hosts: str = ""
+
+    @model_validator(mode="after")
+    def _named(self) -> InventoryFleet:
+        if not self.hosts:
+            raise ValueError("provider inventory needs hosts: the path of the YAML list of machines")
+        return self
+
+
+KIND = ProviderKind("inventory", InventoryFleet, make)

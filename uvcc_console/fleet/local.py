@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.fleet import keys, localpod, procs
+from uvcc_console.fleet.kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
@@ -181,3 +182,6 @@ def _tail(home: Path) -> str:
     except OSError:
         return "no log"
     return lines[-1] if lines else "no output"
+
+
+KIND = ProviderKind("local", FleetSettings, make, here=True, consents=False)

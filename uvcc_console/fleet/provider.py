@@ -1,15 +1,10 @@
-"""What a provider of pods must be able to do. A further one is one file and one line in ``_PROVIDERS``."""
+"""What a provider of pods must be able to do. How a further one is added says :mod:`~uvcc_console.fleet.kinds`."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-
-from uvcc_console.core.suggest import nearest
-from uvcc_engine.contract.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,26 +159,3 @@ class Rents(Protocol):
         Of a run that has ``ended`` everything but ``keep`` (names of pods) goes; of one that lives, strays go.
         """
         ...
-
-
-_PROVIDERS: dict[str, str] = {
-    "local": "uvcc_console.fleet.local:make",
-    "inventory": "uvcc_console.fleet.inventory:make",
-    "prime": "uvcc_console.fleet.prime:make",
-}
-
-
-def provider_for(fleet: Mapping[str, Any], run_dir: Path, *, ttl_s: float = 3600.0) -> Provider:
-    """The provider that a profile's ``fleet`` section names; ``ttl_s`` is the run's longest life.
-
-    Raises ConfigError for an unknown provider, or for a key of ``fleet`` that this provider does not know.
-    """
-    name = str(fleet.get("provider", "local"))
-    target = _PROVIDERS.get(name)
-    if target is None:
-        near = nearest(name, _PROVIDERS)
-        cure = f"did you mean {near}?" if near else f"known: {', '.join(_PROVIDERS)}"
-        raise ConfigError(f"fleet.provider is {name!r}", cure)
-    module, attribute = target.split(":")
-    make: Callable[[Mapping[str, Any], Path, float], Provider] = getattr(importlib.import_module(module), attribute)
-    return make(fleet, run_dir, ttl_s)

@@ -22,9 +22,10 @@ from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.inventory import jump_to
 from uvcc_console.fleet.keys import operator_key
+from uvcc_console.fleet.kinds import provider_for
 from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.prime.intents import Intents, books_of
-from uvcc_console.fleet.provider import Pod, provider_for
+from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.halt import certificate, machine

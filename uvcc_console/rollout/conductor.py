@@ -27,7 +27,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events, read_newest
 from uvcc_console.core.state import disagreement
 from uvcc_console.fleet.keys import operator_key
-from uvcc_console.fleet.provider import Rents, provider_for
+from uvcc_console.fleet.kinds import provider_for
+from uvcc_console.fleet.provider import Rents
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.plan import forecast
 from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan

@@ -11,7 +11,7 @@ import pytest
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet import provider as providers
+from uvcc_console.fleet import kinds as providers
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.runs.processes import CONDUCTOR, write_record
 from uvcc_engine.contract.errors import UnreachableError

@@ -26,7 +26,7 @@ from virtualtime import VirtualClock
 from uvcc_console.cli import pods
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet import provider as providers
+from uvcc_console.fleet import kinds as providers
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.prime.access import Target
 from uvcc_console.fleet.prime.client import PrimeClient

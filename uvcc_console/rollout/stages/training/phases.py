@@ -360,12 +360,8 @@ def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) ->
 
 def _last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
     """What a worker's exit record said of its end, and what to do about it, if it could still write one."""
-    pod = s.workers[coord].pod if coord in s.workers else ""
-    for entry in reversed(s.log):
-        if entry.source == pod and entry.text.startswith("exit ") and "error=" in entry.text:
-            error, _, cure = entry.text.partition("error=")[2].partition(" cure=")
-            return error, cure.partition(" party=")[0]
-    return None
+    worker = s.workers.get(coord)
+    return (worker.error, worker.cure) if worker is not None and worker.error else None
 
 
 async def stop_workers(ctx: Rollout, phase: Phase) -> None:
