@@ -20,7 +20,7 @@ from uvcc_console.ui.widgets.panel import Panel
 
 
 class PowerPanel(Panel):
-    DEFAULT_CSS = "PowerPanel { height: 3; background: red; }"
+    DEFAULT_CSS = "PowerPanel { height: 3; text-style: italic; }"
     title = "Power"
     number = "8"
     help = "What the pods draw."
@@ -50,7 +50,7 @@ async def main(folder):
         await d.press("8")
         panel = d.app.main.query_one("#power")
         text = "".join(s for line in panel.lines for s, _ in line)
-        print(d.app.main.page, text, panel.styles.background.hex, 0 < beside < panel.region.width)
+        print(d.app.main.page, text, panel.styles.text_style, 0 < beside < panel.region.width)
     print(ACTIONS["panel_power"].description, COMMANDS["power"].id)
 
 asyncio.run(main(Path(sys.argv[1])))
@@ -65,7 +65,7 @@ def test_it_has_its_place_its_key_and_its_page(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STORY, str(tmp_path / "run")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert re.fullmatch(r"8 drawn for \S+ #FF0000 True\nwhat the pods draw panel_power\n", done.stdout), done.stdout
+    assert re.fullmatch(r"8 drawn for \S+ italic True\nwhat the pods draw panel_power\n", done.stdout), done.stdout
 
 
 def test_a_table_with_one_more() -> None:
