@@ -14,8 +14,9 @@ from uvcc_console.fleet import keys, procs
 from uvcc_console.fleet.bootstrap import bootstrap
 from uvcc_console.fleet.inventory import InventoryProvider, jump_to, read_hosts
 from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.pins import split_address
 from uvcc_console.fleet.provider import Pod, PodRequest, provider_for
-from uvcc_console.fleet.ssh import PodLink, Timeouts, split_address
+from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 

@@ -8,8 +8,10 @@ import asyncssh
 import pytest
 from sshfake import SshFake
 
+from uvcc_console.fleet.door import HANDSHAKES, Timeouts
 from uvcc_console.fleet.landing import Landing
-from uvcc_console.fleet.ssh import HANDSHAKES, SESSIONS, Timeouts, classify
+from uvcc_console.fleet.sessions import LIMIT as SESSIONS
+from uvcc_console.fleet.ssherrors import classify
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
 

@@ -1,0 +1,65 @@
+"""Sessions over one SSH connection: never more than servers allow, and fewer where this one allows fewer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import asyncssh
+from asyncssh.constants import OPEN_ADMINISTRATIVELY_PROHIBITED, OPEN_CONNECT_FAILED, OPEN_RESOURCE_SHORTAGE
+
+T = TypeVar("T")
+LIMIT = 8  # of OpenSSH's MaxSessions 10: one is left for a halt, one for SFTP
+_FULL = (OPEN_ADMINISTRATIVELY_PROHIBITED, OPEN_CONNECT_FAILED, OPEN_RESOURCE_SHORTAGE)
+_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # the server counts a session that has ended for a moment longer
+
+
+class FullError(Exception):
+    """The server opens no further session, and none of ours is going to end."""
+
+
+class Sessions:
+    """Counts the short sessions of one connection; ``spare`` gives up one that is only kept for later, if there is."""
+
+    def __init__(self, spare: Callable[[], Awaitable[bool]]) -> None:
+        self.slots = asyncio.Semaphore(LIMIT)
+        self._spare = spare
+        self._passing = 0
+        self._freed = asyncio.Event()
+        self.scarce = False  # the server has refused one: nothing is kept for later
+
+    @asynccontextmanager
+    async def counted(self) -> AsyncIterator[None]:
+        """Around the use of an open session: others may wait for its end."""
+        self._passing += 1
+        try:
+            yield
+        finally:
+            self._passing -= 1
+            self._freed.set()
+
+    async def opened(self, opening: Callable[[], Awaitable[T]]) -> T:
+        """Open one. While the server refuses: give up a spare one, wait for one of ours to end, then try again.
+
+        Raises FullError where nothing of ours will end.
+        """
+        tried = 0
+        while True:
+            self._freed.clear()
+            try:
+                return await opening()
+            except asyncssh.ChannelOpenError as e:
+                if e.code not in _FULL:
+                    raise
+                self.scarce = True
+                if await self._spare():
+                    continue
+                if self._passing:
+                    await self._freed.wait()
+                elif tried < len(_AGAIN_S):
+                    await asyncio.sleep(_AGAIN_S[tried])
+                    tried += 1
+                else:
+                    raise FullError from e
