@@ -192,7 +192,8 @@ class InventoryProvider:
 
         So on every host where a claim of this name may be; one that does not answer keeps no other.
         """
-        hosts = {pod_.provider_id, *(host for name, host in self._book(pod_.name).open(pod_.name) if name == pod_.name)}
+        hosts = {host for name, host in self._book(pod_.name).open(pod_.name) if name == pod_.name}
+        hosts |= {pod_.provider_id} if pod_.provider_id else set()
         ends = await asyncio.gather(*(self._end(h, pod_.name) for h in sorted(hosts)), return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
@@ -226,26 +227,29 @@ class InventoryProvider:
         """
         book = book_for(prefix, self._run_dir)
         mine = book.open(prefix) if book is not None else [c for b in books() for c in b.open(prefix)]
-        told = {host: name for name, host in mine if book is not None or host in self._hosts}
+        told: dict[str, list[str]] = {}
+        for name, host in mine:
+            if book is not None or host in self._hosts:
+                told.setdefault(host, []).append(name)
         asked = list(told) if book is not None else list(self._hosts)
         self.silent = {}
-        found = await asyncio.gather(*(self._ask(address, prefix, told.get(address, "")) for address in asked))
-        return [p for p in found if p is not None]
+        found = await asyncio.gather(*(self._ask(address, prefix, told.get(address, [])) for address in asked))
+        return [pod for those in found for pod in those]
 
-    async def _ask(self, address: str, prefix: str, told: str) -> Pod | None:
-        """Whose claim is there. ``told``: whose is by our own account."""
+    async def _ask(self, address: str, prefix: str, told: Sequence[str]) -> Sequence[Pod]:
+        """Whose claim is there. ``told``: whose may be there, by our own account."""
         try:
             name = await (await self._link(self._host_of(address))).sh(f"readlink {CLAIM} || :")
         except UvccError as e:
-            if told:
-                return self._pod(told, self._hosts.get(address) or _unlisted(address), doubt=str(e))
-            self.silent[address] = e
-            return None
-        if told and name != told:
-            self._book(told).note(told, address, over=f"held by {name[:200] or 'nobody'}")
+            if not told:
+                self.silent[address] = e
+            return [self._pod(mine, self._hosts.get(address) or _unlisted(address), doubt=str(e)) for mine in told]
+        for mine in told:
+            if mine != name:
+                self._book(mine).note(mine, address, over=f"held by {name[:200] or 'nobody'}")
         if not name.startswith(prefix) or not _CLAIMED.fullmatch(name):
-            return None  # nobody's claim, another's, or none that this console ever wrote
-        return self._pod(name, self._hosts[address])
+            return []  # nobody's claim, another's, or none that this console ever wrote
+        return [self._pod(name, self._hosts[address])]
 
     async def close(self) -> None:
         for link in self._links.values():

@@ -45,9 +45,7 @@ def classify(error: BaseException, pod: str, address: str) -> UvccError:
 
 def sessions_full(pod: str, address: str) -> UnreachableError:
     """The server has let us in and opens no session more, although none of ours will end."""
-    what = (
-        f"pod {pod} at {address} opens no further session on this connection: its SSH server's MaxSessions is reached"
-    )
+    what = f"pod {pod} at {address} opens no further session: its SSH server's MaxSessions is reached"
     return UnreachableError(what, REACHED)
 
 
@@ -68,7 +66,7 @@ def no_shell(pod: str, address: str, said: str) -> UvccError:
     what = f"pod {pod} at {address} does not run what it is asked to, it answers {said[:80]!r}"
     return UvccError(
         what + ": the account runs a forced command, or has no plain shell",
-        "remove command= from the key's line in its authorized_keys (or ForceCommand in sshd_config), or name another user",
+        "remove command= from the key's line in authorized_keys (or ForceCommand in sshd_config), or name another user",
     )
 
 
