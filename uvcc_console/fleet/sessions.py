@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -20,6 +21,10 @@ class FullError(Exception):
     """The server opens no further session, and none of ours is going to end."""
 
 
+class _Refused(Exception):
+    """The server opens no further session now."""
+
+
 class Sessions:
     """Counts the short sessions of one connection; ``spare`` gives up one that is only kept for later, if there is."""
 
@@ -28,6 +33,7 @@ class Sessions:
         self._spare = spare
         self._passing = 0
         self._freed = asyncio.Event()
+        self._turn = asyncio.Lock()
         self.scarce = False  # the server has refused one: nothing is kept for later
 
     @asynccontextmanager
@@ -45,21 +51,31 @@ class Sessions:
 
         Raises FullError where nothing of ours will end.
         """
-        tried = 0
-        while True:
-            self._freed.clear()
-            try:
-                return await opening()
-            except asyncssh.ChannelOpenError as e:
-                if e.code not in _FULL:
-                    raise
-                self.scarce = True
+        if not self.scarce:
+            with contextlib.suppress(_Refused):
+                return await self._try(opening)
+        async with self._turn:  # one after the other: who comes first shall not lose to who comes later
+            tried = 0
+            while True:
+                self._freed.clear()
+                with contextlib.suppress(_Refused):
+                    return await self._try(opening)
                 if await self._spare():
                     continue
                 if self._passing:
                     await self._freed.wait()
+                    tried = 0
                 elif tried < len(_AGAIN_S):
                     await asyncio.sleep(_AGAIN_S[tried])
                     tried += 1
                 else:
-                    raise FullError from e
+                    raise FullError
+
+    async def _try(self, opening: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await opening()
+        except asyncssh.ChannelOpenError as e:
+            if e.code not in _FULL:
+                raise
+            self.scarce = True
+            raise _Refused from e

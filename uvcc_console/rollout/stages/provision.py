@@ -248,6 +248,7 @@ async def _listed(ctx: Rollout, unlisted: list[UvccError]) -> list[Pod] | None:
             return await ctx.provider.list(ctx.plan.prefix)
         except Exception as e:  # noqa: BLE001  (whatever a list comes to, what is known is deleted all the same)
             unlisted.append(describe(e))
+        if attempt + 1 < DELETE_TRIES:
             await asyncio.sleep(BACKOFF_S * 2**attempt)
     return None
 
@@ -263,5 +264,6 @@ async def _delete(ctx: Rollout, pod: Pod) -> UvccError | None:
             error = describe(e)
         if isinstance(error, HostKeyChanged) or time.monotonic() - began > LONG_S:
             break  # it will not be another in a second; a provider that was asked for long has had its tries
-        await asyncio.sleep(BACKOFF_S * 2**attempt)
+        if attempt + 1 < DELETE_TRIES:
+            await asyncio.sleep(BACKOFF_S * 2**attempt)
     return error
