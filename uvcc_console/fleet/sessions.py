@@ -14,7 +14,7 @@ from asyncssh.constants import OPEN_ADMINISTRATIVELY_PROHIBITED, OPEN_CONNECT_FA
 T = TypeVar("T")
 LIMIT = 8  # of OpenSSH's MaxSessions 10: one is left for a halt, one for SFTP
 _FULL = (OPEN_ADMINISTRATIVELY_PROHIBITED, OPEN_CONNECT_FAILED, OPEN_RESOURCE_SHORTAGE)
-_AGAIN_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # the server counts a session that has ended for a moment longer
+_AGAIN_S = (0.05, 0.1, 0.2)  # the server counts a session that has ended for a moment longer
 
 
 class FullError(Exception):
@@ -46,10 +46,10 @@ class Sessions:
             self._passing -= 1
             self._freed.set()
 
-    async def opened(self, opening: Callable[[], Awaitable[T]]) -> T:
+    async def opened(self, opening: Callable[[], Awaitable[T]], *, elsewhere: bool = False) -> T:
         """Open one. While the server refuses: give up a spare one, wait for one of ours to end, then try again.
 
-        Raises FullError where nothing of ours will end.
+        Raises FullError where nothing of ours will end; at once if there is room ``elsewhere``.
         """
         if not self.scarce:
             with contextlib.suppress(_Refused):
@@ -65,7 +65,7 @@ class Sessions:
                 if self._passing:
                     await self._freed.wait()
                     tried = 0
-                elif tried < len(_AGAIN_S):
+                elif tried < len(_AGAIN_S) and not elsewhere:
                     await asyncio.sleep(_AGAIN_S[tried])
                     tried += 1
                 else:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 
@@ -21,6 +22,8 @@ from uvcc_console.fleet.sessions import FullError, Sessions
 from uvcc_console.fleet.ssherrors import classify
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.safepaths import Parts
+
+FURTHER = 3  # connections beside the first, where a server allows few sessions on each
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,10 @@ class PodLink:
         self._sftp: asyncssh.SFTPClient | None = None
         self._sftp_users = 0
         self._opening_sftp = asyncio.Lock()
+        self._key = key
+        self._way: dict[str, Any] = {"known": known, "cure": cure, "accept": accept, "jump": jump}
+        self._more: PodLink | None = None
+        self._depth = 0
 
     @property
     def host_key(self) -> str:
@@ -162,9 +169,25 @@ class PodLink:
         """A command under way. Raises UnreachableError where the server has no session for it."""
         connection = await self._use()
         try:
-            return await self._sessions.opened(lambda: connection.create_process(command, encoding=None))
+            return await self._sessions.opened(
+                lambda: connection.create_process(command, encoding=None), elsewhere=self._more is not None
+            )
         except FullError:
-            raise ssherrors.sessions_full(self.name, self.address) from None
+            return await self._further()._process(command)
+
+    def _further(self) -> PodLink:
+        """Another connection beside this one: servers count sessions by the connection. UnreachableError at the last.
+
+        It has the same pin, and is made only where the server allows fewer sessions than a pod's use takes.
+        """
+        if self._more is None:
+            if self._depth >= FURTHER:
+                raise ssherrors.sessions_full(self.name, self.address)
+            self._more = PodLink(
+                self.name, self.address, self._key, host_key=self.host_key, timeouts=self.timeouts, **self._way
+            )
+            self._more._depth = self._depth + 1
+        return self._more
 
     async def prove_shell(self) -> None:
         """Raises UvccError where something else than a plain shell answers what is asked for."""
@@ -194,16 +217,16 @@ class PodLink:
         opened = False
         try:
             async with asyncio.timeout(timeout):
-                sftp = await self._sftp_session()
+                owner, sftp = await self._sftp_session()
                 opened = True
-                async with self._sessions.counted():
-                    self._sftp_users += 1
+                async with owner._sessions.counted():
+                    owner._sftp_users += 1
                     try:
                         yield sftp
                     finally:
-                        self._sftp_users -= 1
-                        if self._sessions.scarce:
-                            await self._let_go_of_files()
+                        owner._sftp_users -= 1
+                        if owner._sessions.scarce:
+                            await owner._let_go_of_files()
         except (OSError, asyncssh.Error, TimeoutError) as e:
             if not isinstance(e, asyncssh.SFTPError) or isinstance(e, asyncssh.SFTPConnectionLost):
                 self._sftp = None
@@ -211,15 +234,17 @@ class PodLink:
                 raise ssherrors.sessions_full(self.name, self.address) from None
             raise classify(e, self.name, self.address) from e
 
-    async def _sftp_session(self) -> asyncssh.SFTPClient:
+    async def _sftp_session(self) -> tuple[PodLink, asyncssh.SFTPClient]:
+        """The session for files, and on which of our connections it is."""
         connection = await self._use()
         async with self._opening_sftp:  # one session, however many files are asked for at once
             if self._sftp is None:
                 try:
-                    self._sftp = await self._sessions.opened(connection.start_sftp_client)
+                    opening = self._sessions.opened(connection.start_sftp_client, elsewhere=self._more is not None)
+                    self._sftp = await opening
                 except FullError:
-                    raise ssherrors.sessions_full(self.name, self.address) from None
-            return self._sftp
+                    return await self._further()._sftp_session()
+            return self, self._sftp
 
     async def _let_go_of_files(self) -> bool:
         """End the SFTP session unless somebody uses it; whether there was one to end."""
@@ -330,9 +355,13 @@ class PodLink:
         """Drop the connection at once, without a word to the other side."""
         if self._connection is not None:
             self._connection.abort()
+        if self._more is not None:
+            self._more.abort()
 
     async def close(self) -> None:
         """Close the connection; the pod and what runs on it stay."""
+        if self._more is not None:
+            await self._more.close()
         connections = [c for c in (self._connection, self._door.tunnel) if c is not None]
         self._connection = self._door.tunnel = self._sftp = None
         for connection in connections:

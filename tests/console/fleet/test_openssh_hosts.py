@@ -95,24 +95,29 @@ def want(party: int) -> PodRequest:
     return PodRequest(f"uvcc-{RUN}-p{party}r0", party, 0)
 
 
-async def test_two_sessions_are_enough_and_one_is_named(hosts: Hosts) -> None:
-    two, one = hosts.add("MaxSessions 2"), hosts.add("MaxSessions 1")
-    link = PodLink("p0r0", two.address, hosts.mine, timeouts=QUICK)
-    bridge = await link.open("cat")  # stays open, as an agent's channel does
+@pytest.mark.parametrize("most", [1, 2])
+async def test_few_sessions_are_enough(hosts: Hosts, most: int) -> None:
+    server = hosts.add(f"MaxSessions {most}")
+    link = PodLink("p0r0", server.address, hosts.mine, timeouts=QUICK)
+    bridges = [await link.open("cat") for _ in range(2)]  # stay open, as an agent's channel does
     blobs = [os.urandom(200_000) for _ in range(4)]
     await asyncio.gather(*(link.put(blob, f"blob{n}") for n, blob in enumerate(blobs)))
     said = await asyncio.gather(*(link.run(f"sha256sum blob{n % 4}; sleep 0.02") for n in range(12)))
     assert all(done.exit == 0 for done in said)
     assert await asyncio.gather(*(link.read(f"blob{n}") for n in range(4))) == blobs
-    bridge.close()
+    for bridge in bridges:
+        assert not bridge.stdout.at_eof()
+        bridge.close()
     await link.close()
-    link = PodLink("p1r0", one.address, hosts.mine, timeouts=QUICK)
-    bridge = await link.open("cat")
+
+
+async def test_a_server_without_sessions_is_named(hosts: Hosts) -> None:
+    server = hosts.add("MaxSessions 0")
+    link = PodLink("p1r0", server.address, hosts.mine, timeouts=QUICK)
     for refused in (link.run("true"), link.read(".ssh/authorized_keys"), link.open("cat")):
         with pytest.raises(UnreachableError, match=r"p1r0 .*MaxSessions is reached") as caught:
             await refused
         assert "sshd_config" in caught.value.cure
-    bridge.close()
     await link.close()
 
 
