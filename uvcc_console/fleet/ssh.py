@@ -229,7 +229,7 @@ class PodLink:
                             await owner._let_go_of_files()
         except (OSError, asyncssh.Error, TimeoutError) as e:
             if not isinstance(e, asyncssh.SFTPError) or isinstance(e, asyncssh.SFTPConnectionLost):
-                self._sftp = None
+                self._forget_files()
             if isinstance(e, TimeoutError) and self.up and not opened and self._sessions.scarce:
                 raise ssherrors.sessions_full(self.name, self.address) from None
             raise classify(e, self.name, self.address) from e
@@ -245,6 +245,13 @@ class PodLink:
                 except FullError:
                     return await self._further()._sftp_session()
             return self, self._sftp
+
+    def _forget_files(self, sftp: asyncssh.SFTPClient | None = None) -> None:
+        """The next file has a session of its own: this one, or any, is of no use any more."""
+        if sftp is None or self._sftp is sftp:
+            self._sftp = None
+        if self._more is not None:
+            self._more._forget_files(sftp)
 
     async def _let_go_of_files(self) -> bool:
         """End the SFTP session unless somebody uses it; whether there was one to end."""
@@ -318,8 +325,7 @@ class PodLink:
             try:
                 yield sftp
             except bounded.StalledError as e:
-                if self._sftp is sftp:
-                    self._sftp = None
+                self._forget_files(sftp)
                 sftp.exit()
                 what = f"pod {self.name} at {self.address} {e}"
                 raise UnreachableError(what, "a pipe or a device is no evidence: look at that pod by hand") from None

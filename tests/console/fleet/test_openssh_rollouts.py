@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,9 +81,10 @@ class Site:
         return self.uvcc.run("rollout", self.profile(**changes), "--headless", "--yes", "--json")
 
     def traces(self) -> list[str]:
+        """What is left of us on any host: files, a claim, a key."""
         found = [p for s in self.servers if s.home for p in (s.home / ".uvcc", s.home / ".uvcc-claim")]
         keys = [s.authorized for s in self.servers if "uvcc-operator" in s.authorized.read_text()]
-        return [str(p) for p in (*found, *keys) if os.path.lexists(p) and (p in keys or p not in keys)]
+        return [str(p) for p in found if os.path.lexists(p)] + [str(p) for p in keys]
 
     def do(self, command: str) -> subprocess.CompletedProcess[str]:
         return self.uvcc.run(*shlex.split(command)[1:])
@@ -115,6 +117,19 @@ def test_few_sessions_and_a_crowded_door(site: Site) -> None:
     _ok(site, site.roll())
 
 
+def _python_for_all(folder: Path) -> Path:
+    """A folder with a Python that other users may run, too, and that finds the packages of this one."""
+    system = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    ask = [system or "false", "-c", "import sys; print(sys.version_info[:2])"]
+    said = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
+    if said != str(tuple(sys.version_info[:2])):
+        pytest.skip("the system's python3 is another than the one of the tests, which other users may not run")
+    subprocess.run([str(system), "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "these.pth").write_text(sysconfig.get_paths()["platlib"] + "\n")
+    return folder / "bin"
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make users")
 def test_three_users_of_one_machine(site: Site) -> None:
     """One server with MaxSessions 2 and MaxStartups 2:50:4, three users: each is a host of its own."""
@@ -122,7 +137,7 @@ def test_three_users_of_one_machine(site: Site) -> None:
     server = Sshd(
         site.folder / "s0", site.mine, "MaxSessions 2", "MaxStartups 2:50:4", "AuthorizedKeysFile .ssh/authorized_keys"
     )
-    server.more.append(f"SetEnv PATH={Path(sys.executable).parent}:/usr/bin:/bin OMP_NUM_THREADS=1")
+    server.more.append(f"SetEnv PATH={_python_for_all(site.folder / 'python')}:/usr/bin:/bin OMP_NUM_THREADS=1")
     homes = [site.folder / f"u{n}" for n in range(3)]
     try:
         for n, (name, home) in enumerate(zip(names, homes, strict=True)):
