@@ -137,9 +137,10 @@ class Market:
             if sweep:
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(providers, "provider_for", lambda *args, **kwargs: provider)
-                    rows, trouble = await pods._survey([({"provider": "prime"}, run_dir)], True)
-                assert trouble == []
-                assert {r["fate"] for r in rows} <= {"ORPHAN"}
+                    found = pods.Found()
+                    await pods._survey([({"provider": "prime"}, run_dir)], True, found)
+                assert (found.left, found.unknown) == ([], [])
+                assert {r["fate"] for r in found.rows.values()} <= {"ORPHAN"}
             else:
                 async with _rollout(provider, run_dir) as ctx:
                     assert await provision.teardown(ctx) == []
