@@ -317,7 +317,7 @@ class InventoryProvider:
 def _unlisted(address: str) -> Host:
     """A host that was claimed and is not in the inventory any more."""
     user, host, port = split_address(address)
-    return Host(host=host, user=user, port=port)
+    return Host.model_validate({"host": host, "user": user, "port": port})
 
 
 def _fitting(request: PodRequest, hosts: Sequence[Host]) -> list[Host]:
