@@ -80,7 +80,7 @@ def run(argv: list[str]) -> int:
 
 def _end(name: str, host_key: str, as_json: bool) -> int:
     """End one pod, with proof, and write that down in its run's journal."""
-    from uvcc_console.rollout.sweep import LIVE, fate_of, run_of
+    from uvcc_console.runs.sweep import LIVE, fate_of, run_of
 
     run = run_of(name)
     run_dir = paths.run_dir(run) if run else None
@@ -159,7 +159,7 @@ async def _prove(only: list[str], found: Found) -> None:
     from uvcc_console.fleet.prime.ends import LAG_S
     from uvcc_console.fleet.prime.intents import Intents
     from uvcc_console.fleet.provider import Rents, provider_for
-    from uvcc_console.rollout.sweep import KEPT, ORPHAN, fate_of
+    from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of
 
     for run_dir in common.run_dirs():
         fate = fate_of(f"{PREFIX}{run_dir.name}-p0r0")
@@ -195,7 +195,7 @@ async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool, found:
 async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: Found) -> None:
     from uvcc_console.fleet.inventory import InventoryProvider
     from uvcc_console.fleet.provider import provider_for
-    from uvcc_console.rollout.sweep import ORPHAN, UNREADABLE, fate_of
+    from uvcc_console.runs.sweep import ORPHAN, UNREADABLE, fate_of
 
     provider = provider_for(fleet, folder)
     try:
@@ -222,7 +222,7 @@ async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: F
 
 def _judge(pod: Pod, unreadable: bool, provider: str, error: UvccError | None, swept: bool, found: Found) -> None:
     """What is left behind, what nobody can tell, and what the operator does about it."""
-    from uvcc_console.rollout.stages.provision import end_command
+    from uvcc_console.rollout.stages.fleet.provision import end_command
 
     if unreadable:
         what = f"pod {pod.name} is left alone: the journal of its run cannot be read"
@@ -236,7 +236,7 @@ def _judge(pod: Pod, unreadable: bool, provider: str, error: UvccError | None, s
 
 def _note_swept(name: str) -> None:
     """A run that told of it as left behind does so no more."""
-    from uvcc_console.rollout.sweep import run_of
+    from uvcc_console.runs.sweep import run_of
 
     run = run_of(name)
     if run and (paths.run_dir(run) / common.JOURNAL).exists():

@@ -16,7 +16,7 @@ from pathlib import Path
 from uvcc_console.core import paths
 from uvcc_console.haltd import keeper
 from uvcc_console.haltd.service import Service
-from uvcc_console.rollout import spawn
+from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError
 
 NICE = -10
@@ -53,7 +53,7 @@ async def _serve(run: str) -> None:
     task = asyncio.ensure_future(Service(run_dir).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    spawn.write_record(run_dir, spawn.HALTD)
+    processes.write_record(run_dir, processes.HALTD)
     with contextlib.suppress(asyncio.CancelledError):
         await task
         await _stay(run_dir)
@@ -61,10 +61,10 @@ async def _serve(run: str) -> None:
 
 async def _stay(run_dir: Path) -> None:
     """The run is over: for what may still cost money this process stays, and is a sidecar no more."""
-    if not (run_dir / spawn.JOURNAL).exists() or not keeper.needed(keeper.snapshot(run_dir), run_dir):
+    if not (run_dir / processes.JOURNAL).exists() or not keeper.needed(keeper.snapshot(run_dir), run_dir):
         return
-    spawn.write_record(run_dir, keeper.KEEPER)
-    (run_dir / f"{spawn.HALTD}.json").unlink(missing_ok=True)
+    processes.write_record(run_dir, keeper.KEEPER)
+    (run_dir / f"{processes.HALTD}.json").unlink(missing_ok=True)
     staying = asyncio.ensure_future(keeper.keep(run_dir))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, staying.cancel)
@@ -79,7 +79,7 @@ def main() -> int:
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
     logging.info("precedence: %s", first_in_line())
     try:
-        if spawn.running(paths.run_dir(args.run), spawn.HALTD):
+        if processes.running(paths.run_dir(args.run), processes.HALTD):
             return 0  # one is enough
         asyncio.run(_serve(args.run))
     except UvccError as e:

@@ -29,22 +29,26 @@ from uvcc_console.core.state import disagreement
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.provider import Rents, provider_for
 from uvcc_console.fleet.runclock import RunClock
+from uvcc_console.plan import forecast
+from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
+from uvcc_console.plan.profile import parse
 from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
-from uvcc_console.rollout import actions, domain, forecast, spawn, sweep
+from uvcc_console.rollout import actions
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
-from uvcc_console.rollout.machine import BACK, Stages
-from uvcc_console.rollout.plan import FULL, KEEPING, SMOKE, make_plan
-from uvcc_console.rollout.profile import parse
 from uvcc_console.rollout.results import compare_results
 from uvcc_console.rollout.spending import Spending
-from uvcc_console.rollout.stages import acts_of, adoption, homing, succession
-from uvcc_console.rollout.stages.collect import last_words
-from uvcc_console.rollout.stages.phases import stop_workers
-from uvcc_console.rollout.stages.provision import teardown
+from uvcc_console.rollout.stage_runner import BACK, Stages
+from uvcc_console.rollout.stages import acts_of
+from uvcc_console.rollout.stages.fleet import adoption
+from uvcc_console.rollout.stages.fleet.provision import teardown
+from uvcc_console.rollout.stages.migration import homing, succession
+from uvcc_console.rollout.stages.training.phases import stop_workers
+from uvcc_console.rollout.stages.verify.collect import last_words
+from uvcc_console.runs import domain, processes, sweep
 from uvcc_engine.contract.errors import UnreadableError, UvccError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 
 COST_EVERY_S = 5.0
 WATCH_EVERY_S = 2.0
@@ -119,7 +123,7 @@ def _spending(ctx: Rollout) -> Spending:
     """The run's spending so far; the provider knows the caps from here on."""
     found = Spending(ctx.plan.profile.limits, ctx.provider, RunClock(ctx.run_dir), ctx.bus.snapshot.created)
     ctx.bus.listen(found.heard)
-    found.replay(event for _, event in iter_events(ctx.run_dir / spawn.JOURNAL))
+    found.replay(event for _, event in iter_events(ctx.run_dir / processes.JOURNAL))
     return found
 
 
@@ -194,7 +198,7 @@ def _heed(ctx: Rollout, stages: Stages, ending: Ending, desk: actions.Desk, sinc
             else:
                 stages.decide(event.action)
 
-    for seq, event in iter_events(ctx.run_dir / spawn.JOURNAL):
+    for seq, event in iter_events(ctx.run_dir / processes.JOURNAL):
         if since < seq <= ctx.bus.snapshot.seq:
             heard(event)
     ctx.bus.listen(heard)
@@ -332,8 +336,8 @@ async def _end(
         ctx.say(*spending.look())  # the provider's bill of what is gone has come by now
     watched = await _unproven(ctx, keep)
     ctx.say(ev.RunEnded(status=status, detail=detail, leaks=left))
-    if watched and not spawn.running(ctx.run_dir, spawn.HALTD):
-        ctx.sidecar = spawn.start(ctx.run_dir, spawn.HALTD)  # it sees that the run is over, and stays for these
+    if watched and not processes.running(ctx.run_dir, processes.HALTD):
+        ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)  # it sees that the run is over, and stays for these
     if ctx.artifacts.is_dir():
         _last_artifacts(ctx)
     return status, detail
@@ -373,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_dir = paths.run_dir(args.run)
     try:
         with sole(run_dir):
-            spawn.write_record(run_dir, spawn.CONDUCTOR)
+            processes.write_record(run_dir, processes.CONDUCTOR)
             return _run(run_dir, args.adopt, args.since)
     except UvccError as e:
         sys.stderr.write(f"conductor: {e}\n")
@@ -381,7 +385,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(run_dir: Path, adopted: str, since: int) -> int:
-    journal = Journal(run_dir / spawn.JOURNAL, source="conductor")
+    journal = Journal(run_dir / processes.JOURNAL, source="conductor")
     try:
         if read_newest(journal).ended:
             raise UvccError(f"{run_dir.name} has ended", "start a new run")

@@ -29,11 +29,11 @@ from uvcc_console.fleet.pins import Pins, fingerprint, plain
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.fleet.ssherrors import HostKeyChanged
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import provision
+from uvcc_console.rollout.stages.fleet import provision
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
