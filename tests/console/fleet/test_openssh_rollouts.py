@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,7 +125,7 @@ def _python_for_all(folder: Path) -> Path:
         pytest.skip("the system's python3 is another than the one of the tests, which other users may not run")
     subprocess.run([str(system), "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "these.pth").write_text(sysconfig.get_paths()["platlib"] + "\n")
+    (site / "these.pth").write_text("".join(f"{p}\n" for p in sys.path if p.endswith("site-packages")))
     return folder / "bin"
 
 
