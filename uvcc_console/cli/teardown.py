@@ -25,5 +25,8 @@ def run(argv: list[str]) -> int:
         common.show(f"{s.run}: {len(s.pods)} pods proven gone ({s.status})")
     else:
         common.say(f"{s.run}: NOT proven gone: {', '.join(s.leaks) or s.detail or 'the conductor died'}")
-        common.say("  look again with: uvcc pods --sweep")
+        for name in s.leaks:  # each with its reason and the command that ends it
+            pod = s.pods.get(name.rpartition("-")[2])
+            common.say(f"  {name}: {pod.detail if pod and pod.detail else f'end it with: uvcc pods --end {name}'}")
+        common.say("  or look again with: uvcc pods --sweep")
     return OK if gone else FAILED

@@ -117,6 +117,8 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
         old.disk if old else Series(),
     )
     s = replace(s, pods=_put(s.pods, e.pod, view))
+    if e.state == "gone":  # also one that was left behind, and ended later
+        s = replace(s, leaks=tuple(name for name in s.leaks if name != f"uvcc-{s.run}-{e.pod}"))
     level = "error" if e.state in ("failed", "lost") else "info"
     return _log(s, e, level, e.pod, f"pod {e.state}" + (f": {e.detail}" if e.detail else ""))
 

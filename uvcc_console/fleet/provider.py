@@ -32,7 +32,9 @@ class PodRequest:
 class Pod:
     """One pod that exists. ``provider_id`` is the provider's key to it; ``price_hr`` US dollars an hour.
 
-    ``stray``: its run is known, by ids, to use another pod in its place; it shall go.
+    ``stray``: its run is known, by ids, to use another pod in its place; it shall go. ``host_key``: the one key that
+    any connection to it may accept, empty where nobody has met it yet. ``doubt``: why nobody can tell whether it is
+    still there; empty for one that was seen.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Pod:
     region: str = ""
     jump: str = ""
     stray: bool = False
+    host_key: str = ""
+    doubt: str = ""
 
     @property
     def address(self) -> str:
@@ -158,4 +162,13 @@ class Rents(Protocol):
 
         Of a run that has ``ended`` everything but ``keep`` (names of pods) goes; of one that lives, strays go.
         """
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """What a provider does beside that writes down what it is about to make: it can tell without asking anybody."""
+
+    def begun(self, prefix: str) -> set[str]:
+        """Names with this prefix under which something may exist; whatever is not among them was never made."""
         ...

@@ -83,16 +83,17 @@ async def _round(run_dir: Path, s: Snapshot, make: Make | None, now: float, ende
     provider = make(s) if make is not None else provider_for(fleet, run_dir)
     try:
         pods = await provider.list(f"uvcc-{s.run}-")
-        left = False
-        for pod in pods:
-            fate = sweep.fate_of(pod.name, now=now)
-            if fate == sweep.ORPHAN or pod.stray:
-                log.info("%s is left over: it is deleted", pod.name)
-                await provider.delete(pod)
+        over = [pod for pod in pods if pod.stray or sweep.fate_of(pod.name, now=now) == sweep.ORPHAN]
+        left = len(over) < len(pods)
+        ends = await asyncio.gather(*(provider.delete(pod) for pod in over), return_exceptions=True)
+        for pod, end in zip(over, ends, strict=True):
+            if end is None:
+                log.info("%s was left over: it is deleted", pod.name)
                 ended.append(pod.name)
                 _tell(run_dir, "warn", f"pod {pod.name} was left when the run was over, and is deleted")
-            else:
-                left = True
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end  # only now: one that will not go keeps no other
         if isinstance(provider, Rents):
             kept = [pod.name for pod in pods if pod.name not in ended]
             left |= bool(await provider.prove(ended=True, keep=kept))

@@ -76,6 +76,10 @@ class Channels:
     def _open(self, pod: PodView, lease_s: float, fleet: Mapping[str, Any]) -> None:
         key = operator_key(self._run_dir, str(fleet.get("ssh_key", "")))
         jump = jump_to(fleet, pod.address)
+        if (
+            not pod.host_key
+        ):  # whoever opened its agent's channel knows it; a first contact from here would be a second pin
+            raise UnreachableError(f"no host key is pinned for pod {pod.pod}", "the conductor pins it")
         link = PodLink(pod.pod, pod.address, key, host_key=pod.host_key, jump=jump, timeouts=_TIMEOUTS)
         client = AgentClient(
             link, holder=self._holder, lease_s=lease_s, on_link=lambda up, detail: self.on_link(pod.pod, up)

@@ -113,7 +113,7 @@ class Rollout:
             address=pod.address if pod else "",
             price_hr=known.pop("price_hr", pod.price_hr if pod else self.quoted.get(member.request.name, 0.0)),
             detail=detail,
-            host_key=member.link.host_key if member.link else "",
+            host_key=(member.link.host_key if member.link else "") or (pod.host_key if pod else ""),
             **known,
         )
 
@@ -157,4 +157,6 @@ def readdress(member: Member, pod: Pod) -> None:
     old = member.pod
     if old is not None and not pod.host and old.host:
         pod = replace(pod, user=old.user, host=old.host, port=old.port)
+    if old is not None and not pod.host_key and pod.provider_id == old.provider_id:
+        pod = replace(pod, host_key=old.host_key)
     member.pod = pod

@@ -17,8 +17,8 @@ from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
+from uvcc_console.fleet.pins import split_address
 from uvcc_console.fleet.provider import Pod
-from uvcc_console.fleet.ssh import split_address
 from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.rollout.context import Member, Rollout, describe, readdress
 from uvcc_console.rollout.stage_runner import Stages
