@@ -44,6 +44,12 @@ def identify(pid: int) -> ProcessId | None:
     return ProcessId(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
 
 
+def state(pid: int) -> str:
+    """What the kernel says the process does (R, S, D, T, ...); empty when there is none."""
+    fields = _stat(pid)
+    return fields[0] if fields else ""
+
+
 def age_s(who: ProcessId) -> float:
     """Seconds since the process was started; 0 where the system does not tell."""
     try:

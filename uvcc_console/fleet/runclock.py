@@ -22,7 +22,7 @@ FILE = "clock.json"
 MARK_S = 30.0
 
 
-def _up() -> float:
+def up() -> float:
     """Seconds since boot, sleep included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
@@ -32,7 +32,7 @@ class Machine:
     """What a machine tells of time: which boot this is ("" = it does not say), seconds since then, the wall clock."""
 
     boot: Callable[[], str] = procs.boot_id
-    up: Callable[[], float] = _up
+    up: Callable[[], float] = up
     wall: Callable[[], float] = time.time
 
 

@@ -26,6 +26,7 @@ from uvcc_console.core import alerts, paths
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events, read_newest
 from uvcc_console.core.state import disagreement
+from uvcc_console.fleet import pulse
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.provider import Rents, provider_for
 from uvcc_console.fleet.runclock import RunClock
@@ -48,6 +49,7 @@ from uvcc_engine.parallel.topology import Coord
 
 COST_EVERY_S = 5.0
 WATCH_EVERY_S = 2.0
+GUARD_EVERY_S, GUARD_LONGEST_S = 0.5, 30.0
 LAST_WORDS_S = 20.0
 PATIENT_WORDS_S = 300.0
 SIDECAR_S = 5.0
@@ -129,6 +131,42 @@ async def _watch(ctx: Rollout) -> None:
     while True:
         await asyncio.sleep(WATCH_EVERY_S)
         ctx.bus.record(watch.look(ctx.bus.snapshot, time.time()))
+
+
+async def _beat(run_dir: Path) -> None:
+    """Show the sidecar that this loop moves, until the process ends: what it does is worth a beat, not that it is."""
+    beat = pulse.Beat(run_dir, spawn.CONDUCTOR)
+    try:
+        while True:
+            beat.beat()
+            await asyncio.sleep(pulse.BEAT_S)
+    finally:
+        beat.close()
+
+
+async def _guard(ctx: Rollout) -> None:
+    """While there is anything to halt there is somebody to halt it: a sidecar that died or is frozen is replaced."""
+    begun, pause = float("-inf"), GUARD_EVERY_S
+    while True:
+        await asyncio.sleep(pause)
+        s = ctx.bus.snapshot
+        if s.ended or all(p.state in ("planned", "gone") for p in s.pods.values()):
+            continue
+        starting = ctx.sidecar is not None and ctx.sidecar.poll() is None
+        sidecar = spawn.vital(ctx.run_dir, spawn.HALTD)
+        if sidecar.moving or (starting and sidecar.who is None):
+            continue
+        again = time.monotonic() - begun < GUARD_LONGEST_S  # one that cannot live is not tried without a pause
+        begun, pause = time.monotonic(), min(2 * pause, GUARD_LONGEST_S) if again else GUARD_EVERY_S
+        word = "has died" if sidecar.who is None else f"is frozen ({sidecar.words()})"
+        if sidecar.who is not None:
+            await asyncio.to_thread(pulse.end, sidecar.who)
+        try:
+            ctx.sidecar = spawn.start(ctx.run_dir, spawn.HALTD)
+        except UvccError as e:
+            word += f", and no other could be started: {e}"
+        text = f"the halt sidecar {word}; another takes its place"
+        ctx.bus.record([ev.Alert(level="error", name="sidecar", text=text, remedy="haltd.log may say why")])
 
 
 async def _sweep(ctx: Rollout) -> None:
@@ -227,6 +265,8 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     compare_roots(ctx.bus)
     compare_results(ctx.bus)
     following = asyncio.create_task(ctx.bus.run(), name="journal")
+    beating = asyncio.create_task(_beat(ctx.run_dir), name="beat")
+    guarding = asyncio.create_task(_guard(ctx), name="sidecar")
     aside = [
         asyncio.create_task(_costs(ctx, ending, spending), name="costs"),
         asyncio.create_task(_watch(ctx), name="detectors"),
@@ -246,9 +286,11 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         for task in aside:
             task.cancel()
         status, detail = await _end(ctx, status, detail, spending, pressed=ending.asked.is_set())
+        guarding.cancel()
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)
+        beating.cancel()
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError, UvccError):
             await following

@@ -2,7 +2,8 @@
 
 Two hundred workers that share two cores fairly with the conductor leave it a hundredth of a core: it then journals
 minutes late, and what it must decide on is stale. So the workers of local pods together weigh about as much as one
-ordinary process on each core, and the pods' servers and agents stand between them and the console.
+ordinary process on each core, and the pods' servers and agents stand between them and the console. Before there are
+workers the same holds for what a bootstrap starts on every pod at once: looks at its Python, unpacking, the imports.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ def niceness(workers: int, cores: int) -> int:
     return min(_LOWEST, round(math.log(crowd, _PER_LEVEL))) if crowd > 1 else 0
 
 
+def give_way(provider: str, crowd: int, cores: int | None = None) -> int:
+    """The level at which ``crowd`` processes of pods run; 0 where the pods are machines of their own."""
+    return niceness(crowd, cores or len(os.sched_getaffinity(0))) if provider == LOCAL else 0
+
+
 def environment(provider: str, workers: int, cores: int | None = None) -> Mapping[str, str]:
     """What the workers of a phase are told; nothing where the pods are machines of their own."""
-    if provider != LOCAL:
-        return {}
-    level = niceness(workers, cores or len(os.sched_getaffinity(0)))
+    level = give_way(provider, workers, cores)
     return {NICE: str(level)} if level else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
+from uvcc_console.fleet import pulse
 from uvcc_console.fleet.procs import ProcessId, alive, identify
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_engine.contract.errors import ConfigError, UvccError
@@ -26,22 +28,42 @@ _MODULES = {CONDUCTOR: "uvcc_console.rollout.conductor", HALTD: "uvcc_console.ha
 
 
 def write_record(run_dir: Path, name: str) -> None:
-    """Say which process this one is: ``<name>.json`` with pid and start time, by atomic rename."""
+    """Say which process this one is: ``<name>.json`` with pid and start time, by atomic rename.
+
+    A full disk keeps nobody from being what it is: then the record of the one before is overwritten where it lies.
+    """
     me = identify(os.getpid())
-    record = {"pid": os.getpid(), "starttime": me.starttime if me else 0, "started": time.time()}
+    record = json.dumps({"pid": os.getpid(), "starttime": me.starttime if me else 0, "started": time.time()})
     partial = run_dir / f".{name}.json.{os.getpid()}"
-    partial.write_text(json.dumps(record))
-    partial.replace(run_dir / f"{name}.json")
+    try:
+        partial.write_text(record)
+        partial.replace(run_dir / f"{name}.json")
+    except OSError as e:
+        partial.unlink(missing_ok=True)
+        sys.stderr.write(f"{name}: its record is written in place: {e}\n")
+        with contextlib.suppress(OSError), (run_dir / f"{name}.json").open("r+") as file:
+            file.write(record)
+            file.truncate()
+
+
+def recorded(run_dir: Path, name: str) -> ProcessId | None:
+    """Who said last to be the run's conductor or haltd; it may have ended since."""
+    try:
+        record: dict[str, Any] = json.loads((run_dir / f"{name}.json").read_text())
+        return ProcessId(int(record["pid"]), int(record["starttime"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def running(run_dir: Path, name: str) -> int:
-    """The pid of the run's conductor or haltd if exactly that process lives, else 0."""
-    try:
-        record: dict[str, Any] = json.loads((run_dir / f"{name}.json").read_text())
-        who = ProcessId(int(record["pid"]), int(record["starttime"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-    return who.pid if alive(who) else 0
+    """The pid of the run's conductor or haltd if exactly that process lives, frozen or not, else 0."""
+    who = recorded(run_dir, name)
+    return who.pid if who is not None and alive(who) else 0
+
+
+def vital(run_dir: Path, name: str) -> pulse.Vital:
+    """Whether the run's conductor or haltd moves, is frozen, or is dead."""
+    return pulse.vital(run_dir, name, recorded(run_dir, name))
 
 
 def conducted(run_dir: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uvcc_console.rollout.priority import NICE, environment, niceness
+from uvcc_console.rollout.priority import NICE, environment, give_way, niceness
 from uvcc_engine.agent import child
 
 
@@ -20,3 +20,8 @@ def test_only_local_pods_share_the_machine() -> None:
     assert environment("local", 2, 2) == {}
     assert environment("prime", 192, 2) == {}
     assert NICE == child.NICE
+
+
+def test_what_a_bootstrap_starts_on_all_pods_at_once_gives_way_too() -> None:
+    assert give_way("local", 24, 2) == niceness(24, 2) > 0
+    assert give_way("inventory", 24, 2) == give_way("prime", 24, 2) == 0

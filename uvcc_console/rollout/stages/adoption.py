@@ -71,7 +71,7 @@ async def look(ctx: Rollout, unlisted: dict[str, float] | None = None) -> dict[s
     if "provision" not in done:
         return {}  # the stages themselves find what exists
     if not spawn.running(ctx.run_dir, spawn.HALTD):
-        spawn.start(ctx.run_dir, spawn.HALTD)
+        ctx.sidecar = spawn.start(ctx.run_dir, spawn.HALTD)
     if "bootstrap" in done and ctx.wheel is None:
         ctx.wheel = _built_wheel(ctx)
     found: dict[str, UvccError] = {}

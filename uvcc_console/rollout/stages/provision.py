@@ -12,7 +12,7 @@ from uvcc_console.fleet.bootstrap import bootstrap
 from uvcc_console.fleet.provider import Pod, Quote
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
-from uvcc_console.rollout import pump, spawn
+from uvcc_console.rollout import priority, pump, spawn
 from uvcc_console.rollout.context import Member, Rollout, each, readdress
 from uvcc_console.rollout.plan import derive
 from uvcc_engine.contract import wire
@@ -136,6 +136,7 @@ async def one_agent(ctx: Rollout, member: Member) -> None:
         identity_seed=secret,
         packages=profile.fleet.packages,
         preload="none" if profile.job.kind == "command" else "",
+        give_way=priority.give_way(profile.fleet.provider, len(ctx.members)),
     )
     await attach(ctx, member)
 

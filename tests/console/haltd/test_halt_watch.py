@@ -1,0 +1,206 @@
+"""Conductor and sidecar watch each other: real processes are killed and frozen, and the other one sees to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet import procs, pulse
+from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.provider import PodRequest
+from uvcc_console.haltd import service
+from uvcc_console.rollout import conductor, spawn
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.profile import load
+
+# what a conductor is to others: its lock, its record, its beat; with "commit" it is in the middle of a transaction
+CONDUCTOR = """
+import sqlite3, sys, time
+from pathlib import Path
+from uvcc_console.fleet import pulse
+from uvcc_console.rollout import conductor, spawn
+folder = Path(sys.argv[1])
+with conductor.sole(folder):
+    spawn.write_record(folder, spawn.CONDUCTOR)
+    beat = pulse.Beat(folder, spawn.CONDUCTOR)
+    beat.beat()
+    db = sqlite3.connect(folder / spawn.JOURNAL, isolation_level=None)
+    if sys.argv[2] == "commit":
+        db.execute("BEGIN IMMEDIATE")
+    print("ready", flush=True)
+    while True:
+        beat.beat()
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "STOPPED_S", 1.0)
+    monkeypatch.setattr(service, "REAP_EVERY_S", 0.1)
+
+
+@dataclass
+class Run:
+    """One local pod and whoever conducts it."""
+
+    dir: Path
+    journal: Journal
+    conductors: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return read_all(self.journal)
+
+    def conduct(self, how: str = "") -> subprocess.Popen[bytes]:
+        child = subprocess.Popen([sys.executable, "-c", CONDUCTOR, str(self.dir), how], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        self.conductors.append(child)
+        return child
+
+    async def until(self, met: Callable[[Snapshot], Any], seconds: float = 30.0) -> Snapshot:
+        async with asyncio.timeout(seconds):
+            while not met(s := self.snapshot):
+                await asyncio.sleep(0.02)
+        return s
+
+
+async def make(settings: list[str]) -> Run:
+    name, profile = load("demo", settings)
+    run_dir = paths.run_dir("watched")
+    run_dir.mkdir(parents=True)
+    journal = Journal(run_dir / spawn.JOURNAL, source="test")
+    journal.append(
+        ev.RunCreated(
+            run="watched",
+            profile_name=name,
+            job_kind="private",
+            replicas=1,
+            pipeline_stages=1,
+            tensor=1,
+            stages=[],
+            profile=profile.model_dump(mode="json"),
+        )
+    )
+    provider = LocalProvider(run_dir, ttl_s=120.0)
+    pod = await provider.wait_ready(await provider.create(PodRequest("uvcc-watched-p0r0", 0, 0)))
+    ready = ev.PodChanged(pod="p0r0", party=0, replica=0, provider="local", state="ready", address=pod.address)
+    journal.append(ready)
+    return Run(run_dir, journal)
+
+
+@pytest.fixture
+async def run(request: pytest.FixtureRequest) -> AsyncIterator[Run]:
+    made = await make(getattr(request, "param", ["limits.wait=1h", "limits.ttl=2h"]))
+    yield made
+    for child in made.conductors:
+        child.kill()
+        child.wait()
+    for name in (spawn.CONDUCTOR, spawn.HALTD):
+        if (who := spawn.recorded(made.dir, name)) is not None:
+            pulse.end(who)
+    made.journal.close()
+    provider = LocalProvider(made.dir)
+    for pod in await provider.list("uvcc-watched-"):
+        await provider.delete(pod)
+
+
+def alerts(s: Snapshot) -> str:
+    return "\n".join(a.text for a in s.alerts)
+
+
+async def test_a_frozen_conductor_is_told_of_and_so_is_its_return(run: Run) -> None:
+    child = run.conduct()
+    serving = asyncio.create_task(service.Service(run.dir).run())
+    try:
+        os.kill(child.pid, signal.SIGSTOP)
+        s = await run.until(lambda s: "frozen" in alerts(s))
+        assert f"pid {child.pid}" in alerts(s)
+        assert any(f"kill -CONT {child.pid}" in e.text for e in s.log)
+        os.kill(child.pid, signal.SIGCONT)
+        await run.until(lambda s: "moves again" in alerts(s))
+        child.kill()
+        child.wait()
+        s = await run.until(lambda s: "has died" in alerts(s))
+        assert not s.ended  # it may be resumed: only limits.wait, the caps and the time to live end it
+    finally:
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+@pytest.mark.parametrize("run", [["limits.wait=1h", "limits.ttl=0.5s"]], indirect=True)
+async def test_the_time_to_live_holds_though_the_conductor_is_frozen_in_a_commit(run: Run) -> None:
+    """It holds the lock of the run and that of the journal: it makes way, and a new one tears down with proof."""
+    child = run.conduct("commit")
+    os.kill(child.pid, signal.SIGSTOP)
+    await asyncio.wait_for(service.Service(run.dir).run(), 60)
+    s = await run.until(lambda s: s.ended)
+    assert child.wait() == -signal.SIGKILL
+    assert "time to live" in alerts(s)
+    assert {p.state for p in s.pods.values()} <= {"gone", "planned"}
+    assert await LocalProvider(run.dir).list("uvcc-watched-") == []
+    assert not s.leaks
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_sidecar_that_is_lost_is_replaced_and_that_is_told(run: Run, number: signal.Signals) -> None:
+    run.conduct()
+    bus = Bus(run.journal)
+    ctx: Any = SimpleNamespace(bus=bus, run_dir=run.dir, sidecar=spawn.start(run.dir, spawn.HALTD))
+    tasks = [asyncio.create_task(bus.run()), asyncio.create_task(conductor._guard(ctx))]
+
+    async def moving() -> int:
+        async with asyncio.timeout(20):
+            while not (found := spawn.vital(run.dir, spawn.HALTD)).moving:
+                await asyncio.sleep(0.02)
+        assert found.who is not None
+        return found.who.pid
+
+    first = await moving()
+    lost = time.monotonic()
+    os.kill(first, number)
+    async with asyncio.timeout(20):
+        while (another := spawn.running(run.dir, spawn.HALTD)) in (0, first):
+            await asyncio.sleep(0.02)
+    took = time.monotonic() - lost
+    assert await moving() == another
+    s = await run.until(lambda s: "the halt sidecar" in alerts(s))
+    assert ("frozen" if number == signal.SIGSTOP else "has died") in alerts(s)
+    assert alerts(s).count("sidecar") == 1
+    assert procs.identify(first) is None  # the frozen one does not wake up beside it
+    assert took < 10.0
+    print(f"replaced after {took:.2f} s")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_two_sidecars_that_start_at_once_are_one(run: Run) -> None:
+    run.conduct()
+    started = [spawn.start(run.dir, spawn.HALTD) for _ in range(3)]
+    async with asyncio.timeout(30):
+        while sum(child.poll() is None for child in started) != 1 or not spawn.running(run.dir, spawn.HALTD):
+            await asyncio.sleep(0.02)
+    (left,) = [child for child in started if child.poll() is None]
+    assert left.pid == spawn.running(run.dir, spawn.HALTD)
+    assert all(child.poll() == 0 for child in started if child is not left)
+    left.terminate()
+    await asyncio.to_thread(left.wait, 20)
