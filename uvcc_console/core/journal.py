@@ -171,12 +171,11 @@ def read_newest(journal: Journal) -> Snapshot:
     return follower.snapshot
 
 
-def iter_events(path: Path) -> Iterable[tuple[int, ev.Event]]:
-    """Every event of a journal file, in order."""
+def iter_events(path: Path, kinds: Sequence[str] = (), seq: int = 0) -> Iterable[tuple[int, ev.Event]]:
+    """Every event of a journal file after ``seq``, in order; of ``kinds`` alone it costs what these cost."""
     journal = Journal(path, readonly=True)
     try:
-        seq = 0
-        while batch := list(journal.since(seq)):
+        while batch := list(journal.since(seq, kinds=kinds)):
             yield from batch
             seq = batch[-1][0]
     finally:

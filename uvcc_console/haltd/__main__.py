@@ -101,6 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="uvcc-haltd", description="halt sidecar of one run")
     parser.add_argument("run")
     args = parser.parse_args()
+    spawn.log_at_any_cost()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
     logging.info("precedence: %s", first_in_line())

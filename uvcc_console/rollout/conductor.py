@@ -24,7 +24,7 @@ from pathlib import Path
 
 from uvcc_console.core import alerts, paths
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events, read_newest
+from uvcc_console.core.journal import BUSY_S, Journal, iter_events, read_newest
 from uvcc_console.core.state import disagreement
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.keys import operator_key
@@ -54,6 +54,8 @@ LAST_WORDS_S = 20.0
 PATIENT_WORDS_S = 300.0
 SIDECAR_S = 5.0
 LOCK_S = 1.0
+WRITTEN_S = 10.0
+TEARDOWN_BUSY_S = 0.2  # an end does not wait for whoever is frozen in the middle of a commit
 
 
 @dataclass
@@ -121,7 +123,7 @@ def _spending(ctx: Rollout) -> Spending:
     """The run's spending so far; the provider knows the caps from here on."""
     found = Spending(ctx.plan.profile.limits, ctx.provider, RunClock(ctx.run_dir), ctx.bus.snapshot.created)
     ctx.bus.listen(found.heard)
-    found.replay(event for _, event in iter_events(ctx.run_dir / spawn.JOURNAL))
+    found.replay(event for _, event in iter_events(ctx.run_dir / spawn.JOURNAL, Spending.KINDS))
     return found
 
 
@@ -232,8 +234,8 @@ def _heed(ctx: Rollout, stages: Stages, ending: Ending, desk: actions.Desk, sinc
             else:
                 stages.decide(event.action)
 
-    for seq, event in iter_events(ctx.run_dir / spawn.JOURNAL):
-        if since < seq <= ctx.bus.snapshot.seq:
+    for seq, event in iter_events(ctx.run_dir / spawn.JOURNAL, (ev.Intent.kind,), since):
+        if seq <= ctx.bus.snapshot.seq:
             heard(event)
     ctx.bus.listen(heard)
 
@@ -276,6 +278,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     status, detail = "failed", ""
     try:
         if adopted == "teardown":
+            ctx.tolerant = True  # it shall end whatever the disk says
             ending.ask("teardown asked for")
         status, detail = await _stages_or_ending(ctx, stages, ending, adopted)
     except Exception as e:  # noqa: BLE001  (nothing may come between a rollout and its teardown)
@@ -290,6 +293,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)
+        await _written(ctx.bus)
         beating.cancel()
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError, UvccError):
@@ -381,6 +385,13 @@ async def _end(
     return status, detail
 
 
+async def _written(bus: Bus) -> None:
+    """Wait a while for a disk that took the last events not yet; after that the sidecar has the end told anew."""
+    end = time.monotonic() + WRITTEN_S
+    while bus.behind and time.monotonic() < end:
+        await asyncio.sleep(0.1)
+
+
 def _last_artifacts(ctx: Rollout) -> None:
     """The run's log with its last line, and the manifest of all that a run leaves, however it ended."""
     try:
@@ -412,6 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--adopt", choices=["resume", "teardown"], default="")
     parser.add_argument("--since", type=int, default=0)
     args = parser.parse_args(argv)
+    spawn.log_at_any_cost()
     run_dir = paths.run_dir(args.run)
     try:
         with sole(run_dir):
@@ -423,11 +435,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(run_dir: Path, adopted: str, since: int) -> int:
-    journal = Journal(run_dir / spawn.JOURNAL, source="conductor")
+    busy_s = TEARDOWN_BUSY_S if adopted == "teardown" else BUSY_S
+    journal = Journal(run_dir / spawn.JOURNAL, source="conductor", busy_s=busy_s)
     try:
-        if read_newest(journal).ended:
+        known = read_newest(journal)
+        if known.ended:
             raise UvccError(f"{run_dir.name} has ended", "start a new run")
-        bus = Bus(journal)
+        bus = Bus(journal, known)
         try:
             ctx = open_rollout(run_dir, bus)
         except UvccError as e:

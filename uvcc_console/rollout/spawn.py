@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
@@ -25,6 +26,23 @@ DOMAIN = "domain.json"  # marks the folder of one domain's console: the run is c
 CONDUCTOR, HALTD = "conductor", "haltd"
 STARTING_S = 20.0
 _MODULES = {CONDUCTOR: "uvcc_console.rollout.conductor", HALTD: "uvcc_console.haltd"}
+
+
+class _Log(io.RawIOBase):
+    """Standard error of a detached process: its log file. A disk that does not take a line loses it, no more."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):
+            os.write(2, data)
+        return len(data)
+
+
+def log_at_any_cost() -> None:
+    """Call first in a detached process: what it says must not end it."""
+    sys.stderr = io.TextIOWrapper(cast(BinaryIO, _Log()), errors="backslashreplace", write_through=True)
 
 
 def write_record(run_dir: Path, name: str) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
+import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -204,3 +207,68 @@ async def test_two_sidecars_that_start_at_once_are_one(run: Run) -> None:
     assert all(child.poll() == 0 for child in started if child is not left)
     left.terminate()
     await asyncio.to_thread(left.wait, 20)
+
+
+UVCC = [sys.executable, "-c", "import sys; from uvcc_console.cli.main import main; sys.exit(main())"]
+
+
+async def uvcc(*words: str, limit: Callable[[], None] | None = None) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *UVCC, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, preexec_fn=limit
+    )
+    async with asyncio.timeout(90):
+        out, err = await process.communicate()
+    return int(process.returncode or 0), out.decode(), err.decode()
+
+
+async def test_a_teardown_waits_for_nobody_who_is_frozen_in_a_commit(run: Run) -> None:
+    child = run.conduct("commit")
+    os.kill(child.pid, signal.SIGSTOP)
+    code, out, err = await uvcc("teardown", run.dir.name)
+    assert (code, "3 pods proven gone" in out) == (0, True), err
+    assert "the conductor makes way" in err
+    assert child.wait() == -signal.SIGKILL
+    assert await LocalProvider(run.dir).list("uvcc-watched-") == []
+    assert run.snapshot.status == "torn_down"
+
+
+async def test_a_teardown_does_not_need_a_disk_that_takes_a_byte(run: Run) -> None:
+    """The command and the conductor that it starts may write nothing at all; the pods end all the same, with proof."""
+
+    def full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+    code, out, err = await uvcc("teardown", run.dir.name, limit=full)
+    assert (code, "every pod is gone" in out) == (0, True), err
+    assert "cannot be written down" in err
+    assert await LocalProvider(run.dir).list("uvcc-watched-") == []
+    assert not run.snapshot.ended
+    async with asyncio.timeout(40):
+        while not _free(run.dir):  # the conductor without a disk waits a while for it
+            await asyncio.sleep(0.1)
+    code, out, err = await uvcc("teardown", run.dir.name)  # with room on the disk the journal follows
+    assert (code, "3 pods proven gone" in out) == (0, True), err
+    assert run.snapshot.status == "torn_down"
+
+
+def _free(run_dir: Path) -> bool:
+    with (run_dir / "conductor.lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+async def test_a_conductor_that_moves_but_cannot_be_written_to_is_told_by_a_signal(run: Run) -> None:
+    child = run.conduct()
+    locked = sqlite3.connect(run.dir / spawn.JOURNAL, isolation_level=None)
+    locked.execute("BEGIN IMMEDIATE")  # whoever that is: it is none of the run's own processes
+    try:
+        code, _, err = await uvcc("teardown", run.dir.name)
+        assert child.wait() == -signal.SIGTERM
+        assert "by a signal" in err
+        assert (code, "NOT proven gone: uvcc-watched-p0r0" in err) == (1, True), err
+    finally:
+        locked.execute("ROLLBACK")
+        locked.close()

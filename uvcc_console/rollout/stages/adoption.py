@@ -115,7 +115,7 @@ async def _reach(ctx: Rollout, member: Member, with_agent: bool) -> UvccError | 
 
 
 def _read_cursors(ctx: Rollout) -> None:
-    for _, event in iter_events(ctx.run_dir / spawn.JOURNAL):
+    for _, event in iter_events(ctx.run_dir / spawn.JOURNAL, (ev.CursorMoved.kind,)):
         if isinstance(event, ev.CursorMoved):
             ctx.cursors.setdefault(event.pod, {}).update(event.cursors)
 
