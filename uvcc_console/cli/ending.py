@@ -44,7 +44,7 @@ def order(run_dir: Path) -> Order:
     conductor = _settled(run_dir, spawn.CONDUCTOR)
     if conductor.moving and _noted(run_dir):
         return Order(None, noted=True)
-    if why := domain.missing(common.load_snapshot(run_dir), "terminate"):
+    if why := domain.missing(common.load_summary(run_dir), "terminate"):
         raise ConfigError(why, "a domain signs with: uvcc domain consent RUN terminate")
     if conductor.moving and conductor.who is not None:
         common.say("uvcc: the order goes to the conductor by a signal; the journal follows when it can")

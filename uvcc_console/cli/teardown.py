@@ -12,7 +12,7 @@ def run(argv: list[str]) -> int:
     parser.add_json()
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
-    s = common.load_snapshot(run_dir)
+    s = common.load_summary(run_dir)
     unwritten: list[str] | None = None
     if not s.ended:
         with headless.interruptible():  # an interrupt cannot make it safer: the proof is waited for
@@ -21,7 +21,7 @@ def run(argv: list[str]) -> int:
                 s = headless.follow(run_dir, given.child, [], progress=not args.json, until_failed=False).snapshot
             if not s.ended:
                 written, unwritten = ending.see_through(run_dir, s, given)
-                s = common.load_snapshot(run_dir) if written else s
+                s = common.load_summary(run_dir) if written else s
     if not s.ended and unwritten == []:
         if args.json:
             common.emit({"run": s.run, "status": s.status, "gone": True, "leaks": [], "journalled": False})

@@ -38,6 +38,7 @@ CACHES = " ".join(
 )
 LOG = f"{ROOT}/bootstrap.log"
 ANSWER_S = 90.0
+SCRIPT_S = 300.0  # many pods of one machine look at their Pythons at once
 Progress = Callable[[str, str], None]
 
 
@@ -54,7 +55,7 @@ class Bootstrapped:
 
 
 async def _python_on(
-    link: PodLink, python: str, script: str, *args: str, give_way: int = 0, timeout: float = 60.0
+    link: PodLink, python: str, script: str, *args: str, give_way: int = 0, timeout: float = SCRIPT_S
 ) -> dict[str, Any]:
     """Run one of the pod scripts with a Python of the pod; it prints one JSON object."""
     nice = ["nice", "-n", str(give_way)] if give_way else []

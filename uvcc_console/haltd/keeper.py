@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, read_newest
+from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.prime.intents import Intents
 from uvcc_console.fleet.provider import Provider, Rents, provider_for
@@ -116,6 +116,6 @@ def snapshot(run_dir: Path) -> Snapshot:
     """What the run's journal says now."""
     journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
     try:
-        return read_newest(journal)
+        return read_summary(journal)
     finally:
         journal.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -123,6 +124,7 @@ class Bus:
             keeping.cancel()
             while self._queue and self._try_commit():
                 continue
+            self._keep_last()
 
     async def _keep(self) -> None:
         """Leave a snapshot beside the journal now and then, for readers that are in a hurry."""
@@ -130,13 +132,20 @@ class Bus:
         while True:
             await asyncio.sleep(KEEP_S)
             s = self.snapshot
-            if s.seq - kept_at < KEEP_AFTER and not (s.ended and s.seq > kept_at):
+            if s.seq - kept_at < KEEP_AFTER:
                 continue
             try:
                 await asyncio.to_thread(kept.keep, self._journal.path.parent, s, self._journal.mark(s.seq))
             except OSError:
                 continue  # a full disk: readers fold the journal meanwhile
             kept_at = s.seq
+
+    def _keep_last(self) -> None:
+        """A run that is over is looked at many times more."""
+        s = self.snapshot
+        if s.ended:
+            with contextlib.suppress(OSError):
+                kept.keep(self._journal.path.parent, s, self._journal.mark(s.seq))
 
     def _try_commit(self) -> bool:
         try:

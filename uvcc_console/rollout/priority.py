@@ -17,6 +17,8 @@ NICE: Final = "UVCC_WORKER_NICE"
 LOCAL: Final = "local"
 _PER_LEVEL: Final = 1.25  # what one level of niceness is worth under Linux's fair scheduler (sched(7))
 _LOWEST: Final = 19
+_AT_ONCE: Final = 3  # processes of a core that an ordinary time limit allows for
+_LONGEST: Final = 8.0
 
 
 def niceness(workers: int, cores: int) -> int:
@@ -28,6 +30,14 @@ def niceness(workers: int, cores: int) -> int:
 def give_way(provider: str, crowd: int, cores: int | None = None) -> int:
     """The level at which ``crowd`` processes of pods run; 0 where the pods are machines of their own."""
     return niceness(crowd, cores or len(os.sched_getaffinity(0))) if provider == LOCAL else 0
+
+
+def stretch(provider: str, crowd: int, cores: int | None = None) -> float:
+    """How many times longer than on machines of their own ``crowd`` processes may take together, before they count
+    as stuck: what each does alone in a moment, like its imports, they do one after the other here."""
+    if provider != LOCAL:
+        return 1.0
+    return min(_LONGEST, max(1.0, crowd / (_AT_ONCE * (cores or len(os.sched_getaffinity(0))))))
 
 
 def environment(provider: str, workers: int, cores: int | None = None) -> Mapping[str, str]:
