@@ -117,13 +117,16 @@ async def bootstrap(
     packages: Sequence[str] = (),
     preload: str = "",
     give_way: int = 0,
+    life_s: float = 0.0,
 ) -> Bootstrapped:
     """Bring one pod up to an agent that answers, running exactly this wheel; safe to repeat.
 
     ``identity_seed`` (demo only) makes the party's identity reproducible. ``preload`` names the modules that workers
     share ("none" for commands that are no Python of ours; empty for the agent's default). ``give_way``: the niceness of
-    what is heavy here, where many pods share one machine. Raises UvccError or UnreachableError naming the step that
-    failed; what was done stays and is found again.
+    what is heavy here, where many pods share one machine. ``life_s``: after so long the pod ends by itself what was
+    started on it, whoever is still there to ask for it; 0 where it does so anyhow.
+
+    Raises UvccError or UnreachableError naming the step that failed; what was done stays and is found again.
     """
 
     def say(step: str, detail: str = "") -> None:
@@ -138,6 +141,8 @@ async def bootstrap(
     survey = await _choose_python(link, packages, say, give_way)
     say("agent", f"python {survey['versions']['python']}, torch {survey['versions'].get('torch', '?')}")
     await _start_agent(link, wheel, survey["python"], identity_seed, preload, give_way)
+    if life_s > 0:
+        await _start_keeper(link, survey["python"], life_s)
     hello = await _ask_agent(link, wheel)
     say("ready", wheel.sha256[:12])
     return Bootstrapped(
@@ -182,6 +187,15 @@ async def _start_agent(
     if done.exit != 0:
         what = done.trouble.removeprefix("error: ")
         raise UvccError(f"the agent of pod {link.name} does not start: {what}", f"see {ROOT}/agent.log there")
+
+
+async def _start_keeper(link: PodLink, python: str, life_s: float) -> None:
+    """Leave somebody behind who needs neither console nor agent; one of an earlier bootstrap makes way."""
+    await link.put(pod.source("keeper.py"), f"{ROOT}/keeper.py")
+    mark = f'export UVCC_ROOT="$HOME/{ROOT}"'
+    said = await link.sh(f'{mark}\n{shlex.quote(python)} -S {ROOT}/keeper.py "$UVCC_ROOT" {life_s:.0f} </dev/null')
+    if '"keeper": 0' in said or '"keeper"' not in said:
+        raise UvccError(f"pod {link.name}: nobody stays to end it in time", f"see {ROOT}/keeper.log there")
 
 
 async def _ask_agent(link: PodLink, wheel: Wheel) -> dict[str, Any]:
