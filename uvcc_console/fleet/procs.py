@@ -73,6 +73,17 @@ def children() -> dict[int, list[int]]:
     return found
 
 
+def children_of(pid: int) -> list[int]:
+    """The children of one process, zombies included, without a look at every other process of the machine."""
+    found: list[int] = []
+    try:
+        for task in (PROC / str(pid) / "task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    except (OSError, ValueError):
+        return children().get(pid, [])  # a kernel that does not keep such lists, or a thread that just ended
+    return found
+
+
 def descendants(root: int) -> set[int]:
     """Every process below ``root``, without it."""
     tree, found, todo = children(), set[int](), [root]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -233,3 +236,15 @@ def test_what_a_halt_reads_does_not_grow_with_the_run(long_run: Path, monkeypatc
     assert len(s.pods) == 24
     assert not s.ended
     assert len(folded) < 200
+
+
+@pytest.mark.parametrize("verb", ["runs", "status"])
+def test_a_glance_at_runs_loads_nothing_heavy(long_run: Path, verb: str) -> None:
+    code = (
+        "import sys; from uvcc_console.cli.main import main; main([sys.argv[1]]);"
+        "heavy = {'cryptography', 'asyncio', 'asyncssh', 'pydantic', 'textual'} & set(sys.modules);"
+        "sys.exit(f'loaded: {heavy}' if heavy else 0)"
+    )
+    env = {**os.environ, "UVCC_HOME": str(long_run)}
+    done = subprocess.run([sys.executable, "-c", code, verb], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

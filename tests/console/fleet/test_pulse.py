@@ -94,3 +94,19 @@ def test_a_folder_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     beat = Beat(tmp_path / "nowhere", "one")
     beat.beat()
     beat.close()
+
+
+def test_a_process_knows_its_children_without_looking_at_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        asked: list[int] = []
+        stat = procs._stat
+        monkeypatch.setattr(procs, "_stat", lambda pid: asked.append(pid) or stat(pid))
+        assert child.pid in procs.children_of(os.getpid())
+        assert asked == []
+        monkeypatch.setattr(procs, "PROC", Path("/nowhere"))
+        with pytest.raises(OSError):  # (without /proc there is nothing to fall back to)
+            procs.children_of(os.getpid())
+    finally:
+        child.kill()
+        child.wait()
