@@ -29,7 +29,7 @@ from uvcc_console.fleet.local import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
-from uvcc_console.rollout import spawn
+from uvcc_console.runs import processes
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UnreachableError
@@ -87,7 +87,7 @@ class Fleet:
 
 
 def _append(run_dir: Path, event: ev.Event) -> None:
-    journal = Journal(run_dir / spawn.JOURNAL, source="bench")
+    journal = Journal(run_dir / processes.JOURNAL, source="bench")
     journal.append(event)
     journal.close()
 
@@ -118,7 +118,7 @@ async def _fleet(home: Path, pods: int) -> AsyncIterator[Fleet]:
         await asyncio.gather(*(link.put(source, WORKER) for link in links.values()))
         clients = {name: AgentClient(link, holder="bench") for name, link in links.items()}
         await asyncio.gather(*(client.start() for client in clients.values()))
-        journal = Journal(run_dir / spawn.JOURNAL, source="bench")
+        journal = Journal(run_dir / processes.JOURNAL, source="bench")
         journal.append(_created(pods), *(_pod(p, links) for p in ready))
         try:
             yield Fleet(run_dir, links, clients, journal, tuple(ready))
@@ -176,7 +176,7 @@ async def sidecar(found: Fleet) -> AsyncIterator[None]:
 
 async def dispatch(found: Fleet, presses: int, lines_per_s: float) -> list[float]:
     """Milliseconds from a hold being durable to the sidecar's word that its commands are on their way."""
-    args = [str(found.run_dir / spawn.JOURNAL), str(len(found.clients)), str(lines_per_s), "1", str(presses + 10)]
+    args = [str(found.run_dir / processes.JOURNAL), str(len(found.clients)), str(lines_per_s), "1", str(presses + 10)]
     writer = subprocess.Popen([sys.executable, "-m", "uvcc_console.bench.feeder", *args], stdout=subprocess.DEVNULL)
     delays = []
     try:

@@ -28,7 +28,7 @@ from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.haltd.front import Front
-from uvcc_console.rollout import spawn
+from uvcc_console.runs import processes
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
 
@@ -100,10 +100,10 @@ def build(folder: Path, events: int, *, behind: int = BEHIND) -> None:
     """A run folder with a journal of about ``events`` events; the snapshot beside it lacks the last ``behind``."""
     folder.mkdir(parents=True, mode=0o700)
     born = time.time() - events / RATE
-    journal = Journal(folder / spawn.JOURNAL, source="bench", clock=lambda: born)
+    journal = Journal(folder / processes.JOURNAL, source="bench", clock=lambda: born)
     journal.append(*opening(born))
     journal.close()
-    db = sqlite3.connect(folder / spawn.JOURNAL, isolation_level=None)
+    db = sqlite3.connect(folder / processes.JOURNAL, isolation_level=None)
     db.execute("PRAGMA journal_mode=OFF")
     db.execute("PRAGMA synchronous=OFF")
     db.execute("DROP INDEX by_kind")
@@ -119,7 +119,7 @@ def build(folder: Path, events: int, *, behind: int = BEHIND) -> None:
 
 def _keep(folder: Path, behind: int) -> None:
     """Leave what a conductor would have left: every worker, and curves as long as they are ever kept."""
-    journal = Journal(folder / spawn.JOURNAL, readonly=True)
+    journal = Journal(folder / processes.JOURNAL, readonly=True)
     try:
         last = journal.last_seq() - behind
         follower = Follower(journal)
@@ -153,7 +153,7 @@ class _Door:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> _Door:
-        spawn.write_record(self._run_dir, spawn.HALTD)
+        processes.write_record(self._run_dir, processes.HALTD)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._front.open(), self._loop).result(10)
         return self
@@ -196,7 +196,7 @@ def bench(runs: int = 5, events: int = EVENTS) -> list[Row]:
 
 def _measured(run_dir: Path, runs: int, events: int) -> list[Row]:
     build(run_dir, events)
-    spawn.write_record(run_dir, spawn.CONDUCTOR)  # it passes for conducted
+    processes.write_record(run_dir, processes.CONDUCTOR)  # it passes for conducted
     orders: list[float] = []
     with _Door(run_dir) as door:
         for _ in range(runs):
@@ -206,4 +206,4 @@ def _measured(run_dir: Path, runs: int, events: int) -> list[Row]:
     found = [row("halt_order", "seconds", "s", orders, 0.3)]
     for words in (["status", NAME], ["runs"], ["pods"]):
         found.append(row(words[0], "seconds", "s", [_command(*words) for _ in range(runs)], 0.5))
-    return [*found, row("journal", "bytes", "MB", [(run_dir / spawn.JOURNAL).stat().st_size / 1e6])]
+    return [*found, row("journal", "bytes", "MB", [(run_dir / processes.JOURNAL).stat().st_size / 1e6])]

@@ -23,10 +23,10 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.fleet.ssh import PodLink
-from uvcc_console.rollout import pump
+from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
-from uvcc_console.rollout.intake import Intake
+from uvcc_console.rollout.decoder import Intake
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
@@ -101,7 +101,7 @@ async def _follow(folder: Path, port: int, pods: int, seconds: float) -> None:
         client = AgentClient(PodLink(name, f"bench@127.0.0.1:{port}", key))
         member = Member(name, PodRequest(name, i % 3, i // 3), agent=client)
         member.intakes[RUN] = Intake(name, RUN, "full", f"{name}s0t0")
-        pumps.append(asyncio.create_task(pump.run(bus, member)))
+        pumps.append(asyncio.create_task(ingest.run(bus, member)))
         clients.append(client)
     await asyncio.gather(*(client.start(patience_s=120) for client in clients))
     await asyncio.gather(*(client.watch(RUN) for client in clients))

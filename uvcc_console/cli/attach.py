@@ -8,7 +8,7 @@ from pathlib import Path
 
 from uvcc_console.cli import common, jsonview
 from uvcc_console.core.journal import Follower, Journal
-from uvcc_console.rollout.spawn import JOURNAL, conducted
+from uvcc_console.runs.processes import JOURNAL, conducted
 
 POLL_S = 0.2
 

@@ -111,7 +111,7 @@ def find_run(name: str) -> Path:
     if name == "last":
         return dirs[-1]
     if name == "current":
-        from uvcc_console.rollout.spawn import CONDUCTOR, running
+        from uvcc_console.runs.processes import CONDUCTOR, running
 
         live = [d for d in dirs if running(d, CONDUCTOR)]
         if not live:

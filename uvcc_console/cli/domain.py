@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from uvcc_console.rollout import domain
+    from uvcc_console.runs import domain
 
     run_dir = common.find_run(args.run)
     found = domain.export(run_dir, common.load_snapshot(run_dir), args.party)
@@ -53,7 +53,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _join(args: argparse.Namespace) -> int:
-    from uvcc_console.rollout import domain
+    from uvcc_console.runs import domain
 
     path: Path = args.file
     try:
@@ -65,10 +65,10 @@ def _join(args: argparse.Namespace) -> int:
 
 def _open(args: argparse.Namespace) -> int:
     from uvcc_console.core import paths
-    from uvcc_console.rollout import spawn
+    from uvcc_console.runs import processes
 
     found: list[tuple[float, Path]] = []
-    for record in paths.runs_dir().glob(f"*/{spawn.DOMAIN}"):
+    for record in paths.runs_dir().glob(f"*/{processes.DOMAIN}"):
         with contextlib.suppress(OSError, ValueError):
             if json.loads(record.read_text()).get("party") == args.party and record.parent.name.startswith(args.run):
                 found.append((record.stat().st_mtime, record.parent))
@@ -79,10 +79,10 @@ def _open(args: argparse.Namespace) -> int:
 
 
 def _show(run_dir: Path, headless: bool) -> int:
-    from uvcc_console.rollout import spawn
+    from uvcc_console.runs import processes
 
-    if not spawn.running(run_dir, spawn.HALTD):
-        spawn.start(run_dir, spawn.HALTD)
+    if not processes.running(run_dir, processes.HALTD):
+        processes.start(run_dir, processes.HALTD)
     common.say(f"joined as {run_dir.name}; F9 there halts all domains")
     if headless or not sys.stdout.isatty():
         return OK
@@ -92,8 +92,8 @@ def _show(run_dir: Path, headless: bool) -> int:
 
 
 def _consent(args: argparse.Namespace) -> int:
-    from uvcc_console.haltd import relay
-    from uvcc_console.rollout import domain
+    from uvcc_console.halt import relay
+    from uvcc_console.runs import domain
 
     run_dir = common.find_run(args.run)
     what: str = args.what

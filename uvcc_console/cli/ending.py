@@ -21,9 +21,9 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet import pulse
-from uvcc_console.rollout import domain, spawn
-from uvcc_console.rollout.plan import pod_prefix
-from uvcc_console.rollout.profile import parse
+from uvcc_console.plan.plan import pod_prefix
+from uvcc_console.plan.profile import parse
+from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 BUSY_S: Final = 1.0  # longer than any ordinary commit of another process
@@ -41,7 +41,7 @@ class Order:
 
 def order(run_dir: Path) -> Order:
     """Have the run torn down. Raises ConfigError while domains must still sign for it."""
-    conductor = _settled(run_dir, spawn.CONDUCTOR)
+    conductor = _settled(run_dir, processes.CONDUCTOR)
     if conductor.moving and _noted(run_dir):
         return Order(None, noted=True)
     if why := domain.missing(common.load_summary(run_dir), "terminate"):
@@ -50,13 +50,13 @@ def order(run_dir: Path) -> Order:
         common.say("uvcc: the order goes to the conductor by a signal; the journal follows when it can")
         os.kill(conductor.who.pid, signal.SIGTERM)
         return Order(None, noted=False)
-    for name, found in ((spawn.CONDUCTOR, conductor), (spawn.HALTD, _settled(run_dir, spawn.HALTD))):
+    for name, found in ((processes.CONDUCTOR, conductor), (processes.HALTD, _settled(run_dir, processes.HALTD))):
         if found.who is not None and not found.moving:
             common.say(f"uvcc: the {name} makes way: {found.words()}")
             pulse.end(found.who)
     seq = _noted(run_dir)
     since = ["--since", str(seq)] if seq else []
-    return Order(spawn.start(run_dir, spawn.CONDUCTOR, "--adopt", "teardown", *since), noted=bool(seq))
+    return Order(processes.start(run_dir, processes.CONDUCTOR, "--adopt", "teardown", *since), noted=bool(seq))
 
 
 def see_through(run_dir: Path, s: Snapshot, given: Order) -> tuple[bool, list[str] | None]:
@@ -64,13 +64,13 @@ def see_through(run_dir: Path, s: Snapshot, given: Order) -> tuple[bool, list[st
 
     None: the provider gave no answer.
     """
-    journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
+    journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     proof = Proof(run_dir, s)
     try:
         while True:
             if any(True for _ in journal.since(s.seq, 1, (ev.RunEnded.kind,))):
                 return True, []
-            over = not spawn.conducted(run_dir) and (given.child is None or given.child.poll() is not None)
+            over = not processes.conducted(run_dir) and (given.child is None or given.child.poll() is not None)
             if proof.look(now=over) or over:
                 return False, proof.left
             time.sleep(POLL_S)
@@ -81,7 +81,7 @@ def see_through(run_dir: Path, s: Snapshot, given: Order) -> tuple[bool, list[st
 def _settled(run_dir: Path, name: str) -> pulse.Vital:
     """How that process is; one that has just been stopped is given the moment after which it counts as frozen."""
     end = time.monotonic() + pulse.STOPPED_S + 1.0
-    while (found := spawn.vital(run_dir, name)).moving and found.stopped and time.monotonic() < end:
+    while (found := processes.vital(run_dir, name)).moving and found.stopped and time.monotonic() < end:
         time.sleep(0.05)
     return found
 
@@ -89,7 +89,7 @@ def _settled(run_dir: Path, name: str) -> pulse.Vital:
 def _noted(run_dir: Path) -> int:
     """The order's place in the journal; 0 where that takes nothing now."""
     try:
-        journal = Journal(run_dir / spawn.JOURNAL, source="cli", busy_s=BUSY_S)
+        journal = Journal(run_dir / processes.JOURNAL, source="cli", busy_s=BUSY_S)
         try:
             return journal.append(ev.Intent(action="teardown", by="cli"))
         finally:

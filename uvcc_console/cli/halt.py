@@ -20,7 +20,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.haltd import front
 from uvcc_console.haltd.glance import glance
-from uvcc_console.rollout import spawn
+from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 POLL_S = 0.02
@@ -74,18 +74,18 @@ class Way(Protocol):
 def open_way(run_dir: Path) -> Way:
     """The sidecar's door; a sidecar is started if none lives, and where that fails this process halts by itself."""
     try:
-        found = spawn.vital(run_dir, spawn.HALTD)
+        found = processes.vital(run_dir, processes.HALTD)
         if found.who is not None and (found.stopped or not found.moving):
             common.say("uvcc: the halt sidecar is frozen; this process halts by itself")
             return _Alone(run_dir)
         if found.who is None:
-            spawn.start(run_dir, spawn.HALTD)
+            processes.start(run_dir, processes.HALTD)
         end = time.monotonic() + START_S
         while time.monotonic() < end:
             try:
                 return _Sidecar(run_dir)
             except UnreachableError:
-                if not spawn.running(run_dir, spawn.HALTD) and (run_dir / f"{spawn.HALTD}.json").exists():
+                if not processes.running(run_dir, processes.HALTD) and (run_dir / f"{processes.HALTD}.json").exists():
                     break  # it ended at once
                 time.sleep(POLL_S)
     except (UvccError, OSError) as e:
@@ -120,8 +120,8 @@ class _Sidecar:
         if not self._line.closed:
             return [*found, *self._line.poll()]
         if self._journal is None:
-            self._journal = Journal(self._run_dir / spawn.JOURNAL, readonly=True)
-            spawn.start(self._run_dir, spawn.HALTD)  # it takes up what the last one left
+            self._journal = Journal(self._run_dir / processes.JOURNAL, readonly=True)
+            processes.start(self._run_dir, processes.HALTD)  # it takes up what the last one left
         for seq, event in self._journal.since(self._seq, kinds=_KINDS):
             self._seq = seq
             found.append(event)

@@ -19,9 +19,9 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Follower, Journal
 from uvcc_console.core.shown import CHANGED, UNCHECKED, shown
 from uvcc_console.core.snapshot import Snapshot, StageView
+from uvcc_console.plan.plan import FULL, RESUMABLE, SMOKE
 from uvcc_console.report.recheck import recheck
-from uvcc_console.rollout import spawn
-from uvcc_console.rollout.plan import FULL, RESUMABLE, SMOKE
+from uvcc_console.runs import processes
 from uvcc_engine.contract.text import clean
 
 POLL_S = 0.1
@@ -124,13 +124,13 @@ def ask(run_dir: Path, action: str, **args: Any) -> subprocess.Popen[bytes] | No
     if action == "teardown":
         return ending.order(run_dir).child
     seq = _noted(run_dir, ev.Intent(action=action, by="cli", args=args))
-    if spawn.running(run_dir, spawn.CONDUCTOR):
+    if processes.running(run_dir, processes.CONDUCTOR):
         return None
-    return spawn.start(run_dir, spawn.CONDUCTOR, "--adopt", action, "--since", str(seq))
+    return processes.start(run_dir, processes.CONDUCTOR, "--adopt", action, "--since", str(seq))
 
 
 def _noted(run_dir: Path, intent: ev.Intent) -> int:
-    journal = Journal(run_dir / spawn.JOURNAL, source="cli")
+    journal = Journal(run_dir / processes.JOURNAL, source="cli")
     try:
         return journal.append(intent)
     finally:
@@ -160,13 +160,13 @@ def follow(
 
     ``known`` is a failed stage that has just been resumed: its failure is no news.
     """
-    journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
+    journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     follower, seen = Follower(journal), Progress()
     printer = Printer(sys.stderr if progress else None)
     watched = Watched(follower.snapshot, seen)
     try:
         while True:
-            lost = not spawn.conducted(run_dir) and (child is None or child.poll() is not None)
+            lost = not processes.conducted(run_dir) and (child is None or child.poll() is not None)
             while batch := follower.poll():
                 for event in batch:
                     seen.see(event)
@@ -198,7 +198,7 @@ def _wait_for_exits(run_dir: Path, child: subprocess.Popen[bytes] | None) -> Non
     while time.monotonic() < end:
         if child is not None:
             child.poll()
-        if not any(spawn.running(run_dir, name) for name in (spawn.CONDUCTOR, spawn.HALTD)):
+        if not any(processes.running(run_dir, name) for name in (processes.CONDUCTOR, processes.HALTD)):
             return
         time.sleep(POLL_S / 5)
 

@@ -8,7 +8,7 @@ from typing import Any
 from uvcc_console.core.shown import CHANGED, UNCHECKED, VERIFIED, Changes, Shown, final, shown, verified
 from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_console.report.recheck import recheck
-from uvcc_console.rollout.spawn import CONDUCTOR, HALTD, running
+from uvcc_console.runs.processes import CONDUCTOR, HALTD, running
 
 
 def summary(s: Snapshot, run_dir: Path, changed: Changes | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from uvcc_console.cli import common, headless
 from uvcc_console.cli.main import FAILED, INTERRUPTED
-from uvcc_console.rollout import spawn
+from uvcc_console.runs import processes
 
 
 def has_terminal() -> bool:
@@ -29,11 +29,11 @@ def launch(
 ) -> int:
     """Create the run, start its conductor and show it. Returns the exit code."""
     with headless.interruptible() as received:
-        run_dir = spawn.create_run(profile, settings, seed=seed, name=name, patient=tui)
+        run_dir = processes.create_run(profile, settings, seed=seed, name=name, patient=tui)
         if received:
-            spawn.end_run(run_dir, "torn_down", "interrupted before anything was started")
+            processes.end_run(run_dir, "torn_down", "interrupted before anything was started")
             return INTERRUPTED
-        child = spawn.start(run_dir, spawn.CONDUCTOR)
+        child = processes.start(run_dir, processes.CONDUCTOR)
         if not tui:
             if not quiet:
                 common.say(f"run {run_dir.name}")

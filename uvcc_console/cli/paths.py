@@ -10,7 +10,7 @@ def run(argv: list[str]) -> int:
     parser = common.Parser("paths", "Where files lie on this machine; UVCC_HOME moves them.")
     parser.add_json()
     args = parser.parse_args(argv)
-    from uvcc_console.rollout.profile import folders
+    from uvcc_console.plan.profile import folders
 
     found: dict[str, str | list[str]] = {
         "data": str(paths.data_dir()),

@@ -10,7 +10,7 @@ from uvcc_console.cli.main import FAILED, OK, USAGE
 from uvcc_console.core import events as ev
 from uvcc_console.core import triage
 from uvcc_console.core.journal import Journal
-from uvcc_console.rollout import spawn
+from uvcc_console.runs import processes
 
 ACTIONS = ("stackdump", "flight", "fetch", "restart", "replace", "triage", "nccl_debug")
 ALONE = ("flight", "triage", "nccl_debug")
@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     s = common.load_snapshot(run_dir)
-    if not spawn.running(run_dir, spawn.CONDUCTOR):
+    if not processes.running(run_dir, processes.CONDUCTOR):
         common.say(f"uvcc: nobody conducts {run_dir.name}; take it up first: uvcc resume {run_dir.name}")
         return USAGE
     if args.action not in ALONE and args.pod not in s.pods:
@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     if args.action == "triage" and not triage.impossible(s):
         common.say("\n".join([*triage.story(s), f"next: {getattr(triage.propose(s), 'change', 'nothing is left')}"]))
     headless.ask(run_dir, args.action, pod=args.pod)
-    done = _answer(run_dir / spawn.JOURNAL, s.seq, args.action, args.pod, args.timeout)
+    done = _answer(run_dir / processes.JOURNAL, s.seq, args.action, args.pod, args.timeout)
     if args.json:
         common.emit({"run": s.run, "action": args.action, "pod": args.pod, **done})
     else:

@@ -69,7 +69,7 @@ async def _prove(only: list[str]) -> list[str]:
     """Look at every create of runs that are over or dead and that had no answer; a line for each that is not proven."""
     from uvcc_console.fleet.prime.intents import Intents
     from uvcc_console.fleet.provider import Rents, provider_for
-    from uvcc_console.rollout.sweep import KEPT, ORPHAN, fate_of
+    from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of
 
     lines = []
     for run_dir in common.run_dirs():
@@ -94,7 +94,7 @@ async def _prove(only: list[str]) -> list[str]:
 
 async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool) -> tuple[list[dict[str, Any]], list[str]]:
     from uvcc_console.fleet.provider import provider_for
-    from uvcc_console.rollout.sweep import ORPHAN, UNREADABLE, fate_of
+    from uvcc_console.runs.sweep import ORPHAN, UNREADABLE, fate_of
 
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     trouble: list[str] = []

@@ -12,7 +12,7 @@ def run(argv: list[str]) -> int:
     parser.add_set()
     parser.add_json()
     args = parser.parse_args(argv)
-    from uvcc_console.rollout import profile as p
+    from uvcc_console.plan import profile as p
 
     if args.action == "list":
         found = p.available()

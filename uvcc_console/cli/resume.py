@@ -11,7 +11,8 @@ from uvcc_console.cli import common, headless
 from uvcc_console.cli.main import FAILED, OK, USAGE
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.rollout import certificate, spawn
+from uvcc_console.halt import certificate
+from uvcc_console.runs import processes
 
 POLL_S = 0.05
 NOT_YET = ("start", "failed", "halted")  # phases of a worker that reads its evidence, or has not come so far
@@ -40,7 +41,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     s = common.load_snapshot(run_dir)
-    live = spawn.running(run_dir, spawn.CONDUCTOR)
+    live = processes.running(run_dir, processes.CONDUCTOR)
     if s.ended:
         common.say(f"uvcc: {run_dir.name} has ended ({s.status}); start a new run")
         return USAGE
@@ -84,11 +85,11 @@ def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: f
 
     Whom the new conductor waits for is said meanwhile.
     """
-    journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
+    journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     end, started, entered = time.monotonic() + limit, False, False
     try:
         while time.monotonic() < end:
-            dead = not spawn.conducted(run_dir) and (child is None or child.poll() is not None)
+            dead = not processes.conducted(run_dir) and (child is None or child.poll() is not None)
             batch = list(journal.since(seq))
             seq = batch[-1][0] if batch else seq
             for _, event in batch:

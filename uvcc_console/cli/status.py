@@ -11,7 +11,7 @@ from uvcc_console.core.shown import Shown
 from uvcc_console.core.shown import shown as result_of
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.report.recheck import recheck
-from uvcc_console.rollout.spawn import CONDUCTOR, running
+from uvcc_console.runs.processes import CONDUCTOR, running
 
 _MARK = {"ok": "+", "failed": "x", "running": ">", "waiting": "=", "skipped": "-", "pending": "."}
 

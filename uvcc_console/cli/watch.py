@@ -9,7 +9,7 @@ from uvcc_console.cli import common
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.shown import NOT_VERIFIED
-from uvcc_console.rollout.spawn import conducted
+from uvcc_console.runs.processes import conducted
 
 POLL_S = 0.1
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from uvcc_engine.contract.errors import UvccError
 
+JOURNAL = "journal.sqlite"  # in the folder of a run
+
 
 def data_dir() -> Path:
     """The data folder, not necessarily existing."""

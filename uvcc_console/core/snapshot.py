@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from uvcc_console.core.series import Series
-from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript.operation import Operation
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})

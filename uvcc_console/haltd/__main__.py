@@ -18,7 +18,7 @@ from pathlib import Path
 from uvcc_console.core import paths
 from uvcc_console.haltd import keeper
 from uvcc_console.haltd.service import Service
-from uvcc_console.rollout import spawn
+from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError
 
 NICE = -10
@@ -53,9 +53,9 @@ def first_in_line() -> str:
 def sole(run_dir: Path) -> Iterator[bool]:
     """Whether this is the run's only sidecar, for as long as the context lasts; a disk that is full stops none."""
     try:
-        fd = os.open(run_dir / f"{spawn.HALTD}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(run_dir / f"{processes.HALTD}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
-        yield not spawn.running(run_dir, spawn.HALTD)
+        yield not processes.running(run_dir, processes.HALTD)
         return
     try:
         yield _locked(fd)
@@ -77,7 +77,7 @@ async def _serve(run_dir: Path) -> bool:
     task = asyncio.ensure_future(Service(run_dir).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    spawn.write_record(run_dir, spawn.HALTD)
+    processes.write_record(run_dir, processes.HALTD)
     with contextlib.suppress(asyncio.CancelledError):
         await task
         return True
@@ -86,10 +86,10 @@ async def _serve(run_dir: Path) -> bool:
 
 async def _stay(run_dir: Path) -> None:
     """The run is over: for what may still cost money this process stays, and is a sidecar no more."""
-    if not (run_dir / spawn.JOURNAL).exists() or not keeper.needed(keeper.snapshot(run_dir), run_dir):
+    if not (run_dir / processes.JOURNAL).exists() or not keeper.needed(keeper.snapshot(run_dir), run_dir):
         return
-    spawn.write_record(run_dir, keeper.KEEPER)
-    (run_dir / f"{spawn.HALTD}.json").unlink(missing_ok=True)
+    processes.write_record(run_dir, keeper.KEEPER)
+    (run_dir / f"{processes.HALTD}.json").unlink(missing_ok=True)
     staying = asyncio.ensure_future(keeper.keep(run_dir))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, staying.cancel)
@@ -101,7 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="uvcc-haltd", description="halt sidecar of one run")
     parser.add_argument("run")
     args = parser.parse_args()
-    spawn.log_at_any_cost()
+    processes.log_at_any_cost()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
     logging.info("precedence: %s", first_in_line())

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from uvcc_console.core import events as ev
-from uvcc_console.rollout import halt
-from uvcc_console.rollout.halt import PodEvidence
+from uvcc_console.halt import machine
+from uvcc_console.halt.machine import PodEvidence
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 
 log = logging.getLogger(__name__)
-_SIGNALS = {halt.TERM: "TERM", halt.KILL: "KILL"}
+_SIGNALS = {machine.TERM: "TERM", machine.KILL: "KILL"}
 
 
 class Channel(Protocol):
@@ -41,13 +41,13 @@ class Halter:
         channels: Mapping[str, Channel],
         append: Callable[[list[ev.Event]], None],
         *,
-        auto: Collection[str] = (halt.HOLD, halt.HALT, halt.TERM),
-        times: halt.Times | None = None,
+        auto: Collection[str] = (machine.HOLD, machine.HALT, machine.TERM),
+        times: machine.Times | None = None,
         terminate: Callable[[str], Any] | None = None,
         certify: Callable[[ev.HaltDone, str, Mapping[str, PodEvidence]], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.ladder: halt.Ladder | None = None
+        self.ladder: machine.Ladder | None = None
         self._channels = channels
         self._append = append
         self.auto = auto
@@ -72,15 +72,15 @@ class Halter:
         if self.ladder is not None and asked.nonce == self.ladder.nonce:
             self._act(self.ladder.request(asked.mode, now))
             return
-        committed = self.active and self.ladder is not None and self.ladder.rung not in (halt.HOLD, halt.RELEASE)
+        committed = self.active and self.ladder is not None and self.ladder.rung not in (machine.HOLD, machine.RELEASE)
         if not committed:
             self._nonces.clear()
         elif self.ladder is not None:
             self._nonces.add(self.ladder.nonce)
-        mode = halt.HALT if committed else asked.mode
+        mode = machine.HALT if committed else asked.mode
         drill = asked.drill and not committed
         self._run = run
-        ladder = halt.Ladder(
+        ladder = machine.Ladder(
             asked.nonce,
             pods,
             drill=drill,
@@ -143,12 +143,12 @@ class Halter:
         if self.ladder is not None:
             self._act(self.ladder.tick(self._clock()))
 
-    def _act(self, actions: list[halt.Action]) -> None:
+    def _act(self, actions: list[machine.Action]) -> None:
         """Commands first, then the disk, whatever order they came in."""
         for action in actions:
-            if isinstance(action, halt.Send):
+            if isinstance(action, machine.Send):
                 self._send(action)
-        records = [self._certified(a.event) for a in actions if isinstance(a, halt.Record)]
+        records = [self._certified(a.event) for a in actions if isinstance(a, machine.Record)]
         for done in [r for r in records if isinstance(r, ev.HaltDone)]:
             records += [
                 replace(done, nonce=nonce, certificate="") for nonce in sorted(self._nonces)
@@ -160,7 +160,7 @@ class Halter:
         """A verdict that every pod of a real halt is verified names its certificate."""
         if not isinstance(event, ev.HaltDone) or self._certify is None or self.ladder is None:
             return event
-        if event.drill or event.mode != halt.HALT or not 0 < event.total == event.verified:
+        if event.drill or event.mode != machine.HALT or not 0 < event.total == event.verified:
             return event
         try:
             return replace(event, certificate=self._certify(event, self._run, self.ladder.evidence()))
@@ -168,9 +168,9 @@ class Halter:
             log.error("no certificate of halt %s: %s", event.nonce, e)  # the verdict itself must not wait for it
             return event
 
-    def _send(self, send: halt.Send) -> None:
+    def _send(self, send: machine.Send) -> None:
         assert self.ladder is not None
-        if send.rung == halt.TERMINATE:
+        if send.rung == machine.TERMINATE:
             self._terminate_pod(send.pod)
             return
         channel = self._channels.get(send.pod)

@@ -21,7 +21,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.prime.intents import Intents
 from uvcc_console.fleet.provider import Provider, Rents, provider_for
 from uvcc_console.fleet.runclock import run_now
-from uvcc_console.rollout import spawn, sweep
+from uvcc_console.runs import processes, sweep
 from uvcc_engine.contract.errors import UvccError
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ async def keep(
     now = clock or (lambda: run_now(run_dir))
     ended: list[str] = []
     since, trouble = now(), ""
-    while (run_dir / spawn.JOURNAL).exists():
+    while (run_dir / processes.JOURNAL).exists():
         try:
             s = snapshot(run_dir)
             if not needed(s, run_dir):
@@ -103,7 +103,7 @@ async def _round(run_dir: Path, s: Snapshot, make: Make | None, now: float, ende
 def _tell(run_dir: Path, level: str, text: str) -> None:
     """Write it into the journal, if that can be written."""
     try:
-        journal = Journal(run_dir / spawn.JOURNAL, source=KEEPER)
+        journal = Journal(run_dir / processes.JOURNAL, source=KEEPER)
         try:
             journal.append(ev.Alert(level=level, name=KEEPER, text=text, remedy="see: uvcc pods --sweep"))
         finally:
@@ -114,7 +114,7 @@ def _tell(run_dir: Path, level: str, text: str) -> None:
 
 def snapshot(run_dir: Path) -> Snapshot:
     """What the run's journal says now."""
-    journal = Journal(run_dir / spawn.JOURNAL, readonly=True)
+    journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     try:
         return read_summary(journal)
     finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.ledger import Ledger
-from uvcc_console.rollout.profile_schema import LimitsPart
+from uvcc_console.plan.schema import LimitsPart
 from uvcc_engine.contract.errors import ConfigError
 
 AGAIN_S = 60.0

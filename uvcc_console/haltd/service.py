@@ -28,15 +28,16 @@ from uvcc_console.fleet.prime.intents import Intents, books_of
 from uvcc_console.fleet.provider import Pod, provider_for
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh import PodLink, Timeouts
+from uvcc_console.halt import certificate, machine
+from uvcc_console.halt.relay import RelayPath
 from uvcc_console.haltd import gpus
 from uvcc_console.haltd.deferred import BUSY_S, Deferred
 from uvcc_console.haltd.front import Front
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.reaper import Reaper
-from uvcc_console.haltd.relay import RelayPath
 from uvcc_console.haltd.view import View
-from uvcc_console.rollout import certificate, domain, halt, spawn
-from uvcc_console.rollout.profile_schema import seconds
+from uvcc_console.plan.schema import seconds
+from uvcc_console.runs import domain, processes
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
@@ -129,7 +130,7 @@ class Service:
         run_dir: Path,
         *,
         only: str = "",
-        times: halt.Times | None = None,
+        times: machine.Times | None = None,
         request: ev.HaltRequested | None = None,
         hear: Callable[[Sequence[ev.Event]], None] | None = None,
     ) -> None:
@@ -143,11 +144,11 @@ class Service:
         self._reaper = Reaper(Ledger(clock=self._clock.now))
         self._reaping: asyncio.Task[None] | None = None
         self._looking: set[asyncio.Future[None]] = set()
-        self._beat = pulse.Beat(run_dir, spawn.HALTD) if not only else None
+        self._beat = pulse.Beat(run_dir, processes.HALTD) if not only else None
         self._conductor = pulse.MOVING  # how it was when it was looked at last
         self._refused = False  # that domains have not signed for a termination was told
         self._successor: subprocess.Popen[bytes] | None = None
-        self._journal = Journal(run_dir / spawn.JOURNAL, source="haltd", busy_s=BUSY_S)
+        self._journal = Journal(run_dir / processes.JOURNAL, source="haltd", busy_s=BUSY_S)
         self._front = Front(run_dir, self.asked)
         self._pen = Deferred(self._journal, hear or self._front.publish)
         self._direct: set[tuple[str, str]] = set()  # (nonce, mode) that came by the front door, not by the journal
@@ -244,9 +245,9 @@ class Service:
     def _sync(self) -> None:
         profile = self.snapshot.profile.get("halt", {})
         lease = 0.0 if self._only else float(seconds(profile.get("lease", 60.0)))
-        self._halter.auto = tuple(profile.get("auto", (halt.HOLD, halt.HALT, halt.TERM)))
+        self._halter.auto = tuple(profile.get("auto", (machine.HOLD, machine.HALT, machine.TERM)))
         if self._given_times is None:
-            self._halter.times = halt.Times.patient(float(profile.get("patience", 0.0)))
+            self._halter.times = machine.Times.patient(float(profile.get("patience", 0.0)))
         self._halter.checkpoints = self.snapshot.job_kind != "command"
         self._halter.votes = self.snapshot.job_kind == "private"
         self._channels.sync(self.snapshot, lease)
@@ -279,7 +280,7 @@ class Service:
 
     def _look_after(self) -> None:
         """A run that nobody conducts any more is halted and handed to a new conductor, which tears it down."""
-        conductor = spawn.vital(self._run_dir, spawn.CONDUCTOR)
+        conductor = processes.vital(self._run_dir, processes.CONDUCTOR)
         self._tell_of(conductor)
         conducted = conductor.moving
         now = self._clock.now()
@@ -296,7 +297,7 @@ class Service:
 
     def _tell_of(self, conductor: pulse.Vital) -> None:
         """Say once when the conductor dies or stops moving, and when it is back."""
-        if (self._run_dir / spawn.DOMAIN).exists():
+        if (self._run_dir / processes.DOMAIN).exists():
             return  # it is conducted elsewhere
         was, self._conductor = self._conductor, conductor.state
         if was == conductor.state or not any(p.state not in ("planned", "gone") for p in self.snapshot.pods.values()):
@@ -317,13 +318,13 @@ class Service:
             await asyncio.sleep(REAP_EVERY_S)
             if not self._halter.active:
                 break
-        conductor = spawn.vital(self._run_dir, spawn.CONDUCTOR)
+        conductor = processes.vital(self._run_dir, processes.CONDUCTOR)
         if conductor.moving:
             return
         if conductor.who is not None:
             log.error("the conductor %s, and is killed", conductor.words())
             await asyncio.to_thread(pulse.end, conductor.who)
-        self._successor = spawn.start(self._run_dir, spawn.CONDUCTOR, "--adopt", "teardown")
+        self._successor = processes.start(self._run_dir, processes.CONDUCTOR, "--adopt", "teardown")
 
     def _request(self, asked: ev.HaltRequested) -> None:
         self._halter.request(asked, self.snapshot.engine_run, self._view.targets())
@@ -335,7 +336,7 @@ class Service:
             return ladder is not None and ladder.nonce == self._only and ladder.done
         return self._ended or (bool(s.pods) and all(p.state == "gone" for p in s.pods.values()))
 
-    def _certify(self, done: ev.HaltDone, engine_run: str, pods: Mapping[str, halt.PodEvidence]) -> str:
+    def _certify(self, done: ev.HaltDone, engine_run: str, pods: Mapping[str, machine.PodEvidence]) -> str:
         return certificate.issue(self._run_dir, done, engine_run, pods, at=time.time()).sha256 if engine_run else ""
 
     async def _terminate(self, name: str) -> None:
@@ -384,7 +385,7 @@ async def run_halt(run_dir: Path, request: ev.HaltRequested, *, patience_s: floa
 
     Raises UnreachableError when the ladder gave no verdict in ``patience_s`` seconds.
     """
-    path = run_dir / spawn.JOURNAL
+    path = run_dir / processes.JOURNAL
     if not path.exists():
         raise UnreadableError(f"no run at {run_dir}", "see the runs with: uvcc runs")
     journal = Journal(path, source=request.by or "halt")
@@ -395,7 +396,7 @@ async def run_halt(run_dir: Path, request: ev.HaltRequested, *, patience_s: floa
             for _, event in journal.since(asked, kinds=(ev.HaltDone.kind,)):
                 if isinstance(event, ev.HaltDone) and event.nonce == request.nonce:
                     return event
-            if not spawn.running(run_dir, spawn.HALTD):
+            if not processes.running(run_dir, processes.HALTD):
                 async with asyncio.timeout(max(1.0, end - time.monotonic())):
                     await Service(run_dir, only=request.nonce).run()
             else:

@@ -9,8 +9,8 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_console.haltd.glance import KINDS
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import parse
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import parse
 from uvcc_engine.contract.errors import ConfigError
 
 

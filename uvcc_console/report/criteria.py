@@ -18,7 +18,7 @@ from uvcc_console.report.package import Package, object_of, text_of
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 
 MET, NOT_MET, NOT_SHOWN = "met", "NOT MET", "not shown"
 # a rate is stable if the middle half of its values lies this close around the median

@@ -20,7 +20,7 @@ from uvcc_console.core import reserved
 from uvcc_console.core.shown import NOT_VERIFIED, VERIFIED
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.outside import without_nan
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 
 _POD_EVENTS: Final = {
     "creating": "pod_creating",

@@ -35,7 +35,7 @@ from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.redact import checked
 from uvcc_engine.contract.text import clean
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript import reading
 from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
 

@@ -24,7 +24,7 @@ from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import LONGEST, checked, lines_of
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.text import clean_block
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript import manifest, reading
 from uvcc_engine.transcript.bundle import NAME, Bundle
 from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE

@@ -13,16 +13,17 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core import triage
 from uvcc_console.fleet.landing import Arriving, Landing
+from uvcc_console.plan.plan import Phase
 from uvcc_console.report import collector
 from uvcc_console.rollout import flight, offered
 from uvcc_console.rollout.context import Member, Rollout, describe
-from uvcc_console.rollout.machine import Stages
-from uvcc_console.rollout.plan import Phase
-from uvcc_console.rollout.stages import replacing, restoring, succession
+from uvcc_console.rollout.stage_runner import Stages
+from uvcc_console.rollout.stages.fleet import replacing
+from uvcc_console.rollout.stages.migration import restoring, succession
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.outside import said
-from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.contract.topology import Topology
 
 STOPPED = ("waiting", "failed")
 STOP_S = 180.0

@@ -30,22 +30,26 @@ from uvcc_console.fleet import pulse
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.provider import Rents, provider_for
 from uvcc_console.fleet.runclock import RunClock
+from uvcc_console.plan import forecast
+from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
+from uvcc_console.plan.profile import parse
 from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
-from uvcc_console.rollout import actions, domain, forecast, spawn, sweep
+from uvcc_console.rollout import actions
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
-from uvcc_console.rollout.machine import BACK, Stages
-from uvcc_console.rollout.plan import FULL, KEEPING, SMOKE, make_plan
-from uvcc_console.rollout.profile import parse
 from uvcc_console.rollout.results import compare_results
 from uvcc_console.rollout.spending import Spending
-from uvcc_console.rollout.stages import acts_of, adoption, homing, succession
-from uvcc_console.rollout.stages.collect import last_words
-from uvcc_console.rollout.stages.phases import stop_workers
-from uvcc_console.rollout.stages.provision import teardown
+from uvcc_console.rollout.stage_runner import BACK, Stages
+from uvcc_console.rollout.stages import acts_of
+from uvcc_console.rollout.stages.fleet import adoption
+from uvcc_console.rollout.stages.fleet.provision import teardown
+from uvcc_console.rollout.stages.migration import homing, succession
+from uvcc_console.rollout.stages.training.phases import stop_workers
+from uvcc_console.rollout.stages.verify.collect import last_words
+from uvcc_console.runs import domain, processes, sweep
 from uvcc_engine.contract.errors import UnreadableError, UvccError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 
 COST_EVERY_S = 5.0
 WATCH_EVERY_S = 2.0
@@ -123,7 +127,7 @@ def _spending(ctx: Rollout) -> Spending:
     """The run's spending so far; the provider knows the caps from here on."""
     found = Spending(ctx.plan.profile.limits, ctx.provider, RunClock(ctx.run_dir), ctx.bus.snapshot.created)
     ctx.bus.listen(found.heard)
-    found.replay(event for _, event in iter_events(ctx.run_dir / spawn.JOURNAL, Spending.KINDS))
+    found.replay(event for _, event in iter_events(ctx.run_dir / processes.JOURNAL, Spending.KINDS))
     return found
 
 
@@ -137,7 +141,7 @@ async def _watch(ctx: Rollout) -> None:
 
 async def _beat(run_dir: Path) -> None:
     """Show the sidecar that this loop moves, until the process ends: what it does is worth a beat, not that it is."""
-    beat = pulse.Beat(run_dir, spawn.CONDUCTOR)
+    beat = pulse.Beat(run_dir, processes.CONDUCTOR)
     try:
         while True:
             beat.beat()
@@ -155,7 +159,7 @@ async def _guard(ctx: Rollout) -> None:
         if s.ended or all(p.state in ("planned", "gone") for p in s.pods.values()):
             continue
         starting = ctx.sidecar is not None and ctx.sidecar.poll() is None
-        sidecar = spawn.vital(ctx.run_dir, spawn.HALTD)
+        sidecar = processes.vital(ctx.run_dir, processes.HALTD)
         if sidecar.moving or (starting and sidecar.who is None):
             continue
         again = time.monotonic() - begun < GUARD_LONGEST_S  # one that cannot live is not tried without a pause
@@ -164,7 +168,7 @@ async def _guard(ctx: Rollout) -> None:
         if sidecar.who is not None:
             await asyncio.to_thread(pulse.end, sidecar.who)
         try:
-            ctx.sidecar = spawn.start(ctx.run_dir, spawn.HALTD)
+            ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)
         except UvccError as e:
             word += f", and no other could be started: {e}"
         text = f"the halt sidecar {word}; another takes its place"
@@ -234,7 +238,7 @@ def _heed(ctx: Rollout, stages: Stages, ending: Ending, desk: actions.Desk, sinc
             else:
                 stages.decide(event.action)
 
-    for seq, event in iter_events(ctx.run_dir / spawn.JOURNAL, (ev.Intent.kind,), since):
+    for seq, event in iter_events(ctx.run_dir / processes.JOURNAL, (ev.Intent.kind,), since):
         if seq <= ctx.bus.snapshot.seq:
             heard(event)
     ctx.bus.listen(heard)
@@ -378,8 +382,8 @@ async def _end(
         ctx.say(*spending.look())  # the provider's bill of what is gone has come by now
     watched = await _unproven(ctx, keep)
     ctx.say(ev.RunEnded(status=status, detail=detail, leaks=left))
-    if watched and not spawn.running(ctx.run_dir, spawn.HALTD):
-        ctx.sidecar = spawn.start(ctx.run_dir, spawn.HALTD)  # it sees that the run is over, and stays for these
+    if watched and not processes.running(ctx.run_dir, processes.HALTD):
+        ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)  # it sees that the run is over, and stays for these
     if ctx.artifacts.is_dir():
         _last_artifacts(ctx)
     return status, detail
@@ -423,11 +427,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--adopt", choices=["resume", "teardown"], default="")
     parser.add_argument("--since", type=int, default=0)
     args = parser.parse_args(argv)
-    spawn.log_at_any_cost()
+    processes.log_at_any_cost()
     run_dir = paths.run_dir(args.run)
     try:
         with sole(run_dir):
-            spawn.write_record(run_dir, spawn.CONDUCTOR)
+            processes.write_record(run_dir, processes.CONDUCTOR)
             return _run(run_dir, args.adopt, args.since)
     except UvccError as e:
         sys.stderr.write(f"conductor: {e}\n")
@@ -436,7 +440,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(run_dir: Path, adopted: str, since: int) -> int:
     busy_s = TEARDOWN_BUSY_S if adopted == "teardown" else BUSY_S
-    journal = Journal(run_dir / spawn.JOURNAL, source="conductor", busy_s=busy_s)
+    journal = Journal(run_dir / processes.JOURNAL, source="conductor", busy_s=busy_s)
     try:
         known = read_newest(journal)
         if known.ended:

@@ -19,9 +19,9 @@ from uvcc_console.fleet.bootstrap import Bootstrapped
 from uvcc_console.fleet.provider import Pod, PodRequest, Provider
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel
+from uvcc_console.plan.plan import Phase, Plan
 from uvcc_console.rollout.bus import Bus
-from uvcc_console.rollout.intake import Intake
-from uvcc_console.rollout.plan import Phase, Plan
+from uvcc_console.rollout.decoder import Intake
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 T = TypeVar("T")

@@ -13,13 +13,13 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import flight
 from uvcc_console.fleet import hearing
 from uvcc_console.fleet.landing import Landing
+from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, each
-from uvcc_console.rollout.plan import Phase
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.flight import name_of
 from uvcc_engine.contract.outside import record
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 
 ANSWER_S: Final = 10.0
 LOOK_S: Final = 0.3

@@ -10,7 +10,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.provider import Caps, Provider, Rents
 from uvcc_console.fleet.runclock import RunClock
-from uvcc_console.rollout.profile_schema import LimitsPart
+from uvcc_console.plan.schema import LimitsPart
 
 
 @dataclass

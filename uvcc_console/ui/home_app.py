@@ -138,7 +138,7 @@ class HomeApp(ConsoleApp[Choice | None]):
 
     @work(thread=True, exit_on_error=False, group="profiles")
     def _find_profiles(self) -> None:
-        from uvcc_console.rollout.profile import available
+        from uvcc_console.plan.profile import available
 
         found = [(f.name, f.about) for f in available()]
         self.call_from_thread(self._show_profiles, found)

@@ -24,7 +24,7 @@ from uvcc_engine.transcript.operation import Operation
 
 if TYPE_CHECKING:
     from uvcc_console.fleet.provider import Quote
-    from uvcc_console.rollout.plan import Plan
+    from uvcc_console.plan.plan import Plan
 
 JOURNAL = "journal.sqlite"
 # few and small: enough to say how a run stands without folding its telemetry
@@ -61,12 +61,12 @@ def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | No
 
 
 def _summarise(run_dir: Path, known: RunSummary | None) -> RunSummary | None:
-    from uvcc_console.rollout import spawn
+    from uvcc_console.runs import processes
 
     journal = Journal(run_dir / JOURNAL, readonly=True)
     try:
         last = journal.last_seq()
-        live = bool(spawn.running(run_dir, spawn.CONDUCTOR))
+        live = bool(processes.running(run_dir, processes.CONDUCTOR))
         rechecks = known.rechecks if known is not None else Rechecks(run_dir)
         if known is not None and known.seq == last:
             changed = rechecks.look(known.snap, time.time())
@@ -114,8 +114,8 @@ class Draft:
 
 def make_draft(profile: str, settings: Sequence[str]) -> Draft:
     """Read, override, check and plan. Errors become part of the draft."""
-    from uvcc_console.rollout.plan import make_plan, new_run_id
-    from uvcc_console.rollout.profile import load
+    from uvcc_console.plan.plan import make_plan, new_run_id
+    from uvcc_console.plan.profile import load
 
     try:
         name, checked = load(profile, settings)
@@ -148,10 +148,10 @@ def ask_price(draft: Draft, scratch: Path) -> Draft:
 
 def start(draft: Draft) -> Path:
     """Create the run and start its conductor; the run's folder. Raises UvccError."""
-    from uvcc_console.rollout import spawn
+    from uvcc_console.runs import processes
 
-    run_dir = spawn.create_run(draft.profile, draft.settings, patient=True)
-    spawn.start(run_dir, spawn.CONDUCTOR)
+    run_dir = processes.create_run(draft.profile, draft.settings, patient=True)
+    processes.start(run_dir, processes.CONDUCTOR)
     return run_dir
 
 

@@ -30,16 +30,16 @@ class RunProcesses:
         self._run_dir = run_dir
 
     def alive(self, name: str) -> bool:
-        from uvcc_console.rollout import spawn
+        from uvcc_console.runs import processes
 
         if name == CONDUCTOR and (self._run_dir / "domain.json").exists():
             name = HALTD  # a domain's console: another console conducts the run
-        return bool(spawn.running(self._run_dir, name))
+        return bool(processes.running(self._run_dir, name))
 
     def start(self, name: str, *args: str) -> None:
-        from uvcc_console.rollout import spawn
+        from uvcc_console.runs import processes
 
-        spawn.start(self._run_dir, name, *args)
+        processes.start(self._run_dir, name, *args)
 
 
 def conducted(processes: Processes, snap: Snapshot, now: float) -> bool:

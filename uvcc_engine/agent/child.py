@@ -23,10 +23,10 @@ from uvcc_engine.contract.writer import RunWriter
 log = logging.getLogger(__name__)
 NICE: Final = "UVCC_WORKER_NICE"
 ENTRIES: Final = {
-    "private": "uvcc_engine.private.worker",
+    "private": "uvcc_engine.worker.main",
     "lm": "uvcc_engine.train.worker",
     "preflight": "uvcc_engine.agent.fabric",
-    "handover": "uvcc_engine.private.handover",
+    "handover": "uvcc_engine.worker.migration",
 }
 
 

@@ -22,10 +22,10 @@ import torch
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ProtocolError, UvccError, VerificationError
 from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.parallel.group import Group
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import Place
-from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
 from uvcc_engine.plane.api import Plane, Tag
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.transcript import kinds

@@ -23,7 +23,7 @@ from uvcc_engine.contract import files, wire
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 log = logging.getLogger(__name__)
-PRELOAD: Final = "torch,torch.distributed.device_mesh,uvcc_engine.private.worker"
+PRELOAD: Final = "torch,torch.distributed.device_mesh,uvcc_engine.worker.main"
 ANSWER_S: Final = 10.0
 
 

@@ -27,10 +27,10 @@ import uvcc_engine
 from uvcc_engine.contract.control import HaltRequest, write_halt
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.parallel.topology import Coord, Topology
-from uvcc_engine.private.client import dataset_for
-from uvcc_engine.private.inputs import share_dataset
-from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.owner.client import dataset_for
+from uvcc_engine.sealing.inputs import share_dataset
 from uvcc_engine.transcript.bundle import assemble_folder
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.origin import Origin

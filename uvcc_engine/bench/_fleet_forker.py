@@ -54,7 +54,7 @@ def wait(pids: list[int], seconds: float) -> dict[str, int]:
 def main() -> None:
     import torch
 
-    import uvcc_engine.private.worker  # noqa: F401  # imported here so that forked workers need not
+    import uvcc_engine.worker.main  # noqa: F401  # imported here so that forked workers need not
 
     torch.set_num_threads(1)
     live: set[int] = set()

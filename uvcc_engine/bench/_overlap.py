@@ -12,7 +12,7 @@ from typing import Final
 from uvcc_engine.bench._fleet import ports
 from uvcc_engine.bench._parties import said_by
 from uvcc_engine.contract.benchrows import Row, row
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 
 LATENCY_S: Final = 0.02
 BAR: Final = 0.6

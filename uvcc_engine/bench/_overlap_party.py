@@ -18,18 +18,18 @@ import numpy as np
 import torch
 
 from uvcc_engine.bench._plane_party import identity
+from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.specs import ModelSpec, find_model
 from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import Place
-from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
-from uvcc_engine.private.inputs import PartyInputs
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.lanes import IN_FLIGHT_VARIABLE
-from uvcc_engine.private.models import ModelSpec, find_model
-from uvcc_engine.private.parallel_training import ParallelTrainer
+from uvcc_engine.sealing.inputs import PartyInputs
+from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
+from uvcc_engine.sharding.training import ParallelTrainer
 
 SID: Final = hashlib.sha256(b"bench overlap").digest()
 

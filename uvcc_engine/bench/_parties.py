@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 
 
 def said_by(module: str, config: Mapping[str, Any], limit_s: float = 1800.0) -> list[Any]:

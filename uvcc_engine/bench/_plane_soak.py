@@ -23,7 +23,7 @@ from uvcc_engine.bench._plane_links import RelayProcess, direct_links
 from uvcc_engine.bench._plane_party import identity
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import PeerLostError, UvccError
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane

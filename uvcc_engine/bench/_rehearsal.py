@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript import kinds
 from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE, assemble_folder
 from uvcc_engine.transcript.evidence import WorkerEvidence

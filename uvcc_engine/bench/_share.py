@@ -18,7 +18,7 @@ from uvcc_engine.bench._parties import said_by
 from uvcc_engine.bench._plane_links import relay
 from uvcc_engine.bench._turns import ratio
 from uvcc_engine.contract.benchrows import Row, row
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 
 BAR: Final = 0.03
 JOBS: Final = {

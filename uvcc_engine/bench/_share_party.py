@@ -21,16 +21,16 @@ import torch
 from uvcc_engine.bench._overlap_party import rows
 from uvcc_engine.bench._plane_party import identity
 from uvcc_engine.bench._rehearsal import make_policy, revealed
+from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.specs import find_model
+from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
 from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import find_model
-from uvcc_engine.private.training import Trainer
 from uvcc_engine.transcript.evidence import WorkerEvidence
 from uvcc_engine.transcript.roots import EpochRoot, sid_of
 

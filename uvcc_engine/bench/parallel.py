@@ -23,10 +23,10 @@ from uvcc_engine.bench._overlap import hidden_rows
 from uvcc_engine.bench._phase6 import phase6_rows
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.topology import PARTIES, Topology
+from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.parallel.pipeline import UPDATE
-from uvcc_engine.parallel.topology import PARTIES, Topology
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.lanes import IN_FLIGHT_VARIABLE
+from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
 
 Stage = Sequence[Mapping[str, Any]]  # a stage's ticks: phase, start and end in seconds
 DP_BAR_S: Final = 2.0

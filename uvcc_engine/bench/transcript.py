@@ -18,7 +18,7 @@ from uvcc_engine.bench import _share
 from uvcc_engine.bench._rehearsal import make_policy, rehearse, revealed
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript import kinds
 from uvcc_engine.transcript.evidence import WorkerEvidence
 from uvcc_engine.transcript.identity import Identity

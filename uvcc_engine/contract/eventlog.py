@@ -10,11 +10,18 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from uvcc_engine.contract.files import LineFile
 
 LEVELS = ("debug", "info", "warn", "error")
+
+
+class Notice(NamedTuple):
+    """Something the operator may want to see: an event name of the run contract and its fields."""
+
+    event: str
+    fields: dict[str, object]
 
 
 class EventLog:

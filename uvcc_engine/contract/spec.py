@@ -6,13 +6,11 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.files import checked_run_id
-
-if TYPE_CHECKING:
-    from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.contract.topology import Coord, Topology
 
 KINDS: Final = ("private", "lm", "command", "preflight", "handover")
 
@@ -49,8 +47,6 @@ class WorkerSpec:
 
     def __post_init__(self) -> None:
         checked_run_id(self.run)
-        from uvcc_engine.parallel.topology import Coord
-
         Coord.parse(self.coord)
         if self.kind not in KINDS:
             raise ConfigError(f"unknown kind of worker {self.kind!r}", f"one of {', '.join(KINDS)}")
@@ -60,8 +56,6 @@ class WorkerSpec:
     @property
     def rank(self) -> int:
         """Rank inside the party's world, which names the heartbeat file."""
-        from uvcc_engine.parallel.topology import Coord
-
         return self._topology().local_rank(Coord.parse(self.coord))
 
     @property
@@ -70,8 +64,6 @@ class WorkerSpec:
         return self._topology().workers_per_party
 
     def _topology(self) -> Topology:
-        from uvcc_engine.parallel.topology import Topology
-
         known = {f.name for f in dataclasses.fields(Topology)}
         return Topology(**{k: int(v) for k, v in self.topology.items() if k in known})
 

@@ -51,7 +51,7 @@ class Runtime:
         if party not in (0, 1, 2):
             raise ConfigError(f"party {party}", "there are three parties: 0, 1 and 2")
         if len(sid_sub) != 32:
-            raise ConfigError(f"sid_sub has {len(sid_sub)} bytes", "use uvcc_engine.parallel.ids.sid_sub")
+            raise ConfigError(f"sid_sub has {len(sid_sub)} bytes", "use uvcc_engine.contract.ids.sid_sub")
         self.party = party
         self.next = (party + 1) % 3
         self.prev = (party + 2) % 3

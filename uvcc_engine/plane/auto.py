@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.direct import DirectLink
-from uvcc_engine.plane.links import Arrival, Link, Notice
+from uvcc_engine.plane.links import Arrival, Link
 from uvcc_engine.plane.policy import Outgoing, Policy
 
 AUTO_POLICY: Final = Policy(

@@ -17,10 +17,12 @@ from collections.abc import Callable
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError
+from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane.connection import Connection
-from uvcc_engine.plane.door import Door, Lobby, Rejections, Stranger
-from uvcc_engine.plane.links import Arrival, Notice
+from uvcc_engine.plane.door import Door, Stranger
+from uvcc_engine.plane.links import Arrival
 from uvcc_engine.plane.policy import Outgoing, Policy
+from uvcc_engine.relay.lobby import Lobby, Rejections
 
 _SSH_PORT: Final = 22
 _REFILL_BYTES: Final = 256 << 10  # what is left of a full backlog when its filler is called back

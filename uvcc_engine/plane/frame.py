@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import google_crc32c
-import numpy as np
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.plane.api import Buffer, Tag
+from uvcc_engine.relay.checksum import crc32c
 
 MAGIC: Final = b"UVCF"
 VERSION: Final = 1
@@ -90,15 +90,6 @@ class Part(NamedTuple):
 def sid64(sid_sub: bytes) -> int:
     """Short name of a subsession on the wire."""
     return int.from_bytes(hashlib.sha256(sid_sub).digest()[:8], "little")
-
-
-def crc32c(data: Buffer, start: int = 0) -> int:
-    """CRC32C of any buffer, continuing from ``start``."""
-    if not len(data):
-        return start
-    if not isinstance(data, bytes):
-        data = np.frombuffer(data, np.uint8)  # type: ignore[assignment]  # the library takes bytes or an array, no view
-    return int(google_crc32c.extend(start, data))
 
 
 class Labeler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.frame import Header
 from uvcc_engine.plane.policy import Outgoing, Policy
@@ -15,13 +16,6 @@ class Arrival(NamedTuple):
     header: Header
     body: Buffer
     path: object
-
-
-class Notice(NamedTuple):
-    """Something the operator may want to see: an event name of the run contract and its fields."""
-
-    event: str
-    fields: dict[str, object]
 
 
 class Link(Protocol):

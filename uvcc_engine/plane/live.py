@@ -15,11 +15,12 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
+from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Nudged, Recorder, Tag
 from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.faults import FaultyLink
-from uvcc_engine.plane.links import Link, Notice
+from uvcc_engine.plane.links import Link
 from uvcc_engine.plane.quiet import OnEvent, Quiet
 
 _LONGEST_WAIT: Final = 1.0

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane.auto import RelayPath
-from uvcc_engine.plane.links import Around, Arrival, Notice
+from uvcc_engine.plane.links import Around, Arrival
 
 LOOK_S: Final = 0.5
 _RETRY_S: Final = 1.0

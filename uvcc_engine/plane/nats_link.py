@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.eventlog import Notice
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.channel import Timing
-from uvcc_engine.plane.links import Arrival, Notice
+from uvcc_engine.plane.links import Arrival
 from uvcc_engine.plane.policy import Outgoing, Policy
 from uvcc_engine.plane.relay_client import read_token
 

@@ -21,10 +21,11 @@ from urllib.parse import urlsplit
 import httptools
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError, UnreadableError
+from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.channel import Timing
-from uvcc_engine.plane.links import Arrival, Notice
+from uvcc_engine.plane.links import Arrival
 from uvcc_engine.plane.policy import Outgoing, Policy
 from uvcc_engine.relay import wire
 

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from uvcc_engine.plane.door import Lobby, Rejections
 from uvcc_engine.relay.config import Credential, RelayConfig
+from uvcc_engine.relay.lobby import Lobby, Rejections
 
 log = logging.getLogger("uvcc.relay")
 STALLED: Final = 8  # connections of one credential that do not read what they asked for

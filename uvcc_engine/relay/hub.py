@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from uvcc_engine.plane.frame import crc32c
 from uvcc_engine.relay import wire
+from uvcc_engine.relay.checksum import crc32c
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.db import MessageRow, Reader, SeenRow, Write
 from uvcc_engine.relay.queues import Book, Held, Mailbox, NoRoomError, Queue, Totals, Usage, Waiter
@@ -226,7 +226,9 @@ class Hub:
 
     def release_leases(self, who: Credential, box: int) -> None:
         """What was leased did not reach its consumer: it can be taken again."""
-        self._end_leases(self._book.mailbox(who.group, who.party, box, who.party), self._clock(), everything=True)
+        mailbox = self._book.known(who.group, who.party, box)
+        if mailbox is not None:
+            self._end_leases(mailbox, self._clock(), everything=True)
 
     def _end_leases(self, mailbox: Mailbox, now: float, *, everything: bool) -> None:
         back = []
@@ -371,9 +373,9 @@ class Hub:
             before.superseded()
 
     def stop_awaiting(self, who: Credential, box: int, waiter: Waiter) -> None:
-        """Undo :meth:`await_mail`."""
-        mailbox = self._book.mailbox(who.group, who.party, box, who.party)
-        if mailbox.waiter is waiter:
+        """Undo :meth:`await_mail`, also of a reader that was refused its box."""
+        mailbox = self._book.known(who.group, who.party, box)
+        if mailbox is not None and mailbox.waiter is waiter:
             mailbox.waiter = None
 
     @property

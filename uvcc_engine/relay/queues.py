@@ -121,6 +121,10 @@ class Book:
             found = self._new_mailbox(group, receiver, box)
         return found
 
+    def known(self, group: str, receiver: int, box: int) -> Mailbox | None:
+        """The mailbox if there is one; whoever only cleans up makes none."""
+        return self.mailboxes.get((group, receiver, box))
+
     def _new_mailbox(self, group: str, receiver: int, box: int) -> Mailbox:
         found = self.mailboxes[group, receiver, box] = Mailbox(group, receiver, box)
         return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.parallel.topology import PARTIES, Coord
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.files import CONTRADICTIONS, PEERS, damaged
 from uvcc_engine.transcript.history import History

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.parallel.topology import PARTIES, Coord
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript import files, head, reading
 from uvcc_engine.transcript.canonical import canonical, parse_canonical
 from uvcc_engine.transcript.evidence import read_signed
@@ -21,7 +21,16 @@ from uvcc_engine.transcript.logs import read_lines
 from uvcc_engine.transcript.openings import read_opening
 from uvcc_engine.transcript.policy import Policy, read_signatures
 from uvcc_engine.transcript.roots import epoch_roots, run_root
-from uvcc_engine.transcript.statements import OLD, ResultStatement, RootStatement, Signed, coord_of, digest, exact
+from uvcc_engine.transcript.statements import (
+    OLD,
+    ResultStatement,
+    RootStatement,
+    Signed,
+    coord_of,
+    count,
+    digest,
+    exact,
+)
 from uvcc_engine.transcript.store import Opening
 
 FORMAT: Final = head.FORMAT
@@ -82,10 +91,18 @@ def read_bundle(path: Path, trusted: Callable[[Policy], bool] = lambda policy: F
         policy,
         {int(p): s for p, s in signatures.items()},
         tuple(_worker(w) for w in _list(found["workers"], "workers")),
-        [exact(e, ("epoch", "global_root", "replica_roots"), "epoch") for e in _list(found["epochs"], "epochs")],
+        [_epoch(e) for e in _list(found["epochs"], "epochs")],
         found["run_root"],
         hashes,
     )
+
+
+def _epoch(data: Any) -> Mapping[str, Any]:
+    found = exact(data, ("epoch", "global_root", "replica_roots"), "epoch")
+    count(found["epoch"], "an epoch's number", 1 << 32)  # true equals 1 in Python, and is another file
+    for value in (found["global_root"], *_list(found["replica_roots"], "replica_roots")):
+        digest(value, "a root of an epoch")
+    return found
 
 
 def _worker(data: Any) -> WorkerPart:

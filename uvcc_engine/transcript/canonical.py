@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
@@ -16,6 +17,11 @@ def canonical(value: Any) -> bytes:
         return rfc8785.dumps(value)
     except (rfc8785.CanonicalizationError, RecursionError) as e:
         raise ConfigError(f"not representable in canonical JSON: {e}", "use strings for large or odd values") from e
+
+
+def same_json(one: Any, two: Any) -> bool:
+    """Whether two JSON values are the same text: to Python, ``1``, ``1.0`` and ``true`` are equal."""
+    return json.dumps(one, sort_keys=True) == json.dumps(two, sort_keys=True)
 
 
 def parse_canonical(data: bytes, what: str) -> Any:

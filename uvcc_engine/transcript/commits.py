@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import PARTIES, Coord
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.identity import verify_signature
 from uvcc_engine.transcript.policy import Policy

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import PARTIES, Coord
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript import files
 from uvcc_engine.transcript.bundle import Bundle, WorkerPart
 from uvcc_engine.transcript.canonical import canonical

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.parallel.ids import sid_replica
-from uvcc_engine.parallel.topology import PARTIES, Coord
+from uvcc_engine.contract.ids import sid_replica
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript import files, reading
 from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE, Bundle, WorkerPart
-from uvcc_engine.transcript.canonical import canonical
+from uvcc_engine.transcript.canonical import canonical, same_json
 from uvcc_engine.transcript.policy import read_signatures
 from uvcc_engine.transcript.roots import replica_order
 from uvcc_engine.transcript.series import revealed_series
@@ -133,7 +133,7 @@ def _computed(folder: Path, bundle: Bundle) -> Iterator[tuple[Path, bool]]:
         yield from _policies(home, bundle)
     for name, value in ((DP_ROOTS, dp_roots), (AUDIT, audit_bundle)):
         if name in there:
-            yield folder / name, reading.read_json(folder / name, _MOST) == value(bundle)
+            yield folder / name, same_json(reading.read_json(folder / name, _MOST), value(bundle))
     if DP_MATRIX in there:
         yield (
             folder / DP_MATRIX,
@@ -188,7 +188,7 @@ def _by_coord(found: Any, bundle: Bundle) -> bool:
     ]
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         return False
-    return [{k: v for k, v in row.items() if k in wanted[0]} for row in found] == wanted
+    return same_json([{k: v for k, v in row.items() if k in wanted[0]} for row in found], wanted)
 
 
 def _signers(path: Path, bundle: Bundle) -> bool:
@@ -227,7 +227,7 @@ def _result(found: Any, parts: Mapping[Coord, WorkerPart]) -> bool:
         return False
     signed, _ = worker.result
     stated = {**signed.statement, "signature": signed.signature}
-    return {k: v for k, v in found.items() if k not in ("run", "ts")} == stated
+    return same_json({k: v for k, v in found.items() if k not in ("run", "ts")}, stated)
 
 
 def _transcript(folder: Path, worker: WorkerPart) -> Iterator[tuple[Path, bool]]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript import files, kinds, reading
 from uvcc_engine.transcript.agreement import Agreement
 from uvcc_engine.transcript.canonical import canonical

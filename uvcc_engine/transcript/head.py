@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript import reading
 from uvcc_engine.transcript.canonical import parse_canonical
 from uvcc_engine.transcript.policy import LARGEST, Policy, check_signatures

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.merkle import TreeHasher, consistency_proof, is_consistent
 from uvcc_engine.transcript.roots import run_leaves
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.contract.topology import Topology
 
 ONE_OPERATOR: Final = "one"
 NO_TRAFFIC: Final = "none"

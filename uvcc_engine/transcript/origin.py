@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.canonical import canonical
 
 MOST_RESTORED: Final = 1

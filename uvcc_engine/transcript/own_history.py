@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript import files
 from uvcc_engine.transcript.leaf import OPENED_KINDS, SENT, Leaf, blinded_digest, epoch_prefix, leaf_hash
 from uvcc_engine.transcript.merkle import root_from_inclusion

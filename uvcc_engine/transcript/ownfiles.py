@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.files import damaged
 from uvcc_engine.transcript.openings import opens, read_opening

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import PARTIES, Topology
+from uvcc_engine.contract.topology import PARTIES, Topology
 from uvcc_engine.transcript import reading
 from uvcc_engine.transcript.canonical import canonical, parse_canonical
 from uvcc_engine.transcript.identity import Identity, PublicIdentity, verify_signature

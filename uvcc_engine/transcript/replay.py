@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.leaf import (
     LOCAL_KINDS,
     OPENED_KINDS,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uvcc_engine.parallel.ids import sid_replica, sid_sub
-from uvcc_engine.parallel.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.ids import sid_replica, sid_sub
+from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.merkle import tree_root
 
 

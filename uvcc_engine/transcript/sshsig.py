@@ -51,7 +51,7 @@ def public_raw(line: str) -> bytes:
     kind, _, encoded = line.partition(" ")
     try:
         raw = base64.b64decode(encoded, validate=True)[-32:] if kind == "ssh-ed25519" else b""
-    except binascii.Error:
+    except ValueError:  # text beyond ASCII, or not base64
         raw = b""
     if len(raw) != 32 or public_line(raw) != line:
         raise UnreadableError(f"not an OpenSSH Ed25519 public key: {line[:60]!r}", "expected: ssh-ed25519 AAAA...")

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.parallel.topology import PARTIES, Coord
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.identity import Identity, PublicIdentity, verify_signature
 from uvcc_engine.transcript.replay import peers_of
@@ -237,8 +237,14 @@ def exact(data: Any, fields: Sequence[str], what: str) -> Mapping[str, Any]:
         raise UnreadableError(f"a {what} is not an object")
     if set(data) != set(fields):
         extra, missing = sorted(set(data) - set(fields)), sorted(set(fields) - set(data))
-        raise UnreadableError(f"a {what} has unknown fields {extra}, lacks {missing}")
+        raise UnreadableError(f"a {what} has unknown fields {_short(extra)}, lacks {_short(missing)}")
     return data
+
+
+def _short(names: Sequence[str]) -> str:
+    """A few names, cut: they may be an attacker's."""
+    listed = ", ".join(repr(str(n)[:40]) for n in names[:5])
+    return f"[{listed}{', ...' if len(names) > 5 else ''}]"
 
 
 def digest(value: Any, what: str) -> bytes:

@@ -35,10 +35,10 @@ from uvcc_engine.transcript.leaf import (
     name_of,
 )
 from uvcc_engine.transcript.merkle import inclusion_proofs
-from uvcc_engine.transcript.openlog import OpenLog
 from uvcc_engine.transcript.replay import peers_of, summarise
 from uvcc_engine.transcript.roots import EpochRoot
 from uvcc_engine.transcript.runs import EMPTY, LIMIT, Known, Pile, Shelf, first_missing, key_of
+from uvcc_engine.transcript.write_ahead_log import OpenLog
 
 Tag = tuple[int, int, int, int]  # epoch, stream, op, kind; plane.api.Tag is one
 _RERUN: Final = "a resume must repeat every message; otherwise take the next attempt"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript import files, kinds
 from uvcc_engine.transcript.bundle import (
     NAME,

@@ -13,7 +13,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet import provider as providers
 from uvcc_console.fleet.provider import Pod
-from uvcc_console.rollout.spawn import CONDUCTOR, write_record
+from uvcc_console.runs.processes import CONDUCTOR, write_record
 from uvcc_engine.contract.errors import UnreachableError
 
 

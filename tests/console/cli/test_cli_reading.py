@@ -14,8 +14,8 @@ from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.shown import clock
-from uvcc_console.rollout.profile import load
-from uvcc_engine.parallel.topology import Topology
+from uvcc_console.plan.profile import load
+from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript.operation import Operation
 
 T0 = 1_795_223_700.0

@@ -8,7 +8,7 @@ import pytest
 
 from uvcc_console.cli import launch as launching
 from uvcc_console.cli.main import main
-from uvcc_console.rollout.profile import load
+from uvcc_console.plan.profile import load
 
 
 @pytest.fixture

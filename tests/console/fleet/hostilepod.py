@@ -14,10 +14,10 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.provider import Provider
 from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.plan.plan import Phase, make_plan
+from uvcc_console.plan.profile import parse
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.plan import Phase, make_plan
-from uvcc_console.rollout.profile import parse
 
 RUN = "r.full"
 THERE = f".uvcc/runs/{RUN}"

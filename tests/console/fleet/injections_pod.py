@@ -18,8 +18,8 @@ from uvcc_console.fleet import bootstrap
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.prime.access import Target
 from uvcc_console.fleet.ssh import PodLink, Timeouts
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages.findings import Wanted, judge
+from uvcc_console.plan.profile import load
+from uvcc_console.rollout.stages.fleet.findings import Wanted, judge
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
 PATIENT = Timeouts(connect=10.0, login=10.0, operation=10.0, keepalive_s=0.0, backoff_first=0.01, backoff_last=0.02)

@@ -12,11 +12,11 @@ from injections_pod import Act, Site
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
-from uvcc_console.rollout.halt import HALT, Action, Ladder, Send
-from uvcc_console.rollout.intake import Intake
-from uvcc_console.rollout.plan import Phase, make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages.phases import hang, trouble
+from uvcc_console.halt.machine import HALT, Action, Ladder, Send
+from uvcc_console.plan.plan import Phase, make_plan
+from uvcc_console.plan.profile import load
+from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.stages.training.phases import hang, trouble
 from uvcc_engine.agent.process import ProcessId
 from uvcc_engine.agent.tail import BACKLOG, Batch, RunTail, Skipped
 

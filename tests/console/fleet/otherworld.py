@@ -22,7 +22,7 @@ from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.prime.provider import PrimeProvider
 from uvcc_console.fleet.prime.ready import Readiness
 from uvcc_console.fleet.provider import Caps, Pod, PodRequest
-from uvcc_console.rollout.sweep import sweep
+from uvcc_console.runs.sweep import sweep
 
 RUN = "uvcc-sim-20261121-0115-ab12"
 LATE_S = 60.0  # a pod may cost so long after its run's time to live

@@ -15,13 +15,13 @@ from sshfake import SshFake
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.fleet.provider import Pod, Provider
+from uvcc_console.plan.plan import KEEPING, make_plan
+from uvcc_console.plan.profile import load
 from uvcc_console.rollout import conductor
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.machine import Stages
-from uvcc_console.rollout.plan import KEEPING, make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import adoption, provision
+from uvcc_console.rollout.stage_runner import Stages
+from uvcc_console.rollout.stages.fleet import adoption, provision
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 

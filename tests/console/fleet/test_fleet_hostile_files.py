@@ -17,7 +17,7 @@ from hostilepod import THERE, HostilePod, World
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.rollout import actions
-from uvcc_console.rollout.stages import collect
+from uvcc_console.rollout.stages.verify import collect
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
 PRIVATE = {"job": {"kind": "private", "steps": 5}}
@@ -227,7 +227,7 @@ async def test_an_honest_pods_evidence_comes_home_beside_a_hostile_one(
 
 
 async def test_a_fetch_by_hand_is_as_careful(pod: HostilePod, world: World, tmp_path: Path) -> None:
-    from uvcc_console.rollout.machine import Stages
+    from uvcc_console.rollout.stage_runner import Stages
 
     world.bus.commit(
         ev.RunCreated(

@@ -15,11 +15,11 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.provider import provider_for
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import preflight, provision
+from uvcc_console.rollout.stages.fleet import preflight, provision
 
 PROFILE = Path(__file__).parents[3] / "profiles" / "prime-full-r8.yaml"
 LIMIT_S = 120.0

@@ -33,11 +33,11 @@ from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.prime.provider import PrimeProvider
 from uvcc_console.fleet.prime.ready import Readiness
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import provision
+from uvcc_console.rollout.stages.fleet import provision
 
 RUN = "crash-20261121-0115-ab12"
 PROFILE = Path(__file__).parents[3] / "profiles" / "prime-smoke-r2.yaml"

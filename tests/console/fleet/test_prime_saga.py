@@ -13,7 +13,7 @@ from primeworld import RUN, World, new_world
 from uvcc_console.fleet.prime.client import PrimeRefused
 from uvcc_console.fleet.prime.intents import Intents
 from uvcc_console.fleet.provider import Pod, PodRequest
-from uvcc_console.rollout.sweep import sweep
+from uvcc_console.runs.sweep import sweep
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 

@@ -18,8 +18,8 @@ from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.fleet.prime.intents import Intents, attempt_name
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.haltd import keeper
-from uvcc_console.rollout import spawn
-from uvcc_console.rollout.profile import load
+from uvcc_console.plan.profile import load
+from uvcc_console.runs import processes
 
 PROFILE = Path(__file__).parents[3] / "profiles" / "prime-smoke-r2.yaml"
 # the sidecar's own program, only that it looks more often and believes sooner
@@ -49,7 +49,7 @@ async def test_a_sidecar_stays_until_a_create_without_an_answer_is_proven(
             stages=["provision", "teardown"],
             profile=profile.model_dump(mode="json"),
         )
-        journal = Journal(run_dir / spawn.JOURNAL, source="test")
+        journal = Journal(run_dir / processes.JOURNAL, source="test")
         journal.append(made)
         asked = attempt_name("uvcc-late-p1r0")
         Intents.of(run_dir).note(RunClock(run_dir).now(), name=asked, price_hr=0.1)  # sent; the answer was lost
@@ -67,8 +67,8 @@ async def test_a_sidecar_stays_until_a_create_without_an_answer_is_proven(
                 while sum(method == "GET" for method, _, _ in host.fake.requests) < 6:  # it has looked, and again
                     assert process.returncode is None, "it went although nothing is proven"
                     await asyncio.sleep(0.05)
-                assert spawn.recorded(run_dir, keeper.KEEPER) is not None
-                assert not spawn.running(run_dir, spawn.HALTD)  # a sidecar it is no more
+                assert processes.recorded(run_dir, keeper.KEEPER) is not None
+                assert not processes.running(run_dir, processes.HALTD)  # a sidecar it is no more
                 foreign = host.fake.foreign("somebody-elses")
                 late = {"pod": {"name": asked, "gpuType": "CPU_NODE", "gpuCount": 1}}
                 host.fake._born(late, host.fake.offers[0], True)

@@ -12,7 +12,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.local import LocalProvider
 from uvcc_console.fleet.runclock import FILE, Machine, RunClock
-from uvcc_console.rollout.profile_schema import LimitsPart
+from uvcc_console.plan.schema import LimitsPart
 from uvcc_console.rollout.spending import Spending
 
 BORN = 1_795_000_000.0

@@ -13,8 +13,8 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
-from uvcc_console.rollout import spawn
-from uvcc_console.rollout.halt import Times
+from uvcc_console.halt.machine import Times
+from uvcc_console.runs import processes
 from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.server import serving
 
@@ -53,7 +53,7 @@ def make_run(url: str, identity: str) -> tuple[Path, Journal]:
     (run_dir / "relay" / "full.json").write_text(json.dumps(TOKENS))
     at = {"url": url, "group": "g", "engine_run": RUN, "tokens": "full.json", "ca": ""}
     (run_dir / "relay" / "full.at.json").write_text(json.dumps(at))
-    journal = Journal(run_dir / spawn.JOURNAL, source="test")
+    journal = Journal(run_dir / processes.JOURNAL, source="test")
     journal.append(
         ev.RunCreated(
             run="relay-path",

@@ -13,13 +13,14 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.halt import certificate
+from uvcc_console.halt.machine import PodEvidence
 from uvcc_console.haltd.halter import Halter
-from uvcc_console.rollout import certificate, spawn
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_console.rollout.context import Member
-from uvcc_console.rollout.halt import PodEvidence
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import phases
+from uvcc_console.rollout.stages.training import phases
+from uvcc_console.runs import processes
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError, VerificationError
 
@@ -36,7 +37,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def say(run_dir: Path, *events: ev.Event) -> None:
-    journal = Journal(run_dir / spawn.JOURNAL, source="test")
+    journal = Journal(run_dir / processes.JOURNAL, source="test")
     journal.append(*events)
     journal.close()
 

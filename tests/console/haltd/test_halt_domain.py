@@ -20,20 +20,20 @@ from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
 from uvcc_console.fleet.keys import KEY_FILE
-from uvcc_console.haltd import relay as over_relay
+from uvcc_console.halt import relay as over_relay
+from uvcc_console.halt.roots import Published
 from uvcc_console.haltd import service as service_module
-from uvcc_console.haltd.roots import Published
 from uvcc_console.haltd.service import Service
-from uvcc_console.rollout import domain, spawn
+from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.control import read_halt
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.private.orders import Orders, Roots
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.orders import BEAT_NAMESPACE
+from uvcc_engine.worker.relay_control import Orders, Roots
 
 
 async def _until(path: Path, wanted: Any) -> Snapshot:
-    journal = Journal(path / spawn.JOURNAL, readonly=True)
+    journal = Journal(path / processes.JOURNAL, readonly=True)
     try:
         async with asyncio.timeout(40):
             while not wanted(s := read_all(journal)):
@@ -76,7 +76,7 @@ async def test_a_domain_halts_all_with_its_own_key_and_the_operator_sees_who(rel
             assert (seen.workers[COORD].step, seen.workers[COORD].beat["loss"]) == (4, 0.5)
             assert (seen.workers[COORD].root_epoch, seen.workers[COORD].root) == (39, f"{39:064x}")
             assert [a.epoch for a in seen.agreement] == [0, 16, *range(32, 40)]
-            desk = Journal(theirs / spawn.JOURNAL, source="tui")
+            desk = Journal(theirs / processes.JOURNAL, source="tui")
             desk.append(ev.HaltRequested(nonce="from-p1", mode="halt", by="me"))
             desk.close()
             ours = await _until(run_dir, lambda s: s.halt.acks.get("p0r0", ("",))[0] == "halted")
@@ -168,14 +168,14 @@ async def test_nothing_is_terminated_before_as_many_domains_have_signed(
 def test_party_opens_the_newest_console_of_that_domain(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(spawn, "running", lambda run_dir, name: 1)
+    monkeypatch.setattr(processes, "running", lambda run_dir, name: 1)
     assert main(["--party", "1", "--headless"]) != 0
     assert "no console of P1's domain was joined here" in capsys.readouterr().err
     for number, (name, party) in enumerate((("old-p1", 1), ("new-p1", 1), ("newer-p0", 0))):
         folder = paths.run_dir(name)
         folder.mkdir(parents=True)
-        (folder / spawn.DOMAIN).write_text(json.dumps({"run": name, "party": party}))
-        os.utime(folder / spawn.DOMAIN, (number, number))
+        (folder / processes.DOMAIN).write_text(json.dumps({"run": name, "party": party}))
+        os.utime(folder / processes.DOMAIN, (number, number))
     assert main(["--party=1", "--headless"]) == 0
     assert "joined as new-p1" in capsys.readouterr().err
     assert main(["domain", "open", "old", "--party", "1", "--headless"]) == 0
@@ -185,8 +185,8 @@ def test_party_opens_the_newest_console_of_that_domain(
 def test_what_cannot_be_exported_or_joined_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no relay for its domains"):
         domain.export(tmp_path, fold([]), 0)
-    (tmp_path / spawn.DOMAIN).write_text("{}")
+    (tmp_path / processes.DOMAIN).write_text("{}")
     with pytest.raises(ConfigError, match="one domain's console"):
-        spawn.start(tmp_path, spawn.CONDUCTOR)
+        processes.start(tmp_path, processes.CONDUCTOR)
     with pytest.raises(UnreadableError, match="not a domain's file"):
         domain.join({"party": "x"})

@@ -12,8 +12,8 @@ from uvcc_console.bench import halts
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import read_all
 from uvcc_console.fleet import procs
+from uvcc_console.halt.machine import Times
 from uvcc_console.haltd.service import Service
-from uvcc_console.rollout.halt import Times
 
 QUICK = Times(commit=0.3, hold=3.0, halt=3.0, term=1.0, kill=1.0, terminate=30.0)
 ARMED = ["hold", "halt", "term", "kill", "terminate"]

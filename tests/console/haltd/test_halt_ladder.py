@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from uvcc_console.core import events as ev
-from uvcc_console.rollout.halt import (
+from uvcc_console.halt.machine import (
     HALT,
     HOLD,
     KILL,

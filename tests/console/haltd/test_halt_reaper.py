@@ -19,8 +19,8 @@ from uvcc_console.fleet.local import LocalProvider
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.haltd import service
 from uvcc_console.haltd.reaper import AGAIN_S, Reaper
-from uvcc_console.rollout import spawn
-from uvcc_console.rollout.profile import load
+from uvcc_console.plan.profile import load
+from uvcc_console.runs import processes
 
 LIMITS = {"hourly": 3.0, "total": 5.0, "ttl": 7200.0, "wait": 900.0}
 
@@ -97,7 +97,7 @@ async def test_an_abandoned_run_is_torn_down_by_its_sidecar(monkeypatch: pytest.
     name, profile = load("demo", ["limits.wait=0.2", "limits.ttl=1h"])
     run_dir: Path = paths.run_dir("reap")
     run_dir.mkdir(parents=True)
-    journal = Journal(run_dir / spawn.JOURNAL, source="test")
+    journal = Journal(run_dir / processes.JOURNAL, source="test")
     journal.append(
         ev.RunCreated(
             run="reap",
@@ -129,7 +129,7 @@ async def test_an_abandoned_run_is_torn_down_by_its_sidecar(monkeypatch: pytest.
     assert not any(procs.marked(pod.provider_id) for pod in pods)
     assert await provider.list("uvcc-reap-") == []
     async with asyncio.timeout(10):
-        while spawn.running(run_dir, spawn.CONDUCTOR):
+        while processes.running(run_dir, processes.CONDUCTOR):
             await asyncio.sleep(0.02)
     journal.close()
 

@@ -11,13 +11,13 @@ from relaykit import COORD, QUICK, RUN, TOKENS, make_run, relay  # noqa: F401
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
-from uvcc_console.haltd import relay as path_over_relay
+from uvcc_console.halt import relay as path_over_relay
 from uvcc_console.haltd.service import Service
-from uvcc_console.rollout import domain
+from uvcc_console.runs import domain
 from uvcc_engine.contract.control import read_halt
-from uvcc_engine.private.orders import Orders
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.orders import BEAT_NAMESPACE
+from uvcc_engine.worker.relay_control import Orders
 
 
 async def _until(journal: Journal, stage: str) -> tuple[str, int, str, float]:

@@ -28,22 +28,24 @@ from uvcc_console.fleet import procs, pulse
 from uvcc_console.fleet.local import LocalProvider
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.haltd import service
-from uvcc_console.rollout import conductor, spawn
+from uvcc_console.plan.profile import load
+from uvcc_console.rollout import conductor
 from uvcc_console.rollout.bus import Bus
-from uvcc_console.rollout.profile import load
+from uvcc_console.runs import processes
 
 # what a conductor is to others: its lock, its record, its beat; with "commit" it is in the middle of a transaction
 CONDUCTOR = """
 import sqlite3, sys, time
 from pathlib import Path
 from uvcc_console.fleet import pulse
-from uvcc_console.rollout import conductor, spawn
+from uvcc_console.rollout import conductor
+from uvcc_console.runs import processes
 folder = Path(sys.argv[1])
 with conductor.sole(folder):
-    spawn.write_record(folder, spawn.CONDUCTOR)
-    beat = pulse.Beat(folder, spawn.CONDUCTOR)
+    processes.write_record(folder, processes.CONDUCTOR)
+    beat = pulse.Beat(folder, processes.CONDUCTOR)
     beat.beat()
-    db = sqlite3.connect(folder / spawn.JOURNAL, isolation_level=None)
+    db = sqlite3.connect(folder / processes.JOURNAL, isolation_level=None)
     if sys.argv[2] == "commit":
         db.execute("BEGIN IMMEDIATE")
     print("ready", flush=True)
@@ -89,7 +91,7 @@ async def make(settings: list[str]) -> Run:
     name, profile = load("demo", settings)
     run_dir = paths.run_dir("watched")
     run_dir.mkdir(parents=True)
-    journal = Journal(run_dir / spawn.JOURNAL, source="test")
+    journal = Journal(run_dir / processes.JOURNAL, source="test")
     journal.append(
         ev.RunCreated(
             run="watched",
@@ -116,8 +118,8 @@ async def run(request: pytest.FixtureRequest) -> AsyncIterator[Run]:
     for child in made.conductors:
         child.kill()
         child.wait()
-    for name in (spawn.CONDUCTOR, spawn.HALTD):
-        if (who := spawn.recorded(made.dir, name)) is not None:
+    for name in (processes.CONDUCTOR, processes.HALTD):
+        if (who := processes.recorded(made.dir, name)) is not None:
             pulse.end(who)
     made.journal.close()
     provider = LocalProvider(made.dir)
@@ -167,12 +169,12 @@ async def test_the_time_to_live_holds_though_the_conductor_is_frozen_in_a_commit
 async def test_a_sidecar_that_is_lost_is_replaced_and_that_is_told(run: Run, number: signal.Signals) -> None:
     run.conduct()
     bus = Bus(run.journal)
-    ctx: Any = SimpleNamespace(bus=bus, run_dir=run.dir, sidecar=spawn.start(run.dir, spawn.HALTD))
+    ctx: Any = SimpleNamespace(bus=bus, run_dir=run.dir, sidecar=processes.start(run.dir, processes.HALTD))
     tasks = [asyncio.create_task(bus.run()), asyncio.create_task(conductor._guard(ctx))]
 
     async def moving() -> int:
         async with asyncio.timeout(20):
-            while not (found := spawn.vital(run.dir, spawn.HALTD)).moving:
+            while not (found := processes.vital(run.dir, processes.HALTD)).moving:
                 await asyncio.sleep(0.02)
         assert found.who is not None
         return found.who.pid
@@ -181,7 +183,7 @@ async def test_a_sidecar_that_is_lost_is_replaced_and_that_is_told(run: Run, num
     lost = time.monotonic()
     os.kill(first, number)
     async with asyncio.timeout(20):
-        while (another := spawn.running(run.dir, spawn.HALTD)) in (0, first):
+        while (another := processes.running(run.dir, processes.HALTD)) in (0, first):
             await asyncio.sleep(0.02)
     took = time.monotonic() - lost
     assert await moving() == another
@@ -198,12 +200,12 @@ async def test_a_sidecar_that_is_lost_is_replaced_and_that_is_told(run: Run, num
 
 async def test_two_sidecars_that_start_at_once_are_one(run: Run) -> None:
     run.conduct()
-    started = [spawn.start(run.dir, spawn.HALTD) for _ in range(3)]
+    started = [processes.start(run.dir, processes.HALTD) for _ in range(3)]
     async with asyncio.timeout(30):
-        while sum(child.poll() is None for child in started) != 1 or not spawn.running(run.dir, spawn.HALTD):
+        while sum(child.poll() is None for child in started) != 1 or not processes.running(run.dir, processes.HALTD):
             await asyncio.sleep(0.02)
     (left,) = [child for child in started if child.poll() is None]
-    assert left.pid == spawn.running(run.dir, spawn.HALTD)
+    assert left.pid == processes.running(run.dir, processes.HALTD)
     assert all(child.poll() == 0 for child in started if child is not left)
     left.terminate()
     await asyncio.to_thread(left.wait, 20)
@@ -262,7 +264,7 @@ def _free(run_dir: Path) -> bool:
 
 async def test_a_conductor_that_moves_but_cannot_be_written_to_is_told_by_a_signal(run: Run) -> None:
     child = run.conduct()
-    locked = sqlite3.connect(run.dir / spawn.JOURNAL, isolation_level=None)
+    locked = sqlite3.connect(run.dir / processes.JOURNAL, isolation_level=None)
     locked.execute("BEGIN IMMEDIATE")  # whoever that is: it is none of the run's own processes
     try:
         code, _, err = await uvcc("teardown", run.dir.name)

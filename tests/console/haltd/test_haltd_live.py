@@ -30,10 +30,10 @@ from uvcc_console.fleet.local import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
+from uvcc_console.halt.machine import Times
 from uvcc_console.haltd import front
 from uvcc_console.haltd.service import Service, run_halt
-from uvcc_console.rollout import spawn
-from uvcc_console.rollout.halt import Times
+from uvcc_console.runs import processes
 from uvcc_engine.contract import wire
 
 WORKER = (Path(__file__).parent / "haltworker.py").read_bytes()
@@ -86,7 +86,7 @@ class Run:
         self.engine_run = f"{name}.full"
         self.dir.mkdir(parents=True)
         shutil.copy(fleet.home / keys.KEY_FILE, self.dir / keys.KEY_FILE)
-        self.journal = Journal(self.dir / spawn.JOURNAL, source="test")
+        self.journal = Journal(self.dir / processes.JOURNAL, source="test")
         self.clients: dict[str, AgentClient] = {}
         created = ev.RunCreated(
             run=name, profile_name="t", job_kind="private", replicas=1, pipeline_stages=1, tensor=1, stages=[]
@@ -162,7 +162,7 @@ async def test_the_sidecars_process_drills_holds_halts_and_ends_with_the_run(run
         run.ask("hold", "drill-1", drill=True)
         drill = await run.done("drill-1")
         assert (drill.verified, drill.total, drill.step, drill.drill) == (3, 3, 5, True)
-        assert spawn.running(run.dir, spawn.HALTD) == sidecar.pid
+        assert processes.running(run.dir, processes.HALTD) == sidecar.pid
         run.ask("hold", "halt-1")
         async with asyncio.timeout(5):
             while set(a[0] for a in run.snapshot.halt.acks.values()) != {"held"}:
@@ -309,7 +309,7 @@ async def _uvcc(*words: str) -> tuple[int, str, str]:
 async def test_a_frozen_writer_of_the_journal_delays_no_halt(run: Run) -> None:
     await run.launch()
     async with sidecar_of(run):
-        frozen = sqlite3.connect(run.dir / spawn.JOURNAL, isolation_level=None)
+        frozen = sqlite3.connect(run.dir / processes.JOURNAL, isolation_level=None)
         frozen.execute("BEGIN IMMEDIATE")  # as a conductor stopped inside a commit
         try:
             code, out, err = await _uvcc("halt", run.name, "--now")
@@ -338,7 +338,7 @@ async def test_a_disk_that_takes_no_byte_more_delays_no_halt(run: Run) -> None:
 
 async def test_where_no_sidecar_can_be_started_the_command_halts_by_itself(run: Run) -> None:
     await run.launch()
-    (run.dir / f"{spawn.HALTD}.log").mkdir()  # so that it cannot
+    (run.dir / f"{processes.HALTD}.log").mkdir()  # so that it cannot
     code, out, err = await _uvcc("halt", run.name)
     assert (code, "HALT 3/3 verified at step 5" in out) == (0, True), err
     assert "this process halts by itself" in err

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.halt.machine import Times
 from uvcc_console.haltd.halter import Halter
-from uvcc_console.rollout.halt import Times
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError
 

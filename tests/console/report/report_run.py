@@ -11,7 +11,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.report.recheck import digests
 from uvcc_engine.bench._rehearsal import VALUES, Rehearsal, rehearse
-from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript.commits import NAMESPACE, RECORDS, Statement
 
 START = 1_700_000_000.0

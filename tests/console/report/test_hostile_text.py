@@ -24,7 +24,7 @@ from uvcc_console.fleet.provider import Pod
 from uvcc_engine.bench import _rehearsal
 from uvcc_engine.cli import main as engine_main
 from uvcc_engine.contract.errors import UnreachableError
-from uvcc_engine.parallel.topology import PARTIES
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.policy import Policy, PolicyParty
 
 POISON = (

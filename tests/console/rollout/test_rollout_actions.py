@@ -15,12 +15,13 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.landing import Arriving, Landing
 from uvcc_console.fleet.provider import Provider
-from uvcc_console.rollout import actions, flight, forecast
+from uvcc_console.plan import forecast
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import parse
+from uvcc_console.rollout import actions, flight
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.machine import Stages
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import parse
+from uvcc_console.rollout.stage_runner import Stages
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError
 from uvcc_engine.contract.safepaths import Parts

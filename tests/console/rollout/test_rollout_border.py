@@ -15,12 +15,14 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.fleet import inventory
 from uvcc_console.fleet.pod import unpack
-from uvcc_console.haltd.relay import Mailbox
-from uvcc_console.rollout import domain, offered
-from uvcc_console.rollout.intake import Intake
-from uvcc_console.rollout.plan import pod_prefix
-from uvcc_console.rollout.profile import parse
-from uvcc_console.rollout.stages import handover, lm, succession
+from uvcc_console.halt.relay import Mailbox
+from uvcc_console.plan.plan import pod_prefix
+from uvcc_console.plan.profile import parse
+from uvcc_console.rollout import offered
+from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.stages.migration import handover, succession
+from uvcc_console.rollout.stages.training import lm
+from uvcc_console.runs import domain
 from uvcc_console.ui.shell import ssh_command
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError

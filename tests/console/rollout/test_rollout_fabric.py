@@ -15,13 +15,14 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.fleet.provider import Pod
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import fabric, links, preflight
-from uvcc_console.rollout.stages.fabric import Fabric
-from uvcc_console.rollout.stages.findings import Finding
+from uvcc_console.rollout.stages.fleet import preflight
+from uvcc_console.rollout.stages.fleet.findings import Finding
+from uvcc_console.rollout.stages.links import fabric, relay
+from uvcc_console.rollout.stages.links.fabric import Fabric
 from uvcc_engine.contract.errors import UvccError
 
 
@@ -91,7 +92,7 @@ def with_link(ctx: Rollout, kind: str) -> None:
 
 
 async def test_every_way_is_dialled_in_both_directions(ctx: Rollout) -> None:
-    ways = await links.dial_all(ctx, {"p0r0": ["p1r0"], "p1r0": ["p0r0"], "p2r0": ["p0r0", "p1r0"]})
+    ways = await relay.dial_all(ctx, {"p0r0": ["p1r0"], "p1r0": ["p0r0"], "p2r0": ["p0r0", "p1r0"]})
     assert set(ways) == {("p0r0", "p1r0"), ("p1r0", "p0r0"), ("p2r0", "p0r0"), ("p2r0", "p1r0")}
     assert all(isinstance(way, float) for way in ways.values())
 

@@ -23,8 +23,8 @@ from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
 from uvcc_console.fleet import hearing
-from uvcc_console.haltd.roots import Published
-from uvcc_console.rollout.intake import Intake
+from uvcc_console.halt.roots import Published
+from uvcc_console.rollout.decoder import Intake
 
 INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "3000"))
 SEED = int(os.environ.get("UVCC_FUZZ_SEED", "7"))

@@ -19,8 +19,9 @@ from test_rollout_actions import World
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_console.fleet.ssh import Completed
-from uvcc_console.rollout.plan import FULL
-from uvcc_console.rollout.stages import goback, homing, preflight, replacing, restoring
+from uvcc_console.plan.plan import FULL
+from uvcc_console.rollout.stages.fleet import preflight, replacing
+from uvcc_console.rollout.stages.migration import goback, homing, restoring
 from uvcc_engine.contract import checkpoint
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.tensors import check_tensors

@@ -14,10 +14,10 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet import hearing
 from uvcc_console.fleet.provider import PodRequest
-from uvcc_console.rollout import pump
+from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
-from uvcc_console.rollout.intake import MOST_FILES, MOST_NAMES, Intake
+from uvcc_console.rollout.decoder import MOST_FILES, MOST_NAMES, Intake
 from uvcc_engine.contract.errors import ProtocolError
 
 RUN, POD, COORD = "demo-1.full", "p1r0", "p1r0s0t0"
@@ -206,7 +206,7 @@ def pumped(tmp_path: Path, *messages: dict[str, Any] | Exception) -> tuple[Bus, 
 
 async def test_every_odd_message_in_a_row_leaves_the_stream_and_its_cursor(tmp_path: Path) -> None:
     bus, journal, member = pumped(tmp_path, *ODD.values(), *[lines("worker.log", off=9)] * 500, beat(step=9))
-    await pump.run(bus, member)
+    await ingest.run(bus, member)
     bus.commit()
     assert bus.snapshot.workers[COORD].step == 9
     assert bus.snapshot.malformed[POD] == len(ODD)
@@ -229,7 +229,7 @@ async def test_an_error_of_the_program_in_one_message_is_told_and_the_next_is_re
         return real(message)
 
     monkeypatch.setattr(member.intakes[RUN], "events", broken)
-    await pump.run(bus, member)
+    await ingest.run(bus, member)
     bus.commit()
     assert bus.snapshot.workers[COORD].step == 4
     assert bus.snapshot.malformed[POD] == 2
@@ -242,7 +242,7 @@ async def test_an_error_of_the_program_in_one_message_is_told_and_the_next_is_re
 
 async def test_a_pump_that_dies_is_an_alert(tmp_path: Path) -> None:
     bus, journal, member = pumped(tmp_path, beat(step=1), RuntimeError("the channel broke"))
-    task = pump.start(bus, member)
+    task = ingest.start(bus, member)
     await asyncio.wait({task})
     await asyncio.sleep(0)
     bus.commit()

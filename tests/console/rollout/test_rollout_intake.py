@@ -14,11 +14,11 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import reserved
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.provider import PodRequest
-from uvcc_console.rollout import pump
+from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
-from uvcc_console.rollout.intake import Intake
-from uvcc_console.rollout.stages import succession
+from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.stages.migration import succession
 
 RUN = "demo-1.full"
 
@@ -41,7 +41,7 @@ async def test_a_pods_vital_signs_are_journalled_every_half_minute(tmp_path: Pat
     bus, member = Bus(journal), Member("p0r0", PodRequest("p0r0", 0, 0))
     member.agent = cast(Any, Channel())
     member.intakes["r.smoke"] = Intake("p0r0", "r.smoke", "smoke", "p0r0s0t0")
-    await pump.run(bus, member)
+    await ingest.run(bus, member)
     bus.commit()
     found = [e for _, e in journal.since(0) if isinstance(e, ev.Telemetry)]
     assert [e.disk_free_mib for e in found] == [4000.0, 4000.0]

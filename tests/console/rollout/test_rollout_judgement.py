@@ -9,12 +9,12 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
-from uvcc_console.rollout.plan import Phase, make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.profile_schema import GatesPart
-from uvcc_console.rollout.stages.evidence import measure
-from uvcc_console.rollout.stages.findings import Wanted, judge
-from uvcc_console.rollout.stages.phases import hang, trouble
+from uvcc_console.plan.plan import Phase, make_plan
+from uvcc_console.plan.profile import load
+from uvcc_console.plan.schema import GatesPart
+from uvcc_console.rollout.stages.fleet.findings import Wanted, judge
+from uvcc_console.rollout.stages.training.phases import hang, trouble
+from uvcc_console.rollout.stages.verify.evidence import measure
 
 COORDS = ["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"]
 

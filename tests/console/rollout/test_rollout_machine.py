@@ -14,7 +14,7 @@ from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.rollout import bus as bus_module
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted, all_of
-from uvcc_console.rollout.machine import Stages
+from uvcc_console.rollout.stage_runner import Stages
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from uvcc_console.rollout.plan import derive, make_plan, new_run_id
-from uvcc_console.rollout.profile import load, parse
+from uvcc_console.plan.plan import derive, make_plan, new_run_id
+from uvcc_console.plan.profile import load, parse
 from uvcc_engine.contract.errors import ConfigError
 
 

@@ -14,13 +14,13 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.wheel import Wheel
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_console.rollout import conductor
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.conductor import compare_roots
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import provision, replacing
+from uvcc_console.rollout.stages.fleet import provision, replacing
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 

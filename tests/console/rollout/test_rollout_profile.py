@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from uvcc_console.rollout import profile as p
-from uvcc_console.rollout.plan import engine_job, make_plan
-from uvcc_console.rollout.profile_schema import PrivateJob as ProfileJob
-from uvcc_console.rollout.stages.agree import check_job
+from uvcc_console.plan import profile as p
+from uvcc_console.plan.plan import engine_job, make_plan
+from uvcc_console.plan.schema import PrivateJob as ProfileJob
+from uvcc_console.rollout.stages.training.agree import check_job
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.model.job import PrivateJob
 
 
 def refused(*settings: str) -> ConfigError:

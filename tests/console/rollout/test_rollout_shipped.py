@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.profile_schema import LmJob, PrivateJob
-from uvcc_engine.private.fit import fit_model
-from uvcc_engine.private.job import PrivateJob as EngineJob
-from uvcc_engine.private.stage import place_layers, stage_bounds
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
+from uvcc_console.plan.schema import LmJob, PrivateJob
+from uvcc_engine.model.job import PrivateJob as EngineJob
+from uvcc_engine.sharding.stage import place_layers, stage_bounds
+from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.train.job import check_plan, resolve
 
 FOLDER = Path(__file__).parents[3] / "profiles"

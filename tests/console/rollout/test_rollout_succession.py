@@ -14,13 +14,14 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.ssh import Completed
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import agree, phases, succession
+from uvcc_console.rollout.stages.migration import succession
+from uvcc_console.rollout.stages.training import agree, phases
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
-from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.policy import Policy, PolicyParty
 

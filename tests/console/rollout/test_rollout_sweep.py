@@ -15,7 +15,7 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.keys import operator_key, public_line
 from uvcc_console.fleet.provider import Pod
-from uvcc_console.rollout import spawn, sweep
+from uvcc_console.runs import processes, sweep
 from uvcc_engine.contract.errors import UnreachableError
 
 BORN = 1_795_000_000.0
@@ -72,12 +72,12 @@ def run_here(run: str, *more: ev.Event, fleet: dict[str, Any] | None = None, **l
     journal = Journal(folder / "journal.sqlite", source="test")
     journal.append(created, *more)
     journal.close()
-    (folder / f"{spawn.CONDUCTOR}.json").write_text('{"pid": 1, "starttime": 1}')  # one that died
+    (folder / f"{processes.CONDUCTOR}.json").write_text('{"pid": 1, "starttime": 1}')  # one that died
     return folder
 
 
 def alive(folder: Path, name: str) -> None:
-    spawn.write_record(folder, name)
+    processes.write_record(folder, name)
 
 
 ENDED = ev.RunEnded(ts=BORN + 5.0, status="failed")
@@ -143,7 +143,7 @@ async def test_foreign_pods_are_never_touched() -> None:
 async def test_a_run_whose_conductor_died_is_given_time(age: float, sidecar: bool, gone: bool) -> None:
     folder = run_here("dead-1", wait=900.0, ttl=3600.0)
     if sidecar:
-        alive(folder, spawn.HALTD)
+        alive(folder, processes.HALTD)
     shop = Shop("uvcc-dead-1-p0r0")
     clock = Clock(1)
     clock.now = BORN + age
@@ -164,7 +164,7 @@ async def test_pods_that_are_kept_live_until_their_runs_time_is_over(age: float,
 
 async def test_pods_that_another_run_took_over_are_that_runs() -> None:
     run_here("kept-1", WELL)
-    alive(run_here("second-1", fleet={"attach_prefix": "uvcc-kept-1-"}), spawn.CONDUCTOR)
+    alive(run_here("second-1", fleet={"attach_prefix": "uvcc-kept-1-"}), processes.CONDUCTOR)
     shop = Shop("uvcc-kept-1-p0r0")
     assert sweep.fate_of("uvcc-kept-1-p0r0") == "live"
     await swept(shop, Clock(1))

@@ -18,11 +18,11 @@ import pytest
 
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.provider import Pod
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import links
+from uvcc_console.rollout.stages.links import relay
 
 PATIENCE_S = 60.0
 
@@ -73,9 +73,9 @@ async def ctx(tmp_path: Path) -> AsyncIterator[Rollout]:
     key = asyncssh.generate_private_key("ssh-ed25519")
     yield Rollout(plan, tmp_path, Bus(journal), None, key, members)  # type: ignore[arg-type]
     for host in hosts:
-        for relay in host.relays:
-            relay.terminate()
-            await relay.wait()
+        for started in host.relays:
+            started.terminate()
+            await started.wait()
     journal.close()
 
 
@@ -87,7 +87,7 @@ def answer(url: str, ca: Path | None) -> bytes:
 
 async def test_every_pod_of_the_replica_can_check_the_relay_and_nobody_else_trusts_it(ctx: Rollout) -> None:
     phase = ctx.plan.phases["full"]
-    link = await links.relay_link(ctx, phase)
+    link = await relay.relay_link(ctx, phase)
     assert link["relay_url"].startswith("https://localhost:")
     for name in phase.pods():
         home = ctx.run_dir / name

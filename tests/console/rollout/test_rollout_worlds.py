@@ -15,15 +15,15 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.wheel import Wheel
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.intake import Intake
-from uvcc_console.rollout.plan import make_plan
-from uvcc_console.rollout.profile import load
-from uvcc_console.rollout.stages import agree
-from uvcc_console.rollout.stages.links import relay_started
-from uvcc_console.rollout.stages.ports import LINKS, MASTERS, free_ports
-from uvcc_console.rollout.stages.worlds import meeting_places
+from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.stages.links.ports import LINKS, MASTERS, free_ports
+from uvcc_console.rollout.stages.links.relay import relay_started
+from uvcc_console.rollout.stages.links.worlds import meeting_places
+from uvcc_console.rollout.stages.training import agree
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.transcript.identity import Identity
 

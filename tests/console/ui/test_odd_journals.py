@@ -17,8 +17,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events, read_all
 from uvcc_console.core.state import fold, reduce
 from uvcc_console.haltd.view import View
+from uvcc_console.plan import forecast
 from uvcc_console.report.record import RunRecord
-from uvcc_console.rollout import forecast
 from uvcc_console.ui.source import JournalSource, ReplaySource
 
 RUN = "demo-20261121-0115-ab12"

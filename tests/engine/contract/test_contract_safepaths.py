@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from uvcc_engine.contract import checkpoint, safepaths
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.safepaths import Refused, matches, safe_name, safe_relative, shown, sift
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 
 PIECES = st.sampled_from(
     ["..", ".", "", "a", "A", "transcript_p0r0s0t0", "leaves.bin", "~", "\0", "\\", "é", "e\u0301"]

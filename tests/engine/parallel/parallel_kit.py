@@ -18,10 +18,10 @@ import torch.distributed  # imported before the fork, so that the ranks need not
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from uvcc_engine.contract.errors import PeerLostError
+from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import Place
 from uvcc_engine.parallel.presence import HEARD, Presence, not_coming
-from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.plane.api import Tag
 
 Body = Callable[[PartyGroups, list[tuple[str, dict[str, Any]]]], Any]

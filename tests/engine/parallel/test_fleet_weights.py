@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from uvcc_engine.bench._fleet import OWNER, Fleet, Forker, pod_identity
-from uvcc_engine.parallel.topology import Topology
-from uvcc_engine.private import client
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import find_model
+from uvcc_engine.contract.topology import Topology
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.specs import find_model
+from uvcc_engine.owner import client
 
 JOB = PrivateJob(model="mlp-digits", steps=2, batch=8, lr=0.5, test_rows=8, reveal=("loss", "weights"))
 

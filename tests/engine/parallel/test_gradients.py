@@ -12,13 +12,13 @@ from parallel_kit import run_ranks
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.parallel.group import Group
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import Place
-from uvcc_engine.parallel.topology import Coord, Topology
-from uvcc_engine.private.gradients import Gradients
-from uvcc_engine.private.sharded import Plain
+from uvcc_engine.sharding.gradients import Gradients
+from uvcc_engine.sharding.tensor_parallel import Plain
 
 
 @dataclass

@@ -11,10 +11,10 @@ import torch
 from parallel_kit import run_ranks
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import Place, device_slot
 from uvcc_engine.parallel.presence import not_coming
-from uvcc_engine.parallel.topology import Coord, Topology
 
 Events = list[tuple[str, dict[str, Any]]]
 

@@ -12,12 +12,12 @@ from training_kit import train
 
 from uvcc_engine.bench._overlap import BAR, hidden_rows
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.parallel.group import Group
 from uvcc_engine.parallel.schedule import Action, Kind, find_deadlock
-from uvcc_engine.parallel.topology import Coord, Topology
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.lanes import IN_FLIGHT, in_flight
-from uvcc_engine.private.overlap import Overlap, Passage
+from uvcc_engine.sharding.microbatches import IN_FLIGHT, in_flight
+from uvcc_engine.sharding.overlap import Overlap, Passage
 
 JOB = PrivateJob(steps=2, batch=8, lr=0.5, momentum=0.9, test_rows=20)
 

@@ -6,8 +6,8 @@ import pytest
 
 from uvcc_engine.bench._phase6 import phase6_rows
 from uvcc_engine.bench.parallel import bubble, init_rows
+from uvcc_engine.contract.topology import Topology
 from uvcc_engine.parallel.schedule import one_f_one_b
-from uvcc_engine.parallel.topology import Topology
 
 
 def drawn(stages: int, microbatches: int) -> list[list[dict[str, object]]]:

@@ -17,8 +17,8 @@ from uvcc_engine.bench._fleet import Fleet, Forker, ports, until
 from uvcc_engine.bench._plane_links import RelayProcess
 from uvcc_engine.contract import files
 from uvcc_engine.contract.control import HOLD, RELEASE
-from uvcc_engine.parallel.topology import Coord, Topology
-from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.model.job import PrivateJob
 
 SMALL = Topology(2, 1, 1, 1)
 JOB = PrivateJob(steps=6, batch=8, checkpoint_every=2, test_rows=40)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from training_kit import check_replicas, train, weights
 
-from uvcc_engine.parallel.topology import Coord, Topology
-from uvcc_engine.private.clear import train_clear
-from uvcc_engine.private.client import dataset_for
-from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.plaintext import train_clear
+from uvcc_engine.owner.client import dataset_for
 
 MLP = PrivateJob(steps=3, batch=16, lr=0.5, momentum=0.9, test_rows=50)
 GPT = PrivateJob(model="gpt-tiny", steps=2, batch=4, lr=0.2, momentum=0.9, test_rows=5)

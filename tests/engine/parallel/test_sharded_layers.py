@@ -11,13 +11,8 @@ import torch
 from parallel_kit import SocketPlane, run_fleet
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.arithmetic import public
-from uvcc_engine.mpc.local import rehearsal_keys
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.topology import Coord, Topology
-from uvcc_engine.private.client import _whole
-from uvcc_engine.private.models import (
+from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.model.specs import (
     Attention,
     Dense,
     Embedding,
@@ -28,9 +23,14 @@ from uvcc_engine.private.models import (
     find_model,
     initial_weights,
 )
-from uvcc_engine.private.sharded import Pass, backward_gen, forward_gen
-from uvcc_engine.private.splits import HEADS, join_weight, place_layers, slice_of, stage_bounds, weights_of
-from uvcc_engine.private.stage import build_stage
+from uvcc_engine.mpc.arithmetic import public
+from uvcc_engine.mpc.local import rehearsal_keys
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.owner.client import _whole
+from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.sharding.layout import HEADS, join_weight, place_layers, slice_of, stage_bounds, weights_of
+from uvcc_engine.sharding.stage import build_stage
+from uvcc_engine.sharding.tensor_parallel import Pass, backward_gen, forward_gen
 
 F = 16
 UNIT = 2.0**-F

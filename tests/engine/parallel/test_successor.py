@@ -14,21 +14,21 @@ import pytest
 from safetensors.numpy import load
 
 from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity, until
+from uvcc_engine.checkpoint.encryption import decrypt, rest_key, state_name
+from uvcc_engine.checkpoint.migration import about_box, read_start
+from uvcc_engine.checkpoint.reshard import cut_state, join_state
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import Coord, Topology
-from uvcc_engine.private.atrest import decrypt, rest_key, state_name
-from uvcc_engine.private.checkpoints import about
-from uvcc_engine.private.components import encode_component
-from uvcc_engine.private.handover import remember
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import find_model
-from uvcc_engine.private.reslice import cut_state, join_state
-from uvcc_engine.private.sealing import seal
-from uvcc_engine.private.takeover import about_box, read_start
+from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.specs import find_model
+from uvcc_engine.sealing.box import seal
+from uvcc_engine.sealing.components import encode_component
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.origin import Origin
 from uvcc_engine.transcript.succession import origin_after
+from uvcc_engine.worker.checkpoints import about
+from uvcc_engine.worker.migration import remember
 
 SIZE = Topology(1, 2, 1, 2)
 JOB = PrivateJob(steps=6, batch=16, checkpoint_every=2, test_rows=40)

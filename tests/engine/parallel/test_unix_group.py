@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import Place
-from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.parallel.unix_group import Line, UnixGroup
 
 BIG = 1 << 17  # a MiB of int64: several times what a socket holds

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from parallel_kit import SocketPlane, run_fleet
 
+from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.specs import find_model
 from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.topology import Coord, Topology
 from uvcc_engine.plane.api import Tag
-from uvcc_engine.private.client import dataset_for
-from uvcc_engine.private.inputs import PartyInputs, dataset_tensors
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.lanes import IN_FLIGHT_VARIABLE
-from uvcc_engine.private.models import find_model
-from uvcc_engine.private.parallel_training import ParallelTrainer
-from uvcc_engine.private.splits import join_weight, place_layers, weights_of
+from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
+from uvcc_engine.sharding.layout import join_weight, place_layers, weights_of
+from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
+from uvcc_engine.sharding.training import ParallelTrainer
 
 Found = dict[Coord, dict[str, Any]]
 

@@ -20,8 +20,10 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane import session
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.direct import DirectLink
-from uvcc_engine.plane.door import KNOCK_BYTES, Door, Lobby, Rejections, Stranger
+from uvcc_engine.plane.door import KNOCK_BYTES, Door, Stranger
 from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.relay import lobby as lobby_module
+from uvcc_engine.relay.lobby import Lobby, Rejections
 
 
 def door(me: int, sid: bytes = SID) -> Door:
@@ -109,8 +111,8 @@ def test_thousands_of_strangers_cost_a_few_lines_and_no_signature(
     assert counted["connections"] > 0.9 * connections
     assert op >= 20
     assert met < 30  # also on a machine that is busy otherwise
-    assert crowd <= door_module.ROOM
-    assert files < door_module.ROOM + 100
+    assert crowd <= lobby_module.ROOM
+    assert files < lobby_module.ROOM + 100
     assert len(logs[0].events) + len(logs[1].events) <= 30, logs[0].events
     told = logs[0].named("connections_rejected")
     assert 1 <= len(told) <= 12
@@ -129,7 +131,7 @@ def test_a_silent_stranger_is_gone_after_seconds_and_leaves_nothing() -> None:
     silent[0].sendall(b"UVCK")
     while len(link._lobby) < 10:
         link.exchange(0.0, None)
-    now[0] += door_module.SILENT_S + 0.1
+    now[0] += lobby_module.SILENT_S + 0.1
     link.exchange(0.0, None)
     assert len(link._lobby) == 0
     for sock in silent:

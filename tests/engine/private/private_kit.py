@@ -18,13 +18,13 @@ from typing import Any
 import uvcc_engine
 from uvcc_engine.contract.control import HaltRequest, write_halt
 from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.parallel.topology import Topology
-from uvcc_engine.private.admission import SEALED
-from uvcc_engine.private.data import load_digits
-from uvcc_engine.private.inputs import PartyInputs, SharedInputs, open_inputs, share_dataset
-from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.contract.topology import Topology
+from uvcc_engine.data.sets import load_digits
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs, share_dataset
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.policy import Policy, PolicyParty, sign_policy, write_signatures
+from uvcc_engine.worker.admission import SEALED
 
 CODE = hashlib.sha256(b"the wheel").hexdigest()
 PARTIES = [Identity(bytes([i + 1]) * 32, bytes([i + 9]) * 32) for i in range(3)]

@@ -49,7 +49,7 @@ def ended(pid: int) -> int:
 def main() -> None:
     import torch
 
-    import uvcc_engine.private.worker  # noqa: F401  # imported here so that forked workers need not
+    import uvcc_engine.worker.main  # noqa: F401  # imported here so that forked workers need not
 
     torch.set_num_threads(1)
     live: set[int] = set()

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from uvcc_engine.private.accuracy import JOBS, enlarge, main, measure
-from uvcc_engine.private.data import load_digits
-from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.data.sets import load_digits
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.owner.accuracy import JOBS, enlarge, main, measure
 
 
 def test_enlarged_digits_are_the_digits() -> None:

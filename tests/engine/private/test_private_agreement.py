@@ -12,20 +12,20 @@ import pytest
 from private_kit import PARTIES, Fleet, opened_digits
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.topology import Coord
 from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.specs import find_model
+from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.local import LocalPlane, Wire
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import Place
-from uvcc_engine.parallel.topology import Coord
 from uvcc_engine.plane.api import Buffer, Tag
-from uvcc_engine.private.admission import Admission
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import find_model
-from uvcc_engine.private.outcome import agree_on_state
-from uvcc_engine.private.ranks import Ranks
-from uvcc_engine.private.session import LateRecorder, Outcome, Session
-from uvcc_engine.private.training import Trainer
-from uvcc_engine.private.votes import Table
+from uvcc_engine.worker.admission import Admission
+from uvcc_engine.worker.consensus import Table
+from uvcc_engine.worker.outcome import agree_on_state
+from uvcc_engine.worker.ranks import Ranks
+from uvcc_engine.worker.session import LateRecorder, Outcome, Session
 
 JOB = PrivateJob(steps=3, batch=8, test_rows=20, model="logistic-digits")
 Alter = Callable[[int, int, int, Tag], bool]

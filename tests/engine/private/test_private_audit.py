@@ -11,13 +11,13 @@ import pytest
 from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links, shared_digits
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.topology import Coord
+from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.mpc.prg import PairKeys
-from uvcc_engine.parallel.topology import Coord
-from uvcc_engine.private import audit as owners_audit
-from uvcc_engine.private.client import write_shared
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.owners import combine
-from uvcc_engine.private.seeds import open_seeds, seal_seeds
+from uvcc_engine.owner import audit as owners_audit
+from uvcc_engine.owner.client import write_shared
+from uvcc_engine.sealing.joint import combine
+from uvcc_engine.sealing.seeds import open_seeds, seal_seeds
 from uvcc_engine.transcript.leaf import Leaf
 
 JOB = PrivateJob(steps=4, batch=16, checkpoint_every=4, test_rows=50, reveal=("loss", "accuracy", "seeds"))

@@ -11,8 +11,8 @@ import pytest
 from private_kit import Fleet, Zygote, direct_links
 from private_liars import EPOCH
 
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.transcript import files, openlog
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.transcript import files, write_ahead_log
 from uvcc_engine.transcript.bundle import assemble_folder
 from uvcc_engine.transcript.verifier import verify
 
@@ -63,7 +63,7 @@ def interrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Int
 def middle(path: Path) -> int:
     """A byte in the middle of what a worker cannot do without."""
     if path.name == files.OPEN_EPOCH:
-        return openlog._PAGE + 3 * openlog.SLOT + 9
+        return write_ahead_log._PAGE + 3 * write_ahead_log.SLOT + 9
     if path.name == files.LEAVES:
         block = [block for _, block in files.blocks(path)][EPOCH - 1]
         return (block.at + block.end) // 2
@@ -72,7 +72,7 @@ def middle(path: Path) -> int:
 
 def test_undamaged_it_goes_on_and_the_evidence_holds(interrupted: Interrupted, tmp_path: Path) -> None:
     folder = interrupted.again()
-    assert len(list(openlog.open_records(folder, EPOCH))) > 5
+    assert len(list(write_ahead_log.open_records(folder, EPOCH))) > 5
     assert interrupted.resume() == [0, 0, 0], [interrupted.fleet.exit(p) for p in range(3)]
     for p in range(3):
         name = f"transcript_p{p}r0s0t0"

@@ -9,17 +9,11 @@ import pytest
 import torch
 from private_kit import OWNER, PARTIES
 
-from uvcc_engine.mpc.arithmetic import public
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import Share, reconstruct
-from uvcc_engine.private import layers as nn
-from uvcc_engine.private.clear import forward, train_clear
-from uvcc_engine.private.client import dataset_for
-from uvcc_engine.private.data import Dataset
-from uvcc_engine.private.inputs import open_inputs, share_dataset
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import (
+from uvcc_engine.data.sets import Dataset
+from uvcc_engine.model import layers as nn
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.plaintext import forward, train_clear
+from uvcc_engine.model.specs import (
     Attention,
     BatchNorm,
     Dense,
@@ -32,7 +26,13 @@ from uvcc_engine.private.models import (
     Residual,
     find_model,
 )
-from uvcc_engine.private.training import Trainer
+from uvcc_engine.model.training import Trainer
+from uvcc_engine.mpc.arithmetic import public
+from uvcc_engine.mpc.local import LocalPlanes
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.share import Share, reconstruct
+from uvcc_engine.owner.client import dataset_for
+from uvcc_engine.sealing.inputs import open_inputs, share_dataset
 
 torch.set_num_threads(1)
 STACKS: dict[str, tuple[tuple[LayerSpec, ...], int]] = {

@@ -14,20 +14,20 @@ import torch
 from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
 
 from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
+from uvcc_engine.data.sets import Dataset, Floats, load_digits
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.plaintext import forward, train_clear
+from uvcc_engine.model.specs import find_model
+from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.private import client
-from uvcc_engine.private.clear import forward, train_clear
-from uvcc_engine.private.data import Dataset, Floats, load_digits
-from uvcc_engine.private.fit import QUERY, check_tensors, fit_model, shapes_of
-from uvcc_engine.private.inference import Predictor
-from uvcc_engine.private.inputs import SharedInputs, encode_fixed, share_dataset, share_tensors
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import find_model
-from uvcc_engine.private.owners import combine, open_set
-from uvcc_engine.private.release import box_name, open_weights
-from uvcc_engine.private.training import Trainer
+from uvcc_engine.owner import client
+from uvcc_engine.sealing.inputs import SharedInputs, encode_fixed, share_dataset, share_tensors
+from uvcc_engine.sealing.joint import combine, open_set
+from uvcc_engine.sealing.release import box_name, open_weights
+from uvcc_engine.sharding.validation import QUERY, check_tensors, fit_model, shapes_of
 from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.worker.inference import Predictor
 
 torch.set_num_threads(1)
 MODEL_OWNER = Identity(b"m" * 32, b"v" * 32)

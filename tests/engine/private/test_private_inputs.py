@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
-from uvcc_engine.private import client, datafiles, owners
-from uvcc_engine.private.components import decode_component
-from uvcc_engine.private.data import Dataset, one_hot
-from uvcc_engine.private.datafiles import read_rows
-from uvcc_engine.private.inputs import SharedInputs, open_inputs, share_dataset
-from uvcc_engine.private.release import open_weights, seal_weights
-from uvcc_engine.private.sealing import seal, unseal
+from uvcc_engine.data import files
+from uvcc_engine.data.files import read_rows
+from uvcc_engine.data.sets import Dataset, one_hot
+from uvcc_engine.owner import client
+from uvcc_engine.sealing import joint
+from uvcc_engine.sealing.box import seal, unseal
+from uvcc_engine.sealing.components import decode_component
+from uvcc_engine.sealing.inputs import SharedInputs, open_inputs, share_dataset
+from uvcc_engine.sealing.release import open_weights, seal_weights
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
 
 RNG = np.random.default_rng(0)
@@ -254,13 +256,13 @@ def test_a_shape_that_an_owner_wrote_is_a_shape_or_refused(shape: object) -> Non
 def test_boxes_of_a_set_lie_inside_it(sizes: list[object]) -> None:
     listed = [{"owner": "o", "commitments": ["a", "b", "c"], "bytes": n} for n in sizes]
     for header in (json.dumps(listed).encode(), b"[" * 100_000):
-        box = owners.MAGIC + struct.pack("<I", len(header)) + header + bytes(16)
+        box = joint.MAGIC + struct.pack("<I", len(header)) + header + bytes(16)
         with pytest.raises(UnreadableError, match="cannot be read"):
-            owners.open_set(box, party=0, identity=PARTIES[0], owner="o", commitments=["a", "b", "c"])
+            joint.open_set(box, party=0, identity=PARTIES[0], owner="o", commitments=["a", "b", "c"])
 
 
 def test_a_data_file_that_unpacks_without_measure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datafiles, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "MOST_BYTES", 1 << 20)
     bomb = tmp_path / "x-idx3-ubyte"
     bomb.write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 4 << 20) + bytes(4 << 20)))
     np.savez_compressed(tmp_path / "x.npz", x=np.zeros((1 << 10, 1 << 9)), y=np.zeros(1 << 10))

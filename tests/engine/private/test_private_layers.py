@@ -11,18 +11,18 @@ import torch
 from private_kit import OWNER, PARTIES
 from torch import Tensor
 
+from uvcc_engine.data.sets import load_digits
+from uvcc_engine.model import im2col
+from uvcc_engine.model import layers as nn
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.plaintext import forward, train_clear
+from uvcc_engine.model.specs import MODELS, Conv2d, Image, ModelSpec, Pool, find_model, initial_weights
+from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import Share, reconstruct
-from uvcc_engine.private import layers as nn
-from uvcc_engine.private import maps
-from uvcc_engine.private.clear import forward, train_clear
-from uvcc_engine.private.data import load_digits
-from uvcc_engine.private.inputs import open_inputs, share_dataset
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import MODELS, Conv2d, Image, ModelSpec, Pool, find_model, initial_weights
-from uvcc_engine.private.training import Trainer
+from uvcc_engine.sealing.inputs import open_inputs, share_dataset
 
 torch.set_num_threads(1)
 CONVS = [
@@ -40,17 +40,17 @@ def random_ring(rows: int, width: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("conv", CONVS)
 def test_patches_and_their_transpose_are_exact_on_ring_elements(conv: Conv2d) -> None:
     x, y = random_ring(2, conv.image.size), random_ring(2 * conv.out.height * conv.out.width, conv.inputs, 1)
-    left = (maps.cut_patches(x, conv) * y).sum()
-    right = (x * maps.add_patches(y, conv)).sum()
+    left = (im2col.cut_patches(x, conv) * y).sum()
+    right = (x * im2col.add_patches(y, conv)).sum()
     assert left == right  # <Ax, y> = <x, A'y> modulo 2^64
     image = random_ring(2, conv.out.size)
-    assert maps.channels_first(maps.channels_last(image, conv.out), conv.out).equal(image)
+    assert im2col.channels_first(im2col.channels_last(image, conv.out), conv.out).equal(image)
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_windows_and_their_transpose_are_exact_on_ring_elements(pool: Pool) -> None:
     x, y = random_ring(3, pool.image.size), random_ring(3 * pool.out.size, pool.size**2, 1)
-    assert (maps.cut_windows(x, pool) * y).sum() == (x * maps.lay_windows(y, pool)).sum()
+    assert (im2col.cut_windows(x, pool) * y).sum() == (x * im2col.lay_windows(y, pool)).sum()
 
 
 def passes(layer_of: Callable[[Runtime], nn.Layer], x: Tensor, grad: Tensor) -> list[Tensor]:

@@ -10,16 +10,16 @@ import torch
 from private_kit import opened_digits
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.data.sets import load_digits
+from uvcc_engine.model.functions import rsqrt_gen
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.plaintext import train_clear
+from uvcc_engine.model.specs import find_model
+from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import reconstruct
-from uvcc_engine.private.clear import train_clear
-from uvcc_engine.private.data import load_digits
-from uvcc_engine.private.functions import rsqrt_gen
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import find_model
-from uvcc_engine.private.training import Trainer
 
 torch.set_num_threads(1)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.private.clear import train_clear
-from uvcc_engine.private.data import DIGITS_FILE, Dataset, batch_rows, load_digits, permutation
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import find_model, initial_weights
+from uvcc_engine.data.sets import DIGITS_FILE, Dataset, batch_rows, load_digits, permutation
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.plaintext import train_clear
+from uvcc_engine.model.specs import find_model, initial_weights
 
 
 def test_packaged_digits_are_scikit_learns_copy() -> None:

@@ -22,7 +22,7 @@ import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_kit import Fleet, Zygote, until
 
-from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.relay.app import Front
 from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.hub import Hub
@@ -155,7 +155,7 @@ def test_the_relay_sees_names_sizes_and_times_only(tmp_path: Path, url: str, mon
 
 
 def test_without_a_reader_nothing_of_a_sign_of_life_leaves_the_worker(tmp_path: Path) -> None:
-    from uvcc_engine.private.orders import Orders
+    from uvcc_engine.worker.relay_control import Orders
 
     asked: list[dict[str, Any]] = []
 

@@ -11,19 +11,19 @@ import torch
 from private_kit import OWNER, PARTIES, opened_digits
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.data.sets import Dataset, batch_rows, load_digits
+from uvcc_engine.model import layers as nn
+from uvcc_engine.model import losses
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.plaintext import train_clear
+from uvcc_engine.model.specs import find_model, initial_weights
+from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import Share, reconstruct
 from uvcc_engine.plane.api import Tag
-from uvcc_engine.private import layers as nn
-from uvcc_engine.private import losses
-from uvcc_engine.private.clear import train_clear
-from uvcc_engine.private.data import Dataset, batch_rows, load_digits
-from uvcc_engine.private.inputs import open_inputs, share_dataset
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import find_model, initial_weights
-from uvcc_engine.private.training import Trainer
+from uvcc_engine.sealing.inputs import open_inputs, share_dataset
 from uvcc_engine.transcript import kinds
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ import pytest
 from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
 from uvcc_engine.plane.api import Buffer, Tag
-from uvcc_engine.private.votes import GO_ON, HALT, HOLD, PeerStoppedError, Table, Vote
+from uvcc_engine.worker.consensus import GO_ON, HALT, HOLD, PeerStoppedError, Table, Vote
 
 
 class ControlOnly:

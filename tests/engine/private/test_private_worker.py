@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from private_kit import CODE, OWNER, PARTIES, Fleet, Zygote, direct_links, relay_links, until
 
+from uvcc_engine.checkpoint.commits import RECORDS, check_record, read_record
+from uvcc_engine.checkpoint.encryption import decrypt, rest_key, state_name
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.private.atrest import decrypt, rest_key, state_name
-from uvcc_engine.private.clear import count_correct, train_clear
-from uvcc_engine.private.commits import RECORDS, check_record, read_record
-from uvcc_engine.private.data import load_digits
-from uvcc_engine.private.job import PrivateJob
-from uvcc_engine.private.models import find_model
-from uvcc_engine.private.release import open_weights
+from uvcc_engine.data.sets import load_digits
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.plaintext import count_correct, train_clear
+from uvcc_engine.model.specs import find_model
+from uvcc_engine.sealing.release import open_weights
 from uvcc_engine.transcript.bundle import assemble_folder, read_bundle
 from uvcc_engine.transcript.policy import Policy
 from uvcc_engine.transcript.series import revealed_series

@@ -173,7 +173,7 @@ def test_a_credential_has_its_share_of_connections_and_the_others_theirs(tmp_pat
             assert zero.post("/poll", json={"wait_s": 0}).status_code == 200
 
 
-def test_boxes_are_counted_per_credential(tmp_path: Path) -> None:
+def test_boxes_are_counted_per_credential(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Place(tmp_path, boxes=10) as place, place.client(0) as zero, place.client(1) as one:
         assert one.post("/poll", json={"wait_s": 0, "box": 1}).status_code == 200
         codes = [zero.post("/enqueue", json=message(1, "m", box=b) | {"box": b}).status_code for b in range(1, 21)]
@@ -186,6 +186,7 @@ def test_boxes_are_counted_per_credential(tmp_path: Path) -> None:
             body = b"".join(wire.request_pieces(999, 1, 0, 1 << 20, [], []))
             sock.sendall(stream.hello(TOKENS[0]) + struct.pack("<I", len(body)) + body)
             assert closes(sock)
+        assert not [r for r in caplog.records if r.exc_info], "an error while the refused reader was let go"
 
 
 def test_a_request_that_stops_is_ended_and_one_that_goes_on_slowly_is_not(place: Place) -> None:

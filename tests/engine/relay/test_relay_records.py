@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from uvcc_engine.contract import control
 from uvcc_engine.contract.control import HaltRequest, read_halt, write_halt
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.private.orders import Orders, _answer, may_obey
 from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.records import MAX_BODY, PER_PARTY, Records
 from uvcc_engine.relay.server import serving
 from uvcc_engine.transcript import boxes, orders, sshsig
+from uvcc_engine.worker.relay_control import Orders, _answer, may_obey
 
 RUN = "r.full"
 TOKEN = "token-of-party-0-0123456789"

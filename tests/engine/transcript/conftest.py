@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.policy import Policy, PolicyParty, sign_policy
 

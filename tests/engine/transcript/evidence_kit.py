@@ -14,7 +14,7 @@ from uvcc_engine.bench._rehearsal import (
     open_worker,
     revealed,
 )
-from uvcc_engine.parallel.topology import Coord, Topology
+from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.transcript import files
 from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE, assemble_folder
 from uvcc_engine.transcript.evidence import WorkerEvidence

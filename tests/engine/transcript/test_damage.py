@@ -13,7 +13,7 @@ from evidence_kit import STEPS, World
 
 from uvcc_engine.bench._rehearsal import VALUES, agree, exchange, state_digests
 from uvcc_engine.contract.errors import ProtocolError, UnreadableError, UvccError, VerificationError
-from uvcc_engine.transcript import files, kinds, openlog
+from uvcc_engine.transcript import files, kinds, write_ahead_log
 from uvcc_engine.transcript.verifier import verify
 
 OPEN, RESUME = 3, 2  # the epoch that is open when all are killed; the one that the last checkpoint lets them go on at
@@ -152,8 +152,12 @@ def test_the_open_epoch_is_refused_by_the_name_of_its_file(killed: Killed) -> No
     data = killed.before(files.OPEN_EPOCH).read_bytes()
     count = int.from_bytes(data[40:48], "little")
     assert count > 10
-    start = openlog._PAGE
-    places = [*range(56), *range(start, start + 2 * openlog.SLOT), *range(start, start + count * openlog.SLOT, 29)]
+    start = write_ahead_log._PAGE
+    places = [
+        *range(56),
+        *range(start, start + 2 * write_ahead_log.SLOT),
+        *range(start, start + count * write_ahead_log.SLOT, 29),
+    ]
     went_on = []
     for at in places:
         killed.flip(files.OPEN_EPOCH, at, at % 8)
@@ -166,7 +170,7 @@ def test_the_open_epoch_is_refused_by_the_name_of_its_file(killed: Killed) -> No
         assert f"{killed.file(files.OPEN_EPOCH)}: this worker's own record of" in error.what
         assert "next attempt" in error.cure
         with pytest.raises(UnreadableError, match=r"open\.bin"):
-            list(openlog.open_records(killed.world.transcript(0), OPEN))
+            list(write_ahead_log.open_records(killed.world.transcript(0), OPEN))
     assert set(went_on) <= set(range(40, 48)), "only a count that is too high, or one too low, loses nothing"
 
 
@@ -177,7 +181,7 @@ def test_the_last_record_is_not_forgotten_when_the_count_is_one_too_low(killed: 
     for stated, there in ((count - 1, count), (count + 3, count), (2**63, count)):
         data[40:48] = stated.to_bytes(8, "little")
         killed.file(files.OPEN_EPOCH).write_bytes(bytes(data))
-        assert len(list(openlog.open_records(killed.world.transcript(0), OPEN))) == there
+        assert len(list(write_ahead_log.open_records(killed.world.transcript(0), OPEN))) == there
         open_again(killed)
         killed.world.close()
     data[40:48] = (count - 2).to_bytes(8, "little")
@@ -192,17 +196,17 @@ def test_pages_that_a_power_cut_lost_are_no_damage(killed: Killed) -> None:
     killed.restore()
     path = killed.file(files.OPEN_EPOCH)
     data = bytearray(killed.before(files.OPEN_EPOCH).read_bytes())
-    other = openlog.OpenLog(killed.world.folder, killed.world.workers[0].recorder._sid, OPEN - 1)
+    other = write_ahead_log.OpenLog(killed.world.folder, killed.world.workers[0].recorder._sid, OPEN - 1)
     other.begin(OPEN - 1)
     other.add(bytes(60))
     other.close()
-    stale = (killed.world.folder / files.OPEN_EPOCH).read_bytes()[openlog._PAGE :][: openlog.SLOT]
-    first = openlog._PAGE
-    data[first : first + openlog.SLOT] = stale
-    data[first + openlog.SLOT : first + 2 * openlog.SLOT] = bytes(openlog.SLOT)
+    stale = (killed.world.folder / files.OPEN_EPOCH).read_bytes()[write_ahead_log._PAGE :][: write_ahead_log.SLOT]
+    first = write_ahead_log._PAGE
+    data[first : first + write_ahead_log.SLOT] = stale
+    data[first + write_ahead_log.SLOT : first + 2 * write_ahead_log.SLOT] = bytes(write_ahead_log.SLOT)
     path.write_bytes(bytes(data))
     count = int.from_bytes(data[40:48], "little")
-    assert len(list(openlog.open_records(killed.world.transcript(0), OPEN))) == count - 2
+    assert len(list(write_ahead_log.open_records(killed.world.transcript(0), OPEN))) == count - 2
     open_again(killed)
 
 
@@ -211,9 +215,9 @@ def test_a_peer_that_sends_something_else_than_before_is_still_named(killed: Kil
     killed.world.open(resume=OPEN)
     w = killed.world.workers[0]
     w.begin(OPEN)
-    records = list(openlog.open_records(killed.world.transcript(0), OPEN))
+    records = list(write_ahead_log.open_records(killed.world.transcript(0), OPEN))
     direction, kind, src, _, op, chunk, stream, _, _ = next(
-        openlog.RECORD.unpack(r) for r in records if openlog.RECORD.unpack(r)[0] == 1
+        write_ahead_log.RECORD.unpack(r) for r in records if write_ahead_log.RECORD.unpack(r)[0] == 1
     )
     assert (direction, chunk) == (1, 0)
     assert kind in (kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.LIFT)

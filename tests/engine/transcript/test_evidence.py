@@ -22,7 +22,7 @@ from uvcc_engine.bench._rehearsal import (
     state_digests,
 )
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript import files, kinds, sshsig
 from uvcc_engine.transcript.agreement import ForkError
 from uvcc_engine.transcript.canonical import canonical

@@ -14,7 +14,7 @@ from evidence_kit import STEPS, Workers, World, end_epoch
 
 from uvcc_engine.bench._rehearsal import VALUES, agree, exchange, rehearse, revealed, state_digests
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript import files
 from uvcc_engine.transcript.bundle import read_bundle
 from uvcc_engine.transcript.canonical import canonical

@@ -17,7 +17,7 @@ import pytest
 
 from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript import files, head, reading, sshsig
 from uvcc_engine.transcript.bundle import find_folders
 from uvcc_engine.transcript.canonical import canonical

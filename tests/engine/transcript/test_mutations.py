@@ -24,7 +24,7 @@ from mutation_kit import (
 
 from uvcc_engine.bench._rehearsal import rehearse
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript import files
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.identity import Identity

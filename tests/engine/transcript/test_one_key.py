@@ -14,8 +14,8 @@ from mutation_kit import Target, joined, split
 
 from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import Coord, Topology
-from uvcc_engine.private.job import PrivateJob
+from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.transcript import files, kinds
 from uvcc_engine.transcript.bundle import derived_roots
 from uvcc_engine.transcript.canonical import canonical

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.transcript import openlog
+from uvcc_engine.transcript import write_ahead_log
 from uvcc_engine.transcript.leaf import RECORD
-from uvcc_engine.transcript.openlog import OpenLog, open_records
+from uvcc_engine.transcript.write_ahead_log import OpenLog, open_records
 
 SID = bytes(range(32))
 
@@ -23,11 +23,11 @@ def record(n: int) -> bytes:
 
 
 def test_a_process_that_is_killed_leaves_every_record(tmp_path: Path) -> None:
-    count = 2 * openlog._IN_WINDOW + 5
+    count = 2 * write_ahead_log._IN_WINDOW + 5
     body = f"""
 import os, signal, pathlib
 from tests_openlog import SID, record
-from uvcc_engine.transcript.openlog import OpenLog
+from uvcc_engine.transcript.write_ahead_log import OpenLog
 log = OpenLog(pathlib.Path({str(tmp_path)!r}), SID, 3)
 log.begin(3)
 for n in range({count}):
@@ -85,8 +85,8 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    for n in range(openlog._IN_WINDOW):
+    for n in range(write_ahead_log._IN_WINDOW):
         log.add(record(n))
     with pytest.raises(UvccError, match=r"cannot write .*open\.bin: No space left"):
         log.add(record(0))
-    assert len(list(open_records(tmp_path, 0))) == openlog._IN_WINDOW
+    assert len(list(open_records(tmp_path, 0))) == write_ahead_log._IN_WINDOW

@@ -12,7 +12,7 @@ import pytest
 from test_evidence import World
 
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.parallel.topology import Coord
+from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript import files
 from uvcc_engine.transcript.agreement import PEERS
 from uvcc_engine.transcript.evidence import WorkerEvidence

@@ -15,14 +15,14 @@ import torch
 from mutation_kit import Target, every_value, random_bundles, random_transcripts, structured
 
 from uvcc_engine.bench._fleet import Fleet, Forker
+from uvcc_engine.contract.topology import Topology
+from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.mpc.bits import a2b_gen, b2a_words_gen
 from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.opening import open_ring_gen
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import share_of, split
-from uvcc_engine.parallel.topology import Topology
 from uvcc_engine.plane.api import Buffer, Tag
-from uvcc_engine.private.job import PrivateJob
 from uvcc_engine.transcript import digests, files, kinds, sshsig
 from uvcc_engine.transcript.leaf import SENT, Leaf
 from uvcc_engine.transcript.store import TranscriptStore

@@ -6,8 +6,8 @@ import hashlib
 import hmac
 import struct
 
-from uvcc_engine.parallel import ids
-from uvcc_engine.parallel.topology import Coord, Topology
+from uvcc_engine.contract import ids
+from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.transcript import kinds, roots
 from uvcc_engine.transcript.leaf import Leaf, blind_state, blinded_digest, epoch_prefix, leaf_hash, position
 

@@ -13,7 +13,7 @@ import pytest
 
 from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.parallel.topology import Topology
+from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript import sshsig
 from uvcc_engine.transcript.bundle import SCHEMA, assemble_folder
 from uvcc_engine.transcript.cli import main

@@ -6,22 +6,15 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from uvcc_console.core import events as ev
-from uvcc_console.rollout import domain
+from uvcc_console.plan.plan import FULL, SMOKE, Phase
+from uvcc_console.plan.schema import LmJob, PrivateJob
 from uvcc_console.rollout.context import Halted, Rollout
-from uvcc_console.rollout.machine import Act
-from uvcc_console.rollout.plan import FULL, SMOKE, Phase
-from uvcc_console.rollout.profile_schema import LmJob, PrivateJob
-from uvcc_console.rollout.stages import (
-    agree,
-    collect,
-    evidence,
-    lm,
-    phases,
-    preflight,
-    provision,
-    restoring,
-    succession,
-)
+from uvcc_console.rollout.stage_runner import Act
+from uvcc_console.rollout.stages.fleet import preflight, provision
+from uvcc_console.rollout.stages.migration import restoring, succession
+from uvcc_console.rollout.stages.training import agree, lm, phases
+from uvcc_console.rollout.stages.verify import collect, evidence
+from uvcc_console.runs import domain
 from uvcc_engine.contract.errors import UvccError
 
 Stage = Callable[[Rollout], Awaitable[str]]

@@ -1,0 +1,321 @@
+"""The halt path over the relay: signed orders that the workers poll, and their signed signs of life as evidence.
+
+Works without any SSH connection: where a link is dead, the pod's workers still ask the relay every two seconds.
+Everything is sealed on its way: the relay sees the records' names, sizes and times (``transcript.boxes``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import records
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.keys import operator_key, public_line
+from uvcc_console.halt import machine
+from uvcc_console.halt.roots import Published
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.outside import record, said, whole
+from uvcc_engine.contract.topology import Coord
+from uvcc_engine.transcript import boxes, orders, sshsig
+
+log = logging.getLogger(__name__)
+FOLDER: Final = "relay"
+AT: Final = ".at.json"
+CONSENT: Final = "consent/"
+SEAL: Final = "orders.key"
+LOOK_S: Final = 5.0
+AGAIN_S: Final = 1.0
+TIMEOUT_S: Final = 5.0
+FRESH_S: Final = 15.0
+LONGEST: Final = 16 << 20
+Report = Callable[[str, str, str, int, str], None]
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """One relay of one engine run, with the credentials that this console has for it. ``after``: see the relay."""
+
+    url: str
+    group: str
+    engine_run: str
+    tokens: tuple[str, ...]
+    ca_file: str = ""
+    after: int = -1
+    heard: dict[str, float] = field(default_factory=dict)
+
+    def exchange(self, put: Mapping[str, str] | None, want: str) -> list[dict[str, Any]]:
+        """Leave a record, under the first credential that is let in, and take those that are new. Raises UvccError."""
+        asked: dict[str, Any] = {"after": self.after, "want": want} | ({"put": dict(put)} if put else {})
+        trouble = "there is no credential"
+        for token in self.tokens:
+            try:
+                found = self._post(token, json.dumps(asked))
+            except (OSError, http.client.HTTPException, ValueError) as e:
+                trouble = str(e)
+                continue
+            self.after = max(self.after, found["seq"])
+            return list(found["records"])
+        raise UvccError(f"the relay at {self.url} does not take orders: {trouble}", "the other halt paths remain")
+
+    def _post(self, token: str, body: str) -> dict[str, Any]:
+        at = urlsplit(self.url)
+        tls = ssl.create_default_context(cafile=self.ca_file or None) if at.scheme == "https" else None
+        host = at.hostname or ""
+        connection = (
+            http.client.HTTPSConnection(host, at.port, timeout=TIMEOUT_S, context=tls)
+            if tls
+            else http.client.HTTPConnection(host, at.port, timeout=TIMEOUT_S)
+        )
+        try:
+            headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+            connection.request("POST", "/records", body, headers)
+            reply = connection.getresponse()
+            found = record(reply.read(LONGEST + 1), LONGEST)
+        finally:
+            connection.close()
+        if reply.status != http.client.OK or found is None:
+            raise ValueError(f"HTTP {reply.status}")
+        seq, records_ = whole(found.get("seq"), -1), found.get("records")
+        if seq is None or not isinstance(records_, list):
+            raise ValueError("it answers in another form")
+        return {"seq": seq, "records": [r for r in records_ if isinstance(r, dict)]}
+
+
+def mailboxes(run_dir: Path, engine_run: str) -> list[Mailbox]:
+    """The relays of an engine run, as the rollout wrote them down when it started them."""
+    found = []
+    for path in sorted((run_dir / FOLDER).glob(f"*{AT}")):
+        try:
+            at = json.loads(path.read_text())
+            if at["engine_run"] == engine_run:
+                tokens = tuple(json.loads((run_dir / FOLDER / at["tokens"]).read_text()))
+                ca = str(run_dir / FOLDER / at["ca"]) if at.get("ca") else ""
+                found.append(Mailbox(str(at["url"]), str(at["group"]), engine_run, tokens, ca))
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            log.warning("cannot read %s: %s", path.name, e)
+    return found
+
+
+def signer(run_dir: Path, given: str = "") -> Callable[[bytes], str]:
+    """Signs orders with the run's key, whose public half the workers know. ``given``: the profile's own key file."""
+    private = _signing(run_dir, given)
+    public = private.public_key().public_bytes_raw()
+    return lambda payload: sshsig.sign(private, public, orders.ORDER_NAMESPACE, payload)
+
+
+def _signing(run_dir: Path, given: str) -> Ed25519PrivateKey:
+    private = operator_key(run_dir, given).pyca_key
+    if not isinstance(private, Ed25519PrivateKey):
+        raise UnreadableError(f"the key of {run_dir.name} is not an Ed25519 key", "delete it and start a new run")
+    return private
+
+
+def reader(run_dir: Path, given: str = "") -> X25519PrivateKey:
+    """The key that opens the workers' signs of life here; it goes with the key that signs this folder's orders."""
+    return boxes.reader_of(_signing(run_dir, given))
+
+
+def seal_key(run_dir: Path) -> bytes:
+    """What the run's workers and consoles share to seal orders with; empty where there is none."""
+    try:
+        found = bytes.fromhex((run_dir / FOLDER / SEAL).read_text().strip())
+    except (OSError, ValueError):
+        return b""
+    return found if len(found) == 32 else b""
+
+
+def _under_seal(run_dir: Path, text: str) -> str:
+    key = seal_key(run_dir)
+    return boxes.seal_with(text, key) if key else text
+
+
+def order_key(run_dir: Path, given: str = "") -> str:
+    """The public half as the workers get it."""
+    return " ".join(public_line(operator_key(run_dir, given)).split()[:2])
+
+
+def consent(run_dir: Path, engine_run: str, what: str) -> dict[str, str]:
+    """The record by which the holder of this folder's order key signs for something."""
+    content = {"type": "consent", "run": engine_run, "what": what}
+    body = _under_seal(run_dir, orders.sealed(content, signer(run_dir)))
+    return {"name": f"{CONSENT}{boxes.label(seal_key(run_dir), what)}", "body": body}
+
+
+def _worker(coord: str, s: Snapshot) -> bool:
+    """Whether this is a worker that the run's topology has."""
+    try:
+        c = Coord.parse(coord)
+    except ConfigError:
+        return False
+    return str(c) == coord and c.stage < s.pipeline_stages and c.tensor < s.tensor
+
+
+class RelayPath:
+    """Posts the running ladder's order again until it is done, and reads what the workers say.
+
+    ``report(pod, coord, stage, step, checkpoint)`` takes the evidence, ``append`` writes events. What a domain orders
+    or signs at the relay becomes an event of this journal. A domain's own console has nothing but the relay, so there
+    the workers' signs of life are its heartbeats, and the roots in them its ledger.
+    """
+
+    def __init__(self, run_dir: Path, append: Callable[[list[ev.Event]], None], report: Report) -> None:
+        self._run_dir = run_dir
+        self._append = append
+        self._report = report
+        self._boxes: dict[str, list[Mailbox]] = {}
+        self._posted = ("", "", 0.0)
+        self._looked = 0.0
+        self._lamps: dict[str, bool] = {}
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._taken: set[tuple[str, str]] = set()
+        self._domain = (run_dir / "domain.json").exists()
+        self._roots = Published()
+        self._reader: X25519PrivateKey | None = None
+
+    def follow(self, ladder: machine.Ladder | None, s: Snapshot, now: float) -> None:
+        """Call often with the monotonic time; never blocks."""
+        if not s.engine_run:
+            return
+        order = None
+        if ladder is not None and ladder.rung and not (ladder.done and ladder.rung in (machine.RELEASE, machine.HOLD)):
+            mode = ladder.rung if ladder.rung in (machine.HOLD, machine.RELEASE) else machine.HALT
+            nonce, before, at = self._posted
+            fresh = (ladder.nonce, mode) != (nonce, before)
+            stopped = all(p.stage in ("halted", "gone") for p in ladder.evidence().values())
+            if fresh or (not ladder.done and not stopped and now - at >= AGAIN_S):
+                order = {"type": "order", "run": s.engine_run, "nonce": ladder.nonce, "mode": mode}
+                order["deadline_s"] = str(ladder.hold_deadline())
+                self._posted = (ladder.nonce, mode, now)
+        brisk = self._domain or (ladder is not None and not ladder.done)
+        if order is None and now - self._looked < (AGAIN_S if brisk else LOOK_S):
+            return
+        self._looked = now
+        for box in self._of(s.engine_run):
+            if order is not None or box.group not in self._busy:
+                task = asyncio.ensure_future(self._exchange(box, order, s))
+                self._busy[box.group] = task
+                task.add_done_callback(partial(self._settled, box.group))
+
+    def _settled(self, group: str, task: asyncio.Task[None]) -> None:
+        if self._busy.get(group) is task:
+            del self._busy[group]
+
+    def _of(self, engine_run: str) -> list[Mailbox]:
+        if not self._boxes.get(engine_run):
+            self._boxes = {engine_run: mailboxes(self._run_dir, engine_run)}
+        return self._boxes[engine_run]
+
+    async def _exchange(self, box: Mailbox, order: Mapping[str, str] | None, s: Snapshot) -> None:
+        put = None
+        try:
+            if order is not None:
+                fleet = s.profile.get("fleet", {})
+                body = orders.sealed(order, signer(self._run_dir, str(fleet.get("ssh_key", ""))))
+                put = {"name": f"{orders.ORDER}{order['nonce']}", "body": _under_seal(self._run_dir, body)}
+            first = box.after < 0
+            found = await asyncio.to_thread(box.exchange, put, "")
+        except UvccError as e:
+            log.warning("%s", e)
+            found, first = [], True
+        for one in found:
+            given = (one.get("name"), one.get("body"))
+            if not all(isinstance(part, str) for part in given):
+                continue
+            name, body = str(given[0]), str(given[1])
+            try:
+                if name.startswith(orders.BEAT):
+                    self._heard(box, body, s)
+                elif not first or name.startswith(CONSENT):  # an order from before this process lived is another's
+                    self._take(box, body, s)
+            except Exception:  # the relay gives each record once: what is wrong with one must not cost the next
+                log.exception("a record at the relay could not be used: %.100r", name)
+        self._light(box, s)
+
+    def _take(self, box: Mailbox, body: str, s: Snapshot) -> None:
+        """Another's order, or a domain's consent: once, and only under a signature of this run."""
+        body = boxes.unseal_with(body, seal_key(self._run_dir))
+        for by, key in self._signers().items():
+            content = orders.opened(body, orders.ORDER_NAMESPACE, [key])
+            if content is None or content.get("run") != box.engine_run or key == order_key(self._run_dir):
+                continue
+            kind = said(content.get("type"), 32)
+            told = (by + said(content.get("nonce")), said(content.get("mode") or content.get("what"), 32))
+            if told in self._taken:
+                return
+            self._taken.add(told)
+            if kind == "consent" and by.startswith("P"):
+                self._append([ev.Consent(what=told[1], by=by)])
+            elif kind == "order" and told[1] in (machine.HOLD, machine.HALT, machine.RELEASE):
+                nonce = said(content.get("nonce"))
+                if not (s.halt.nonce == nonce and s.halt.mode in (told[1], machine.HALT)):
+                    self._append([ev.HaltRequested(nonce=nonce, mode=told[1], by=by, reason="at the relay")])
+
+    def _signers(self) -> dict[str, str]:
+        try:
+            found = json.loads((self._run_dir / FOLDER / "signers.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+    def _heard(self, box: Mailbox, body: str, s: Snapshot) -> None:
+        """One sign of life. It counts only if the identity of its worker's own party signed it."""
+        body = self._unsealed(body, s)
+        beat = orders.opened(body, orders.BEAT_NAMESPACE, [p.identity for p in s.pods.values() if p.identity])
+        if beat is None or beat.get("run") != box.engine_run:
+            return
+        coord = str(beat["coord"]) if isinstance(beat.get("coord"), str) else ""
+        pod = next((p for p in s.pods.values() if coord.startswith(f"p{p.party}r{p.replica}s")), None)
+        if pod is None or orders.opened(body, orders.BEAT_NAMESPACE, [pod.identity]) is None:
+            return
+        told = records.beat({k: v for k, v in beat.items() if k not in ("type", "run", "coord", "roots")})
+        if told is None or not _worker(coord, s):
+            self._append([ev.Malformed(where=pod.pod, src="relay", sample=f"a sign of life of {coord[:40]!r}")])
+            return
+        box.heard[pod.pod] = time.monotonic()
+        if self._domain:
+            roots = self._roots.take(coord, beat.get("roots"), s.steps_planned)
+            self._append([ev.Heartbeat(pod=pod.pod, coord=coord, record=told), *roots])
+        stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.get("phase", ""), "")
+        if stage and beat.get("halt_nonce") == s.halt.nonce:
+            self._report(pod.pod, coord, stage, told["step"], said(beat.get("checkpoint"), 128))
+
+    def _unsealed(self, body: str, s: Snapshot) -> str:
+        try:
+            if self._reader is None:
+                fleet = s.profile.get("fleet", {})
+                self._reader = reader(self._run_dir, str(fleet.get("ssh_key", "")))
+            return boxes.unseal(body, self._reader)
+        except UvccError as e:
+            log.warning("signs of life cannot be read: %s", e)
+            return ""
+
+    def _light(self, box: Mailbox, s: Snapshot) -> None:
+        """Tell of every pod whose workers began or ceased to be heard at the relay."""
+        now = time.monotonic()
+        changed: list[ev.Event] = []
+        for pod, at in box.heard.items():
+            up = now - at < FRESH_S
+            if self._lamps.get(pod, False) != up and (up or s.pods[pod].state != "gone"):
+                self._lamps[pod] = up
+                changed.append(ev.LinkChanged(pod=pod, path="relay", up=up))
+        if changed and s.status == "running":
+            self._append(changed)
+
+    def close(self) -> None:
+        for task in self._busy.values():
+            task.cancel()

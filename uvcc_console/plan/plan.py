@@ -1,0 +1,163 @@
+"""What a rollout will do, decided before anything is created: run id, stages, phases, pods."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uvcc_console.fleet.provider import PodRequest
+from uvcc_console.plan.schema import CommandJob, LmJob, PrivateJob, Profile
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+
+POD_PREFIX = "uvcc-"
+SMOKE, FULL = "smoke", "full"
+# stages that train: they go on from a checkpoint
+RESUMABLE = frozenset({"drill", SMOKE, FULL})
+# stages that hold what was trained to account, and the one whose training that was; the pods have the only evidence
+JUDGED = {"verify-smoke": SMOKE, "gate": SMOKE, "verify-full": FULL, "collect": FULL}
+# stages whose failure leaves something to go on from, or to look into: their pods are kept for a while
+KEEPING = RESUMABLE | frozenset(JUDGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The smoke or the full job: what the policy of ``engine_run`` says."""
+
+    name: str
+    engine_run: str
+    kind: str
+    steps: int
+    topology: Topology
+    job: Mapping[str, Any]
+    parties: int
+
+    def coords(self, pod: str = "") -> list[Coord]:
+        """Workers of this phase, of one pod if named; interleaved over parties."""
+        found = [c for c in self.topology.coords() if c.party < self.parties]
+        return [c for c in found if not pod or self.pod_of(c) == pod]
+
+    def pod_of(self, coord: Coord) -> str:
+        """The pod that hosts a worker: one per party and replica; the ranks of a one-domain job share theirs."""
+        return pod_name(coord.party, coord.replica) if self.parties > 1 else pod_name(0, 0)
+
+    def pods(self) -> list[str]:
+        """Pods that take part, interleaved over parties."""
+        return list(dict.fromkeys(self.pod_of(c) for c in self.coords()))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One rollout, whole."""
+
+    run: str
+    profile_name: str
+    profile: Profile
+    seed: int | None
+    stages: tuple[str, ...]
+    phases: Mapping[str, Phase]
+    requests: Mapping[str, PodRequest]
+
+    @property
+    def prefix(self) -> str:
+        """What every pod name of this run starts with, for the provider."""
+        return pod_prefix(self.run, self.profile)
+
+
+def pod_name(party: int, replica: int) -> str:
+    """A pod's name inside its run; the provider sees it behind the run's prefix."""
+    return f"p{party}r{replica}"
+
+
+def pod_prefix(run: str, profile: Profile) -> str:
+    """The run's own prefix, or that of the pods which it takes over (``fleet.attach_prefix``).
+
+    Raises ConfigError for a prefix that could meet pods which are not ours.
+    """
+    given = profile.fleet.attach_prefix
+    if given and not re.fullmatch(rf"{POD_PREFIX}[A-Za-z0-9._-]{{1,160}}-", given):
+        raise ConfigError(f"fleet.attach_prefix is {given!r}", f"it is {POD_PREFIX}RUN-, see: uvcc pods")
+    return given or f"{POD_PREFIX}{run}-"
+
+
+def new_run_id(name: str, now: float | None = None, token: str = "") -> str:
+    """``demo-20261121-0115-ab12``: profile, UTC minute, four random hex digits."""
+    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:24] or "run"
+    minute = time.strftime("%Y%m%d-%H%M", time.gmtime(now if now is not None else time.time()))
+    return f"{stem}-{minute}-{token or secrets.token_hex(2)}"
+
+
+def stage_names(profile: Profile) -> tuple[str, ...]:
+    """The stages of DESIGN section 3 that this profile goes through, in order; names are unique in a run."""
+    verified = isinstance(profile.job, PrivateJob | LmJob)
+    before = ["plan", "quote", "provision", "bootstrap", "preflight"]
+    smoke = ["drill", SMOKE, *(["verify-smoke"] if verified else []), "gate"] if profile.smoke.steps else []
+    after = [FULL, *(["verify-full"] if verified else []), "collect", "teardown"]
+    return tuple(before + smoke + after)
+
+
+def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> Phase:
+    part = profile.topology
+    if isinstance(profile.job, PrivateJob):
+        topology, parties = Topology(replicas, part.stages, part.tensor, part.microbatches), PARTIES
+    else:
+        topology, parties = Topology(profile.job.ranks), 1
+    return Phase(name, f"{run}.{name}", profile.job.kind, steps, topology, engine_job(profile.job, steps), parties)
+
+
+def engine_job(job: PrivateJob | LmJob | CommandJob, steps: int) -> dict[str, Any]:
+    """The job as the worker reads it, with the phase's number of steps."""
+    if isinstance(job, PrivateJob):
+        return job.model_dump(mode="json", exclude={"data", "labels", "weights"}) | {"steps": steps}
+    if isinstance(job, LmJob):
+        train = {"seed": job.seed, **job.overrides.get("train", {}), "steps": steps}
+        return {"config": job.config, "plan": dict(job.plan), **job.overrides, "train": train}
+    return {"steps": steps, "cwd": job.cwd}
+
+
+def _requests(run: str, profile: Profile, full: Phase) -> dict[str, PodRequest]:
+    fleet, found = profile.fleet, {}
+    for coord in full.coords():
+        name = full.pod_of(coord)
+        if name in found:
+            continue
+        found[name] = PodRequest(
+            name=f"{pod_prefix(run, profile)}{name}",
+            party=coord.party,
+            replica=coord.replica,
+            gpu=fleet.gpu,
+            gpu_count=fleet.gpus if fleet.gpu else 0,
+            image=fleet.image,
+            region=fleet.regions[0] if fleet.regions else "",
+            want_provider=fleet.per_party[coord.party] if fleet.per_party else "",
+            max_price_hr=fleet.max_price or None,
+            spot=fleet.spot,
+            disk_gib=fleet.disk,
+        )
+    return found
+
+
+def make_plan(run: str, profile_name: str, profile: Profile, seed: int | None = None) -> Plan:
+    """Work out everything that does not depend on a provider. Raises ConfigError for a job that cannot be placed."""
+    if not isinstance(profile.job, PrivateJob) and profile.topology != type(profile.topology)():
+        raise ConfigError(
+            f"topology has no meaning for a {profile.job.kind} job", "its parallel size is job.ranks; drop topology"
+        )
+    full = _phase(run, FULL, profile, profile.job.steps, profile.topology.replicas)
+    phases = {FULL: full}
+    if profile.smoke.steps:
+        steps = min(profile.smoke.steps, profile.job.steps)
+        phases[SMOKE] = _phase(run, SMOKE, profile, steps, profile.smoke.replicas)
+    return Plan(run, profile_name, profile, seed, stage_names(profile), phases, _requests(run, profile, full))
+
+
+def derive(seed: int | None, *labels: str) -> bytes:
+    """32 bytes for one purpose: fixed by ``seed`` (a demo that can be repeated), fresh without one."""
+    if seed is None:
+        return secrets.token_bytes(32)
+    return hashlib.sha256("\0".join(["UVCC_SEED_V1", str(seed), *labels]).encode()).digest()

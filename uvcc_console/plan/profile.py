@@ -1,0 +1,202 @@
+"""Reading profiles: find by name or path, apply ``--set``, refuse what is unknown and say what was meant."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from uvcc_console.plan.schema import CommandJob, LmJob, PrivateJob, Profile
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+
+_JOBS: dict[str, type[BaseModel]] = {"private": PrivateJob, "lm": LmJob, "command": CommandJob}
+_PATHS = (
+    ("fleet", "hosts"),
+    ("fleet", "ssh_key"),
+    ("job", "data"),
+    ("job", "labels"),
+    ("nats", "token_file"),
+    ("nats", "ca_file"),
+)
+_HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A profile file: its short name, its path and the comment lines it opens with."""
+
+    name: str
+    path: Path
+    about: str
+
+
+def folders() -> list[Path]:
+    """Where named profiles are looked for: the packaged ones, a checkout's, an installation's."""
+    return [_HERE, _HERE.parents[1] / "profiles", Path(sys.prefix) / "share" / "uvcc" / "profiles"]
+
+
+def _about(path: Path) -> str:
+    lines = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# ").removeprefix(f"{path.stem}: "))
+    return " ".join(lines)
+
+
+def available() -> list[Found]:
+    """Every profile that can be named, the first folder wins."""
+    found: dict[str, Found] = {}
+    for folder in folders():
+        for path in sorted(folder.glob("*.yaml")):
+            if path.stem not in found and not path.stem.startswith("inventory-hosts"):
+                found[path.stem] = Found(path.stem, path, _about(path))
+    return [found[name] for name in sorted(found)]
+
+
+def find(name: str) -> Path:
+    """The file of a profile given by path or by name. Raises ConfigError naming the nearest known one."""
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return path
+    known = {f.name: f.path for f in available()}
+    stem = path.stem if path.suffix in (".yaml", ".yml") else name
+    if stem in known and path.parent in (Path("."), Path("profiles")):
+        return known[stem]
+    if path.is_file():
+        return path
+    raise ConfigError(f"no profile {name!r}", _nearest(stem, known) or "see: uvcc profiles")
+
+
+def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
+    return f"did you mean {prefix}{close[0]}?" if close else ""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The raw mapping of a profile file. Raises UnreadableError or ConfigError with line and column."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as e:
+        raise UnreadableError(f"cannot read profile {path}: {e}") from e
+    except yaml.YAMLError as e:
+        raise ConfigError(f"profile {path} is not YAML: {' '.join(str(e).split())}") from e
+    if not isinstance(data, dict):
+        raise ConfigError(f"profile {path} is not a mapping", "it starts with job:, see: uvcc profiles show demo")
+    return data
+
+
+def override(raw: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """Apply ``--set a.b=value``; values are YAML, so numbers and lists keep their types."""
+    out: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in raw.items()}
+    for setting in settings:
+        key, eq, text = setting.partition("=")
+        if not eq or not key:
+            raise ConfigError(f"--set {setting!r} is not key=value", "write it like --set job.steps=100")
+        *way, last = key.split(".")
+        part = out
+        for name in way:
+            below = part.setdefault(name, {})
+            if not isinstance(below, dict):
+                raise ConfigError(f"--set {key}: {name} is a single value, it has no keys")
+            part[name] = part = dict(below)
+        try:
+            part[last] = yaml.safe_load(text)
+        except yaml.YAMLError as e:
+            raise ConfigError(f"--set {key}: cannot read the value {text!r}") from e
+    return out
+
+
+def _keys_at(path: tuple[Any, ...], raw: Mapping[str, Any]) -> list[str]:
+    """Known keys of the part of the schema that ``path`` leads to."""
+    model: Any = Profile
+    for name in path:
+        if name == "job":
+            kind = raw.get("job", {}).get("kind") if isinstance(raw.get("job"), Mapping) else None
+            model = _JOBS.get(str(kind), PrivateJob)
+            continue
+        annotation = model.model_fields[name].annotation if name in model.model_fields else None
+        candidates = [annotation, *get_args(annotation)]
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if model is None:
+            return []
+    return list(model.model_fields)
+
+
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "dict": "a mapping of keys",
+    "model": "a mapping of keys",
+}
+
+
+def _explain(error: Any, raw: Mapping[str, Any], source: str) -> ConfigError:
+    kind = str(error["type"])
+    loc = list(error["loc"])
+    if len(loc) > 1 and loc[0] == "job" and loc[1] in _JOBS:
+        del loc[1]  # the name of the union's branch is no key of the file
+    dotted = ".".join(str(p) for p in loc)
+    where = f" in {source}" if source else ""
+    if kind == "extra_forbidden":
+        known = _keys_at(tuple(loc[:-1]), raw)
+        prefix = "".join(f"{p}." for p in loc[:-1])
+        hint = _nearest(str(loc[-1]), known, prefix) or f"known here: {', '.join(known)}"
+        return ConfigError(f"unknown key {dotted}{where}", hint)
+    if kind == "missing":
+        return ConfigError(f"{dotted} is missing{where}", "see: uvcc profiles show demo")
+    if kind.startswith("union_tag"):
+        value = raw["job"].get("kind") if isinstance(raw.get("job"), Mapping) else raw.get("job")
+        near = _nearest(str(value), _JOBS) if value is not None else ""
+        return ConfigError(f"job.kind is {value!r}{where}", near or "wants private, lm or command")
+    if kind == "value_error":
+        text = str(error["ctx"]["error"])
+        if not dotted:
+            return ConfigError(f"{text}{where}")
+        wants = f"wants {text}" if text.startswith("a ") else text
+        return ConfigError(f"{dotted} is {_short(error['input'])}{where}", wants)
+    stem = kind.split("_")[0]
+    wanted = _WANTED.get(stem) if kind.endswith(("_type", "_parsing")) else None
+    said = wanted or str(error["msg"]).replace("Input should be ", "")
+    verb = "must be" if kind.startswith(("greater", "less")) else "wants"
+    return ConfigError(f"{dotted} is {_short(error['input'])}{where}", f"{verb} {said}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def parse(raw: Mapping[str, Any], source: str = "") -> Profile:
+    """Check a raw profile. Raises ConfigError for the first thing wrong, unknown keys first."""
+    try:
+        return Profile.model_validate(dict(raw))
+    except ValidationError as e:
+        errors = sorted(e.errors(), key=lambda x: x["type"] != "extra_forbidden")
+        raise _explain(errors[0], raw, source) from None
+
+
+def _anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Relative paths of the profile that exist below ``folder``, made absolute: the conductor works elsewhere."""
+    out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
+    for part, key in _PATHS:
+        value = out[part].get(key) if isinstance(out.get(part), dict) else None
+        if isinstance(value, str) and value and not value.startswith("~") and (folder / value).exists():
+            out[part][key] = str((folder / value).resolve())
+    return out
+
+
+def load(name: str, settings: Iterable[str] = ()) -> tuple[str, Profile]:
+    """Find, read, override and check: (short name, profile)."""
+    path = find(name)
+    raw = override(_anchored(read(path), path.parent), settings)
+    return path.stem, parse(_anchored(raw, Path.cwd()), path.name)

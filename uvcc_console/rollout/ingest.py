@@ -1,0 +1,151 @@
+"""From one agent's channel into the journal: what arrives within a moment becomes one batch with its cursors."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any, Final
+
+from uvcc_console.core import events as ev
+from uvcc_console.fleet import hearing
+from uvcc_console.plan.plan import Phase
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.context import Member
+from uvcc_console.rollout.decoder import Intake
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.text import clean
+
+TELL_S: Final = 1.0
+SAMPLE_S: Final = 10.0
+AGAIN_S: Final = 60.0
+
+
+def start(bus: Bus, member: Member) -> asyncio.Task[None]:
+    """``run`` as a task whose end is noticed: while the channel is open, nothing but ``cancel`` should end it."""
+    task = asyncio.create_task(run(bus, member), name=f"pump {member.name}")
+
+    def ended(done: asyncio.Task[None]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            traceback.print_exception(error)
+            text = f"nothing of {member.name} is journalled any more: {clean(f'{type(error).__name__}: {error}', 200)}"
+            remedy = "halt it, then uvcc resume: a new conductor reads on where this one stopped"
+            bus.record([ev.Alert(level="error", name="pump", text=text, remedy=remedy, subject=member.name)])
+
+    task.add_done_callback(ended)
+    return task
+
+
+async def run(bus: Bus, member: Member) -> None:
+    """Translate messages until the channel is closed. Events and the cursor they lead to are queued together.
+
+    A message that cannot be translated is counted and told; the next one is translated.
+    """
+    tally = Tally(bus, member.name)
+    try:
+        async for message in member.channel.messages():
+            try:
+                found = _translated(member, message)
+            except Exception as e:  # noqa: BLE001  (no message of a pod may end the pod's stream; it is told by name)
+                tally.failed(message, e)
+            else:
+                bus.record(tally.taken(found))
+                await bus.room()
+    finally:
+        tally.close()
+
+
+def _translated(member: Member, message: Mapping[str, Any]) -> list[ev.Event]:
+    if message.get("op") == hearing.MALFORMED:
+        n, sample = int(message["n"]), str(message["sample"])
+        return [ev.Malformed(where=member.name, count=n, src="agent", sample=sample)]
+    if message.get("op") == wire.TELEMETRY:  # of the pod, whatever runs on it
+        intake = next(iter(member.intakes.values()), None)
+    else:
+        intake = member.intakes.get(str(message.get("run", "")))
+    if intake is None:
+        return []
+    before = dict(intake.cursors)
+    found = intake.events(message)
+    moved = {key: at for key, at in intake.cursors.items() if before.get(key) != at}
+    return [*found, ev.CursorMoved(pod=member.name, cursors=moved)] if moved else found
+
+
+class Tally:
+    """Sums up what a pod could write without end: malformed lines, at most one event a second, a sample now and then.
+
+    An error in this program, met in a message, is an alert of its own, at most once a minute.
+    """
+
+    def __init__(self, bus: Bus, pod: str) -> None:
+        self._bus = bus
+        self._pod = pod
+        self._loop = asyncio.get_running_loop()
+        self._counts: dict[str, int] = {}
+        self._sample: tuple[str, str] | None = None
+        self._told = self._sampled = self._alerted = float("-inf")
+        self._later: asyncio.TimerHandle | None = None
+
+    def taken(self, found: list[ev.Event]) -> list[ev.Event]:
+        """``found`` with its malformed lines kept back until they are due."""
+        rest = []
+        for event in found:
+            if isinstance(event, ev.Malformed):
+                self._count(event.src, event.count, event.sample)
+            else:
+                rest.append(event)
+        return rest
+
+    def failed(self, message: Mapping[str, Any], error: Exception) -> None:
+        """A message that the translation itself could not take."""
+        op = clean(str(message.get("op"))[:32], 32)
+        self._count(op, 1, f"{type(error).__name__}: {error}"[:500])
+        if self._loop.time() - self._alerted >= AGAIN_S:
+            self._alerted = self._loop.time()
+            traceback.print_exception(error, file=sys.stderr)
+            text = f"a message ({op}) could not be read: {clean(f'{type(error).__name__}: {error}', 200)}"
+            remedy = "the rest of its stream goes on; conductor.log has the details"
+            self._bus.record([ev.Alert(level="error", name="pump", text=text, remedy=remedy, subject=self._pod)])
+
+    def _count(self, src: str, n: int, sample: str) -> None:
+        key = src if src in self._counts or len(self._counts) < 16 else "others"
+        self._counts[key] = self._counts.get(key, 0) + n
+        if sample and self._sample is None and self._loop.time() - self._sampled >= SAMPLE_S:
+            self._sample = (key, clean(sample, 200))
+        wait = self._told + TELL_S - self._loop.time()
+        if wait <= 0:
+            self._flush()
+        elif self._later is None:
+            self._later = self._loop.call_later(wait, self._flush)
+
+    def _flush(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        if not self._counts:
+            return
+        now = self._loop.time()
+        src, sample = self._sample or ("", "")
+        if sample:
+            self._sampled = now
+        total = sum(self._counts.values())
+        src = src or ", ".join(sorted(self._counts))[:100]
+        self._counts, self._sample, self._told = {}, None, now
+        self._bus.record([ev.Malformed(where=self._pod, count=total, src=src, sample=sample)])
+
+    def close(self) -> None:
+        """Tell what was kept back."""
+        self._flush()
+
+
+def listen_for(member: Member, phase: Phase) -> Intake:
+    """Have the engine run of a phase translated from now on."""
+    intake = member.intakes.get(phase.engine_run)
+    if intake is None:
+        coords = [str(c) for c in phase.coords(member.name)]
+        intake = member.intakes[phase.engine_run] = Intake(
+            member.name, phase.engine_run, phase.name, coords[0], coords=coords, steps=phase.steps
+        )
+    return intake

@@ -1,0 +1,134 @@
+"""The stage machine: stages in order, each journalled; what happens after a failure or a halt is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from uvcc_console.core import events as ev
+from uvcc_console.plan.plan import JUDGED
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.context import Halted, describe
+from uvcc_engine.contract.errors import ConfigError, UvccError
+
+Act = Callable[[bool], Awaitable[str]]
+"""A stage; its argument tells whether it is entered again, after a failure, a halt or another conductor's death."""
+BACK = "back"  # resume, but from an earlier checkpoint: of a stage that judges, its training is entered again
+DECISIONS = ("resume", "retry", "skip", BACK)
+SKIPPABLE = ("drill", "gate")
+
+
+@dataclass
+class Stages:
+    """Runs ``acts`` in the order given. A stage returns its detail line, or raises.
+
+    ``keeping`` stages, once there are workers or evidence to go on with, wait for a decision up to ``wait_s`` after a
+    halt or failure, but not beyond ``end`` (the run's end of life); with ``patient`` all stages do. ``going_back`` says
+    whether an earlier checkpoint was chosen before this conductor lived.
+    """
+
+    bus: Bus
+    acts: Mapping[str, Act]
+    keeping: frozenset[str]
+    wait_s: float
+    patient: bool = False
+    adopted: bool = False
+    clock: Callable[[], float] = time.time
+    decisions: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    end: float = math.inf
+    going_back: Callable[[], bool] = lambda: False
+
+    def decide(self, action: str) -> None:
+        """Somebody asked to resume, retry or skip."""
+        if action in DECISIONS:
+            self.decisions.put_nowait(action)
+
+    async def run(self) -> tuple[str, str]:
+        """Run every stage that is not done yet; returns (status, detail): ok, halted or failed."""
+        names, at, again = list(self.acts), 0, ""
+        while at < len(names):
+            name = names[at]
+            known = next((v.status for v in self.bus.snapshot.stages if v.name == name), "pending")
+            if known in ("ok", "skipped") and name != again:
+                at += 1
+                continue
+            if not (self.adopted and name in JUDGED and self.going_back()):
+                error = await self._stage(name, self.acts[name])
+                if error is None:
+                    at += 1
+                    continue
+                if not isinstance(error, _GoBack):
+                    return ("halted" if isinstance(error, Halted) else "failed", str(error))
+            again, self.adopted = JUDGED[name], True
+            at = names.index(again)
+        return "ok", ""
+
+    async def _stage(self, name: str, act: Act) -> UvccError | None:
+        """One stage with its retries; the error that it finally stays with, None when it is through."""
+        again, self.adopted = self.adopted, False
+        while True:
+            self._forget()
+            self.bus.commit(ev.StageChanged(name=name, status="running"))
+            try:
+                detail = await act(again)
+            except Halted as e:
+                error: UvccError = e
+            except Exception as e:  # noqa: BLE001  (whatever a stage raises must end as a named failure, not a hang)
+                error = describe(e)
+                if not isinstance(e, UvccError):
+                    traceback.print_exception(e)
+            else:
+                self.bus.commit(ev.StageChanged(name=name, status="ok", detail=detail))
+                return None
+            action = await self._decision(name, error)
+            if action == "skip":
+                self.bus.commit(ev.StageChanged(name=name, status="skipped", detail=str(error)))
+                return None
+            if action == "":
+                return error
+            if action == BACK and JUDGED.get(name) in self.acts:
+                return _GoBack(f"{name}: {error.what}")
+            again = True
+
+    def _forget(self) -> None:
+        """Decisions made before there was something to decide are void."""
+        while not self.decisions.empty():
+            self.decisions.get_nowait()
+
+    def _holds(self, name: str, error: UvccError) -> bool:
+        """Whether the pods have what nobody else has: workers to go on with, checkpoints, evidence.
+
+        A setting that was refused before the first step leaves nothing.
+        """
+        s = self.bus.snapshot
+        begun = bool(s.engine_run) and name in self.keeping
+        return begun and not (isinstance(error, ConfigError) and not s.checkpoints and s.attempt == 0)
+
+    async def _decision(self, name: str, error: UvccError) -> str:
+        """What to do about a halt or failure; "" when nobody decided in time or nothing can be decided."""
+        halted = isinstance(error, Halted)
+        now = self.clock()
+        waits = self.patient or halted or self._holds(name, error)
+        until = min(now + self.wait_s, max(now, self.end)) if waits else 0.0
+        kept = time.strftime("%H:%M", time.localtime(until))
+        said = f"; pods kept until {kept} for a decision: uvcc resume (r) or uvcc teardown (t)" if waits else ""
+        status, what = ("waiting", error.what) if halted else ("failed", str(error))
+        self.bus.commit(ev.StageChanged(name=name, status=status, detail=what + said, until=until))
+        if not waits:
+            return ""
+        try:
+            async with asyncio.timeout(until - now):
+                while True:
+                    action = await self.decisions.get()
+                    if action != "skip" or name in SKIPPABLE:
+                        return action
+        except TimeoutError:
+            return ""
+
+
+class _GoBack(UvccError):
+    """The operator chose an earlier checkpoint: what was judged is trained again from there."""

@@ -1,0 +1,95 @@
+"""What preflight may find wrong with a pod or between two, each with its remedy. Pure: facts in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from uvcc_console.plan.schema import GatesPart
+
+# versions that must be equal on all pods: results would differ, or messages could not be read
+EQUAL = ("python", "torch", "numpy")
+GPU_USED_MIB = 1024  # a driver's own reserve is less; more is somebody's process
+MEMORY_MIB = 256.0  # less than this free, and the first worker is killed
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that must not be so, and what to do about it."""
+
+    pod: str
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the profile asks of each pod."""
+
+    gates: GatesPart
+    gpus: int = 0
+    cuda: bool = False
+
+
+def judge(probes: Mapping[str, dict[str, Any]], wanted: Wanted) -> list[Finding]:
+    """What is wrong with the fleet as probed."""
+    found: list[Finding] = []
+    names = list(probes)
+    for package in EQUAL:
+        versions = {n: str(probes[n].get("versions", {}).get(package, "none")) for n in names}
+        odd = next((n for n in names if versions[n] != versions[names[0]]), None)
+        if odd:
+            what = f"{package} is {versions[odd]}, on {names[0]} it is {versions[names[0]]}"
+            found.append(Finding(odd, what, "use one image for all parties"))
+    for name, probe in probes.items():
+        found += [Finding(name, what, remedy) for what, remedy in (*_host(probe, wanted.gates), *_gpus(probe, wanted))]
+    return found
+
+
+def _host(probe: Mapping[str, Any], gates: GatesPart) -> list[tuple[str, str]]:
+    """Clock, disk and memory."""
+    found = []
+    if abs(probe["skew_s"]) > gates.clock_skew_s:
+        what = f"its clock is {probe['skew_s']:+.1f} s off, gates.clock_skew_s is {gates.clock_skew_s:g}"
+        found.append((what, "have the pod synchronise its clock, or replace it"))
+    free = float(probe["disk"]["free_mib"])
+    if free < gates.disk_free_mib:
+        what = f"{free:.0f} MiB of disk are free, gates.disk_free_mib is {gates.disk_free_mib}"
+        found.append((what, "free space on the pod, or take one with more disk"))
+    memory = free_memory(probe["memory"])
+    if memory is not None and memory < MEMORY_MIB:
+        found.append((f"{memory:.0f} MiB of memory are free", "end what holds it, or take a pod with more"))
+    return found
+
+
+def free_memory(memory: Mapping[str, float]) -> float | None:
+    """MiB that a worker may still take: the machine's or the cgroup's, whichever is less; None if neither is known."""
+    known = [float(memory["available_mib"])] if "available_mib" in memory else []
+    if "cgroup_limit_mib" in memory and "cgroup_used_mib" in memory:
+        known.append(float(memory["cgroup_limit_mib"]) - float(memory["cgroup_used_mib"]))
+    return min(known, default=None)
+
+
+def _gpus(probe: Mapping[str, Any], wanted: Wanted) -> list[tuple[str, str]]:
+    """GPUs there, healthy, and clear of others' processes."""
+    if probe.get("gpu_error"):
+        return [(f"nvidia-smi: {probe['gpu_error']}", "replace the pod")]
+    gpus: Sequence[Mapping[str, Any]] = probe.get("gpus") or ()
+    found = []
+    if len(gpus) < wanted.gpus:
+        found.append((f"it shows {len(gpus)} of {wanted.gpus} GPUs", "replace the pod"))
+    for gpu in gpus:
+        label = f"GPU {gpu.get('index')} ({gpu.get('name')})"
+        if errors := gpu.get("ecc_errors_uncorrected_volatile_total"):
+            found.append((f"{label} has {errors} uncorrected memory errors", "replace the pod: results may be wrong"))
+        held = ", ".join(str(p["pid"]) for p in probe.get("gpu_processes") or () if p["gpu"] == gpu.get("uuid"))
+        used = gpu.get("memory_used") or 0
+        if held or used > GPU_USED_MIB:
+            by = f" by processes {held}" if held else ""
+            found.append((f"{label}: {used} MiB are in use{by}", "end what holds it, or replace the pod"))
+    imports = probe.get("imports") or {}
+    if wanted.cuda and gpus and imports.get("torch") and not imports.get("cuda"):
+        what = f"torch {imports['torch']} was built without CUDA, the pod has {len(gpus)} GPUs"
+        found.append((what, "choose an image with a CUDA build of PyTorch"))
+    return found

@@ -1,0 +1,163 @@
+"""Stage preflight: what would only fail later, found now, pod by pod, each with its remedy."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from typing import Any
+
+from uvcc_console.core import events as ev
+from uvcc_console.fleet import hearing
+from uvcc_console.plan.schema import CommandJob, LmJob, PrivateJob
+from uvcc_console.rollout.context import Member, Rollout, all_of, each
+from uvcc_console.rollout.stages.fleet.findings import Finding, Wanted, free_memory, judge
+from uvcc_console.rollout.stages.links import fabric
+from uvcc_console.rollout.stages.links.ports import python_of
+from uvcc_console.rollout.stages.links.relay import relay_link
+from uvcc_console.rollout.stages.training import lm
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import UvccError
+
+PROBE_S = 180.0  # of a pod among many that share a machine
+CPU_OFFER = "CPU"  # how the market names a machine without GPUs; it counts one all the same
+_CHEAPER = "pods without GPUs would do, and cost less: fleet.gpu CPU_NODE"
+_GPU_PROCESSES = "nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv,noheader"
+_PING = """
+import json, ssl, sys, time, urllib.request
+trust = ssl.create_default_context(cafile=sys.argv[2]) if sys.argv[2] else None
+took = []
+for _ in range(5):
+    t = time.perf_counter()
+    with urllib.request.urlopen(sys.argv[1], timeout=5, context=trust) as r:
+        r.read()
+    took.append(time.perf_counter() - t)
+print(json.dumps({"rtt_ms": round(1000 * sorted(took)[2], 3)}))
+"""
+
+
+async def preflight(ctx: Rollout) -> str:
+    """Probe every pod and every pair that must talk. Raises UvccError naming the first problem; all are journalled.
+
+    The cheap looks come first; what costs a moment of every pod is not tried on a fleet that has failed already.
+    """
+    profile = ctx.plan.profile
+    probes = await each(ctx.members.values(), _probe)
+    gpus = 0 if profile.fleet.gpu.startswith(CPU_OFFER) else profile.fleet.gpus * bool(profile.fleet.gpu)
+    wanted = Wanted(profile.gates, gpus, computes_on_gpus(profile.job))
+    findings = judge(probes, wanted)
+    facts = {name: _facts(probe) for name, probe in probes.items()}
+    for name, probe in probes.items():
+        ctx.members[name].probe = probe
+
+    def add(found: dict[str, dict[str, Any]]) -> None:
+        for name, more in found.items():
+            facts[name] |= more
+
+    if profile.job.kind == "private" and profile.link not in ("direct", "nats") and not findings:
+        add({name: {"relay_rtt_ms": ms} for name, ms in (await _relay_round_trips(ctx)).items()})
+    if isinstance(profile.job, LmJob) and not findings:
+        fits = await lm.fits(ctx)
+        findings += [Finding(n, str(f["error"]), str(f["cure"])) for n, f in fits.items() if not f["ok"]]
+        add({n: {k: v for k, v in f.items() if k not in ("ok", "error", "cure")} for n, f in fits.items()})
+    if profile.dp_preflight and not isinstance(profile.job, CommandJob):
+        for look in (fabric.ports, fabric.ranks):
+            if not findings:
+                found = await look(ctx)
+                findings += found.findings
+                add(dict(found.facts))
+    _tell(ctx, facts, findings)
+    if (idle := _idle_gpus(probes)) and not wanted.cuda and not isinstance(profile.job, CommandJob):
+        text = f"{idle} GPUs stay idle: a {profile.job.kind} job of this profile computes on the pods' processors"
+        ctx.say(ev.Alert(level="warn", name="gpu_idle", text=text, remedy=_CHEAPER))
+    if findings:
+        first = findings[0]
+        raise UvccError(f"pod {first.pod}: {first.what}", first.remedy)
+    return f"{len(probes)} pods{_summary(facts)}"
+
+
+def computes_on_gpus(job: PrivateJob | LmJob | CommandJob) -> bool:
+    """Whether workers of this job need a torch that reaches the GPUs. Secret shares are computed on processors; a
+    language model is where its profile says ``runtime.device: cpu``; what a command does is its own affair.
+    """
+    return isinstance(job, LmJob) and job.overrides.get("runtime", {}).get("device", "auto") != "cpu"
+
+
+def _idle_gpus(probes: dict[str, dict[str, Any]]) -> int:
+    return sum(len(probe.get("gpus") or ()) for probe in probes.values())
+
+
+def _facts(probe: dict[str, Any]) -> dict[str, Any]:
+    imports = probe.get("imports") or {}
+    facts = {
+        "clock_skew_s": round(probe["skew_s"], 4),
+        "disk_free_mib": probe["disk"]["free_mib"],
+        "memory_mib": free_memory(probe["memory"]) or 0.0,
+        "cpus": probe.get("cpus"),
+        "gpus": [g.get("name") for g in probe.get("gpus", [])],
+        "driver": next((g.get("driver_version") for g in probe.get("gpus", [])), None),
+        "cuda": imports.get("cuda") or None,
+        "nccl": imports.get("nccl") or None,
+    }
+    return {k: v for k, v in facts.items() if v is not None}
+
+
+def _tell(ctx: Rollout, facts: dict[str, dict[str, Any]], findings: list[Finding]) -> None:
+    """One event per pod."""
+    for name, fields in facts.items():
+        mine = [f for f in findings if f.pod == name]
+        if mine:
+            fields |= {"problems": [f.what for f in mine], "remedies": [f.remedy for f in mine]}
+        event = "dp_preflight_failed" if mine else "dp_preflight_ok"
+        ctx.say(ev.EngineEvent(pod=name, level="error" if mine else "info", event=event, fields=fields, at=time.time()))
+
+
+def _summary(facts: dict[str, dict[str, Any]]) -> str:
+    """The slowest of everything that was measured."""
+    rtts = [f["relay_rtt_ms"] for f in facts.values() if "relay_rtt_ms" in f]
+    pairs = [v for f in facts.values() for k, v in f.items() if k.startswith("pair_")]
+    sums = [v for f in facts.values() for k, v in f.items() if k.startswith("all_reduce_")]
+    said = [f"relay round trip {max(rtts):.1f} ms at most"] if rtts else []
+    if pairs:
+        least = min(min(p["out_mib_s"], p["in_mib_s"]) for p in pairs)
+        said.append(f"between parties {max(p['rtt_ms'] for p in pairs):.1f} ms and {least:.1f} MiB/s at worst")
+    if sums:
+        said.append(f"all_reduce {min(s['mib_s'] for s in sums):.0f} MiB/s at worst ({sums[0]['backend']})")
+    return "".join(f", {s}" for s in said)
+
+
+async def _probe(member: Member) -> dict[str, Any]:
+    before = time.time()
+    ack = await member.channel.request(wire.PROBE, timeout=PROBE_S)
+    after = time.time()
+    probe = hearing.probed(ack, member.name)
+    # the pod's clock was read somewhere between the two: half the trip is the error, not the skew
+    probe["skew_s"] = _outside(float(probe["clock"]["ts"]), before, after)
+    if probe.get("gpus"):
+        probe["gpu_processes"] = parse_processes(await member.ssh.sh(_GPU_PROCESSES, timeout=30.0))
+    return probe
+
+
+def parse_processes(listed: str) -> list[dict[str, Any]]:
+    """``pid, gpu`` lines of nvidia-smi; anything else (no permission, not supported) is no process."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in listed.splitlines()]
+    return [{"pid": int(r[0]), "gpu": r[1]} for r in rows if len(r) == 2 and r[0].isdigit()]
+
+
+def _outside(ts: float, before: float, after: float) -> float:
+    """How far ``ts`` lies outside [before, after]; 0 inside."""
+    return ts - after if ts > after else ts - before if ts < before else 0.0
+
+
+async def _relay_round_trips(ctx: Rollout) -> dict[str, float]:
+    """Start the relays of the first phase and time a request to its replica's from every pod, in milliseconds."""
+    phase, stream = ctx.plan.phases.get("smoke") or ctx.plan.phases["full"], ctx.plan.profile.link == "stream"
+    links = await all_of(relay_link(ctx, phase, replica=r, stream=stream) for r in range(phase.topology.replicas))
+
+    async def ping(member: Member) -> float:
+        link = links[member.request.replica]
+        url, ca = f"{link['relay_url']}/healthz", f".uvcc/{link['ca_file']}" if link["ca_file"] else ""
+        command = f"{python_of(member)} -S - {shlex.quote(url)} {shlex.quote(ca)}"
+        return float(json.loads(await member.ssh.sh(command, stdin=_PING.encode()))["rtt_ms"])
+
+    return await each(ctx.of_phase(phase), ping)

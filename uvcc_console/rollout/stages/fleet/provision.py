@@ -1,0 +1,236 @@
+"""Stages quote, provision, bootstrap and teardown: pods come into being, and are proven gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+from uvcc_console.core import events as ev
+from uvcc_console.fleet.agent_client import AgentClient
+from uvcc_console.fleet.bootstrap import bootstrap
+from uvcc_console.fleet.provider import Pod, Quote
+from uvcc_console.fleet.runclock import run_now
+from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.fleet.wheel import build_wheel
+from uvcc_console.plan.plan import derive
+from uvcc_console.rollout import ingest, priority
+from uvcc_console.rollout.context import Member, Rollout, each, readdress
+from uvcc_console.runs import processes
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+from uvcc_engine.contract.outside import said, tidy
+
+DELETE_TRIES = 3
+BACKOFF_S = 0.5
+KEEPER_GRACE_S = 45.0
+
+
+async def quote(ctx: Rollout) -> str:
+    """Price the fleet and hold it against the caps and the wallet; nothing is created yet."""
+    limits = ctx.plan.profile.limits
+    found = await ctx.provider.quote([m.request for m in ctx.members.values()])
+    hourly = found.hourly
+    most = min(limits.total, hourly * limits.ttl / 3600.0)
+    ctx.quoted = {line.request.name: line.price_hr for line in found.lines}
+    ctx.say(_quoted(found, most))
+    if hourly > limits.hourly:
+        raise ConfigError(
+            f"the fleet costs {hourly:.2f} $/h, limits.hourly is {limits.hourly:.2f}",
+            "raise the cap or take fewer pods",
+        )
+    if found.wallet is not None and found.wallet < most:
+        # an empty wallet ends pods without a word, so a run that it cannot see through is not begun
+        what = f"the wallet holds {found.wallet:.2f} $, the run may cost {most:.2f}"
+        raise ConfigError(what, "top it up, or lower limits.total or limits.ttl")
+    ctx.say(ev.CostTick(hourly=0.0, spent=0.0, forecast=most, runway_h=found.runway_h))
+    said = f", {most:.2f} $ at most" if hourly else ""
+    lasts = f", the wallet lasts {found.runway_h:.1f} h" if found.runway_h is not None else ""
+    return f"{len(found.lines)} pods, {hourly:.2f} $/h{said}{lasts}"
+
+
+def _quoted(found: Quote, most: float) -> ev.EngineEvent:
+    """The quote for the log: each pod's offer and price, and how many offers each constraint removed."""
+    fields = {
+        "hourly": round(found.hourly, 4),
+        "at_most": round(most, 2),
+        "wallet": found.wallet,
+        "pods": [f"{line.request.name} {line.provider} {line.price_hr:.2f} $/h" for line in found.lines],
+        "funnel": [f"{s.constraint}: {s.left} left, {s.removed} removed" for s in found.funnel],
+    }
+    return ev.EngineEvent(pod="", level="info", event="quote", fields=fields)
+
+
+async def provision(ctx: Rollout) -> str:
+    """Create every pod and log in. Idempotent: a pod that exists under its name is adopted.
+
+    The intent is in the journal before the provider hears of it, so that a crash in between leaks nothing; and the
+    halt sidecar, which ends a run that lost its conductor, runs before there is anything to pay for.
+    """
+    ctx.say(*(ctx.pod_event(m, "creating") for m in ctx.members.values() if m.pod is None))
+    if not processes.running(ctx.run_dir, processes.HALTD):
+        ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)
+    await each(ctx.members.values(), lambda m: one_pod(ctx, m))
+    return f"{len(ctx.members)} pods"
+
+
+async def one_pod(ctx: Rollout, member: Member) -> None:
+    """Rent (or take over) one pod and log in to it."""
+    make = take_over(ctx, member) if ctx.plan.profile.fleet.attach_prefix else ctx.provider.create(member.request)
+    creating = asyncio.ensure_future(make)
+    try:
+        readdress(member, await asyncio.shield(creating))
+    except asyncio.CancelledError:
+        # what a create under way has made must be known before anything is deleted, or it would be missed
+        with contextlib.suppress(UvccError):
+            readdress(member, await creating)
+        raise
+    assert member.pod is not None
+    ctx.say(ctx.pod_event(member, "booting"))
+    readdress(member, await ctx.provider.wait_ready(member.pod))
+    await connect(ctx, member)
+    ctx.say(ctx.pod_event(member, "ready"))
+
+
+async def take_over(ctx: Rollout, member: Member) -> Pod:
+    """The pod of this name that an earlier run kept; none is created. Raises ConfigError if there is none."""
+    found = {p.name: p for p in await ctx.provider.list(ctx.plan.prefix)}
+    if member.request.name not in found:
+        have = ", ".join(found) or "none"
+        what = f"there is no pod {member.request.name} to attach to; under this prefix: {have}"
+        raise ConfigError(what, "leave out fleet.attach_prefix to create pods, or see: uvcc pods")
+    return found[member.request.name]
+
+
+async def connect(ctx: Rollout, member: Member, patience_s: float = 60.0) -> None:
+    """Log in to the pod; its host key is pinned from the first contact on."""
+    assert member.pod is not None
+    if member.link is None:
+        known = ctx.bus.snapshot.pods.get(member.name)
+        pinned = (known.host_key if known else "") or ctx.pins.get(member.name, "")
+        member.link = PodLink(member.name, member.pod.address, ctx.key, host_key=pinned, jump=member.pod.jump)
+    await member.link.connect_until(patience_s)
+
+
+async def bring_up(ctx: Rollout) -> str:
+    """Wheel, Python and agent on every pod; one channel per agent stays open from here on."""
+    wheel = ctx.wheel = await asyncio.to_thread(build_wheel, ctx.run_dir / "wheel")
+    await each(ctx.members.values(), lambda m: one_agent(ctx, m))
+    return f"{len(ctx.members)} agents, code {wheel.sha256[:12]}"
+
+
+async def one_agent(ctx: Rollout, member: Member) -> None:
+    """Wheel, Python and agent on one pod, and the agent's channel."""
+    assert ctx.wheel is not None
+    seed = ctx.plan.seed
+    party, replica = member.request.party, member.request.replica
+    who = f"{party}/{replica}" if replica else str(party)
+    # what replaces a lost pod is somebody else, also in a run that can be repeated
+    secret = derive(seed, "identity", who).hex() if seed is not None and not member.replaced else ""
+
+    def progress(step: str, detail: str) -> None:
+        ctx.bus.record([ctx.pod_event(member, "ready", f"{step} {detail}".rstrip())])
+
+    profile = ctx.plan.profile
+    member.boot = await bootstrap(
+        member.ssh,
+        ctx.wheel,
+        progress,
+        identity_seed=secret,
+        packages=profile.fleet.packages,
+        preload="none" if profile.job.kind == "command" else "",
+        life_s=life_left(ctx),
+        give_way=priority.give_way(profile.fleet.provider, len(ctx.members)),
+    )
+    await attach(ctx, member)
+
+
+def life_left(ctx: Rollout) -> float:
+    """Seconds after which a pod ends the run's processes by itself: ours do it before, if they are still there.
+
+    Local pods have a time to live of their own. No market that we know ends a pod at a time given with the order, so
+    there it is the work that ends, not the bill.
+    """
+    if ctx.plan.profile.fleet.provider == priority.LOCAL:
+        return 0.0
+    lived = run_now(ctx.run_dir) - ctx.bus.snapshot.created
+    return max(0.0, ctx.plan.profile.limits.ttl - lived) + KEEPER_GRACE_S
+
+
+async def attach(ctx: Rollout, member: Member) -> None:
+    """Open the agent's channel and start turning what it says into events."""
+
+    def on_link(up: bool, detail: str) -> None:
+        ctx.bus.record([ev.LinkChanged(pod=member.name, path="ssh", up=up, detail=detail)])
+
+    cursors = {key: (v[0], v[1]) for key, v in ctx.cursors.get(member.name, {}).items()}
+    lease = ctx.plan.profile.halt.lease
+    member.agent = AgentClient(member.ssh, holder="conductor", lease_s=lease, cursors=cursors, on_link=on_link)
+    member.pump = ingest.start(ctx.bus, member)
+    hello = await member.agent.start()
+    shown = hello.get("identity")
+    member.identity = tidy(shown) if isinstance(shown, Mapping) else {}
+    member.probe = await member.agent.request(wire.PROBE)
+    ctx.say(ctx.pod_event(member, "agent", identity=said(member.identity.get("ed25519"), 500)))
+
+
+async def detach(member: Member) -> None:
+    """Close channel and link; pod, agent and workers stay."""
+    if member.pump is not None:
+        member.pump.cancel()
+    if member.agent is not None:
+        await member.agent.close()
+    if member.link is not None:
+        await member.link.close()
+    member.agent, member.link, member.pump = None, None, None
+
+
+async def teardown(ctx: Rollout) -> list[str]:
+    """Delete every pod of the run and prove that none is left; returns the names of those that could not be proven.
+
+    Works from what the provider lists as well as from what the journal knows, so a half-made fleet goes too.
+    """
+    known = {m.request.name: m for m in ctx.members.values()}
+    ctx.say(*(ctx.pod_event(m, "deleting") for m in known.values() if m.pod is not None))
+    for member in ctx.members.values():
+        await detach(member)
+    found = {p.name: p for p in await _listed(ctx) or []}
+    for m in ctx.members.values():
+        if m.pod is not None:
+            found.setdefault(m.pod.name, m.pod)
+    left = [name for name, gone in zip(found, await _delete_all(ctx, list(found.values())), strict=True) if not gone]
+    after = await _listed(ctx)
+    # a provider that does not answer proves nothing about pods that were never asked to be deleted
+    there = [p.name for p in after] if after is not None else [name for name in known if name not in found]
+    left += [name for name in there if name not in left]
+    gone = [ctx.pod_event(m, "gone") for m in known.values() if m.request.name not in left]
+    lost = [ctx.pod_event(m, "lost", "not proven gone") for m in known.values() if m.request.name in left]
+    ctx.say(*gone, *lost)
+    return left
+
+
+async def _listed(ctx: Rollout) -> list[Pod] | None:
+    """The run's pods at the provider; None when it does not answer, which is not the same as none."""
+    for attempt in range(DELETE_TRIES):
+        try:
+            return await ctx.provider.list(ctx.plan.prefix)
+        except UnreachableError as e:
+            text = f"the provider does not list its pods: {e}"
+            ctx.say(ev.Alert(level="error", name="list", text=text, remedy="uvcc pods --sweep looks again"))
+            await asyncio.sleep(BACKOFF_S * 2**attempt)
+    return None
+
+
+async def _delete_all(ctx: Rollout, pods: list[Pod]) -> list[bool]:
+    return list(await asyncio.gather(*(_delete(ctx, p) for p in pods)))
+
+
+async def _delete(ctx: Rollout, pod: Pod) -> bool:
+    for attempt in range(DELETE_TRIES):
+        try:
+            await ctx.provider.delete(pod)
+            return True
+        except UvccError as e:
+            ctx.say(ev.Alert(level="error", name="delete", text=str(e), remedy="uvcc pods --sweep", subject=pod.name))
+            await asyncio.sleep(BACKOFF_S * 2**attempt)
+    return False

@@ -1,0 +1,188 @@
+"""The network as the run will use it, tried before the run: ports both ways, ranks that add up, parties that talk.
+
+Ports are dialled between pods that must reach each other without a relay: the pods of one party, whose ranks meet, and
+for link ``direct`` the parties of a replica. Then the agents fork the run's own layout of ranks, of kind "preflight":
+they meet in the groups and over the links of the full run and leave what they measured on their pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from uvcc_console.fleet import hearing
+from uvcc_console.plan.plan import FULL, Phase, pod_name
+from uvcc_console.plan.schema import LmJob, PrivateJob
+from uvcc_console.rollout import priority
+from uvcc_console.rollout.context import Member, Rollout, each
+from uvcc_console.rollout.stages.fleet.findings import Finding
+from uvcc_console.rollout.stages.links.ports import python_of
+from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, dial_all, links_for, relay_tokens
+from uvcc_console.rollout.stages.links.worlds import meeting_places
+from uvcc_console.rollout.stages.training.agree import identity_of
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.topology import PARTIES, Coord
+
+NAME = "preflight"
+START_S = 120.0
+RANK_S = 30.0  # for the ranks of a party to meet; a world of many takes longer
+PER_RANK_S = 2.0
+POLL_S = 0.1
+REDUCE_MIB = 2.0
+PAIR_MIB = 2.0
+_REMEDY_PORTS = "open the pods' ports to each other, or take pods of one network: a provider's firewall or port mapping"
+_GATHER = """
+import glob, json, os, sys
+print(json.dumps([json.load(open(p)) for p in sorted(glob.glob(os.path.join(sys.argv[1], "preflight_*.json")))]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """What was found by pod: facts to show, and what must not be."""
+
+    facts: Mapping[str, dict[str, Any]]
+    findings: tuple[Finding, ...]
+
+
+def phase_of(ctx: Rollout) -> Phase:
+    """The full run's layout under a run id of its own, so that nothing of it meets the run's messages."""
+    return replace(ctx.plan.phases[FULL], name=NAME, engine_run=f"{ctx.plan.run}.{NAME}", kind=NAME, steps=0)
+
+
+async def ports(ctx: Rollout) -> Fabric:
+    """Dial every pod from every pod that will need it. A way between parties is needed for link ``direct`` only."""
+    wanted: dict[str, list[str]] = {name: [] for name in ctx.members}
+    across: set[tuple[str, str]] = set()
+    for a in ctx.members.values():
+        for b in ctx.members.values():
+            if a is b:
+                continue
+            if a.request.party == b.request.party:
+                wanted[a.name].append(b.name)
+            elif a.request.replica == b.request.replica and ctx.plan.profile.link in ("direct", "auto"):
+                wanted[a.name].append(b.name)
+                across.add((a.name, b.name))
+    ways = await dial_all(ctx, wanted)
+    findings, open_ways = [], dict.fromkeys(ctx.members, 0)
+    for (source, target), way in ways.items():
+        if isinstance(way, float):
+            open_ways[source] += 1
+        elif (source, target) not in across or ctx.plan.profile.link == "direct":
+            findings.append(Finding(source, f"it cannot open a connection to {target}: {way}", _REMEDY_PORTS))
+    facts = {n: {"ports_open": f"{open_ways[n]}/{len(wanted[n])}"} for n in ctx.members if wanted[n]}
+    return Fabric(facts, tuple(findings))
+
+
+async def ranks(ctx: Rollout) -> Fabric:
+    """Have the agents fork the full run's ranks, let them measure, and gather what they left."""
+    phase = phase_of(ctx)
+    private = isinstance(ctx.plan.profile.job, PrivateJob)
+    links = await links_for(ctx, phase) if private else {}
+    worlds = await meeting_places(ctx, phase) if private else {}
+    provider = ctx.plan.profile.fleet.provider
+    slow = priority.stretch(provider, sum(1 for _ in phase.coords()))
+    limit = slow * (RANK_S + PER_RANK_S * phase.topology.workers_per_party)
+
+    async def one(member: Member) -> list[dict[str, Any]]:
+        there = f".uvcc/runs/{phase.engine_run}"
+        await member.ssh.sh(f"umask 077; rm -rf {there}/preflight_*.json; mkdir -p {there}")
+        if private:
+            token = relay_tokens(ctx, phase, member.request.replica)[member.request.party]
+            await member.ssh.put(token.encode(), f"{there}/{TOKEN_FILE}")
+        specs = [_spec(ctx, phase, c, links, worlds, limit).to_json() for c in phase.coords(member.name)]
+        await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=slow * START_S)
+        await _ended(member, phase, 4 * limit)
+        command = f"{python_of(member)} -S - {shlex.quote(there)}"
+        return list(json.loads(await member.ssh.sh(command, stdin=_GATHER.encode())))
+
+    try:
+        found = await each(ctx.of_phase(phase), one)
+    finally:
+        await _stop_relays(ctx, phase)
+    return judge(found, {m.name: len(phase.coords(m.name)) for m in ctx.of_phase(phase)})
+
+
+def _spec(
+    ctx: Rollout,
+    phase: Phase,
+    coord: Coord,
+    links: Mapping[str, dict[str, Any]],
+    worlds: Mapping[str, dict[str, str]],
+    limit: float,
+) -> WorkerSpec:
+    profile, t = ctx.plan.profile, phase.topology
+    job: dict[str, Any] = {"timeout_s": limit, "reduce_mib": REDUCE_MIB, "pair_mib": PAIR_MIB, "device": "cpu"}
+    if isinstance(profile.job, LmJob):
+        job["device"] = str(profile.job.overrides.get("runtime", {}).get("device", "auto"))
+    elif isinstance(profile.job, PrivateJob):
+        job["peers"] = {str(p): identity_of(ctx, p, coord.replica).to_json() for p in range(PARTIES)}
+    return WorkerSpec(
+        run=phase.engine_run,
+        kind=NAME,
+        coord=str(coord),
+        topology={"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches},
+        job=job,
+        link=dict(links.get(str(coord), {})),
+        env={
+            **priority.environment(profile.fleet.provider, sum(1 for _ in phase.coords())),
+            **profile.env,
+            **worlds.get(str(coord), {}),
+        },
+    )
+
+
+async def _ended(member: Member, phase: Phase, patience_s: float) -> None:
+    """Wait for the end of this pod's ranks. Raises UvccError if they take too long; they are ended then."""
+    try:
+        async with asyncio.timeout(patience_s):
+            while True:
+                ack = await member.channel.request(wire.WATCH, run=phase.engine_run)
+                if all(w["state"] == "exited" for w in hearing.workers(ack, member.name)):
+                    return
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        await member.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal="KILL")
+        what = f"pod {member.name}: its ranks did not end in {patience_s:.0f} s"
+        raise UvccError(what, "see the workers' logs on the pod") from None
+
+
+async def _stop_relays(ctx: Rollout, phase: Phase) -> None:
+    hosts = [m for m in ctx.of_phase(phase) if m.name == pod_name(0, m.request.replica) and m.agent is not None]
+    stops = (m.channel.request(wire.RELAY, run=phase.engine_run, action="stop") for m in hosts)
+    await asyncio.gather(*stops, return_exceptions=True)  # what is left ends with the pod
+
+
+def judge(reports: Mapping[str, list[dict[str, Any]]], expected: Mapping[str, int]) -> Fabric:
+    """Facts and findings out of the ranks' reports, by pod. Pure."""
+    facts: dict[str, dict[str, Any]] = {}
+    findings = []
+    for pod, found in reports.items():
+        if len(found) < expected[pod]:
+            what = f"{expected[pod] - len(found)} of its {expected[pod]} ranks ended without a report"
+            findings.append(Finding(pod, what, "see the workers' logs on the pod: memory, or torch"))
+        for report in found:
+            for trouble in report["trouble"]:
+                cure = f"{trouble['cure']}; " if trouble["cure"] else ""
+                findings.append(Finding(pod, f"{report['coord']}: {trouble['what']}", cure + _REMEDY_PORTS))
+        facts[pod] = _slowest(found)
+    return Fabric(facts, tuple(findings))
+
+
+def _slowest(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each group its slowest rank, of each pair what its rank measured."""
+    facts: dict[str, Any] = {}
+    for report in reports:
+        for name, group in report["groups"].items():
+            known = facts.get(f"all_reduce_{name}")
+            if known is None or group["mib_s"] < known["mib_s"]:
+                facts[f"all_reduce_{name}"] = {**group, "backend": report["backend"]}
+        for peer, pair in report["pairs"].items():
+            facts[f"pair_p{peer}"] = pair
+    return facts

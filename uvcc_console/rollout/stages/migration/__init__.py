@@ -1,0 +1,1 @@
+"""Going on elsewhere: on other pods, from an earlier checkpoint, with shares handed over."""

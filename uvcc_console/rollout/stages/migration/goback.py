@@ -1,0 +1,68 @@
+"""Going on from an earlier checkpoint, which only the operator decides: ``uvcc resume RUN --from STEP``.
+
+A private run repeats from there the very messages that it sent before, under the same masks, and every one of them must
+match what was recorded. Where that cannot be, because the record is damaged, ``--from 0`` starts over under the next
+attempt number, whose masks are others; transcripts and checkpoints of the attempt before are moved aside on the pods.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.plan.plan import Phase
+from uvcc_console.rollout.context import Member, Rollout, each
+from uvcc_console.rollout.stages.migration import homing
+from uvcc_console.runs import processes
+from uvcc_engine.contract.errors import UvccError
+
+_LIST: Final = (
+    'cd .uvcc/runs/{run}/checkpoints 2>/dev/null || exit 0; for d in step-*; do [ -d "$d" ] && echo "$d"; done; :'
+)
+_STEP: Final = re.compile(r"step-(\d{1,9})")
+
+
+async def chosen(ctx: Rollout, phase: Phase) -> int:
+    """The step that was chosen to go on from, -1 if none was; each choice counts once.
+
+    A language model's checkpoint that is only home is brought to its pod. Raises UvccError naming the steps that every
+    pod has if it is none of them.
+    """
+    wanted, ctx.start_from = ctx.start_from, None
+    if wanted is None or wanted == 0:
+        return -1 if wanted is None else 0
+    if phase.kind == "command":
+        raise UvccError("a command has no checkpoints that could be chosen", "uvcc resume starts it again")
+    held = await each(ctx.of_phase(phase), lambda m: steps_on(m, phase))
+    common = set.intersection(*held.values())
+    if wanted in common:
+        return wanted
+    home = homing.steps_at_home(ctx, phase) if phase.kind == "lm" else set()
+    if wanted in home:
+        await each(ctx.of_phase(phase), lambda m: homing.bring_back(ctx, phase, m, wanted))
+        return wanted
+    there = ", ".join(map(str, sorted(common | home))) or "none"
+    raise UvccError(
+        f"there is no checkpoint of step {wanted}; there are those of steps {there}", "uvcc resume --from one"
+    )
+
+
+async def steps_on(member: Member, phase: Phase) -> set[int]:
+    """Steps of the committed checkpoints on a pod, whole or not."""
+    listed = (await member.ssh.sh(_LIST.format(run=phase.engine_run))).splitlines()
+    return {int(m[1]) for line in listed if (m := _STEP.fullmatch(line.strip()))}
+
+
+def masks(ctx: Rollout, phase: Phase, start: int) -> int:
+    """The attempt number that the next start's masks depend on: one more where a run starts over, else as before."""
+    before = 0
+    journal = Journal(ctx.run_dir / processes.JOURNAL, readonly=True)
+    try:
+        for _, event in journal.since(0, limit=1_000_000, kinds=(ev.PhaseStarted.kind,)):
+            if isinstance(event, ev.PhaseStarted) and event.engine_run == phase.engine_run:
+                before = event.masks
+    finally:
+        journal.close()
+    return before + 1 if start == 0 and phase.kind == "private" else before

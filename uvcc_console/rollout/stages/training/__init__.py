@@ -1,0 +1,1 @@
+"""Agreement on a policy, then the phases in which workers train."""

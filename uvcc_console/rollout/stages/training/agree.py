@@ -1,0 +1,206 @@
+"""Before a phase can run: inputs shared by the data owner, a policy that all three parties signed, a relay."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uvcc_console.plan.plan import Phase, derive, pod_name
+from uvcc_console.plan.schema import PrivateJob
+from uvcc_console.rollout.context import Member, Rollout, each
+from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, relay_tokens
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE
+from uvcc_engine.transcript.canonical import canonical
+from uvcc_engine.transcript.identity import PublicIdentity
+from uvcc_engine.transcript.policy import Policy, PolicyParty, check_signatures, write_signatures
+
+SHARE_S = 300.0
+CHECK_S = 120.0
+INPUTS_FILE = "inputs.sealed"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A policy with all three signatures, as it lies in ``artifacts/<phase>``."""
+
+    policy: Policy
+    folder: Path
+
+
+def identity_of(ctx: Rollout, party: int, replica: int) -> PublicIdentity:
+    """The identity born on a pod. That of a party's first pod is the party's own: it signs the policy."""
+    member = ctx.members[pod_name(party, replica)]
+    if not member.identity:
+        raise ConfigError(f"pod {member.name} shows no identity", "bootstrap it first")
+    return PublicIdentity.from_json(member.identity)
+
+
+def _sealed(ctx: Rollout, pods: list[dict[str, Any]]) -> tuple[Path, Path]:
+    """Where the shares for these pods lie, and the list that they were sealed to: one of each per set of identities."""
+    folder = ctx.run_dir / "owner"
+    first = folder / "parties.json"
+    if not first.exists() or json.loads(first.read_text()) == pods:
+        return folder / "sealed", first
+    other = hashlib.sha256(canonical(pods)).hexdigest()[:8]
+    return folder / f"sealed-{other}", folder / f"parties-{other}.json"
+
+
+def _pods(ctx: Rollout) -> list[dict[str, Any]]:
+    replicas = range(ctx.plan.phases["full"].topology.replicas)
+    return [identity_of(ctx, p, r).to_json() for r in replicas for p in range(PARTIES)]
+
+
+async def share_inputs(ctx: Rollout) -> dict[str, Any]:
+    """Have the data owner's program split and seal the inputs, in a process of its own.
+
+    It runs once per rollout, and once more when a pod was replaced: the shares of the lost one were for it alone.
+    Returns what the policy binds (``commitments``, ``owner``). Shares leave that process only as sealed files.
+    """
+    folder = ctx.run_dir / "owner"
+    pods = _pods(ctx)
+    out, parties = _sealed(ctx, pods)
+    done = out / "commitments.json"
+    if done.exists():
+        return dict(json.loads(done.read_text()))
+    job = ctx.plan.profile.job
+    assert isinstance(job, PrivateJob)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    whole = {k: v for k, v in ctx.plan.phases["full"].job.items() if k != "start"}
+    (folder / "job.json").write_text(json.dumps(whole))
+    parties.write_text(json.dumps(pods))
+    command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--job", str(folder / "job.json")]
+    command += ["--parties", str(parties), "--owner", str(folder / "identity"), "--out", str(out)]
+    command += ["--seed", str(ctx.plan.seed)] if ctx.plan.seed is not None else []
+    await _run([*command, *_owners_files(job)], "sharing the inputs", SHARE_S)
+    try:
+        return dict(json.loads(done.read_text()))
+    except (OSError, ValueError) as e:
+        raise UnreadableError(f"the data owner's program left no commitments: {e}") from e
+
+
+async def check_job(ctx: Rollout) -> None:
+    """Have the data owner's program say whether model, job and data fit, before anything is paid for.
+
+    Raises UvccError with the engine's own words if they do not.
+    """
+    job, phase = ctx.plan.profile.job, ctx.plan.phases["full"]
+    if not isinstance(job, PrivateJob):
+        return
+    wanted = ctx.run_dir / "job.json"
+    wanted.write_text(json.dumps(dict(phase.job)))
+    t = phase.topology
+    sizes = {"--workers": t.workers_per_party * t.microbatches, "--stages": t.stages, "--tensor": t.tensor}
+    sizes |= {"--replicas": t.replicas, "--microbatches": t.microbatches}
+    command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--check", str(wanted)]
+    command += [part for flag, size in sizes.items() for part in (flag, str(size))]
+    await _run([*command, *_owners_files(job)], "checking the job", CHECK_S)
+
+
+def _owners_files(job: PrivateJob) -> list[str]:
+    named = {"--data": job.data, "--labels": job.labels, "--weights": job.weights}
+    return [part for flag, path in named.items() if path for part in (flag, str(Path(path).expanduser()))]
+
+
+async def _run(command: list[str], what: str, limit: float) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=env,
+    )
+    try:
+        async with asyncio.timeout(limit):
+            _, err = await process.communicate()
+    except TimeoutError:
+        raise UvccError(f"{what} took longer than {limit:.0f} s", "is the data file too large?") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        lines = err.decode(errors="replace").strip().splitlines()
+        raise UvccError(f"{what} failed: {lines[-1] if lines else process.returncode}", "see fleet and job")
+
+
+def parties_of(ctx: Rollout, phase: Phase) -> list[PolicyParty]:
+    """The parties as a policy of this phase names them: identities born on the pods, and where those run."""
+    parties = []
+    for party in range(PARTIES):
+        pod = ctx.members[pod_name(party, 0)].pod
+        assert pod is not None
+        public, *others = (identity_of(ctx, party, r) for r in range(phase.topology.replicas))
+        parties.append(PolicyParty(party, public, pod.provider, pod.region or "unknown", tuple(others)))
+    return parties
+
+
+def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
+    """The policy of a phase. It names no run and no time, so the same seed gives the same policy."""
+    if ctx.wheel is None:
+        raise UnreadableError(f"the engine's wheel is missing in {ctx.run_dir}", "tear down and start a new run")
+    profile = ctx.plan.profile
+    job = dict(phase.job)
+    model = hashlib.sha256(b"UVCC_MODEL_V1" + canonical({"model": job["model"], "seed": job["seed"]})).hexdigest()
+    return Policy.build(
+        job=job,
+        model_hash=model,
+        code_hash=ctx.wheel.sha256,
+        topology=phase.topology,
+        parties=parties_of(ctx, phase),
+        owner=str(shared["owner"]),
+        commitments=list(shared["commitments"]),
+        reveal=list(job["reveal"]),
+        limits={"hourly": profile.limits.hourly, "total": profile.limits.total, "ttl_s": profile.limits.ttl},
+        nonce=derive(ctx.plan.seed, "nonce", phase.name).hex(),
+    )
+
+
+async def agree(ctx: Rollout, phase: Phase) -> Agreement:
+    """Draft the policy, have each party's agent check and sign it, keep it, and hand it to every pod of the phase.
+
+    An agreement that lies there already is used again: a resume runs under the policy that was signed.
+    """
+    folder = ctx.artifacts / phase.name
+    if (folder / SIGNATURES_FILE).exists():
+        agreement = Agreement(Policy.load(folder / POLICY_FILE), folder)
+    else:
+        policy = draft(ctx, phase, await share_inputs(ctx))
+        signers = [ctx.members[pod_name(p, 0)] for p in range(PARTIES)]
+        text = policy.canonical.decode()
+        acks = await each(signers, lambda m: m.channel.request(wire.POLICY, policy=text))
+        signatures = {m.request.party: str(acks[m.name]["signature"]) for m in signers}
+        check_signatures(policy, signatures)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / POLICY_FILE).write_bytes(policy.canonical)
+        write_signatures(folder / SIGNATURES_FILE, signatures)
+        agreement = Agreement(policy, folder)
+    await each(ctx.of_phase(phase), lambda m: _hand_over(ctx, phase, m, agreement))
+    return agreement
+
+
+def remote_dir(phase: Phase) -> str:
+    """The run directory of a phase on a pod, from the pod's home."""
+    return f".uvcc/runs/{phase.engine_run}"
+
+
+async def _hand_over(ctx: Rollout, phase: Phase, member: Member, agreement: Agreement) -> None:
+    """Policy, signatures, this pod's sealed inputs and its relay token; nobody else's."""
+    there = remote_dir(phase)
+    await member.ssh.sh(f"umask 077; mkdir -p {there}")
+    for name in (POLICY_FILE, SIGNATURES_FILE):
+        await member.ssh.put(agreement.folder / name, f"{there}/{name}")
+    party, replica = member.request.party, member.request.replica
+    sealed = f"sealed-p{party}r{replica}.bin" if replica else f"sealed-p{party}.bin"
+    await member.ssh.put(_sealed(ctx, _pods(ctx))[0] / sealed, f"{there}/{INPUTS_FILE}")
+    await member.ssh.put(relay_tokens(ctx, phase, replica)[party].encode(), f"{there}/{TOKEN_FILE}")

@@ -1,0 +1,122 @@
+"""What a language-model job has instead of shares and proofs: a fit before the launch, a checkpoint after it.
+
+Its weights are the operator's own, so its checkpoints come home (``homing``); before the last one counts, the pod has
+read every byte of it, and here it is read once more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from uvcc_console.core import events as ev
+from uvcc_console.fleet.bootstrap import CACHES
+from uvcc_console.plan.plan import FULL, Phase
+from uvcc_console.plan.schema import LmJob
+from uvcc_console.rollout.context import Member, Rollout, each
+from uvcc_console.rollout.stages.migration import homing
+from uvcc_engine.contract import checkpoint
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.safepaths import shown
+
+FIT_S = 300.0
+VERIFY_S = 900.0
+_VERIFY = """
+import json, sys
+from pathlib import Path
+from uvcc_engine.contract import checkpoint
+bad = []
+found = checkpoint.latest_verified(
+    Path(sys.argv[1]) / "checkpoints", run=sys.argv[2], on_bad=lambda path, error: bad.append(str(error)))
+files = {n: f for r in found.ranks.values() for n, f in r.files.items()} if found else {}
+print(json.dumps({"step": found.step if found else -1, "sha256": found.sha256 if found else "", "files": files,
+                  "bad": bad}))
+"""
+
+
+async def fits(ctx: Rollout) -> dict[str, dict[str, Any]]:
+    """Have every pod resolve the full job and say what it needs: memory, ranks, tokenizer, a first batch of data.
+
+    By pod: the facts, or ``error`` and ``cure``. Costs a few seconds, and the download of one batch.
+    """
+    phase = ctx.plan.phases[FULL]
+    asked = {"job": dict(phase.job), "ranks": phase.topology.replicas, "env": dict(ctx.plan.profile.env)}
+
+    async def one(member: Member) -> dict[str, Any]:
+        command = _engine(ctx, member, "-m uvcc_engine.train.check")
+        return _answer(member, await member.ssh.sh(command, timeout=FIT_S, stdin=json.dumps(asked).encode()))
+
+    return await each(ctx.of_phase(phase), one)
+
+
+async def verify_phase(ctx: Rollout, phase: Phase) -> str:
+    """The phase left a checkpoint of its last step that is whole and is the one its result names.
+
+    Of the full run it is fetched. Raises VerificationError naming the pod.
+    """
+    found = await each(ctx.of_phase(phase), lambda m: _verified(ctx, phase, m))
+    job = ctx.plan.profile.job
+    fetch = phase.name == FULL and isinstance(job, LmJob) and job.fetch_checkpoint
+    for name, there in found.items():
+        member = ctx.members[name]
+        if fetch and isinstance(job, LmJob):
+            step, sha256, keep = int(there["step"]), str(there["sha256"]), job.fetch_keep
+            await homing.bring_home(ctx, phase, member, step, sha256, keep=keep, rate=math.inf)
+        fields = {"step": there["step"], "sha256": there["sha256"], "phase": phase.name, "fetched": fetch}
+        ctx.say(ev.EngineEvent(pod=name, level="info", event="checkpoint_verified", fields=fields))
+    first = next(iter(found.values()))
+    size = sum(int(f["bytes"]) for f in first["files"].values()) / (1 << 20)
+    return f"checkpoint of step {first['step']}, {size:.1f} MiB, {first['sha256'][:12]}" + (", fetched" * fetch)
+
+
+async def _verified(ctx: Rollout, phase: Phase, member: Member) -> dict[str, Any]:
+    there = f'"$HOME"/.uvcc/runs/{shlex.quote(phase.engine_run)}'
+    command = _engine(ctx, member, f"-S - {there} {shlex.quote(phase.engine_run)}")
+    found = told(member.name, _answer(member, await member.ssh.sh(command, timeout=VERIFY_S, stdin=_VERIFY.encode())))
+    if found["step"] != phase.steps:
+        why = f": {found['bad'][0]}" if found["bad"] else ""
+        raise VerificationError(
+            "checkpoint", f"pod {member.name} has none of step {phase.steps} that verifies{why}", "resume the run"
+        )
+    reported = {h for key, h in ctx.bus.snapshot.result_hashes.items() if key.startswith(f"{phase.name}/")}
+    if reported and not reported & {str(f["sha256"]) for f in found["files"].values()}:
+        raise VerificationError(
+            "checkpoint", f"the checkpoint of pod {member.name} is not the result that was reported", "start a new run"
+        )
+    return found
+
+
+def told(pod: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pod says of its checkpoint, in the form that it must have. Raises VerificationError for any other."""
+    try:
+        described = {
+            checkpoint.checked_name(name): checkpoint.checked_file(name, file)
+            for name, file in dict(answer["files"]).items()
+        }
+        step, sha256, bad = answer["step"], answer["sha256"], [str(b)[:200] for b in answer["bad"]]
+        if type(step) is not int or not isinstance(sha256, str) or not re.fullmatch(r"([0-9a-f]{64})?", sha256):
+            raise ValueError("its step or its hash is none")
+        return {"step": step, "sha256": sha256, "files": described, "bad": bad}
+    except (KeyError, TypeError, ValueError, ConfigError) as e:
+        what = f"pod {pod} describes its checkpoint in a way that none is: {shown(str(e))}"
+        raise VerificationError("checkpoint", what, "look at that pod by hand") from e
+
+
+def _engine(ctx: Rollout, member: Member, arguments: str) -> str:
+    """A command line that runs the pod's Python with this run's engine."""
+    if ctx.wheel is None:
+        raise UnreadableError(f"the engine's wheel is missing in {ctx.run_dir}", "tear down and start a new run")
+    python = shlex.quote(member.boot.python if member.boot else "python3")
+    site = f'"$HOME"/.uvcc/{shlex.quote(ctx.wheel.site_name)}'
+    return f"OMP_NUM_THREADS=1 PYTHONPATH={site} {CACHES} exec {python} {arguments}"
+
+
+def _answer(member: Member, text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text.splitlines()[-1]))
+    except (ValueError, TypeError, IndexError, RecursionError):
+        raise UvccError(f"pod {member.name} answered {text[:80]!r}", "see the pod by hand") from None

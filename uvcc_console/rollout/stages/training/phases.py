@@ -1,0 +1,394 @@
+"""Stages drill, smoke and full: workers run, are watched, and end in a result, a halt or a named failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.shown import shown
+from uvcc_console.core.snapshot import Snapshot, WorkerView
+from uvcc_console.fleet import hearing
+from uvcc_console.halt import certificate
+from uvcc_console.plan.plan import SMOKE, Phase
+from uvcc_console.plan.schema import CommandJob
+from uvcc_console.rollout import ingest, priority
+from uvcc_console.rollout.context import Halted, Member, Rollout, each
+from uvcc_console.rollout.stages.links import relay
+from uvcc_console.rollout.stages.links.worlds import meeting_places
+from uvcc_console.rollout.stages.migration import goback, handover, succession
+from uvcc_console.rollout.stages.training import agree
+from uvcc_engine.contract import wire
+from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.topology import Coord
+from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE
+
+GRACE_S = 3.0
+KILL_S = 6.0
+DRILL_S = 60.0
+START_S = 120.0
+DESERTED_S = 15.0
+LONG_SMOKE = 20
+LAST_WORDS_S = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a phase cannot go on; ``coord`` names the worker whose last words explain it."""
+
+    what: str
+    cure: str = "uvcc resume goes on from the last common checkpoint"
+    coord: str = ""
+
+
+async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
+    """Start (or go on with) the workers of a phase; returns the pids of those started, none if they run already.
+
+    A phase that was started before is resumed under the same policy, from the last checkpoint all parties have, or the
+    one that the operator chose. It repeats the same messages under the same masks, so the attempt number that the masks
+    depend on stays as it was, unless the run starts over; ``PhaseStarted.attempt`` only counts the resumes.
+    """
+    s = ctx.bus.snapshot
+    known = s.engine_run == phase.engine_run
+    for member in ctx.of_phase(phase):
+        ingest.listen_for(member, phase)
+    if known and _running(s, phase):
+        await _watch(ctx, phase)
+        if ctx.start_from is not None:
+            ctx.start_from = None
+            ctx.say(
+                ev.Alert(level="warn", name="resume", text="the workers run: nothing was gone back to", remedy="F9")
+            )
+        return {}
+    start = await goback.chosen(ctx, phase) if known else -1
+    masks = goback.masks(ctx, phase, start) if known else 0
+    cited = await _cited(ctx, phase) if known and start < 0 else ""
+    private = phase.kind == "private"
+    agreement = await agree.agree(ctx, phase) if private else None
+    if phase.job.get("start") and not known:
+        await handover.hand_over(ctx, phase, succession.latest(ctx)[phase.name])
+    found = await relay.links_for(ctx, phase) if private else {}
+    worlds = await meeting_places(ctx, phase) if private else {}
+    attempt = s.attempt + 1 if known else 0
+    sid = agreement.policy.sid_job.hex() if agreement else ""
+    started = ev.PhaseStarted(
+        phase=phase.name,
+        engine_run=phase.engine_run,
+        steps=phase.steps,
+        sid_job=sid,
+        attempt=attempt,
+        certificate=cited,
+        start=start,
+        masks=masks,
+    )
+    ctx.say(started)
+    await _watch(ctx, phase)
+
+    async def begin(member: Member) -> dict[str, int]:
+        mine = [str(c) for c in phase.coords(member.name)]
+        env = _environment(ctx, phase)
+        made = [_spec(ctx, phase, c, found.get(c, {}), env | worlds.get(c, {}), resume=attempt > 0) for c in mine]
+        specs = [replace(spec, start=start, attempt=masks).to_json() for spec in made]
+        patience = _patience(ctx, START_S)
+        ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=patience)
+        listed = hearing.workers(ack, member.name)
+        hearing.own([w["coord"] for w in listed], mine.__contains__, member.name)
+        return {w["coord"]: w["pid"] for w in listed}
+
+    acks = await each(ctx.of_phase(phase), begin)
+    return {coord: pid for by_coord in acks.values() for coord, pid in by_coord.items()}
+
+
+async def _cited(ctx: Rollout, phase: Phase) -> str:
+    """Hold the pods' checkpoints against the certificate of the halt that this resumes; its hash, "" if there is none.
+
+    Raises VerificationError naming the first pod that does not hold what it held at the halt.
+    """
+    certified = await asyncio.to_thread(certificate.in_force, ctx.run_dir)
+    if certified is None or certified.engine_run != phase.engine_run:
+        return ""
+
+    async def check(member: Member) -> str:
+        if member.name not in certified.pods or member.replaced:
+            return ""
+        listed = await member.ssh.sh(certificate.listing(phase.engine_run))
+        return certificate.mismatch(member.name, certified.pods[member.name], listed)
+
+    for name, wrong in (await each(ctx.of_phase(phase), check)).items():
+        if wrong:
+            cure = f"put {name}'s checkpoints back as they were at the halt, then uvcc resume; or uvcc teardown"
+            raise VerificationError(certificate.CHECK, f"{certified.sha256[:12]} does not hold: {wrong}", cure)
+    return certified.sha256
+
+
+async def _shown(ctx: Rollout, pids: dict[str, int]) -> None:
+    """Wait until the snapshot shows these processes: before, it may show how those of an earlier attempt ended."""
+
+    def shown(s: Snapshot) -> bool:
+        return all(c in s.workers and s.workers[c].pid == pid for c, pid in pids.items())
+
+    await ctx.bus.wait(shown, _patience(ctx, START_S))
+
+
+def _patience(ctx: Rollout, usual: float) -> float:
+    """Seconds to wait for something that takes a start and a step, on a fleet whose steps may be long."""
+    workers = max(len(p.coords()) for p in ctx.plan.phases.values())
+    slow = priority.stretch(ctx.plan.profile.fleet.provider, workers)
+    return max(slow * usual, 3 * ctx.plan.profile.halt.patience)
+
+
+async def _watch(ctx: Rollout, phase: Phase) -> None:
+    await each(ctx.of_phase(phase), lambda m: m.channel.watch(phase.engine_run))
+
+
+def _spec(
+    ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], env: dict[str, str], *, resume: bool
+) -> WorkerSpec:
+    there, job = f"runs/{phase.engine_run}", ctx.plan.profile.job
+    t = phase.topology
+    topology = {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches}
+    private = phase.kind == "private"
+    return WorkerSpec(
+        run=phase.engine_run,
+        kind=phase.kind,
+        coord=coord,
+        topology=topology,
+        job=dict(phase.job),
+        policy=f"{there}/{POLICY_FILE}" if private else "",
+        signatures=f"{there}/{SIGNATURES_FILE}" if private else "",
+        inputs=f"{there}/{agree.INPUTS_FILE}" if private else "",
+        link=link,
+        resume=resume,
+        env=env,
+        argv=list(job.argv) if isinstance(job, CommandJob) else [],
+    )
+
+
+def _environment(ctx: Rollout, phase: Phase) -> dict[str, str]:
+    """The profile's environment, and whom to give way to; a command is told how many steps this phase has."""
+    profile = ctx.plan.profile
+    env = {**priority.environment(profile.fleet.provider, sum(1 for _ in phase.coords())), **profile.env}
+    return env | {"UVCC_STEPS": str(phase.steps)} if phase.kind == "command" else env
+
+
+def _views(s: Snapshot, phase: Phase) -> list[WorkerView]:
+    return [s.workers[str(c)] for c in phase.coords() if str(c) in s.workers]
+
+
+def _running(s: Snapshot, phase: Phase) -> bool:
+    """Whether every worker of the phase was started and none has ended."""
+    views = _views(s, phase)
+    return len(views) == len(phase.coords()) and all(w.state == "started" for w in views)
+
+
+def _all_ended(s: Snapshot, phase: Phase) -> bool:
+    views = _views(s, phase)
+    return len(views) == len(phase.coords()) and all(w.state == "exited" for w in views)
+
+
+async def drill(ctx: Rollout, again: bool) -> str:
+    """Start the smoke and rehearse the halt on it: hold on every pod, then release, timed.
+
+    A short smoke would be over before a hold reached it, so there the hold is asked for as soon as the processes
+    exist and its time includes their start; a long one is first seen to train.
+    """
+    phase = ctx.plan.phases[SMOKE]
+    pids = await launch(ctx, phase) if again or not _started(ctx.bus.snapshot, phase) else {}
+    if phase.steps >= LONG_SMOKE:
+        await _shown(ctx, pids)
+        await _training(ctx, phase)
+    before, nonce = ctx.bus.snapshot.halt.nonce, secrets.token_hex(8)
+    ctx.say(ev.HaltRequested(nonce=nonce, mode="hold", by="conductor", drill=True, reason="halt drill"))
+    await _shown(ctx, pids)
+
+    def done(s: Snapshot) -> bool:
+        overtaken = s.halt.nonce not in (nonce, before)
+        return (s.halt.nonce == nonce and s.halt.done) or overtaken or trouble(s, phase) is not None
+
+    limit = _patience(ctx, DRILL_S)
+    try:
+        await ctx.bus.wait(done, limit)
+    except TimeoutError:
+        raise UvccError(f"the halt drill gave no verdict in {limit:.0f} s", "see haltd.log; retry") from None
+    halt = ctx.bus.snapshot.halt
+    if halt.nonce != nonce:
+        return "overtaken by a real halt"
+    if halt.verified < halt.total or halt.step < 0:
+        with contextlib.suppress(TimeoutError):  # a worker that died explains it, but its end may be told a bit later
+            await ctx.bus.wait(lambda s: trouble(s, phase), LAST_WORDS_S)
+        await _check(ctx, phase)
+        raise UvccError(f"the halt drill verified {halt.verified} of {halt.total} pods", "see the acknowledgements")
+    return f"{halt.verified}/{halt.total} held and released at step {halt.step} in {halt.seconds:.1f} s"
+
+
+async def _training(ctx: Rollout, phase: Phase) -> None:
+    """Wait until every worker has made a step. Raises what prevents it."""
+
+    def ready(s: Snapshot) -> bool:
+        views = _views(s, phase)
+        return all(w.step > 0 for w in views) or trouble(s, phase) is not None
+
+    limit = _patience(ctx, START_S)
+    try:
+        await ctx.bus.wait(ready, limit)
+    except TimeoutError:
+        raise UvccError(f"the workers made no step in {limit:.0f} s", "see their logs; retry") from None
+    await _check(ctx, phase)
+
+
+async def to_the_end(ctx: Rollout, name: str, again: bool) -> str:
+    """Run a phase to its end. Entered again, workers that ended are started from the last common checkpoint."""
+    phase = ctx.plan.phases[name]
+    s = ctx.bus.snapshot
+    if not _started(s, phase) or (again and (not _finished(s, phase) or ctx.start_from is not None)):
+        await _shown(ctx, await launch(ctx, phase))
+    found = await _outcome(ctx, phase)
+    if found is not None:
+        await _give_up(ctx, phase, found)
+    figures = shown(ctx.bus.snapshot, phase.name).figures()
+    return f"{phase.steps} steps" + (f", {figures}" if figures else "")
+
+
+def _started(s: Snapshot, phase: Phase) -> bool:
+    return s.engine_run == phase.engine_run
+
+
+async def _check(ctx: Rollout, phase: Phase) -> None:
+    """Raise what stands in the way of this phase, with its workers stopped."""
+    if (found := trouble(ctx.bus.snapshot, phase)) is not None:
+        await _give_up(ctx, phase, found)
+
+
+async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
+    """Stop what still runs, so that a dead party never leaves the others hanging, and say what happened."""
+    await stop_workers(ctx, phase)
+    if not found.coord:
+        raise UvccError(found.what, found.cure)
+
+    def said(s: Snapshot) -> tuple[str, str] | None:
+        return _last_words(s, found.coord)
+
+    try:
+        words, cure = await ctx.bus.wait(said, LAST_WORDS_S)
+    except TimeoutError:
+        raise UvccError(found.what, found.cure) from None
+    raise UvccError(f"{found.what}: {words}", cure or found.cure)
+
+
+async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
+    """Wait for the end; None when it is a good one. Raises Halted. Looks every second for what only time shows."""
+    began, stall = time.time(), ctx.plan.profile.limits.stall
+
+    def over(s: Snapshot) -> Trouble | str | None:
+        if s.halt.done and s.halt.mode == "halt" and not s.halt.drill and _all_ended(s, phase):
+            return "halted"
+        if _finished(s, phase):
+            return "done"
+        now = time.time()
+        return trouble(s, phase) or deserted(s, phase, now) or hang(s, phase, began, stall, now)
+
+    while True:
+        try:
+            found = await ctx.bus.wait(over, 1.0)
+        except TimeoutError:
+            continue
+        if found == "halted" and not _finished(ctx.bus.snapshot, phase):
+            raise Halted(ctx.bus.snapshot.halt.step)
+        return found if isinstance(found, Trouble) else None
+
+
+def _finished(s: Snapshot, phase: Phase) -> bool:
+    """Every worker exited with 0 and reported its result; of a language model's ranks the first one does.
+
+    Workers that halted exit with 0 as well. A command need not report anything: it is done unless a halt was asked.
+    """
+    views = _views(s, phase)
+    if len(views) < len(phase.coords()) or any(w.state != "exited" or w.rc != 0 for w in views):
+        return False
+    if phase.kind == "command":
+        return not (s.halt.nonce and s.halt.mode == "halt" and not s.halt.drill)
+    return not _without_result(s, phase)
+
+
+def _without_result(s: Snapshot, phase: Phase) -> list[str]:
+    """Workers that have not reported the result that they owe."""
+    reporting = phase.coords() if phase.kind == "private" else phase.coords()[:1]
+    return [str(c) for c in reporting if f"{phase.name}/{c}" not in s.result_hashes]
+
+
+def trouble(s: Snapshot, phase: Phase) -> Trouble | None:
+    """The first reason why this phase cannot end well; None while there is hope. Pure."""
+    if s.fork:
+        return Trouble(s.fork, "do not resume: two parties recorded different messages; keep the transcripts")
+    bad = [w for w in _views(s, phase) if w.state == "exited" and (w.signal or w.rc != 0)]
+    if not bad:
+        return None
+    if s.halt.nonce and not s.halt.drill and s.halt.mode == "halt":
+        if not (s.halt.done and _all_ended(s, phase)):
+            return None  # the ladder is at work and has the word
+        return Trouble(f"the halt had to end {', '.join(w.coord for w in bad)} without a checkpoint")
+    # one that was killed explains the others; one that lost a peer is explained by another
+    first = min(bad, key=lambda w: (not w.signal, w.rc == PeerLostError.exit_code, w.coord))
+    end = f"was killed by {first.signal}" if first.signal else f"ended with exit code {first.rc}"
+    return Trouble(f"worker {first.coord} of P{Coord.parse(first.coord).party} {end}", coord=first.coord)
+
+
+def deserted(s: Snapshot, phase: Phase, now: float) -> Trouble | None:
+    """Workers stopped in good order though nobody here asked for it, and the rest is silent. Pure.
+
+    So it ends when a machine is shut down (its agent stops the workers, who take the others along by their vote), or
+    when a pod's lease ran out.
+    """
+    if phase.kind == "command" or (s.halt.nonce and not s.halt.drill):
+        return None
+    owing = _without_result(s, phase)
+    early = [w for w in _views(s, phase) if w.coord in owing and w.state == "exited" and w.rc == 0]
+    if not early or now - max(w.beat_ts for w in _views(s, phase)) <= DESERTED_S:
+        return None
+    return Trouble(f"{', '.join(w.coord for w in early)} stopped before the last step though nobody here asked for it")
+
+
+def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) -> Trouble | None:
+    """No worker gave a sign of life for too long, and nobody holds them. Pure."""
+    if s.halt.nonce and not s.halt.done:
+        return None
+    quiet = now - max([began, *(w.beat_ts for w in _views(s, phase))])
+    return Trouble(f"no worker gave a sign of life for {quiet:.0f} s") if quiet > stall_s else None
+
+
+def _last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
+    """What a worker's exit record said of its end, and what to do about it, if it could still write one."""
+    pod = s.workers[coord].pod if coord in s.workers else ""
+    for entry in reversed(s.log):
+        if entry.source == pod and entry.text.startswith("exit ") and "error=" in entry.text:
+            error, _, cure = entry.text.partition("error=")[2].partition(" cure=")
+            return error, cure.partition(" party=")[0]
+    return None
+
+
+async def stop_workers(ctx: Rollout, phase: Phase) -> None:
+    """End what still runs of a failed phase: SIGTERM, then SIGKILL, to the recorded process groups."""
+    for name, patience in (("TERM", GRACE_S), ("KILL", KILL_S)):
+        if _none_runs(ctx.bus.snapshot, phase):
+            return
+        await asyncio.gather(
+            *(
+                m.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal=name, timeout=patience)
+                for m in ctx.of_phase(phase)
+                if m.agent is not None
+            ),
+            return_exceptions=True,
+        )
+        try:
+            await ctx.bus.wait(lambda s: _none_runs(s, phase) or None, patience)
+        except TimeoutError:
+            continue
+
+
+def _none_runs(s: Snapshot, phase: Phase) -> bool:
+    return all(w.state != "started" for w in _views(s, phase))

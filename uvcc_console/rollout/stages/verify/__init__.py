@@ -1,0 +1,1 @@
+"""Evidence comes home and is checked before anything is believed."""

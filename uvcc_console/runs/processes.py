@@ -1,0 +1,173 @@
+"""Starting a run and its detached processes, and telling whether they live. Used by the command line and the TUI."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal
+from uvcc_console.fleet import pulse
+from uvcc_console.fleet.procs import ProcessId, alive, identify
+from uvcc_console.fleet.runclock import RunClock
+from uvcc_engine.contract.errors import ConfigError, UvccError
+
+JOURNAL = paths.JOURNAL
+DOMAIN = "domain.json"  # marks the folder of one domain's console: the run is conducted elsewhere
+CONDUCTOR, HALTD = "conductor", "haltd"
+STARTING_S = 20.0
+_MODULES = {CONDUCTOR: "uvcc_console.rollout.conductor", HALTD: "uvcc_console.haltd"}
+
+
+class _Log(io.RawIOBase):
+    """Standard error of a detached process: its log file. A disk that does not take a line loses it, no more."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):
+            os.write(2, data)
+        return len(data)
+
+
+def log_at_any_cost() -> None:
+    """Call first in a detached process: what it says must not end it."""
+    sys.stderr = io.TextIOWrapper(cast(BinaryIO, _Log()), errors="backslashreplace", write_through=True)
+
+
+def write_record(run_dir: Path, name: str) -> None:
+    """Say which process this one is: ``<name>.json`` with pid and start time, by atomic rename.
+
+    A full disk keeps nobody from being what it is: then the record of the one before is overwritten where it lies.
+    """
+    me = identify(os.getpid())
+    record = json.dumps({"pid": os.getpid(), "starttime": me.starttime if me else 0, "started": time.time()})
+    partial = run_dir / f".{name}.json.{os.getpid()}"
+    try:
+        partial.write_text(record)
+        partial.replace(run_dir / f"{name}.json")
+    except OSError as e:
+        partial.unlink(missing_ok=True)
+        sys.stderr.write(f"{name}: its record is written in place: {e}\n")
+        with contextlib.suppress(OSError), (run_dir / f"{name}.json").open("r+") as file:
+            file.write(record)
+            file.truncate()
+
+
+def recorded(run_dir: Path, name: str) -> ProcessId | None:
+    """Who said last to be the run's conductor or haltd; it may have ended since."""
+    try:
+        record: dict[str, Any] = json.loads((run_dir / f"{name}.json").read_text())
+        return ProcessId(int(record["pid"]), int(record["starttime"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def running(run_dir: Path, name: str) -> int:
+    """The pid of the run's conductor or haltd if exactly that process lives, frozen or not, else 0."""
+    who = recorded(run_dir, name)
+    return who.pid if who is not None and alive(who) else 0
+
+
+def vital(run_dir: Path, name: str) -> pulse.Vital:
+    """Whether the run's conductor or haltd moves, is frozen, or is dead."""
+    return pulse.vital(run_dir, name, recorded(run_dir, name))
+
+
+def conducted(run_dir: Path) -> bool:
+    """Whether a conductor lives or is just being started: it has said nothing yet, but not for long."""
+    if running(run_dir, HALTD if (run_dir / DOMAIN).exists() else CONDUCTOR):
+        return True
+    fresh = time.time() - run_dir.stat().st_mtime < STARTING_S
+    return fresh and not (run_dir / f"{CONDUCTOR}.json").exists()
+
+
+def start(run_dir: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
+    """Start the conductor or haltd of a run, detached: own session, no terminal, output to ``<name>.log``."""
+    if name == CONDUCTOR and (run_dir / DOMAIN).exists():
+        raise ConfigError(
+            f"{run_dir.name} is one domain's console", "the operator resumes and tears down; F9 halts here"
+        )
+    if not running(run_dir, name):
+        (run_dir / f"{name}.json").unlink(missing_ok=True)  # of one that died: nobody shall take it for an end
+    command = [sys.executable, "-m", _MODULES[name], run_dir.name, *args]
+    try:
+        with (run_dir / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                close_fds=True,
+                cwd=run_dir,
+            )
+    except OSError as e:
+        raise UvccError(f"cannot start the {name} of {run_dir.name}: {e}", f"is {run_dir} writable?") from e
+
+
+def end_run(run_dir: Path, status: str, detail: str) -> None:
+    """Close a run of which nothing was started."""
+    journal = Journal(run_dir / JOURNAL, source="cli")
+    journal.append(ev.RunEnded(status=status, detail=detail))
+    journal.close()
+
+
+def create_run(
+    profile_name: str,
+    settings: Iterable[str] = (),
+    *,
+    seed: int | None = None,
+    name: str = "",
+    patient: bool = False,
+) -> Path:
+    """Plan a rollout and write it down: a new run folder whose journal holds ``RunCreated``. Nothing is started.
+
+    ``seed``, ``patient``: see ``RunCreated``; ``name``: first word of the run id instead of the profile's.
+
+    Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
+    """
+    from uvcc_console.plan.plan import make_plan, new_run_id
+    from uvcc_console.plan.profile import load
+
+    short, profile = load(profile_name, settings)
+    while True:
+        run = new_run_id(name or short)
+        folder = paths.run_dir(run)
+        paths.ensure(folder.parent)
+        try:
+            folder.mkdir(mode=0o700)
+            break
+        except FileExistsError:
+            continue
+        except OSError as e:
+            raise UvccError(f"cannot create {folder}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
+    plan = make_plan(run, short, profile, seed)
+    journal = Journal(folder / JOURNAL, source="cli")
+    journal.append(
+        ev.RunCreated(
+            run=run,
+            profile_name=short,
+            job_kind=profile.job.kind,
+            replicas=profile.topology.replicas,
+            pipeline_stages=profile.topology.stages,
+            tensor=profile.topology.tensor,
+            stages=list(plan.stages),
+            profile=profile.model_dump(mode="json"),
+            seed=seed,
+            patient=patient,
+        )
+    )
+    journal.close()
+    RunClock(folder)  # it starts here, where the wall clock says when the run was born
+    return folder

@@ -1,0 +1,173 @@
+"""Pods that nobody looks after any more, found by their names and ended with proof: at the start and every minute.
+
+A name ``uvcc-RUN-p0r0`` tells the run. Only runs that this data folder knows are judged: a pod of any other name may
+live under another console and is left alone. Which of a living run's own pods is one too many, the provider says, by
+the ids that it has on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal, read_summary
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.keys import KEY_FILE
+from uvcc_console.fleet.provider import Pod, Provider, Rents
+from uvcc_console.fleet.runclock import run_now
+from uvcc_console.plan.plan import POD_PREFIX
+from uvcc_console.plan.schema import LimitsPart
+from uvcc_console.runs import processes
+from uvcc_engine.contract.errors import UvccError
+
+EVERY_S = 60.0
+LIVE, KEPT, ORPHAN, FOREIGN, UNREADABLE = "live", "kept", "ORPHAN", "foreign", "unreadable"
+Sleep = Callable[[float], Awaitable[None]]
+Say = Callable[[ev.Event], None]
+
+
+def run_of(name: str) -> str:
+    """The run that a pod's name belongs to; empty for a name of another form."""
+    return name.removeprefix(POD_PREFIX).rpartition("-")[0] if name.startswith(POD_PREFIX) else ""
+
+
+def fate_of(name: str, *, now: float | None = None) -> str:
+    """live: a conductor has it; kept: its run ended and keeps its pods until its time to live; ORPHAN; foreign.
+
+    unreadable: its run's journal cannot be read, so nobody can tell; such a pod is left alone.
+    ``now``: the run's time, None for its own clock's.
+    """
+    run = run_of(name)
+    run_dir = paths.run_dir(run) if run else None
+    if run_dir is None or not (run_dir / processes.JOURNAL).exists():
+        return FOREIGN
+    if processes.conducted(run_dir) or _attached(name):
+        return LIVE
+    try:
+        s = _snapshot(run_dir)
+    except UvccError:
+        return UNREADABLE
+    at = run_now(run_dir) if now is None else now
+    fleet = _fleet(s)
+    kept = bool(fleet.get("keep_pods")) and s.ended and s.status == "ok"
+    return KEPT if kept and at - s.created <= _limits(s).ttl else ORPHAN
+
+
+def abandoned(name: str, *, now: float | None = None) -> bool:
+    """Whether a pod may be ended without being asked: an orphan that nobody will come back for.
+
+    A run whose conductor died keeps its pods for ``limits.wait``, so that it can be resumed, and its sidecar sees to
+    it; only where both are gone, or the run has ended, its pods are anybody's to end.
+    """
+    if fate_of(name, now=now) != ORPHAN:
+        return False
+    run_dir = paths.run_dir(run_of(name))
+    s = _snapshot(run_dir)
+    if s.ended:
+        return True
+    limits = _limits(s)
+    at = run_now(run_dir) if now is None else now
+    over = at - s.created > limits.ttl or at - s.updated > limits.wait
+    return over and not processes.running(run_dir, processes.HALTD)
+
+
+def _attached(name: str) -> bool:
+    """Whether a living run of this folder took this pod over (``fleet.attach_prefix``)."""
+    root = paths.runs_dir()
+    for run_dir in root.iterdir() if root.is_dir() else ():
+        if (run_dir / processes.JOURNAL).exists() and processes.running(run_dir, processes.CONDUCTOR):
+            with contextlib.suppress(UvccError):  # a run that cannot be read has nothing to say about another's pods
+                prefix = str(_fleet(_snapshot(run_dir)).get("attach_prefix", ""))
+                if prefix and name.startswith(prefix):
+                    return True
+    return False
+
+
+def _fleet(s: Snapshot) -> Mapping[str, Any]:
+    found = s.profile.get("fleet")
+    return found if isinstance(found, Mapping) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How to get into the pods that an earlier run kept: its key file ("" = unknown here), their host keys by pod."""
+
+    ssh_key: str = ""
+    host_keys: Mapping[str, str] = field(default_factory=dict)
+
+
+def kept_by(prefix: str) -> Kept:
+    """What this data folder knows about the pods under a prefix ``uvcc-RUN-``."""
+    run_dir = paths.run_dir(run_of(f"{prefix}p0r0")) if prefix else None
+    if run_dir is None or not (run_dir / processes.JOURNAL).exists():
+        return Kept()
+    s = _snapshot(run_dir)
+    given = str(_fleet(s).get("ssh_key", ""))
+    own = run_dir / KEY_FILE
+    return Kept(given or (str(own) if own.exists() else ""), {p.pod: p.host_key for p in s.pods.values() if p.host_key})
+
+
+def _snapshot(run_dir: Path) -> Snapshot:
+    journal = Journal(run_dir / processes.JOURNAL, readonly=True)
+    try:
+        return read_summary(journal)
+    finally:
+        journal.close()
+
+
+def _limits(s: Snapshot) -> LimitsPart:
+    """The profile's limits; the strictest where they cannot be read."""
+    try:
+        return LimitsPart.model_validate(s.profile.get("limits", {}))
+    except ValueError:
+        return LimitsPart()
+
+
+async def sweep(provider: Provider, own: str, *, now: float | None = None) -> list[Pod]:
+    """End what is abandoned at this provider, and what is beside our own pods (``own`` = their prefix).
+
+    Of our own pods only one goes of which the provider knows, by its id, that the run holds another in its place.
+    Returns what was ended, each proven gone. Raises UvccError if the list cannot be had or an end not be proven.
+    """
+
+    def lost(pod: Pod) -> bool:
+        return pod.stray if pod.name.startswith(own) else abandoned(pod.name, now=now)
+
+    found = [pod for pod in await provider.list(POD_PREFIX) if lost(pod)]
+    ends = await asyncio.gather(*(provider.delete(pod) for pod in found), return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end  # only now: one that will not go keeps no other
+    if isinstance(provider, Rents):
+        await provider.prove(ended=False)
+    return found
+
+
+async def keep_sweeping(
+    provider: Provider,
+    own: str,
+    say: Say,
+    *,
+    clock: Callable[[], float] | None = None,
+    sleep: Sleep = asyncio.sleep,
+) -> None:
+    """Sweep now and every minute, until cancelled. What could not be done is told (once) and tried again."""
+    told = ""
+    while True:
+        try:
+            for pod in await sweep(provider, own, now=clock() if clock is not None else None):
+                text = f"pod {pod.name} was left behind and is deleted"
+                say(ev.Alert(level="warn", name="sweep", text=text, subject=pod.name))
+            told = ""
+        except UvccError as e:
+            if e.what != told:
+                text = f"the sweep stopped: {e.what}"
+                say(ev.Alert(level="warn", name="sweep", text=text, remedy="uvcc pods --sweep"))
+            told = e.what
+        await sleep(EVERY_S)

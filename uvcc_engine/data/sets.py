@@ -1,0 +1,102 @@
+"""Data sets, splits and batch order: the public, deterministic side of the data. NumPy only, no network.
+
+Everything here that is random comes from SHAKE-256 over the job's public seed, so that any party (and any later
+version of NumPy) draws the same order. Which rows meet in which batch is public; what the rows hold is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+DIGITS_FILE: Final = Path(__file__).parent / "shipped" / "digits.npz"
+DIGITS_ROWS: Final = 1797
+DIGITS_TEST: Final = 360
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Rows of features and class labels, already split.
+
+    ``train_x`` (n, d) and ``test_x`` (m, d) hold features as the network sees them; the labels are class indices,
+    one per row or one per position of every row.
+    """
+
+    train_x: Floats
+    train_y: Ints
+    test_x: Floats
+    test_y: Ints
+    classes: int
+
+    def __post_init__(self) -> None:
+        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y):
+                raise ConfigError(
+                    f"{part} rows do not fit: features {x.shape}, labels {y.shape}",
+                    "features are (rows, columns), labels (rows,) or (rows, positions)",
+                )
+            if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
+                raise ConfigError(f"{part} labels are not all in 0..{self.classes - 1}", "check the label column")
+
+
+def public_stream(label: str, seed: int, counter: int, words: int) -> NDArray[np.uint64]:
+    """``words`` public pseudo-random 64-bit words, bound to (label, seed, counter)."""
+    material = f"UVCC_PUBLIC_STREAM_V1|{label}|{seed}|{counter}".encode()
+    return np.frombuffer(hashlib.shake_256(material).digest(8 * words), dtype="<u8").astype(np.uint64)
+
+
+def permutation(label: str, seed: int, counter: int, n: int) -> Ints:
+    """A permutation of ``range(n)``: a stable sort of the public stream's words."""
+    return np.argsort(public_stream(label, seed, counter, n), kind="stable").astype(np.int64)
+
+
+def batch_rows(seed: int, step: int, batch: int, rows: int) -> Ints:
+    """Row numbers of training step ``step`` (from 0): consecutive slices of endlessly reshuffled passes.
+
+    Shape (batch,). A batch may span two passes, so every step has exactly ``batch`` rows.
+    """
+    first, last = step * batch, (step + 1) * batch
+    passes = range(first // rows, (last - 1) // rows + 1)
+    order = np.concatenate([permutation("batch", seed, k, rows) for k in passes])
+    start = first - passes.start * rows
+    return order[start : start + batch]
+
+
+def load_digits(seed: int, test_rows: int = DIGITS_TEST) -> Dataset:
+    """The 1,797 UCI digits (Alpaydin and Kaynak, 1998), split by ``seed``.
+
+    Grey levels 0..16 become (level - 5) / 8: a fixed public map that centres the data and is exact in fixed point.
+    Raises UnreadableError if the packaged file is damaged.
+    """
+    try:
+        with np.load(DIGITS_FILE, allow_pickle=False) as found:
+            images, labels = found["images"], found["labels"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UnreadableError(f"the packaged digits cannot be read: {error}", "install the package again") from error
+    if images.shape != (DIGITS_ROWS, 64) or labels.shape != (DIGITS_ROWS,):
+        raise UnreadableError(f"the packaged digits have shape {images.shape}", "install the package again")
+    return split((images.astype(np.float64) - 5.0) / 8.0, labels.astype(np.int64), seed, test_rows, classes=10)
+
+
+def split(x: Floats, y: Ints, seed: int, test_rows: int, classes: int) -> Dataset:
+    """Split rows by a public permutation of the seed: the first ``test_rows`` of it are the test set."""
+    if not 0 < test_rows < len(x):
+        raise ConfigError(f"test_rows is {test_rows} of {len(x)} rows", "leave rows for training and for the test")
+    order = permutation("split", seed, 0, len(x))
+    test, train = order[:test_rows], order[test_rows:]
+    return Dataset(x[train], y[train], x[test], y[test], classes)
+
+
+def one_hot(labels: Ints, classes: int) -> Floats:
+    """Labels (n,) or (n, positions) to rows (n, positions * classes) of 0.0 and 1.0."""
+    return np.eye(classes, dtype=np.float64)[labels].reshape(len(labels), -1)

@@ -1,0 +1,1 @@
+"""Models on secret shares: jobs, layer specifications, layers, losses, optimisers, and their plaintext twins."""

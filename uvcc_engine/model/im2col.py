@@ -1,0 +1,60 @@
+"""Linear maps on images that lie flat in rows; they act on each share component alone, for integers as for floats.
+
+A convolution is a matrix product between two of them: cut patches, multiply, lay the channels out. What goes back to
+the input is the transposed map: multiply, add the patches up where they came from.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.model.specs import Conv2d, Image, Pool
+
+
+def cut_patches(x: Tensor, conv: Conv2d) -> Tensor:
+    """(rows, image) -> (rows * out_height * out_width, channels * kernel^2)."""
+    image, k = conv.image, conv.kernel
+    pixels = x.reshape(-1, image.channels, image.height, image.width)
+    pad = (conv.padding,) * 4
+    cut = torch.nn.functional.pad(pixels, pad).unfold(2, k, conv.stride).unfold(3, k, conv.stride)
+    return cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, conv.inputs)
+
+
+def add_patches(patches: Tensor, conv: Conv2d) -> Tensor:
+    """The transpose of :func:`cut_patches`: every patch value is added to the pixel that it was cut from."""
+    image, out, k, step = conv.image, conv.out, conv.kernel, conv.stride
+    parts = patches.reshape(-1, out.height, out.width, image.channels, k, k).permute(0, 3, 1, 2, 4, 5)
+    high, wide = image.height + 2 * conv.padding, image.width + 2 * conv.padding
+    total = patches.new_zeros(parts.shape[0], image.channels, high, wide)
+    for i in range(k):
+        for j in range(k):
+            total[:, :, i : i + step * out.height : step, j : j + step * out.width : step] += parts[..., i, j]
+    inner = total[:, :, conv.padding : high - conv.padding, conv.padding : wide - conv.padding]
+    return inner.reshape(parts.shape[0], image.size)
+
+
+def channels_first(x: Tensor, out: Image) -> Tensor:
+    """(rows * height * width, channels) -> (rows, image)."""
+    return x.reshape(-1, out.height * out.width, out.channels).transpose(1, 2).reshape(-1, out.size)
+
+
+def channels_last(x: Tensor, out: Image) -> Tensor:
+    """The inverse of :func:`channels_first`."""
+    return x.reshape(-1, out.channels, out.height * out.width).transpose(1, 2).reshape(-1, out.channels)
+
+
+def cut_windows(x: Tensor, pool: Pool) -> Tensor:
+    """(rows, image) -> (rows * out.size, size^2): the values of every pooling window."""
+    image, n = pool.image, pool.size
+    pixels = x.reshape(-1, image.channels, image.height, image.width)
+    return pixels.unfold(2, n, n).unfold(3, n, n).reshape(-1, n * n)
+
+
+def lay_windows(windows: Tensor, pool: Pool) -> Tensor:
+    """The transpose of :func:`cut_windows`: window values back to their pixels, zero where no window was."""
+    image, out, n = pool.image, pool.out, pool.size
+    parts = windows.reshape(-1, out.channels, out.height, out.width, n, n).permute(0, 1, 2, 4, 3, 5)
+    total = windows.new_zeros(parts.shape[0], image.channels, image.height, image.width)
+    total[:, :, : out.height * n, : out.width * n] = parts.reshape(-1, out.channels, out.height * n, out.width * n)
+    return total.reshape(-1, image.size)

@@ -1,0 +1,164 @@
+"""One party's part of secret-shared training: the state, one step, and the final count of correct test rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.data.sets import batch_rows
+from uvcc_engine.model import layers as nn
+from uvcc_engine.model import losses
+from uvcc_engine.model.digests import component_digest
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.optimizers import Adam, Optimizer, Sgd
+from uvcc_engine.model.specs import ModelSpec, initial_weights
+from uvcc_engine.mpc.arithmetic import public, sub
+from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.share import Share
+from uvcc_engine.sealing.components import Ring
+from uvcc_engine.sealing.inputs import PartyInputs
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step reveals: the mean loss of its batch before the update, or None if it is not opened."""
+
+    loss: float | None
+
+
+class Trainer:
+    """Weights and momentum of one party and the protocol that moves them. Use it from one thread."""
+
+    def __init__(self, rt: Runtime, job: PrivateJob, model: ModelSpec, inputs: PartyInputs) -> None:
+        """Start from the public initial weights of the job's seed. Raises ConfigError if shapes do not fit."""
+        self._rt = rt
+        self._job = job
+        self._tensors = {
+            name: Share(torch.from_numpy(lo), torch.from_numpy(hi), inputs.frac_bits)
+            for name, (lo, hi) in inputs.tensors.items()
+        }
+        starts = initial_weights(model, job.seed, job.frac_bits)
+        weights = [public(rt, torch.from_numpy(w), f=job.frac_bits) for w in starts]
+        self._layers = nn.build(model, weights)
+        self._model = model
+        self._optimizer = _optimizer(rt, job, self._layers, model.positions)
+
+    @property
+    def weights(self) -> list[Share]:
+        """The weights, one per weighted layer."""
+        return [layer.weight for layer in nn.weighted(self._layers) if layer.weight is not None]
+
+    @property
+    def velocity(self) -> list[Share]:
+        """The momentum terms, one per weighted layer."""
+        return self._optimizer.moments["velocity"]
+
+    def _kept(self) -> list[tuple[str, list[Share]]]:
+        return [("weight", self.weights), *self._optimizer.moments.items()]
+
+    def step(self, step: int) -> StepResult:
+        """Train on the batch of step ``step`` (from 0). 23 rounds for a two-layer network of 10 classes."""
+        rows = torch.from_numpy(batch_rows(self._job.seed, step, self._job.batch, self._tensors["train_x"].shape[0]))
+        self._optimizer.step = step
+        return self._rt.run(self._step_gen(rows, reveal=self._job.reveals_loss(step)))
+
+    def _step_gen(self, rows: Tensor, *, reveal: bool) -> Steps[StepResult]:
+        x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
+        y = y.reshape(-1, self._model.classes)
+        nn.set_training(self._layers, True)
+        if self._job.objective == "mse":
+            outputs = yield from nn.forward_gen(self._rt, self._layers, x)
+            return (yield from self._squares_gen(outputs, y, reveal=reveal))
+        logits, top = yield from nn.forward_max_gen(self._rt, self._layers, x)
+        powers = yield from losses.powers_gen(self._rt, logits, top, loss=reveal)
+        if not reveal:
+            yield from self._learn_gen(powers, y)
+            return StepResult(None)
+        _, loss = yield from par(self._learn_gen(powers, y), losses.mean_loss_gen(self._rt, powers, y))
+        return StepResult(loss)
+
+    def _squares_gen(self, outputs: Share, y: Share, *, reveal: bool) -> Steps[StepResult]:
+        difference = sub(outputs, y)
+        down = self._backward_gen(difference)
+        if not reveal:
+            yield from down
+            return StepResult(None)
+        _, loss = yield from par(down, losses.mean_square_gen(self._rt, difference))
+        return StepResult(loss)
+
+    def _learn_gen(self, powers: losses.Powers, targets: Share) -> Steps[None]:
+        grad = yield from losses.gradient_gen(self._rt, powers, targets)
+        yield from self._backward_gen(grad)
+
+    def _backward_gen(self, grad: Share) -> Steps[None]:
+        yield from nn.backward_gen(
+            self._rt, self._layers, grad, lambda layer, g: self._optimizer.update_gen(self._rt, layer, g)
+        )
+
+    def count_correct(self) -> int:
+        """Open how many test rows are classified correctly; nothing else about them is revealed."""
+        return self._rt.run(self._count_gen())
+
+    def _count_gen(self) -> Steps[int]:
+        nn.set_training(self._layers, False)
+        logits = yield from nn.forward_gen(self._rt, self._layers, self._tensors["test_x"])
+        targets = self._tensors["test_y"].reshape(-1, self._model.classes)
+        return (yield from losses.correct_gen(self._rt, logits, targets))
+
+    @property
+    def test_rows(self) -> int:
+        """Labels that are counted: one per test row, or per position of every test row."""
+        return int(self._tensors["test_x"].shape[0]) * self._model.positions
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a checkpoint holds of this party: both components of weights and momentum, by name."""
+        found: dict[str, Tensor] = {}
+        for kind, shares in self._kept():
+            for i, share in enumerate(shares):
+                found[f"{kind}.{i}.lo"] = share.lo.contiguous()
+                found[f"{kind}.{i}.hi"] = share.hi.contiguous()
+        return found
+
+    def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
+        """Both components of the weights by name, as the owner's box holds them."""
+        lo, hi = ({f"weight.{i}": getattr(w, c).numpy() for i, w in enumerate(self.weights)} for c in ("lo", "hi"))
+        return lo, hi
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` gave. Raises ConfigError if it does not fit the model."""
+        wanted = {name: t.shape for name, t in self.state().items()}
+        if {name: t.shape for name, t in state.items()} != wanted or any(
+            t.dtype != torch.int64 for t in state.values()
+        ):
+            raise ConfigError("the checkpoint does not fit the model", "resume with the job that wrote it")
+        for kind, shares in self._kept():
+            for i, old in enumerate(shares):
+                shares[i] = Share(state[f"{kind}.{i}.lo"], state[f"{kind}.{i}.hi"], old.f)
+            if kind == "weight":
+                self._set_weights(shares)
+
+    def _set_weights(self, weights: list[Share]) -> None:
+        for layer, weight in zip(nn.weighted(self._layers), weights, strict=True):
+            layer.weight = weight
+
+    def component_digest(self, component: str, blind: bytes) -> str:
+        """Blinded SHA-256 (hex) of one component ("lo" or "hi") of the whole state; equal at both of its holders."""
+        named = [
+            (f"{kind}.{i}", getattr(share, component))
+            for kind, shares in self._kept()
+            for i, share in enumerate(shares)
+        ]
+        return component_digest(named, blind)
+
+
+def _optimizer(rt: Runtime, job: PrivateJob, layers: list[nn.Layer], positions: int) -> Optimizer:
+    if job.optimizer == "adam":
+        return Adam(rt, job, layers, positions)
+    weights = [layer.weight for layer in nn.weighted(layers) if layer.weight is not None]
+    return Sgd(job, layers, [public(rt, torch.zeros(w.shape), f=job.frac_bits) for w in weights], positions)

@@ -1,0 +1,235 @@
+"""The data owner's audit: replay a whole run from the parties' seeds and name the party that strayed from the program.
+
+A run is a function of policy, inputs and seeds, so the owner can compute every message that the three parties should
+have sent. A transcript shows what each of them did send. Whoever sent something else, having received until then only
+what the replay received, is at fault, alone: the same holds for a share altered inside a product, which the parties
+cannot notice while they run (the additive attack on Araki et al., CCS 2016), and for an altered opening, which they
+notice without knowing which of two holders lied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.text import clean_block
+from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.training import Trainer
+from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.owner.client import sealed_name
+from uvcc_engine.plane.api import Buffer, Tag
+from uvcc_engine.sealing.seeds import Seeds, check_pairs, open_seeds, seeds_name
+from uvcc_engine.sharding.validation import fit_model
+from uvcc_engine.transcript import files, reading
+from uvcc_engine.transcript.bundle import POLICY_FILE, find_folders
+from uvcc_engine.transcript.digests import pieces
+from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.leaf import RECEIVED, SENT, WIRE_KINDS, Key, Leaf, blind_state, make_record
+from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.transcript.roots import sid_of
+from uvcc_engine.transcript.write_ahead_log import open_records
+
+_PATIENCE_S: Final = 3600.0
+Records = Mapping[Key, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What a replay found. ``parties`` is empty if every message was as computed; two, if only their pair is known."""
+
+    epochs: int
+    messages: int
+    parties: tuple[int, ...] = ()
+    epoch: int = -1
+    what: str = ""
+
+    def text(self) -> str:
+        """The finding for people."""
+        replayed = f"{self.epochs} epochs replayed, {self.messages} recorded messages compared"
+        if not self.parties:
+            return f"AS AGREED    {replayed}: every party sent what the program computes"
+        who = " or ".join(f"P{p}" for p in self.parties)
+        return f"STRAYED      {who} at epoch {self.epoch}: {self.what}\n             {replayed}"
+
+
+class _Notes:
+    """A party's plane that notes every message in the order of the program, as the party's transcript would."""
+
+    def __init__(self, plane: LocalPlane, sid_sub: bytes, blinds: Mapping[int, bytes]) -> None:
+        self._plane, self._sid, self._blinds = plane, sid_sub, blinds
+        self.party = plane.party
+        self.records: list[bytes] = []
+
+    def begin(self, epoch: int) -> None:
+        self.records = []
+        self._states = {p: blind_state(key, self._sid, epoch) for p, key in self._blinds.items()}
+
+    def _note(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
+        src, dst = (peer, self.party) if direction else (self.party, peer)
+        for chunk, piece in pieces(payload):
+            key = (tag.stream, tag.op, chunk, direction, src, dst, tag.kind)
+            self.records.append(make_record(self._states[peer], key, piece)[0])
+
+    def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
+        self._note(SENT, dst, tag, payload)
+        self._plane.send(dst, tag, payload)
+
+    def recv(self, src: int, tag: Tag) -> memoryview:
+        body = self._plane.recv(src, tag)
+        self._note(RECEIVED, src, tag, body)
+        return body
+
+    def send_control(self, dst: int, body: bytes) -> None:
+        self._plane.send_control(dst, body)
+
+    def recv_control(self, src: int, timeout: float | None = None) -> bytes:
+        return self._plane.recv_control(src, timeout)
+
+    def close(self, *, graceful: bool = True) -> None:
+        self._plane.close(graceful=graceful)
+
+
+def replay(policy: Policy, seeds: Mapping[int, Seeds], sealed: Mapping[int, bytes]) -> Iterator[list[list[bytes]]]:
+    """Every epoch's transcript records by party, in the order of the program; the last epoch opens the result.
+
+    Raises ConfigError for a job that this replay does not know, VerificationError for inputs that are not the policy's.
+    """
+    job, size = PrivateJob.from_json(policy.job), policy.topology
+    if size.workers_per_party * size.microbatches != 1 or job.task != "train" or job.start is not None:
+        raise ConfigError(
+            "only a training with one worker per party and one microbatch, from its beginning, can be replayed",
+            "run the same job with replicas, stages, tensor and microbatches of 1",
+        )
+    model = fit_model(job)
+    inputs = {p: s.inputs(sealed[p], policy) for p, s in seeds.items()}
+    local = LocalPlanes()
+    local.wire.wait_s = _PATIENCE_S  # a party waits while the others compute on the same processor
+    notes = []
+    for p, s in sorted(seeds.items()):
+        sid = sid_of(policy.sid_job, Coord(0, p, 0, 0))
+        notes.append(_Notes(local.planes[p], sid, s.blinds))
+        local.runtimes[p] = Runtime(p, notes[p], s.prg, sid, s.attempt)
+    trainers = [Trainer(rt, job, model, inputs[rt.party]) for rt in local.runtimes]
+    for epoch in range(job.steps + 1):
+
+        def body(rt: Runtime, epoch: int = epoch) -> None:
+            notes[rt.party].begin(epoch)
+            rt.begin_epoch(epoch)
+            if epoch < job.steps:
+                trainers[rt.party].step(epoch)
+            elif "accuracy" in job.reveal:
+                trainers[rt.party].count_correct()
+
+        local.run_three(body)
+        yield [n.records for n in notes]
+
+
+def recorded(folder: Path, epoch: int) -> tuple[Records, bool]:
+    """What a worker's transcript holds of an epoch, and whether it was finalised. Raises UnreadableError."""
+    for file, block in files.blocks(folder / files.LEAVES):
+        if block.epoch == epoch:
+            return _by_key(files.records(file, block)), True
+    return _by_key(open_records(folder, epoch)), False
+
+
+def _by_key(records: Iterator[bytes]) -> Records:
+    leaves = ((Leaf.unpack(r), r) for r in records)
+    return {leaf.key: r for leaf, r in leaves if leaf.kind in WIRE_KINDS}
+
+
+def first_deviation(program: Sequence[bytes], found: Records, *, whole: bool) -> Leaf | None:
+    """The first message, in the order of the program, that a party recorded differently from the replay.
+
+    In an epoch that was cut short (``whole`` is False) what is missing was not reached.
+    """
+    keys = set()
+    for record in program:
+        leaf = Leaf.unpack(record)
+        keys.add(leaf.key)
+        if found.get(leaf.key, None if whole else record) != record:
+            return leaf
+    extra = min(found.keys() - keys, default=None)
+    return None if extra is None else Leaf.unpack(found[extra])
+
+
+def judge(epoch: int, program: Sequence[Sequence[bytes]], found: Sequence[tuple[Records, bool]]) -> Audit | None:
+    """Who strayed in an epoch, or None.
+
+    A party that first *sent* something else is at fault; one that first received something else is not. Where all was
+    sent as computed and still one message arrived otherwise, its two ends are named.
+    """
+    first = [first_deviation(p, f, whole=whole) for p, (f, whole) in zip(program, found, strict=True)]
+    guilty = [p for p, leaf in enumerate(first) if leaf is not None and leaf.direction == SENT]
+    if guilty:
+        leaf = first[guilty[0]]
+        assert leaf is not None
+        return Audit(0, 0, tuple(guilty), epoch, f"{leaf.name} is not what the program sends there")
+    for leaf in first:
+        if leaf is not None:
+            ends = tuple(sorted((leaf.src, leaf.dst)))
+            return Audit(0, 0, ends, epoch, f"{leaf.name} is not what its sender recorded")
+    return None
+
+
+def audit(root: Path, owner: Identity, sealed: Path, policy_file: Path | None = None) -> Audit:
+    """Replay the run whose transcripts and seeds lie anywhere below ``root``.
+
+    ``sealed``: the folder into which the owner shared its inputs. Raises UnreadableError for what is missing,
+    VerificationError if the parties' seeds contradict each other, ConfigError for a job that cannot be replayed.
+    """
+    policy = Policy.load(policy_file or root / POLICY_FILE)
+    coords = [Coord(0, p, 0, 0) for p in range(PARTIES)]
+    folders = find_folders(root)
+    if missing := [str(c) for c in coords if c not in folders]:
+        raise UnreadableError(f"no transcript of {', '.join(missing)} under {root}", "collect the run first")
+    seeds = {
+        c.party: open_seeds(
+            _only(root, seeds_name(c)), owner=owner, sender=policy.public(c.party), policy=policy, coord=c
+        )
+        for c in coords
+    }
+    check_pairs(seeds)
+    boxes = {p: _only(sealed, sealed_name(p)) for p in range(PARTIES)}
+    epochs = messages = 0
+    for epoch, program in enumerate(replay(policy, seeds, boxes)):
+        found = [recorded(folders[c], epoch) for c in coords]
+        if not any(records for records, _ in found):
+            break  # the run ended before
+        epochs, messages = epoch + 1, messages + sum(len(records) for records, _ in found)
+        verdict = judge(epoch, program, found)
+        if verdict is not None:
+            return Audit(epochs, messages, verdict.parties, epoch, verdict.what)
+    return Audit(epochs, messages)
+
+
+def _only(root: Path, name: str) -> bytes:
+    found = sorted(root.rglob(name))
+    if len(found) != 1:
+        raise UnreadableError(f"{len(found)} files {name} under {root}", "collect one run, whose job reveals seeds")
+    return reading.read_file(found[0], reading.LARGEST)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``uvcc-engine audit``: exit 0 if every party kept to the program, 1 if one strayed, 2 if it cannot be told."""
+    parser = argparse.ArgumentParser(prog="uvcc-engine audit", description="Replay a run from its parties' seeds.")
+    parser.add_argument("run", type=Path, help="folder with the run's policy, transcripts and seeds")
+    parser.add_argument("--owner", type=Path, required=True, help="folder of the owner's key pair")
+    parser.add_argument("--sealed", type=Path, required=True, help="folder with the sealed inputs (sealed-p0.bin, ...)")
+    parser.add_argument("--policy", type=Path, help="the policy (default: policy.json in RUN)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(argv)
+    try:
+        found = audit(args.run, Identity.load(args.owner), args.sealed, args.policy)
+    except UvccError as error:
+        print(f"uvcc-engine audit: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(asdict(found) | {"ok": not found.parties}) if args.json else clean_block(found.text()))
+    return 1 if found.parties else 0

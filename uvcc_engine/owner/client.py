@@ -1,0 +1,250 @@
+"""The data owner's command: split the inputs, seal two components to each party, publish the commitments; open results.
+
+Runs where the data is. What leaves are three files, each readable by one party only and none sufficient alone, and
+``commitments.json``, which the policy binds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.topology import Coord
+from uvcc_engine.data.files import read_arrays, read_queries, read_rows
+from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
+from uvcc_engine.data.text import load_text
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.specs import find_model
+from uvcc_engine.sealing.components import Ring
+from uvcc_engine.sealing.inputs import SharedInputs, dataset_tensors, encode_fixed, share_tensors
+from uvcc_engine.sealing.joint import combine
+from uvcc_engine.sealing.release import box_name, open_weights
+from uvcc_engine.sharding.layout import join_weight, place_layers, weights_of
+from uvcc_engine.sharding.validation import PREDICTION, QUERY, check_tensors, fit_model, shapes_of
+from uvcc_engine.transcript.identity import Identity, PublicIdentity
+
+
+def dataset_for(job: PrivateJob, path: Path | None = None, labels: Path | None = None) -> Dataset:
+    """The rows a job trains on: the packaged digits, or the owner's file, split by the job's public seed.
+
+    Raises ConfigError if the rows do not fit the model.
+    """
+    model = fit_model(job)
+    if path is None and model.positions > 1:
+        data = load_text(job.seed, job.test_rows, model.positions)
+    elif path is None:
+        data = load_digits(job.seed, job.test_rows)
+    else:
+        x, y = read_rows(path, labels)
+        data = split(x, y, job.seed, job.test_rows, model.classes)
+    if data.train_x.shape[1] != model.features or data.classes != model.classes:
+        raise ConfigError(
+            f"the data has {data.train_x.shape[1]} features and {data.classes} classes,"
+            f" {job.model} takes {model.features} and {model.classes}",
+            "choose a model that fits the data, or name the data file",
+        )
+    return data
+
+
+def load_owner(folder: Path, seed: int | None) -> Identity:
+    """The owner's key pair in ``folder`` (0700, keys 0600); made there at first use, from ``seed`` if one is given."""
+    if (folder / "public.json").exists():
+        return Identity.load(folder)
+    if seed is None:
+        return Identity.create(folder)
+    return Identity.create_seeded(folder, f"uvcc-data-owner-{seed}".encode())
+
+
+def load_parties(path: Path) -> list[tuple[PublicIdentity, ...]]:
+    """Three public identities per replica, p0 first; replica 0 comes first. Raises UnreadableError."""
+    wanted = "a JSON list of three public identities per replica"
+    try:
+        found: Any = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UnreadableError(f"cannot read {path}: {error}", wanted) from error
+    if not isinstance(found, list) or not found or len(found) % 3 or not all(isinstance(item, dict) for item in found):
+        raise UnreadableError(f"{path} is not a list of identities, three per replica", wanted)
+    pods = [PublicIdentity.from_json(item) for item in found]
+    return [tuple(pods[i : i + 3]) for i in range(0, len(pods), 3)]
+
+
+def sealed_name(party: int, replica: int = 0) -> str:
+    """Name of the file for one party's pod."""
+    return f"sealed-p{party}.bin" if not replica else f"sealed-p{party}r{replica}.bin"
+
+
+def write_shared(shared: SharedInputs, out: Path) -> list[str]:
+    """Write a sealed file per party and pod, and ``commitments.json``; returns their names."""
+    out.mkdir(parents=True, exist_ok=True)
+    names: list[str] = []
+    for replica, boxes in enumerate((shared.boxes, *shared.replicas)):
+        for party, box in enumerate(boxes):
+            names.append(sealed_name(party, replica))
+            files.write_atomic(out / names[-1], box, mode=0o600, durable=False)
+    files.write_json(out / "commitments.json", shared.public(), durable=False)
+    return [*names, "commitments.json"]
+
+
+def share(args: argparse.Namespace) -> dict[str, Any]:
+    """Split, seal and write; returns what the policy binds, the files and the row counts."""
+    job = PrivateJob.from_json(files.read_json(args.job))
+    tensors = input_tensors(job, args)
+    owner = load_owner(args.owner, args.seed)
+    parties, *replicas = load_parties(args.parties)
+    shared = share_tensors(tensors, job.frac_bits, parties, owner, args.seed, replicas=replicas)
+    names = write_shared(shared, args.out)
+    return shared.public() | {"files": names, "rows": _rows(tensors)}
+
+
+def _rows(tensors: Mapping[str, Ring]) -> dict[str, int]:
+    return {name.removesuffix("_x"): len(tensors[name]) for name in tensors if name.endswith("_x")}
+
+
+def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
+    """What this owner contributes, by name, in fixed point: rows to train on, or queries, or a model's weights.
+
+    Raises ConfigError naming a tensor that does not fit the job or the fixed-point range.
+    """
+    model = fit_model(job)
+    if job.task == "train":
+        tensors = dataset_tensors(dataset_for(job, args.data, args.labels), job.frac_bits)
+        check_tensors(shapes_of(tensors), job, model)
+        return tensors
+    found: dict[str, Ring] = {}
+    if args.data is not None:
+        found[QUERY] = encode_fixed("queries", read_queries(args.data), job.frac_bits)
+    if args.weights is not None:
+        for name, weight in read_arrays(args.weights).items():
+            found[name] = encode_fixed(name, weight, job.frac_bits)
+    if not found:
+        raise ConfigError("nothing to share for this job", "name the queries with --data, the model with --weights")
+    if args.data is not None and args.weights is not None:
+        check_tensors(shapes_of(found), job, model)
+    return found
+
+
+def check(args: argparse.Namespace) -> dict[str, Any]:
+    """Whether a job and this owner's data fit, without keys and parties; what ``--check`` prints."""
+    job = PrivateJob.from_json(files.read_json(args.check))
+    size = {name: getattr(args, name) for name in ("workers", "replicas", "stages", "tensor", "microbatches")}
+    model = fit_model(job, **size)
+    rows = {} if job.task == "infer" and not (args.data or args.weights) else _rows(input_tensors(job, args))
+    return {"ok": True, "model": model.name, "weights": [list(w.weight_shape) for w in model.weights], "rows": rows}
+
+
+def combine_owners(args: argparse.Namespace) -> dict[str, Any]:
+    """Lay several owners' sealed files side by side; the first owner is the one that results go to."""
+    shared = combine([_read_shared(folder) for folder in args.combine])
+    return shared.public() | {"files": write_shared(shared, args.out)}
+
+
+def _read_shared(folder: Path) -> SharedInputs:
+    found: Any = files.read_json(folder / "commitments.json")
+    replica, boxes = 0, []
+    try:
+        while (folder / sealed_name(0, replica)).exists():
+            first, second, third = ((folder / sealed_name(p, replica)).read_bytes() for p in range(3))
+            boxes.append((first, second, third))
+            replica += 1
+        c0, c1, c2 = (str(c) for c in found["commitments"])
+        return SharedInputs(boxes[0], (c0, c1, c2), str(found["owner"]), tuple(boxes[1:]))
+    except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise UnreadableError(f"{folder} holds no owner's sealed files: {error}", "share into it first") from error
+
+
+def _workers_below(folder: Path) -> list[tuple[int, int]]:
+    """(stage, tensor rank) of the first replica's workers whose boxes lie below a folder; at least the first one."""
+    names = (path.name.removesuffix(".box").removeprefix("result_") for path in folder.rglob(box_name("p*r0s*t*")))
+    coords = {(c.stage, c.tensor) for c in map(Coord.parse, names)}
+    return sorted(coords | {(0, 0)})
+
+
+def _only_box(folder: Path, coord: str) -> bytes:
+    found = sorted(folder.rglob(box_name(coord)))
+    if len(found) != 1:
+        raise UnreadableError(f"{len(found)} files {box_name(coord)} under {folder}", "collect one run's results there")
+    return found[0].read_bytes()
+
+
+def _whole(slices: Mapping[tuple[int, int], Mapping[str, Floats]], model: str | None) -> dict[str, Floats]:
+    """The weights of all stages, each put together from its tensor ranks' slices as that model is split."""
+    size = 1 + max(tensor for _, tensor in slices)
+    if size > 1 and model is None:
+        raise ConfigError(f"these weights lie in slices of {size} tensor ranks", "name the job's model with --model")
+    by_name: dict[str, list[Floats]] = {}
+    for _, mine in sorted(slices.items()):
+        for name, weight in mine.items():
+            by_name.setdefault(name, []).append(weight)
+    if size == 1:
+        return {name: parts[0] for name, parts in by_name.items()}
+    placed = {f"weight.{p.weight}": p for p in weights_of(place_layers(find_model(str(model)), size)[0])}
+    if by_name.keys() != placed.keys() or any(len(parts) != size for parts in by_name.values()):
+        raise ConfigError(f"the boxes hold {sorted(by_name)}, {model} has {sorted(placed)}", "name the job's model")
+    return {name: join_weight(one, by_name[name]) for name, one in placed.items()}
+
+
+def open_results(args: argparse.Namespace) -> dict[str, Any]:
+    """Open the three parties' sealed results anywhere below a folder; write them (0600).
+
+    ``weights.npz`` by name, or ``predictions.npz`` with one label per query.
+    """
+    owner, parties = Identity.load(args.owner), load_parties(args.parties)[0]
+    slices: dict[tuple[int, int], dict[str, Floats]] = {}
+    for stage, tensor in _workers_below(args.open):
+        boxes = [_only_box(args.open, f"p{party}r0s{stage}t{tensor}") for party in range(len(parties))]
+        slices[stage, tensor] = open_weights(boxes, owner=owner, parties=parties)
+    weights = _whole(slices, args.model)
+    args.out.mkdir(parents=True, exist_ok=True)
+    answers = weights.get(PREDICTION)
+    name = "weights.npz" if answers is None else "predictions.npz"
+    content = io.BytesIO()
+    np.savez(content, **(weights if answers is None else {"labels": answers.argmax(1)}))
+    files.write_atomic(args.out / name, content.getvalue(), mode=0o600)
+    return {"files": [name], "shapes": {name: list(w.shape) for name, w in weights.items()}}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``uvcc-engine share``: returns the exit code; the summary goes to stdout as one JSON line."""
+    parser = argparse.ArgumentParser(
+        prog="uvcc-engine share",
+        description="The data owner's tool: split inputs and seal them to the parties, or open the results.",
+    )
+    parser.add_argument("--parties", type=Path, help="JSON list of public identities, three per replica")
+    parser.add_argument("--owner", type=Path, help="folder of the owner's key pair (made if missing)")
+    parser.add_argument("--out", type=Path, help="folder for the sealed files and commitments.json")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--job", type=Path, help="share the inputs of this job (JSON, as in the profile's `job`)")
+    what.add_argument("--open", type=Path, help="open the sealed results under this folder into OUT")
+    what.add_argument("--check", type=Path, metavar="JOB", help="only say whether this job and the data fit")
+    what.add_argument("--combine", type=Path, nargs="+", metavar="OUT", help="put several owners' shares together")
+    parser.add_argument("--weights", type=Path, help="the model's weights (.npz), where the job's task is infer")
+    parser.add_argument("--model", help="with --open: the job's model, where tensor ranks hold slices of its weights")
+    parser.add_argument("--workers", type=int, default=1, help="with --check: workers per party, times microbatches")
+    parser.add_argument("--replicas", type=int, default=1, help="with --check: replicas per party")
+    parser.add_argument("--stages", type=int, default=1, help="with --check: pipeline stages")
+    parser.add_argument("--tensor", type=int, default=1, help="with --check: tensor ranks")
+    parser.add_argument("--microbatches", type=int, default=1, help="with --check: microbatches of a replica's batch")
+    parser.add_argument("--data", type=Path, help=".npz, .npy, .csv, .pt or IDX file; the packaged digits without it")
+    parser.add_argument("--labels", type=Path, help="labels file, where --data holds one array only")
+    parser.add_argument("--seed", type=int, help="make keys and shares deterministic (demonstrations, reruns)")
+    args = parser.parse_args(argv)
+    needs = [] if args.check else ["out"] if args.combine else ["parties", "owner", "out"]
+    for name in needs:
+        if getattr(args, name) is None:
+            parser.error(f"--{name} is needed here")
+    act = check if args.check else combine_owners if args.combine else open_results if args.open else share
+    try:
+        print(json.dumps(act(args)))
+    except UvccError as error:
+        print(f"uvcc-engine share: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0

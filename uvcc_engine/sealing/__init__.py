@@ -1,0 +1,1 @@
+"""What travels between a data owner and the parties: share components, and the boxes that only the addressee opens."""

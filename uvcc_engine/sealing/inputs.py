@@ -1,0 +1,186 @@
+"""Inputs in secret shares: how the data owner splits them, and how a party takes its two components.
+
+x = x0 + x1 + x2 mod 2^64; party i receives components i and i+1 mod 3, never the third. Each component has one
+blinded commitment, checked by both parties that hold the component and bound by the policy, so an owner that hands
+two different versions of a component to its two holders is found out before the run starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+from uvcc_engine.contract.errors import ConfigError, VerificationError
+from uvcc_engine.data.sets import Dataset, Floats, one_hot
+from uvcc_engine.sealing.box import canonical, derive, seal, sha256, unseal
+from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
+from uvcc_engine.transcript.identity import Identity, PublicIdentity
+
+PARTIES: Final = 3
+FEATURE_LIMIT: Final = 1024.0
+_FORMAT: Final = "uvcc-input-1"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedInputs:
+    """What the owner hands out: one sealed box per party, and what the policy binds.
+
+    ``replicas``: the same two components of each party, sealed to its pods of replicas 1, 2, ...
+    """
+
+    boxes: tuple[bytes, bytes, bytes]
+    commitments: tuple[str, str, str]
+    owner: str
+    replicas: tuple[tuple[bytes, bytes, bytes], ...] = ()
+
+    def public(self) -> dict[str, Any]:
+        """The ``inputs`` entry of a policy; ``owner`` is the owner's X25519 public key in hex."""
+        return {"commitments": list(self.commitments), "owner": self.owner}
+
+
+@dataclass(frozen=True, slots=True)
+class PartyInputs:
+    """One party's two components of every input tensor: ``tensors[name] = (component i, component i+1)``."""
+
+    party: int
+    frac_bits: int
+    tensors: dict[str, tuple[Ring, Ring]]
+
+    def rows(self, name: str) -> int:
+        """Number of rows of a tensor (public)."""
+        return int(self.tensors[name][0].shape[0])
+
+
+def encode_fixed(name: str, values: Floats, frac_bits: int) -> Ring:
+    """Floats to fixed point, round to nearest. Raises ConfigError if a value is not finite or too large."""
+    if not bool(np.isfinite(values).all()):
+        raise ConfigError(f"{name} holds a value that is not finite", "clean the data")
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest > FEATURE_LIMIT:
+        raise ConfigError(f"{name} reaches {largest:.6g}, beyond {FEATURE_LIMIT:g}", "scale the features first")
+    return np.rint(values * 2.0**frac_bits).astype(np.int64)
+
+
+def dataset_tensors(data: Dataset, frac_bits: int) -> dict[str, Ring]:
+    """The named tensors of a data set in fixed point. Raises ConfigError naming one that is beyond the range."""
+    return {
+        "test_x": encode_fixed("test features", data.test_x, frac_bits),
+        "test_y": encode_fixed("test labels", one_hot(data.test_y, data.classes), frac_bits),
+        "train_x": encode_fixed("train features", data.train_x, frac_bits),
+        "train_y": encode_fixed("train labels", one_hot(data.train_y, data.classes), frac_bits),
+    }
+
+
+def share_dataset(
+    data: Dataset,
+    frac_bits: int,
+    parties: tuple[PublicIdentity, ...],
+    owner: Identity,
+    seed: int | None = None,
+    *,
+    replicas: Sequence[tuple[PublicIdentity, ...]] = (),
+) -> SharedInputs:
+    """Split a data set into three components per tensor and seal two to each party.
+
+    ``replicas`` names the three pods of every further replica, which get their party's two components, too. With
+    ``seed`` every random value follows from the owner's secret, the seed, the data and the recipients: the same call
+    gives the same files, any other call unrelated ones. Fresh randomness otherwise.
+    """
+    tensors = dataset_tensors(data, frac_bits)
+    return share_tensors(tensors, frac_bits, parties, owner, seed, replicas=replicas)
+
+
+def share_tensors(
+    tensors: Mapping[str, Ring],
+    frac_bits: int,
+    parties: tuple[PublicIdentity, ...],
+    owner: Identity,
+    seed: int | None = None,
+    *,
+    replicas: Sequence[tuple[PublicIdentity, ...]] = (),
+) -> SharedInputs:
+    """:func:`share_dataset` for any named tensors of ring elements."""
+    pods = [parties, *replicas]
+    if any(len(p) != PARTIES for p in pods) or len({i.x25519 for p in pods for i in p}) != PARTIES * len(pods):
+        raise ConfigError("three different party identities are needed", "list the public identities of p0, p1, p2")
+    entropy = os.urandom(32) if seed is None else _entropy(tensors, frac_bits, parties, owner, seed)
+    split = {name: _split(values, derive(entropy, f"split|{name}")) for name, values in tensors.items()}
+    blinds = [derive(entropy, f"blind|{c}") for c in range(PARTIES)]
+    parts = [
+        encode_component(c, frac_bits, {name: components[c] for name, components in split.items()})
+        for c in range(PARTIES)
+    ]
+
+    def sealed(replica: int) -> tuple[bytes, bytes, bytes]:
+        label = "box" if not replica else f"box|replica {replica}"
+        made = [
+            seal(
+                pack_halves([(blinds[c], parts[c]) for c in (i, (i + 1) % PARTIES)]),
+                sender=owner,
+                to=pods[replica][i].x25519,
+                about={"format": _FORMAT, "party": i},
+                entropy=None if seed is None else derive(entropy, f"{label}|{i}"),
+            )
+            for i in range(PARTIES)
+        ]
+        return made[0], made[1], made[2]
+
+    boxes = [sealed(r) for r in range(len(pods))]
+    found = [commitment(blinds[c], parts[c]) for c in range(PARTIES)]
+    return SharedInputs(boxes[0], (found[0], found[1], found[2]), owner.public.x25519, tuple(boxes[1:]))
+
+
+def commitment(blind: bytes, component: bytes | memoryview) -> str:
+    """SHA-256 of a 32-byte blinding and the encoded component, as hex: hiding and binding."""
+    return sha256(b"UVCC_INPUT_COMMIT_V1", blind, component).hex()
+
+
+def open_inputs(box: bytes, *, party: int, identity: Identity, owner: str, commitments: Sequence[str]) -> PartyInputs:
+    """Unseal a party's file and check both components against the commitments of the policy.
+
+    Raises UnreadableError or VerificationError naming what does not hold.
+    """
+    return read_inputs(*unseal(box, recipient=identity, sender=owner), party=party, commitments=commitments)
+
+
+def read_inputs(plain: bytes, about: Mapping[str, Any], *, party: int, commitments: Sequence[str]) -> PartyInputs:
+    """An opened box's inputs, checked as :func:`open_inputs` says."""
+    if about != {"format": _FORMAT, "party": party}:
+        raise VerificationError("inputs", f"the sealed input says {about}", f"this is party {party}; send its own file")
+    halves: list[tuple[int, dict[str, Ring]]] = []
+    for slot, (blind, encoded) in enumerate(unpack_halves(plain)):
+        component = (party + slot) % PARTIES
+        if commitment(blind, encoded) != commitments[component]:
+            raise VerificationError(
+                "inputs", f"component {component} is not the one the policy commits to", "share the data again"
+            )
+        frac_bits, tensors = decode_component(component, encoded)
+        halves.append((frac_bits, tensors))
+    (frac, lo), (frac_hi, hi) = halves
+    if frac != frac_hi or {n: t.shape for n, t in lo.items()} != {n: t.shape for n, t in hi.items()}:
+        raise VerificationError("inputs", "the two components describe different tensors", "share the data again")
+    return PartyInputs(party, frac, {name: (lo[name], hi[name]) for name in lo})
+
+
+def _entropy(
+    tensors: Mapping[str, Ring], frac_bits: int, parties: tuple[PublicIdentity, ...], owner: Identity, seed: int
+) -> bytes:
+    # bound to data and recipients: with equal masks for two different inputs a party could subtract one from the other
+    digest = [canonical([frac_bits, [p.to_json() for p in parties]])]
+    for name, values in sorted(tensors.items()):
+        digest += [canonical([name, list(values.shape)]), values.tobytes()]
+    return owner.own_secret(sha256(*digest), f"input-shares|{seed}")
+
+
+def _split(values: Ring, key: bytes) -> tuple[Ring, Ring, Ring]:
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(16 * values.size))
+    words = np.frombuffer(stream, dtype="<i8").astype(np.int64)
+    first, second = words[: values.size].reshape(values.shape), words[values.size :].reshape(values.shape)
+    with np.errstate(over="ignore"):
+        return first, second, values - first - second

@@ -1,0 +1,130 @@
+"""Several owners' inputs in one job: each seals its own shares, nobody sees another's.
+
+Every owner's boxes stay as they are; a set lays them side by side and names each owner and its commitments. What the
+policy commits to is, per component, the hash of that list, so it binds every owner's every component and, for one
+owner alone, nothing changes. The first owner is the one that results are sealed to.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.sealing.box import canonical, sha256
+from uvcc_engine.sealing.components import Ring
+from uvcc_engine.sealing.inputs import PARTIES, PartyInputs, SharedInputs, open_inputs
+from uvcc_engine.transcript.identity import Identity
+
+MAGIC: Final = b"UVCCSET1"
+_MAX_HEADER: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerPart:
+    """One owner's X25519 key (hex), and its commitments to its three components."""
+
+    owner: str
+    commitments: tuple[str, str, str]
+
+
+def set_commitments(parts: Sequence[OwnerPart]) -> tuple[str, str, str]:
+    """What the policy commits to: one hash per component over all owners, in order."""
+    found = [
+        sha256(b"UVCC_INPUT_SET_V1", canonical([[p.owner, p.commitments[c]] for p in parts])).hex()
+        for c in range(PARTIES)
+    ]
+    return found[0], found[1], found[2]
+
+
+def combine(shared: Sequence[SharedInputs]) -> SharedInputs:
+    """Several owners' shared inputs as one. Raises ConfigError if they are not for the same pods, or of one owner."""
+    if len(shared) < 2 or len({s.owner for s in shared}) != len(shared):
+        raise ConfigError(f"{len(shared)} inputs of {len({s.owner for s in shared})} owners", "name each owner once")
+    if len({len(s.replicas) for s in shared}) != 1:
+        raise ConfigError("the owners shared for different numbers of replicas", "share again for the same parties")
+    parts = [OwnerPart(s.owner, s.commitments) for s in shared]
+
+    def laid(boxes: Sequence[tuple[bytes, bytes, bytes]]) -> tuple[bytes, bytes, bytes]:
+        made = [_lay(parts, [b[party] for b in boxes]) for party in range(PARTIES)]
+        return made[0], made[1], made[2]
+
+    replicas = tuple(laid(boxes) for boxes in zip(*[s.replicas for s in shared], strict=True))
+    return SharedInputs(laid([s.boxes for s in shared]), set_commitments(parts), shared[0].owner, replicas)
+
+
+def _lay(parts: Sequence[OwnerPart], boxes: Sequence[bytes]) -> bytes:
+    listed = [
+        {"owner": p.owner, "commitments": list(p.commitments), "bytes": len(b)}
+        for p, b in zip(parts, boxes, strict=True)
+    ]
+    header = canonical(listed)
+    return b"".join([MAGIC, struct.pack("<I", len(header)), header, *boxes])
+
+
+def open_set(box: bytes, *, party: int, identity: Identity, owner: str, commitments: Sequence[str]) -> PartyInputs:
+    """A party's inputs from one owner's box or from a set of several owners'; rows are put together in their order.
+
+    Raises what :func:`open_inputs` raises, and VerificationError if the set is not the one the policy commits to.
+    """
+    if not box.startswith(MAGIC):
+        return open_inputs(box, party=party, identity=identity, owner=owner, commitments=commitments)
+    listed, boxes = _read(box)
+    if set_commitments(listed) != tuple(commitments) or listed[0].owner != owner:
+        raise VerificationError("inputs", "the set of owners is not the one the policy commits to", "combine it again")
+    opened = [
+        open_inputs(b, party=party, identity=identity, owner=p.owner, commitments=p.commitments)
+        for p, b in zip(listed, boxes, strict=True)
+    ]
+    return _merge(opened, listed)
+
+
+def _read(box: bytes) -> tuple[list[OwnerPart], list[bytes]]:
+    try:
+        (length,) = struct.unpack_from("<I", box, len(MAGIC))
+        at = len(MAGIC) + 4 + length
+        if length > _MAX_HEADER:
+            raise ValueError("its header is too long")
+        listed: list[dict[str, Any]] = json.loads(box[len(MAGIC) + 4 : at])
+        parts, boxes = [], []
+        for item in listed:
+            first, second, third = (str(c) for c in item["commitments"])
+            parts.append(OwnerPart(str(item["owner"]), (first, second, third)))
+            size = item["bytes"]
+            if type(size) is not int or not 0 <= size <= len(box) - at:
+                raise ValueError("a box is longer than what is left")
+            boxes.append(box[at : at + size])
+            at += size
+        if at != len(box) or not parts:
+            raise ValueError("its boxes do not fill it")
+        return parts, boxes
+    except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
+        raise UnreadableError(f"the set of sealed inputs cannot be read: {error}", "combine it again") from error
+
+
+def _merge(opened: Sequence[PartyInputs], listed: Sequence[OwnerPart]) -> PartyInputs:
+    merged: dict[str, tuple[Ring, Ring]] = {}
+    for number, (inputs, part) in enumerate(zip(opened, listed, strict=True)):
+        if inputs.frac_bits != opened[0].frac_bits:
+            raise ConfigError(
+                f"owner {number} ({part.owner[:12]}) shared at {inputs.frac_bits} fractional bits,"
+                f" the first at {opened[0].frac_bits}",
+                "share again for one job",
+            )
+        for name, (lo, hi) in inputs.tensors.items():
+            if name not in merged:
+                merged[name] = (lo, hi)
+                continue
+            before = merged[name]
+            if name.startswith("weight.") or before[0].shape[1:] != lo.shape[1:]:
+                raise ConfigError(
+                    f"{name} of owner {number} ({part.owner[:12]}) has shape {lo.shape}, that before {before[0].shape}",
+                    "owners contribute rows of one width; one of them contributes the weights",
+                )
+            merged[name] = (np.concatenate([before[0], lo]), np.concatenate([before[1], hi]))
+    return PartyInputs(opened[0].party, opened[0].frac_bits, merged)

@@ -1,0 +1,1 @@
+"""A model over many workers: layout, tensor, pipeline and data parallelism, microbatches, overlap."""

@@ -1,0 +1,120 @@
+"""A step's weight gradients on their way: summed over microbatches, tensor ranks and replicas, truncated in slices.
+
+Until its sum is complete a gradient is an additive term. A weight's sum over the replicas starts as soon as its last
+microbatch has come, in buckets, while the layers below are still at work (Li et al., "PyTorch Distributed", VLDB 2020).
+Backward passes reach the weights from the last to the first, whatever their order among each other, so all replicas
+fill the same buckets in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.mpc.share import Share
+from uvcc_engine.parallel.group import Group
+from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.sharding.tensor_parallel import Part
+
+BUCKET_BYTES: Final = 1 << 18
+
+
+@dataclass
+class _Bucket:
+    """Some weights whose sums travel together: their slots, sizes of their slices, the flat terms, and the wait."""
+
+    slots: list[int]
+    sizes: list[int]
+    flat: Tensor
+    wait: Callable[[], Tensor] | None = None
+
+
+class Gradients:
+    """The gradient sums of one worker. ``slots``: (part, which of its weights) in the order of the weights."""
+
+    def __init__(self, slots: Sequence[tuple[Part, int]], groups: PartyGroups, *, bucket: int = BUCKET_BYTES) -> None:
+        self._at = {(id(part), k): at for at, (part, k) in enumerate(slots)}
+        self._slots = list(slots)
+        self._groups = groups
+        self._most = bucket
+        self.begin(1)
+
+    def begin(self, microbatches: int) -> None:
+        """A new step, in which every weight gets ``microbatches`` terms."""
+        self._terms: list[Tensor | None] = [None] * len(self._slots)
+        self._due = [microbatches] * len(self._slots)
+        self._ready: list[tuple[int, Tensor]] = []
+        self._buckets: list[_Bucket] = []
+        self._left = len(self._slots)
+
+    def take(self, part: Part, weight: int, term: Tensor) -> None:
+        """Take a microbatch's term of one weight; the last one sends the sum on its way."""
+        at = self._at[id(part), weight]
+        known = self._terms[at]
+        self._terms[at] = total = term if known is None else known.add_(term)
+        self._due[at] -= 1
+        if self._due[at] == 0:
+            self._complete(at, total)
+
+    def _complete(self, at: int, total: Tensor) -> None:
+        dp, tp = self._groups.dp, self._across(at)
+        places = self._groups.place.topology.replicas
+        flat = padded(total.reshape(-1), places * tp.size)
+        self._ready.append((at, tp.sum_slices(flat)()))
+        self._terms[at] = None
+        self._left -= 1
+        if self._left == 0 or sum(t.nbytes for _, t in self._ready) >= self._most:
+            wide = [t.reshape(places, -1) for _, t in self._ready]
+            flat = torch.cat(wide, 1).reshape(-1)
+            self._buckets.append(_Bucket([k for k, _ in self._ready], [w.shape[1] for w in wide], flat))
+            self._ready.clear()
+            if self._groups.dp_started:
+                self._buckets[-1].wait = dp.sum_slices(flat)
+
+    def _across(self, at: int) -> Group:
+        """The tensor ranks, where each has terms of its own rows only and a slice of the update is its own."""
+        part = self._slots[at][0]
+        tp = self._groups.tp
+        return tp if part.shared else Group("alone", [self._groups.place.rank], 0)
+
+    def slices(self) -> list[Tensor]:
+        """This worker's slice of every weight's whole sum. Brings up the data-parallel group if it is not there yet."""
+        if self._left:
+            raise ProtocolError(f"{self._left} weights had no gradient", "report this: it is a defect")
+        self._groups.start_dp()
+        for bucket in self._buckets:
+            bucket.wait = bucket.wait or self._groups.dp.sum_slices(bucket.flat)
+        found: dict[int, Tensor] = {}
+        for bucket in self._buckets:
+            assert bucket.wait is not None
+            found |= zip(bucket.slots, torch.split(bucket.wait(), bucket.sizes), strict=True)
+        return [found[at] for at in range(len(self._slots))]
+
+    def mine(self, at: int, x: Tensor) -> Tensor:
+        """The slice of a weight-shaped tensor that corresponds to this worker's slice of the sum. Local."""
+        dp, tp = self._groups.dp, self._across(at)
+        flat = padded(x.reshape(-1), dp.size * tp.size)
+        return flat.reshape(tp.size, dp.size, -1)[tp.index, dp.index]
+
+    def joined(self, mine: Sequence[Share], like: Sequence[Share]) -> list[Share]:
+        """All workers' slices of the updates, put together in the shapes of the weights: equal at every replica."""
+        wide = torch.stack([torch.cat([s.lo for s in mine]), torch.cat([s.hi for s in mine])])
+        by_replica = self._groups.dp.gather(wide)
+        sizes = [s.n for s in mine]
+        found = []
+        for at, parts in enumerate(zip(*[torch.split(part, sizes, 1) for part in by_replica], strict=True)):
+            whole = torch.cat(self._across(at).gather(torch.cat(parts, 1)), 1)[:, : like[at].n]
+            shape = like[at].shape
+            found.append(Share(whole[0].reshape(shape), whole[1].reshape(shape), mine[at].f))
+        return found
+
+
+def padded(flat: Tensor, size: int) -> Tensor:
+    """A flat tensor with zeros behind it, up to a multiple of ``size``."""
+    short = -len(flat) % size
+    return torch.cat([flat, flat.new_zeros(short)]) if short else flat

@@ -1,0 +1,67 @@
+"""One pipeline stage of a model on one tensor rank: which layers it holds, how they are split, what they start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from uvcc_engine.data.sets import Floats
+from uvcc_engine.model.layers import ReluLayer
+from uvcc_engine.model.specs import Attention, Embedding, Gelu, LayerNorm, ModelSpec, Residual
+from uvcc_engine.model.transformer import AttentionLayer, GeluLayer
+from uvcc_engine.mpc.arithmetic import public
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.parallel.group import Group
+from uvcc_engine.sharding.layout import COLUMNS, ROWS, Placed, bounds, place_layers, slice_of, stage_bounds, weights_of
+from uvcc_engine.sharding.tensor_parallel import ColumnDense, Local, Part, RowDense, ToRows, leaves
+from uvcc_engine.sharding.tensor_parallel_transformer import Branch, LookUp, Norm
+
+__all__ = ["Placed", "Stage", "build_stage", "place_layers", "stage_bounds"]
+
+
+@dataclass
+class Stage:
+    """The parts of one stage, with the numbers of their weights in the whole model."""
+
+    parts: list[Part]
+    numbers: list[int]
+
+    @property
+    def slots(self) -> list[tuple[Part, int]]:
+        """(part, which of its weights), in the order of ``numbers``."""
+        return [(part, k) for part in leaves(self.parts) for k in range(len(part.weights))]
+
+
+def build_stage(rt: Runtime, model: ModelSpec, starts: Sequence[Floats], f: int, *, pp: Group, tp: Group) -> Stage:
+    """The parts of this rank's stage around its slices of the public initial weights ``starts``."""
+    placed, layout = place_layers(model, tp.size)
+    mine = stage_bounds(model, pp.size)[pp.index]
+    layers = [placed[at] for at in mine]
+    parts = [_part(rt, one, starts, f, tp) for one in layers]
+    if mine.stop == len(model.layers) and layout == COLUMNS:
+        parts.append(ToRows(model.classes))
+    return Stage(parts, [one.weight for one in weights_of(layers)])
+
+
+def _part(rt: Runtime, placed: Placed, starts: Sequence[Floats], f: int, tp: Group) -> Part:
+    spec = placed.spec
+    if isinstance(spec, Residual):
+        return Branch([_part(rt, one, starts, f, tp) for one in placed.inner])
+    if isinstance(spec, Attention):
+        heads = bounds(spec.heads, tp.size, tp.index)
+        count = heads.stop - heads.start
+        return Local(AttentionLayer(replace(spec, heads=count, width=spec.width // spec.heads * count)))
+    if placed.weight < 0:
+        return Local(GeluLayer() if isinstance(spec, Gelu) else ReluLayer())
+    start = starts[placed.weight][np.ix_(*slice_of(placed, tp.size, tp.index))]
+    weight, dealer = public(rt, torch.from_numpy(start), f=f), placed.weight % 3
+    if isinstance(spec, Embedding):
+        return LookUp(spec, weight, dealer)
+    if isinstance(spec, LayerNorm):
+        return Norm(weight, dealer)
+    if placed.split == ROWS and tp.size > 1:
+        return RowDense(weight, dealer)
+    return ColumnDense(weight, dealer, layout=placed.layout)

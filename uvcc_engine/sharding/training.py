@@ -1,0 +1,395 @@
+"""Secret-shared training on replicas, stages and tensor ranks: one worker's part of it.
+
+Replica r trains on its own slice of every step's rows. Activations and their gradients move between stages inside each
+party (1F1B); the weights' gradients stay additive terms until they are summed over microbatches and replicas, are then
+truncated once with the learning rate and 1/R in the truncation, each replica doing its slice, and the updates are
+gathered: all replicas of a party hold identical shares, bit for bit. What is opened (loss, accuracy) is summed over
+the whole fleet before one worker of each party opens it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.data.sets import batch_rows
+from uvcc_engine.model import losses
+from uvcc_engine.model.digests import component_digest
+from uvcc_engine.model.functions import exp_scale
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.specs import ModelSpec, initial_weights
+from uvcc_engine.model.training import StepResult
+from uvcc_engine.mpc.arithmetic import add, mul_public_gen, public, sub
+from uvcc_engine.mpc.opening import open_ring_gen
+from uvcc_engine.mpc.runtime import Progress, Runtime, Steps, par
+from uvcc_engine.mpc.share import Share
+from uvcc_engine.parallel.group import OnEvent
+from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Intake, Pipe, Record
+from uvcc_engine.parallel.schedule import one_f_one_b
+from uvcc_engine.plane.api import Nudged, WatchedPlane
+from uvcc_engine.sealing.components import Ring
+from uvcc_engine.sealing.inputs import PartyInputs
+from uvcc_engine.sharding.additive import settle_gen
+from uvcc_engine.sharding.gradients import Gradients
+from uvcc_engine.sharding.layout import bounds
+from uvcc_engine.sharding.microbatches import Lanes, MainRuntime, in_flight, stream_of
+from uvcc_engine.sharding.overlap import Overlap, Passage
+from uvcc_engine.sharding.stage import build_stage
+from uvcc_engine.sharding.tensor_parallel import Pass, backward_gen, forward_gen, my_rows
+
+__all__ = ["Learner", "ParallelTrainer", "stream_of"]
+
+_EVAL_ROWS: Final = 256
+PassSteps = Callable[[Runtime, int, Tensor, Share | None], Steps[Share | None]]
+
+
+class Learner(Protocol):
+    """What a session drives: the plain trainer, or one worker's part of a parallel one."""
+
+    def step(self, step: int) -> StepResult:
+        """Train on the batch of step ``step``."""
+
+    def count_correct(self) -> int:
+        """Open how many test rows are classified correctly."""
+
+    @property
+    def test_rows(self) -> int:
+        """Rows that are counted."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of this worker."""
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` gave."""
+
+    def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
+        """Both components of this worker's weights by name."""
+
+    def component_digest(self, component: str, blind: bytes) -> str:
+        """Blinded digest of one component of this worker's state."""
+
+
+class ParallelTrainer:
+    """Weights and momentum of one worker and the protocol that moves them. Use it from one thread."""
+
+    def __init__(
+        self,
+        main: Runtime,
+        runtime: MainRuntime,
+        job: PrivateJob,
+        model: ModelSpec,
+        inputs: PartyInputs,
+        groups: PartyGroups,
+        on_event: OnEvent,
+        record: Record | None = None,
+    ) -> None:
+        """``runtime`` makes the runtime of another stream. Raises ConfigError if the model cannot be placed so."""
+        size = groups.place.topology
+        if size.microbatches > job.batch:
+            raise ConfigError(f"{size.microbatches} microbatches of a batch of {job.batch} rows", "use fewer")
+        if (job.optimizer, job.objective) != ("sgd", "cross-entropy"):
+            raise ConfigError(
+                f"{job.objective} with {job.optimizer} over several workers", "use cross-entropy with sgd there"
+            )
+        self._job, self._model, self._groups, self._on_event = job, model, groups, on_event
+        self._whole_job = replace(job, batch=job.batch * size.replicas)
+        self._lanes = Lanes(runtime, main)
+        self._tensors = {
+            name: Share(torch.from_numpy(lo), torch.from_numpy(hi), inputs.frac_bits)
+            for name, (lo, hi) in inputs.tensors.items()
+        }
+        starts = initial_weights(model, job.seed, job.frac_bits)
+        self._stage = build_stage(main, model, starts, job.frac_bits, pp=groups.pp, tp=groups.tp)
+        self._slots = self._stage.slots
+        self.velocity = [public(main, torch.zeros_like(w.lo), f=job.frac_bits) for w in self.weights]
+        self._gradients = Gradients(self._slots, groups)
+        self._pipe = Pipe(groups.pp, groups.pp_back, record)
+        if not isinstance(main.plane, WatchedPlane):
+            raise ConfigError("this plane cannot say what has arrived", "train several microbatches on another")
+        self._nudge = main.plane.nudge if isinstance(main.plane, Nudged) else _nobody
+        self._depth = min(in_flight(os.environ), size.microbatches)
+        self._overlap = Overlap(main.plane, self._depth, groups.tp)
+        self._passes: dict[int, Pass] = {}
+        self._grads: dict[int, tuple[losses.Powers, Share]] = {}
+        self._losses: list[Share] = []
+        self._first_sum = True
+
+    @property
+    def weights(self) -> list[Share]:
+        """This worker's weights, in the order of the model."""
+        return [part.weights[k] for part, k in self._slots]
+
+    @property
+    def _opener(self) -> bool:
+        """Whether this worker opens what the job reveals: one of each party does."""
+        c = self._groups.place.coord
+        return self._pipe.last and c.replica == 0 and c.tensor == 0
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def step(self, step: int) -> StepResult:
+        """Train on this replica's slice of the rows of step ``step``; the loss is the mean over all replicas."""
+        size, place = self._groups.place.topology, self._groups.place
+        reveal = self._job.reveals_loss(step)
+        rows = self._my_batch(step)
+        self._gradients.begin(size.microbatches)
+        self._losses = []
+        gantt = Gantt()
+        self._overlap.run(self._passages(rows, reveal, gantt))
+        self._pipe.finish()
+        began = time.time()
+        loss = self._update(step, reveal)
+        gantt.ticks.append((UPDATE, 0, began, time.time()))
+        coord = str(place.coord)
+        for name in ("fwd_open_ok", "bwd_open_ok"):
+            self._on_event(name, {"coord": coord, "step": step, "count": size.microbatches})
+        if step == min(1, self._job.steps - 1):
+            self._tell(gantt, step)
+        return StepResult(loss)
+
+    def _my_batch(self, step: int) -> Tensor:
+        size = self._groups.place.topology
+        every = batch_rows(self._job.seed, step, self._whole_job.batch, self._tensors["train_x"].shape[0])
+        first = self._groups.place.coord.replica * self._job.batch
+        assert len(every) == size.replicas * self._job.batch
+        return torch.from_numpy(every[first : first + self._job.batch])
+
+    def _tell(self, gantt: Gantt, step: int) -> None:
+        for phase, m, start, end in gantt.ticks:
+            at = {"start": round(start, 6), "end": round(end, 6)}
+            self._on_event(
+                "pipeline_tick",
+                {"coord": str(self._groups.place.coord), "step": step, "phase": phase, "microbatch": m, **at},
+            )
+
+    def _pass(self, rt: Runtime, rows: Tensor) -> Pass:
+        return Pass(rt, self._groups.tp, len(rows) * self._model.positions, self._gradients.take)
+
+    def _targets(self, name: str, rows: Tensor) -> Share:
+        """This tensor rank's one-hot labels of some rows, one line per position."""
+        whole = self._tensors[name].index(rows).reshape(-1, self._model.classes)
+        return whole.map(lambda t: my_rows(self._groups.tp, t))
+
+    def _passages(self, rows: Tensor, reveal: bool, gantt: Gantt) -> Iterator[Passage]:
+        """The step's passes in the order of the schedule."""
+        size, device = self._groups.place.topology, self._lanes.main.device
+        count = size.microbatches
+        sources = {
+            direction: None if at_end else Intake(self._pipe, direction, count, device, self._nudge)
+            for direction, at_end in ((FORWARD, self._pipe.first), (BACKWARD, self._pipe.last))
+        }
+        for direction, m in one_f_one_b(self._groups.pp.index, size.stages, count, self._depth):
+            mine, source = rows[bounds(len(rows), count, m)], sources[direction]
+            steps = self._forward if direction == FORWARD else partial(self._backward, reveal=reveal)
+            yield Passage(
+                name=(direction, m),
+                after=frozenset([(FORWARD, m)] if direction == BACKWARD else []),
+                arrived=partial(_arrived, source, m),
+                start=partial(self._start, steps, direction, m, mine, source, gantt),
+                finish=partial(self._finish, direction, m, gantt),
+            )
+
+    def _start(
+        self, steps: PassSteps, direction: str, m: int, rows: Tensor, source: Intake | None, gantt: Gantt
+    ) -> Progress[Share | None]:
+        incoming = None
+        if source is not None:
+            both = source.take(m)
+            incoming = Share(both[0], both[1], self._job.frac_bits)
+        gantt.begin(direction, m)
+        rt = self._lanes.of(direction, m)
+        return rt.start(steps(rt, m, rows, incoming))
+
+    def _finish(self, direction: str, m: int, gantt: Gantt, out: Share | None) -> None:
+        if out is not None:
+            self._send(direction, m, out)
+        gantt.end(direction, m)
+
+    def _forward(self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None) -> Steps[Share | None]:
+        """What goes to the next stage; the last one keeps what its loss needs."""
+        self._passes[m] = on = self._pass(rt, rows)
+        x = self._tensors["train_x"].index(rows) if incoming is None else incoming
+        out = yield from forward_gen(on, self._stage.parts, x)
+        if not self._pipe.last:
+            return out
+        self._grads[m] = (yield from losses.powers_gen(rt, out)), self._targets("train_y", rows)
+        return None
+
+    def _backward(
+        self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None, *, reveal: bool
+    ) -> Steps[Share | None]:
+        """What goes to the stage before."""
+        on = self._passes.pop(m)
+        on.rt = rt
+        if incoming is None:
+            grad = yield from self._descend_gen(on, *self._grads.pop(m), reveal)
+        else:
+            grad = yield from backward_gen(on, self._stage.parts, incoming, wanted=not self._pipe.first)
+        return None if self._pipe.first else grad
+
+    def _descend_gen(self, on: Pass, at: losses.Powers, targets: Share, reveal: bool) -> Steps[Share]:
+        if reveal:
+            grad, loss = yield from par(self._from_loss_gen(on, at, targets), losses.total_loss_gen(on.rt, at, targets))
+            self._losses.append(loss)
+            return grad
+        return (yield from self._from_loss_gen(on, at, targets))
+
+    def _from_loss_gen(self, on: Pass, at: losses.Powers, targets: Share) -> Steps[Share]:
+        grad = yield from losses.gradient_gen(on.rt, at, targets)
+        return (yield from backward_gen(on, self._stage.parts, grad, wanted=not self._pipe.first))
+
+    def _receive(self, direction: str, m: int) -> Share:
+        both = self._pipe.receive(direction, m, self._lanes.main.device)
+        return Share(both[0], both[1], self._job.frac_bits)
+
+    def _send(self, direction: str, m: int, x: Share) -> None:
+        self._pipe.send(direction, m, torch.stack([x.lo, x.hi]))
+
+    # -- the update --------------------------------------------------------------------------------------------------
+
+    def _update(self, step: int, reveal: bool) -> float | None:
+        """Sum the gradients over the replicas, truncate this replica's slice, gather, apply; open the loss beside."""
+        groups = self._groups
+        slices = self._gradients.slices()
+        if self._first_sum:
+            self._first_sum = False
+            if groups.dp.size > 1:
+                self._on_event("dp_ok", {"coord": str(groups.place.coord)})
+        total = self._fleet_sum(self._losses) if reveal and self._pipe.last else None
+        *found, opened = self._lanes.main.run(self._update_gen(step, slices, total if self._opener else None))
+        self.velocity = self._gradients.joined(found, self.weights)
+        for (part, k), fresh in zip(self._slots, self.velocity, strict=True):
+            part.weights[k] = sub(part.weights[k], fresh)
+        if not reveal:
+            return None
+        loss = self._told(opened) / 2.0 ** exp_scale(self._job.frac_bits)
+        return loss / (self._whole_job.batch * self._model.positions)
+
+    def _update_gen(self, step: int, slices: list[Tensor], loss: Share | None) -> Steps[list[Any]]:
+        steps: list[Steps[Any]] = [self._slice_gen(step, at, z) for at, z in enumerate(slices)]
+        if loss is not None:
+            steps.append(open_ring_gen(self._lanes.main, loss))
+        else:
+            steps.append(_nothing_gen())
+        return (yield from par(*steps))
+
+    def _slice_gen(self, step: int, at: int, z: Tensor) -> Steps[Share]:
+        """The update u <- m u + (lr / B) g of this replica's slice of one weight: 2 rounds."""
+        job, rt = self._whole_job, self._lanes.main
+        part, k = self._slots[at]
+        before = self.velocity[at].map(lambda t: self._gradients.mine(at, t))
+        rate, f = job.rate_at(step) / self._model.positions, job.frac_bits
+        fresh, kept = yield from par(
+            settle_gen(rt, z, f, f, part.dealers[k], rate), mul_public_gen(rt, before, job.decay_at(step))
+        )
+        return add(kept, fresh)
+
+    # -- what is opened ----------------------------------------------------------------------------------------------
+
+    def _fleet_sum(self, shares: list[Share]) -> Share:
+        """The sum of some shares of one element over this list, the tensor ranks and the replicas of the last stage."""
+        both = torch.stack([torch.stack([s.lo, s.hi]) for s in shares]).sum(0)
+        self._groups.dp.sum_(self._groups.tp.sum_(both))
+        return Share(both[0], both[1], shares[0].f)
+
+    def _told(self, opened: Tensor | None) -> int:
+        """What the opener opened, at every worker of the party."""
+        value = opened.reshape(1).clone() if opened is not None else torch.zeros(1, dtype=torch.int64)
+        groups = self._groups
+        for group, source in ((groups.tp, 0), (groups.dp, 0), (groups.pp, groups.pp.size - 1)):
+            group.broadcast_(value, source)
+        return int(value.item())
+
+    def count_correct(self) -> int:
+        """Open how many test rows are classified correctly: each replica counts its slice, one opens the sum."""
+        groups, size = self._groups, self._groups.place.topology
+        groups.start_dp()
+        rows = int(self._tensors["test_x"].shape[0])
+        mine = torch.arange(rows)[bounds(rows, size.replicas, groups.place.coord.replica)]
+        hits = [public(self._lanes.main, torch.zeros(1), f=self._job.frac_bits)]
+        count = -(-len(mine) // _EVAL_ROWS)
+        for m in range(count):  # parts of one size, up to one: a tensor rank without a row could not take part
+            some = mine[bounds(len(mine), count, m)]
+            rt = self._lanes.of(FORWARD, m)
+            on = self._pass(rt, some)
+            x = self._tensors["test_x"].index(some) if self._pipe.first else self._receive(FORWARD, m)
+            if self._pipe.last:
+                hits.append(rt.run(self._hits_gen(on, x, self._targets("test_y", some))))
+            else:
+                self._send(FORWARD, m, rt.run(forward_gen(on, self._stage.parts, x)))
+        self._pipe.finish()
+        opened = None
+        if self._pipe.last:
+            total = self._fleet_sum(hits)
+            opened = self._lanes.main.run(open_ring_gen(self._lanes.main, total)) if self._opener else None
+        return self._told(opened) >> self._job.frac_bits
+
+    def _hits_gen(self, on: Pass, x: Share, targets: Share) -> Steps[Share]:
+        logits = yield from forward_gen(on, self._stage.parts, x)
+        return (yield from losses.hits_gen(on.rt, logits, targets))
+
+    @property
+    def test_rows(self) -> int:
+        """Labels that are counted: one per test row, or per position of every test row."""
+        return int(self._tensors["test_x"].shape[0]) * self._model.positions
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a checkpoint holds of this worker: both components of its weights and momentum, by name."""
+        found: dict[str, Tensor] = {}
+        for kind, shares in (("weight", self.weights), ("velocity", self.velocity)):
+            for number, share in zip(self._stage.numbers, shares, strict=True):
+                found[f"{kind}.{number}.lo"] = share.lo.contiguous()
+                found[f"{kind}.{number}.hi"] = share.hi.contiguous()
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` gave. Raises ConfigError if it does not fit this worker."""
+        wanted = {name: t.shape for name, t in self.state().items()}
+        if {name: t.shape for name, t in state.items()} != wanted or any(
+            t.dtype != torch.int64 for t in state.values()
+        ):
+            raise ConfigError("the checkpoint does not fit this worker's part of the model", "resume the same topology")
+        f = self._job.frac_bits
+        for at, number in enumerate(self._stage.numbers):
+            part, k = self._slots[at]
+            part.weights[k] = Share(state[f"weight.{number}.lo"], state[f"weight.{number}.hi"], f)
+            self.velocity[at] = Share(state[f"velocity.{number}.lo"], state[f"velocity.{number}.hi"], f)
+
+    def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
+        """Both components of this worker's weights by name, as the owner's box holds them."""
+        named = list(zip(self._stage.numbers, self.weights, strict=True))
+        lo, hi = ({f"weight.{n}": getattr(w, c).numpy() for n, w in named} for c in ("lo", "hi"))
+        return lo, hi
+
+    def component_digest(self, component: str, blind: bytes) -> str:
+        """Blinded SHA-256 (hex) of one component of this worker's state; equal at its holder in the other party."""
+        named = [
+            (f"{kind}.{number}", getattr(share, component))
+            for kind, shares in (("weight", self.weights), ("velocity", self.velocity))
+            for number, share in zip(self._stage.numbers, shares, strict=True)
+        ]
+        return component_digest(named, blind)
+
+
+def _nobody() -> None:
+    """What is called where nobody waits."""
+
+
+def _nothing_gen() -> Steps[None]:
+    return None
+    yield  # a generator like its siblings
+
+
+def _arrived(source: Intake | None, microbatch: int) -> bool:
+    return source is None or source.arrived(microbatch)

@@ -1,0 +1,112 @@
+"""Whether a job, its model and its data fit together: everything that can be refused before anybody is asked to work.
+
+The console and the data owner check here before a pod is paid for, every party before its first message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.specs import ModelSpec, find_model
+from uvcc_engine.sealing.components import Ring
+from uvcc_engine.sharding.layout import place_layers, stage_bounds
+
+QUERY: Final = "query_x"
+PREDICTION: Final = "prediction"
+
+
+def fit_model(
+    job: PrivateJob,
+    *,
+    workers: int = 1,
+    replicas: int = 1,
+    stages: int = 1,
+    tensor: int = 1,
+    microbatches: int = 1,
+) -> ModelSpec:
+    """The model of a job. Raises ConfigError if there is none of that name, or if job and model do not fit.
+
+    ``workers``: per party, times the microbatches; more than one trains by SGD on the cross-entropy, and what it trains
+    must divide into ``stages`` and over ``tensor`` ranks, and a replica's batch into ``microbatches``, and each
+    of ``replicas`` needs rows to test on.
+    """
+    model = find_model(job.model)
+    if job.frac_bits < model.frac_bits:
+        raise ConfigError(
+            f"job.frac_bits is {job.frac_bits}, {model.name} needs {model.frac_bits}", f"give {model.frac_bits} to 24"
+        )
+    special = [
+        f"{name} {value!r}"
+        for name, value, plain in (
+            ("optimizer", job.optimizer, "sgd"),
+            ("objective", job.objective, "cross-entropy"),
+            ("task", job.task, "train"),
+        )
+        if value != plain
+    ]
+    if workers > 1 and special:
+        raise ConfigError(f"job.{special[0]} on {workers} workers or microbatches per party", "use one of each for it")
+    if workers > 1:
+        place_layers(model, tensor)
+        stage_bounds(model, stages)
+        _check_rows_of_ranks(job, model, replicas, tensor, microbatches)
+    return model
+
+
+def _check_rows_of_ranks(job: PrivateJob, model: ModelSpec, replicas: int, tensor: int, microbatches: int) -> None:
+    """Every tensor rank needs a line of every microbatch: a position of a row, where rows have positions."""
+    tested = job.test_rows // replicas
+    if "accuracy" in job.reveal and tested * model.positions < tensor:
+        raise ConfigError(
+            f"job.test_rows is {job.test_rows}: {tested * model.positions} lines for a replica's {tensor} tensor ranks",
+            f"give at least {replicas * -(-tensor // model.positions)}",
+        )
+    rows = job.batch // microbatches
+    if rows * model.positions < tensor:
+        raise ConfigError(
+            f"a batch of {job.batch} rows in {microbatches} microbatches gives {tensor} tensor ranks"
+            f" {rows * model.positions} lines each time",
+            f"give a batch of at least {microbatches * -(-tensor // model.positions)} rows per replica",
+        )
+
+
+def check_tensors(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob, model: ModelSpec) -> None:
+    """Refuse (ConfigError naming the tensor) inputs that are not what the job works on."""
+    if job.task == "infer":
+        wanted = {f"weight.{i}": layer.weight_shape for i, layer in enumerate(model.weights)}
+        for name, shape in wanted.items():
+            if shapes.get(name) != shape:
+                raise ConfigError(
+                    f"{name} has shape {shapes.get(name)}, {model.name} takes {shape}", "share that model's own weights"
+                )
+        _check_rows(shapes, QUERY, model, model.features, None)
+        steps = -(-shapes[QUERY][0] // job.batch)
+        if job.steps != steps:
+            raise ConfigError(f"job.steps is {job.steps} for {shapes[QUERY][0]} queries", f"give steps: {steps}")
+        return
+    for part in ("train", "test"):
+        x, y = f"{part}_x", f"{part}_y"
+        _check_rows(shapes, x, model, model.features, None)
+        _check_rows(shapes, y, model, model.targets, shapes[x][0])
+
+
+def _check_rows(
+    shapes: Mapping[str, tuple[int, ...]], name: str, model: ModelSpec, width: int, rows: int | None
+) -> None:
+    shape = shapes.get(name)
+    if shape is None:
+        raise ConfigError(f"the inputs lack {name}", "share them again, or name its owner's share, too")
+    if len(shape) != 2 or shape[1] != width or not shape[0] or (rows is not None and shape[0] != rows):
+        raise ConfigError(
+            f"{name} has shape {shape}, {model.name} takes ({rows or 'rows'}, {width})", "share other data"
+        )
+
+
+def shapes_of(tensors: Mapping[str, Ring] | Mapping[str, tuple[Ring, Ring]]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, of tensors or of a party's pairs of components."""
+    return {n: tuple((t if isinstance(t, np.ndarray) else t[0]).shape) for n, t in tensors.items()}

@@ -1,0 +1,269 @@
+"""Entry point of a secret-shared training worker: set up, run, and end so that everybody knows why."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from uvcc_engine import __version__
+from uvcc_engine.contract import files, flight
+from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.narrate import Narrator
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.writer import RunWriter, Ticker
+from uvcc_engine.mpc.kernels.loops import LOOPS
+from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.place import Place
+from uvcc_engine.parallel.presence import not_coming
+from uvcc_engine.plane.connect import open_plane
+from uvcc_engine.plane.live import LivePlane
+from uvcc_engine.sealing.seeds import SEEDS, seal_seeds, seeds_name
+from uvcc_engine.transcript.orders import BEAT_NAMESPACE
+from uvcc_engine.transcript.roots import sid_of
+from uvcc_engine.worker.admission import Admission, admit
+from uvcc_engine.worker.consensus import HALT, Table, Vote
+from uvcc_engine.worker.ranks import Ranks
+from uvcc_engine.worker.relay_control import Orders, Roots
+from uvcc_engine.worker.session import LateRecorder, Outcome, Session, pair_keys
+
+PEER_TIMEOUT_S: Final = 10.0
+"""Without any sign of life of a peer for this long the run ends; the plane says something every two seconds."""
+FLEET_TIMEOUT_S: Final = 120.0
+"""The same where a party has several workers: one that stands still for a minute must not end all of them."""
+CROWD: Final = 8
+"""So many workers of a party may share a machine's processors before they look and repeat less often."""
+FIRST_CONTACT_S: Final = 600.0
+"""How long the first worker waits for the last one to start."""
+
+
+class _StoppedAtStart(UvccError):
+    """A halt or SIGTERM came before the first step."""
+
+
+def main(spec: WorkerSpec) -> int:
+    """Run one worker; returns the exit code. Whatever happens, ``exit.json`` says how it ended.
+
+    Exit codes: 0 done or halted, 2 something to configure, 3 protocol violation, 4 a peer is lost, 1 other failures.
+    """
+    directory = Path(spec.dir)
+    LOOPS.compile_beside()
+    with (
+        RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer,
+        _termination() as terminated,
+    ):
+        writer.told = Narrator().tell
+        writer.told("worker_start", "info", {"coord": spec.coord, "run": spec.run, "pid": os.getpid()})
+        writer.heartbeat(0, "start", "checks policy and inputs")
+        try:
+            admitted = admit(spec)
+            facts = _facts(spec, admitted)
+            writer.describe(facts)
+            accepted = {k: facts[k] for k in ("policy_hash", "sid_job", "code_hash", "attempt", "resume")}
+            writer.told("policy_accepted", "info", accepted)
+            if SEEDS in admitted.job.reveal:
+                _disclose(spec, admitted)
+            outcome = _connected(spec, admitted, writer, terminated)
+        except UvccError as error:
+            _report(writer, 0, error)
+            not_coming(os.environ, error.what)
+            return error.exit_code
+        if outcome.error is not None:
+            _report(writer, outcome.step, outcome.error)
+            return outcome.error.exit_code
+        writer.exit(outcome.status, step=outcome.step, checkpoint=outcome.checkpoint)
+        return 0
+
+
+def _disclose(spec: WorkerSpec, admitted: Admission) -> None:
+    """Seal this session's seeds to the data owner before the first message, so that a failed run has them, too."""
+    a = admitted
+    sealed = Path(spec.inputs).read_bytes()
+    prg = pair_keys(a)
+    box = seal_seeds(a.identity, a.policy, a.coord, prg=prg, attempt=spec.attempt, sealed_inputs=sealed)
+    files.write_atomic(Path(spec.dir) / seeds_name(a.coord), box)
+
+
+def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, terminated: list[int]) -> Outcome:
+    """Open the plane, run the session, and tell the peers if it fails."""
+    recorder = LateRecorder()
+    plane = open_plane(
+        party=admitted.party,
+        coord=spec.coord,
+        sid_sub=sid_of(admitted.policy.sid_job, admitted.coord),
+        identity=admitted.identity,
+        peers=admitted.policy.peers(admitted.party, admitted.coord.replica),
+        link={**_patience(admitted.policy.topology), **spec.link},
+        recorder=recorder,
+        state_dir=Path(spec.dir) / "plane",
+        on_event=lambda name, fields: _pass_on(writer, name, fields),
+        moves=Path(spec.dir) / files.LINK,
+    )
+
+    session: Session | None = None
+    groups: PartyGroups | None = None
+    last_words = "it stopped"
+
+    def check() -> None:
+        if session and session.running:
+            return
+        if terminated or Vote.of(writer.poll_halt()).vote == HALT:
+            raise _StoppedAtStart("halted before the first step", "start it again")
+        if groups is not None:
+            groups.look()
+
+    flight.provide("plane", plane.stats)
+    began = round(time.time(), 3)
+
+    def count() -> None:
+        _count(writer, plane, began)
+
+    table = Table(plane, spec.run, check=check)
+    try:
+        with Ticker(writer, lambda: _waiting_on(plane, groups)), _orders(spec, admitted, writer):
+            place = Place.of(admitted.coord, admitted.policy.topology, os.environ)
+            groups = PartyGroups.open(place, on_event=lambda name, fields: writer.event(name, **fields), check=check)
+            ranks = Ranks(groups)
+            table.among_ranks = ranks.greatest
+            session = Session(
+                spec,
+                admitted,
+                writer,
+                plane,
+                recorder,
+                table,
+                ranks,
+                terminated=lambda: bool(terminated),
+                sent=lambda: plane.sent_bytes,
+                count=count,
+            )
+            outcome = session.run()
+        plane.close()
+        groups.close()
+        return outcome
+    except UvccError as error:
+        reason = table.reason_of(error) if isinstance(error, PeerLostError) else error
+        table.tell_stopped(reason)
+        last_words = reason.what
+        if isinstance(error, _StoppedAtStart):
+            last_words = ""  # the others are asked to halt themselves
+            return Outcome("halted", 0)
+        return Outcome("failed", session.step if session else 0, error=reason)
+    except BaseException as error:
+        table.tell_stopped(error)
+        raise
+    finally:
+        if session is not None:
+            session.close()
+        plane.close(graceful=False)
+        if groups is not None:
+            groups.close(graceful=False, why=last_words)
+        with contextlib.suppress(UvccError):  # a full disk has been told of already, by what failed
+            count()
+
+
+def _patience(size: Topology) -> dict[str, float]:
+    """How long the plane waits and how often it looks, by the fleet's size.
+
+    Workers that share processors answer late: a frame sent again after half a second, as between two machines, would
+    only add to what delays the answer. A link that broke is noticed at once all the same.
+    """
+    if size.workers_per_party == 1:
+        return {"peer_timeout_s": PEER_TIMEOUT_S, "first_contact_s": FIRST_CONTACT_S}
+    crowd = max(1.0, size.workers_per_party / CROWD)
+    waits = {"peer_timeout_s": FLEET_TIMEOUT_S * crowd, "first_contact_s": FIRST_CONTACT_S, "order_s": 30.0 * crowd}
+    waits |= {"rto_s": 4.0 * crowd, "look_s": 0.005 if crowd == 1.0 else 0.01 * crowd}
+    roomy = (os.cpu_count() or 1) >= 2 * size.workers_per_party
+    return waits if roomy else waits | {"spins": 0.0, "idle_s": min(0.02 * size.workers_per_party, 1.0)}
+
+
+def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:
+    """The halt path over the relay, if this run has a relay."""
+    roots = Roots()
+    writer.heard = roots.note
+    return Orders(
+        spec.link,
+        spec.run,
+        spec.coord,
+        Path(spec.dir),
+        sign=partial(admitted.identity.sign, BEAT_NAMESPACE),
+        last=lambda: writer.last_beat,
+        told=lambda asked: writer.event("order_obeyed", "warn", nonce=asked.nonce, mode=asked.mode, path="relay"),
+        roots=roots.listed,
+    )
+
+
+def _report(writer: RunWriter, step: int, error: UvccError) -> None:
+    """An event by the kind of failure, ``exit.json``, and the error for whoever reads the log."""
+    name = {ProtocolError: "protocol_error", PeerLostError: "peer_lost"}
+    event = next((name[kind] for kind in name if isinstance(error, kind)), "run_failed")
+    fields: dict[str, Any] = {"what": error.what, "cure": error.cure}
+    if isinstance(error, ProtocolError | PeerLostError):
+        fields["party"] = error.party
+    writer.event(event, "error", **fields)
+    writer.heartbeat(step, "failed", error.what)
+    writer.exit("failed", step=step, error=error)
+    print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _termination() -> Iterator[list[int]]:
+    """SIGTERM asks for a halt at the next step; yields the list that a request appends to."""
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _pass_on(writer: RunWriter, name: str, fields: dict[str, Any]) -> None:
+    """An event of the plane, unless it is the failure that this worker is about to end with and report itself."""
+    fatal = name == "peer_lost" or (name == "protocol_error" and not fields.get("dropped"))
+    if name == "waiting":
+        fields = {"coord": writer.coord, **fields}
+    if not fatal:
+        writer.event(name, "info" if name == "link_up" else "warn", **fields)
+
+
+def _count(writer: RunWriter, plane: LivePlane, began: float) -> None:
+    """What the plane has counted since this process ``began``, peer by peer: who reads takes the last of each."""
+    who: dict[str, Any] = {"coord": writer.coord, "began": began}
+    for peer, totals in plane.totals().items():
+        writer.event("plane_counters", **{**who, "peer": peer, **totals})
+    if (injected := plane.injected) is not None:
+        writer.event("faults_injected", "warn", **{**who, **injected})
+
+
+def _waiting_on(plane: LivePlane, groups: PartyGroups | None) -> str | None:
+    wait = plane.waiting_on
+    if wait is not None:
+        return f"p{wait['peer']} for {wait['since_s']:.1f} s"
+    return groups.waiting_on if groups is not None else None
+
+
+def _facts(spec: WorkerSpec, admitted: Admission) -> dict[str, Any]:
+    policy = admitted.policy
+    return {
+        "kind": "private",
+        "version": __version__,
+        "job": admitted.job.to_json(),
+        "topology": spec.topology,
+        "attempt": spec.attempt,
+        "resume": spec.resume,
+        "policy_hash": policy.hash.hex(),
+        "sid_job": policy.sid_job.hex(),
+        "code_hash": policy.code_hash,
+        "device": "cpu",
+        "torch": torch.__version__,
+    }

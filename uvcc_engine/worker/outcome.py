@@ -1,0 +1,59 @@
+"""The end of a run: three digests of the final state that all parties agree on without seeing each other's shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.contract.topology import Coord
+from uvcc_engine.sharding.training import Learner
+from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.worker.consensus import PARTIES, Table
+
+_LABEL = "state"
+
+
+def state_blinds(identity: Identity, policy: Policy, coord: Coord) -> bytes:
+    """The secrets that this worker's pod shares with the party before and the party after it, 32 bytes each."""
+    peers = policy.peers(coord.party, coord.replica)
+    both = [(coord.party + step) % PARTIES for step in (PARTIES - 1, 1)]
+    return b"".join(identity.pair_secret(peers[p], policy.sid_job, _LABEL) for p in both)
+
+
+def own_digests(trainer: Learner, blinds: bytes, party: int) -> dict[int, str]:
+    """Digests of the two components that ``party`` holds, by component number.
+
+    Each is blinded with the secret of the component's two holders (:func:`state_blinds`), so the third party, whom the
+    digest reaches, cannot test guesses of the component with it.
+    """
+    return {
+        party: trainer.component_digest("lo", blinds[:32]),
+        (party + 1) % PARTIES: trainer.component_digest("hi", blinds[32:]),
+    }
+
+
+def agree_on_state(table: Table, mine: dict[int, str]) -> list[str]:
+    """Exchange digests; returns those of components 0, 1, 2. Raises ProtocolError naming holders that differ."""
+    table.say("state", digests={str(c): d for c, d in mine.items()})
+    known: dict[int, tuple[str, int]] = {c: (d, table.party) for c, d in mine.items()}
+    for peer, message in sorted(table.hear("state").items()):
+        for component, digest in _held_by(peer, message).items():
+            found, holder = known.setdefault(component, (digest, peer))
+            if found != digest:
+                raise ProtocolError(
+                    f"P{holder} and P{peer} hold different copies of component {component} of the final state",
+                    "one of them computed something else; compare their transcripts",
+                    party=peer,
+                )
+    return [known[c][0] for c in range(PARTIES)]
+
+
+def _held_by(peer: int, message: dict[str, Any]) -> dict[int, str]:
+    found = message.get("digests")
+    wanted = {peer, (peer + 1) % PARTIES}
+    if not isinstance(found, dict) or set(found) != {str(c) for c in wanted}:
+        raise ProtocolError(f"P{peer} sent digests of other components than it holds", party=peer)
+    if not all(isinstance(d, str) and len(d) == 64 and not set(d) - set("0123456789abcdef") for d in found.values()):
+        raise ProtocolError(f"P{peer} sent a malformed state digest", party=peer)
+    return {int(c): str(d) for c, d in found.items()}

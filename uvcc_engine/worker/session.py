@@ -1,0 +1,413 @@
+"""One worker's run from its first message to its last: resume, steps, votes, roots, checkpoints, the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from uvcc_engine.checkpoint.encryption import state_name
+from uvcc_engine.checkpoint.migration import START, read_start
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.model.training import Trainer
+from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
+from uvcc_engine.sealing.release import box_name, seal_weights
+from uvcc_engine.sharding.training import Learner, ParallelTrainer, stream_of
+from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.agreement import ForkError
+from uvcc_engine.transcript.evidence import WorkerEvidence
+from uvcc_engine.transcript.files import folder_name
+from uvcc_engine.transcript.origin import Origin
+from uvcc_engine.transcript.own_history import check_history
+from uvcc_engine.transcript.roots import EpochRoot, sid_of
+from uvcc_engine.worker.admission import SEALED, Admission
+from uvcc_engine.worker.attempts import begin_attempt
+from uvcc_engine.worker.checkpoints import Checkpoints
+from uvcc_engine.worker.consensus import HALT, HOLD, Table, Vote
+from uvcc_engine.worker.inference import Predictor
+from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds
+from uvcc_engine.worker.ranks import Ranks
+
+_TERMINATED: Final = "sigterm"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: ``done``, ``halted`` or ``failed``; after how many steps; the checkpoint's sha256 or ""."""
+
+    status: str
+    step: int
+    checkpoint: str = ""
+    error: UvccError | None = None
+
+
+class LateRecorder:
+    """Passes transcript messages on to a recorder that exists only once the parties agreed where to resume."""
+
+    def __init__(self) -> None:
+        self.inner: Recorder | None = None
+
+    def record(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
+        """See ``plane.api.Recorder``."""
+        assert self.inner is not None, "a transcript message before the parties agreed on the first step"
+        self.inner.record(direction, peer, tag, payload)
+
+    def foresee(self, peer: int, tag: Tag, payload: memoryview) -> None:
+        """See ``plane.api.Recorder``."""
+        if self.inner is not None:
+            self.inner.foresee(peer, tag, payload)
+
+
+def pair_keys(admitted: Admission) -> PairKeys:
+    """The PRG keys of a party: HKDF of the static X25519 agreements, bound to the job."""
+    party, sid, label = admitted.party, admitted.policy.sid_job, "prg"
+    peers = admitted.policy.peers(party, admitted.coord.replica)
+    return PairKeys(
+        prev=admitted.identity.pair_secret(peers[(party + 2) % 3], sid, label),
+        next=admitted.identity.pair_secret(peers[(party + 1) % 3], sid, label),
+        own=admitted.identity.own_secret(sid, label),
+    )
+
+
+class Session:
+    """Drives the protocol of one admitted worker over an open plane."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        admitted: Admission,
+        writer: RunWriter,
+        plane: Plane,
+        recorder: LateRecorder,
+        table: Table,
+        ranks: Ranks,
+        terminated: Callable[[], bool],
+        sent: Callable[[], int] = lambda: 0,
+        count: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``terminated``: whether SIGTERM came, which counts as a halt request; ``sent``: bytes to the peers so far;
+        ``count`` has what the plane counted written down.
+        """
+        self._spec, self._admitted, self._writer = spec, admitted, writer
+        self._recorder, self._table, self._ranks, self._terminated = recorder, table, ranks, terminated
+        self._sent, self._count = sent, count
+        self._checkpoints = Checkpoints(spec, admitted, writer, ranks)
+        keys, sid = pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord)
+
+        def runtime(stream: int = 0) -> Runtime:
+            return Runtime(admitted.party, plane, keys, sid, spec.attempt, stream=stream)
+
+        self._rt = runtime()
+        self._trainer = self._learner(runtime)
+        self._evidence: WorkerEvidence | None = None
+        self._loss: float | None = None
+        self._agreed = True  # whether the last finished epoch was agreed with both peers
+        self.step = 0
+        self.running = False  # whether the parties have met
+
+    def _learner(self, runtime: Callable[[int], Runtime]) -> Learner:
+        a, groups = self._admitted, self._ranks.groups
+        if a.job.task == "infer":
+            return Predictor(self._rt, a.job, a.model, a.inputs)
+        if groups.alone and a.policy.topology.microbatches == 1:
+            return Trainer(self._rt, a.job, a.model, a.inputs)
+
+        def tell(name: str, fields: dict[str, Any]) -> None:
+            self._writer.event(name, **fields)
+
+        return ParallelTrainer(self._rt, runtime, a.job, a.model, a.inputs, groups, tell, self._note_passage)
+
+    def _note_passage(self, direction: str, microbatch: int, sent: int, passed: Tensor) -> None:
+        """What moves between stages leaves its digest in the transcript, in the stream of its pass."""
+        tag = (self._rt.epoch, stream_of(direction, microbatch), sent, kinds.PIPELINE)
+        self._proof.recorder.record_local(tag, passed.cpu().numpy().data.cast("B"))
+
+    @property
+    def _proof(self) -> WorkerEvidence:
+        assert self._evidence is not None
+        return self._evidence
+
+    def run(self) -> Outcome:
+        """Train to the end or to a halt. Raises what the protocol, the plane and the disk raise."""
+        begin_attempt(Path(self._spec.dir), self._admitted.coord, self._spec.attempt)
+        self.step = self._agree_where_to_start()
+        self.running = True
+        job = self._admitted.job
+        self._open_evidence(self._epoch(self.step))
+        if self.step > job.first_step:
+            self._load(self.step)
+        elif job.start is not None:
+            self._take_over(job.start)
+        self._writer.event("party_start", party=self._admitted.party, step=self.step, attempt=self._spec.attempt)
+        self._writer.heartbeat(self.step, "train", "start")
+        while self.step < job.steps:
+            decision = self._train_step(self.step)
+            self.step += 1
+            due = self.step % job.checkpoint_every == 0
+            if due:
+                self._scheduled_checkpoint()
+            if decision.vote == HOLD:
+                decision = self._hold(decision)
+            if decision.vote == HALT:
+                return self._halt(decision, taken=due)
+        return self._finish()
+
+    def close(self) -> None:
+        """Release the transcript files and end the checkpoints' thread. Harmless twice."""
+        self._checkpoints.close()
+        if self._evidence is not None:
+            self._evidence.close()
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    def _agree_where_to_start(self) -> int:
+        """The newest checkpoint that everybody holds, or the one that the operator decided on.
+
+        Raises VerificationError if that would pass over an altered checkpoint in silence, ConfigError if the one that
+        was decided on is not held by everybody.
+        """
+        spec, first = self._spec, self._admitted.job.first_step
+        found = self._checkpoints.survey() if spec.resume else ck.Found({}, {})
+        start, common = self._table.agree_step(
+            list(found.whole),
+            among_ranks=self._ranks.common,
+            attempt=spec.attempt,
+            policy=self._admitted.policy.hash.hex(),
+            start=spec.start,
+        )
+        if spec.start > first:
+            if (altered := found.altered.get(spec.start)) is not None:
+                raise altered
+            if spec.start not in common:
+                there = ", ".join(map(str, sorted(common))) or "none"
+                what = (
+                    f"not every worker holds a whole checkpoint of step {spec.start}; all hold those of steps {there}"
+                )
+                raise ConfigError(what, "uvcc resume RUN --from one of these, or --from 0 to start over")
+        start = max(start if spec.start < 0 else spec.start, first)
+        if spec.start < 0 and (altered := found.newer_altered(start)) is not None:
+            raise altered
+        self._replay(start)
+        if spec.start >= 0:
+            self._checkpoints.set_aside(start)
+        self._writer.resume_at(start if spec.resume else None)
+        self._checkpoints.open()
+        return start
+
+    def _replay(self, start: int) -> None:
+        """Read again what was recorded before ``start``; nobody trains before everybody has found that it holds.
+
+        Raises VerificationError naming file and epoch.
+        """
+        a, epoch = self._admitted, self._epoch(start)
+        if epoch <= 0:
+            return
+        began = time.monotonic()
+        self._writer.heartbeat(start, "start", "replays its evidence")
+        leaves = check_history(Path(self._spec.dir) / folder_name(a.coord), a.policy, a.coord, epoch)
+        took = round(time.monotonic() - began, 3)
+        self._writer.event("evidence_replayed", epochs=epoch, leaves=leaves, seconds=took)
+        self._table.exchange("replayed", {}, step=start)
+        self._ranks.common(set())  # and all ranks of the party
+
+    def _open_evidence(self, epoch: int) -> None:
+        a = self._admitted
+        self._evidence = WorkerEvidence.open(
+            Path(self._spec.dir),
+            a.identity,
+            a.policy,
+            a.coord,
+            a.policy.peers(a.party, a.coord.replica),
+            resume_epoch=epoch,
+        )
+        self._evidence.input(a.policy.commitments[a.party])
+        self._recorder.inner = self._evidence.recorder
+
+    def _load(self, step: int) -> None:
+        tensors, part, manifest = self._checkpoints.load(step)
+        self._trainer.load_state(tensors)
+        self._loss = part.extra.get("loss")
+        if part.extra.get("scheduled"):
+            self._proof.checkpoint(step, part.files[state_name(self._spec.rank)]["sha256"])
+        self._writer.event("resumed", step=step, checkpoint=manifest.sha256)
+
+    def _take_over(self, start: Origin) -> None:
+        """Begin with the state that another policy's checkpoint left."""
+        a, folder = self._admitted, Path(self._spec.dir) / START
+        self._trainer.load_state(read_start(folder, start, a.policy, a.identity, a.coord, a.job))
+        self._writer.event("taken_over", step=start.step, of=start.of, commit=start.commit)
+
+    def _epoch(self, step: int) -> int:
+        """The transcript counts the steps of its own policy."""
+        return step - self._admitted.job.first_step
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def _vote(self) -> Vote:
+        return Vote(HALT, _TERMINATED) if self._terminated() else Vote.of(self._writer.poll_halt())
+
+    def _begin(self, epoch: int) -> Vote:
+        self._rt.begin_epoch(epoch)
+        self._proof.begin(epoch)
+        mine, stated = self._checkpoints.ballot(self._vote())
+        notes = {} if self._agreed else {p: self._proof.agreement(p) for p in self._table.peers}
+        self._table.open_step(epoch, mine, notes, stated)
+        return mine
+
+    def _settle_votes(self, epoch: int, mine: Vote) -> Vote:
+        """Read the peers' votes of an epoch, and with them their roots of the epoch before."""
+        decision, notes = self._table.close_step(epoch, mine)
+        if not self._agreed:
+            self._check(notes)
+        self._checkpoints.commit(self._table, decision.saved)
+        return decision
+
+    def _check(self, notes: Mapping[int, bytes]) -> None:
+        forks: list[ForkError] = []
+        for peer, note in notes.items():
+            try:
+                self._proof.check(peer, note)
+            except ForkError as fork:
+                forks.append(fork)
+        if forks:
+            raise self._located(forks[0])
+        self._agreed = True
+
+    def _located(self, fork: ForkError) -> ForkError:
+        """Exchange the leaves of a forked epoch with the peer, to name the first message that differs."""
+        peer = fork.party
+        theirs = self._table.swap(peer, "dispute", self._proof.dispute(peer), epoch=fork.epoch)
+        if theirs is None:
+            return fork
+        return ForkError(f"{fork.what}: {self._proof.locate(peer, theirs)}", party=peer, epoch=fork.epoch)
+
+    def _finished(self, root: EpochRoot) -> None:
+        self._agreed = False
+        self._writer.event("epoch_root", **root.event(self._admitted.coord))
+
+    def _train_step(self, step: int) -> Vote:
+        job, began = self._admitted.job, time.monotonic()
+        epoch = self._epoch(step)
+        mine = self._begin(epoch)
+        result = self._trainer.step(step)
+        decision = self._settle_votes(epoch, mine)
+        revealed = {} if result.loss is None else {"loss": result.loss}
+        self._finished(self._proof.finish(epoch, revealed))
+        rate = job.batch / (time.monotonic() - began)
+        if result.loss is not None:
+            self._loss = result.loss
+            self._writer.metrics(step + 1, result.loss, job.lr_at(step), 0.0, rate)
+        self._writer.heartbeat(step + 1, "train", samples_per_s=round(rate, 1), sent_bytes=self._sent())
+        return decision
+
+    # -- hold, halt, checkpoints -------------------------------------------------------------------------------------
+
+    def _hold(self, decision: Vote) -> Vote:
+        nonce = decision.nonce
+        self._checkpoints.settle(self._table)  # who holds may be ended: what was begun is on disk everywhere first
+        self._writer.event("held", nonce=nonce, step=self.step)
+
+        def stay(current: Vote) -> None:
+            self._writer.heartbeat(self.step, "hold", "held", halt_nonce=current.nonce or nonce)
+
+        stay(decision)
+        after = self._table.hold(self.step, self._vote, stay)
+        if after.vote != HALT:
+            self._writer.event("released", nonce=nonce)
+            self._writer.heartbeat(self.step, "train", "released")
+        return after
+
+    def _halt(self, decision: Vote, *, taken: bool) -> Outcome:
+        if not taken:
+            self._settle_roots()
+            self._take(scheduled=False)
+            self._proof.sync()
+        manifest = self._checkpoints.settle(self._table)
+        assert manifest is not None
+        self._writer.event("halted", nonce=decision.nonce, step=self.step, checkpoint=manifest.sha256)
+        self._writer.heartbeat(self.step, "halted", "halted", halt_nonce=decision.nonce)
+        return Outcome("halted", self.step, manifest.sha256)
+
+    def _settle_roots(self) -> None:
+        """Agree on the last finished epoch now rather than in the next step: a checkpoint must not outrun agreement."""
+        if self._agreed:
+            return
+        mine = {p: self._proof.agreement(p) for p in self._table.peers}
+        self._check(self._table.exchange("root", mine, step=self.step))
+
+    def _scheduled_checkpoint(self) -> None:
+        """Take the checkpoint that the job's schedule asks for, and note it in the transcript.
+
+        What is noted is the hash of this rank's encrypted tensors, not of the manifest, which names the run: a rerun of
+        the same policy has the same transcript.
+        """
+        self._settle_roots()
+        self._proof.checkpoint(self.step, self._take(scheduled=True))
+        self._count()
+
+    def _take(self, *, scheduled: bool) -> str:
+        root = self._proof.last_root
+        extra = {"loss": self._loss, "scheduled": scheduled}
+        return self._checkpoints.take(self.step, self._trainer.state(), root.root.hex() if root else "", extra)
+
+    # -- the result --------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> Outcome:
+        """The last epoch: open what the policy lists, agree on the final state, then on the roots, sign the result.
+
+        The result is signed last, over the peers' roots of this epoch: a worker that is killed before has signed none,
+        and whoever resumes repeats the epoch, word for word.
+        """
+        job, epoch = self._admitted.job, self._epoch(self._admitted.job.steps)
+        self._writer.heartbeat(self.step, "evaluate")
+        mine = self._begin(epoch)
+        values: dict[str, float] = {}
+        if "accuracy" in job.reveal:
+            values["accuracy"] = self._trainer.count_correct() / self._trainer.test_rows
+        if "loss" in job.reveal and self._loss is not None:
+            values["loss"] = self._loss
+        a = self._admitted
+        self._settle_votes(epoch, mine)  # a halt that comes now is outrun by the end of the run
+        blinds = self._ranks.of_first_replica(state_blinds(a.identity, a.policy, a.coord))
+        digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))
+        self._finished(self._proof.outcome(values, self._ranks.whole_state(digests_of_all)))
+        self._settle_roots()
+        result = self._proof.result()
+        mine_at_end = {p: self._proof.closing(p) for p in self._table.peers}
+        for peer, note in self._table.exchange("closing", mine_at_end).items():
+            self._proof.check_closing(peer, note)
+        self._proof.sync()
+        return self._publish(result, values, self._checkpoints.settle(self._table))
+
+    def _release_weights(self) -> None:
+        a = self._admitted
+        box = seal_weights(
+            self._trainer.weight_halves(),
+            party=a.party,
+            frac_bits=a.job.frac_bits,
+            identity=a.identity,
+            owner=a.policy.owner,
+            sid_job=a.policy.sid_job,
+        )
+        files.write_atomic(Path(self._spec.dir) / box_name(a.coord), box)
+
+    def _publish(self, result: dict[str, Any], values: dict[str, float], newest: ck.Manifest | None) -> Outcome:
+        if set(SEALED) & set(self._admitted.job.reveal) and self._admitted.coord.replica == 0:
+            self._release_weights()
+        extra = {k: v for k, v in result.items() if k not in ("result_hash", "values", "signature", "coord")}
+        self._writer.result(result["result_hash"], values, result["signature"], **extra)
+        self._writer.event("open_final_done", result_hash=result["result_hash"], values=values)
+        self._writer.event("run_done", step=self.step)
+        self._writer.heartbeat(self.step, "done", "done")
+        sha = newest.sha256 if newest is not None and newest.step == self.step else ""
+        return Outcome("done", self.step, sha)
