@@ -29,7 +29,7 @@ LIMIT_S = 120.0
 def ours(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UVCC_PRIME_API_KEY", KEY)
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
-    monkeypatch.setattr(provision.spawn, "start", lambda *args: None)  # nothing is trained, so nothing is halted
+    monkeypatch.setattr(provision.processes, "start", lambda *args: None)  # nothing is trained, so nothing is halted
     return short
 
 

@@ -89,7 +89,7 @@ async def _unseen(*args: object) -> None:
 
 async def _console(sock: socket.socket, run_dir: Path) -> None:
     """A whole fleet's life: quote, provision, tear down. Runs in a process of its own."""
-    provision.connect, provision.spawn.start = _unseen, lambda *args: None  # type: ignore[assignment,misc]
+    provision.connect, provision.processes.start = _unseen, lambda *args: None  # type: ignore[assignment,misc]
     async with VirtualClock(START) as clock, _rollout(_provider(Wire(sock, clock), clock, run_dir), run_dir) as ctx:
         await provision.quote(ctx)
         await provision.provision(ctx)

@@ -70,7 +70,7 @@ class FakeProvider:
 @pytest.fixture
 def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout]:
     monkeypatch.setattr(provision, "BACKOFF_S", 0.0)
-    monkeypatch.setattr(provision.spawn, "start", lambda *args: None)
+    monkeypatch.setattr(provision.processes, "start", lambda *args: None)
     _, profile = load("demo")
     plan = make_plan("demo-1", "demo", profile)
     journal = Journal(tmp_path / "journal.sqlite", source="test")
@@ -223,11 +223,11 @@ async def test_the_sidecar_runs_before_there_is_anything_to_pay_for(
 ) -> None:
     fake = provider_of(ctx)
     started: list[tuple[str, int]] = []
-    monkeypatch.setattr(provision.spawn, "start", lambda folder, name, *args: started.append((name, len(fake.pods))))
+    monkeypatch.setattr(provision.processes, "start", lambda folder, name, *args: started.append((name, len(fake.pods))))
     fake.gate.clear()
     work = asyncio.create_task(provision.provision(ctx))
     await fake.asked.wait()
-    assert started == [(provision.spawn.HALTD, 0)]
+    assert started == [(provision.processes.HALTD, 0)]
     work.cancel()
     fake.gate.set()
     with pytest.raises(asyncio.CancelledError):
