@@ -21,7 +21,7 @@ from uvcc_console.fleet.runclock import up
 
 BEAT_S: Final = 0.5
 STOPPED_S: Final = 2.0  # without a beat, for one that a signal has stopped
-SILENT_S: Final = 30.0  # for one that runs or waits: a crowded machine may leave it no turn for so long
+SILENT_S: Final = 60.0  # for one that runs or waits: a crowded machine may leave it no turn for so long
 MOVING, FROZEN, DEAD = "moving", "frozen", "dead"
 _STOPPED: Final = ("T", "t")
 
