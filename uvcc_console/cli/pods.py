@@ -135,17 +135,19 @@ def _note_gone(run_dir: Path, name: str) -> None:
 def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     """Every way to ask for pods that a run of this machine has used: its whole ``fleet`` mapping and its folder.
 
-    ``local`` is always asked. One run stands for all that ask the same account, the same hosts with the same key.
+    This machine itself is always asked. One run stands for all that ask the same account, the same hosts with the same key.
     """
-    found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {("local",): ({"provider": "local"}, paths.data_dir())}
+    from uvcc_console.fleet.kinds import DEFAULT, runs_here
+
+    found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {(DEFAULT,): ({"provider": DEFAULT}, paths.data_dir())}
     for run_dir in common.run_dirs():
         s, why = common.read_snapshot(run_dir)
         if why:
             common.say(f"uvcc: {run_dir.name} is unreadable, its pods are not judged: {why}")
         given = s.profile.get("fleet", {})
         fleet = dict(given) if isinstance(given, Mapping) else {}
-        name = str(fleet.get("provider", "local"))
-        if name != "local":
+        name = str(fleet.get("provider", DEFAULT))
+        if not runs_here(fleet):
             found[name, *(str(fleet.get(k, "")) for k in ("base_url", "hosts", "ssh_key"))] = (fleet, run_dir)
     known = {key[0] for key in found}
     for name in only:

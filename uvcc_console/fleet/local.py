@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -29,8 +28,12 @@ def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> LocalProvider
 
 
 def temp_root() -> Path:
-    """The system's temporary folder, or /tmp where that one's path is too long for sockets."""
-    root = Path(tempfile.gettempdir())
+    """The system's temporary folder, or /tmp where that one's path is too long for sockets.
+
+    Python's own choice depends on where there is room just now, and a pod shall be found again on a disk that is full.
+    """
+    given = [Path(os.environ[name]) for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    root = next((path for path in given if path.is_dir()), Path("/tmp"))
     return root if len(str(root)) + 20 <= _LONGEST_HOME else Path("/tmp")
 
 

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, read_newest
+from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.kinds import provider_for
+from uvcc_console.fleet.kinds import provider_for, runs_here
 from uvcc_console.fleet.prime.intents import Intents
 from uvcc_console.fleet.provider import Provider, Rents
 from uvcc_console.fleet.runclock import run_now
@@ -35,7 +35,7 @@ Make = Callable[[Snapshot], Provider]
 
 def needed(s: Snapshot, run_dir: Path) -> bool:
     """Whether the run is over and left pods that do not end by themselves, or creates that are not proven."""
-    if not s.ended or dict(s.profile.get("fleet", {})).get("provider", "local") == "local":
+    if not s.ended or runs_here(dict(s.profile.get("fleet", {}))):
         return False
     return _keeps(s) or any(t.open for t in Intents.of(run_dir).tries().values())
 
@@ -118,6 +118,6 @@ def snapshot(run_dir: Path) -> Snapshot:
     """What the run's journal says now."""
     journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     try:
-        return read_newest(journal)
+        return read_summary(journal)
     finally:
         journal.close()

@@ -16,7 +16,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal, read_newest
+from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.keys import KEY_FILE
 from uvcc_console.fleet.provider import Pod, Provider, Rents
@@ -116,7 +116,7 @@ def kept_by(prefix: str) -> Kept:
 def _snapshot(run_dir: Path) -> Snapshot:
     journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     try:
-        return read_newest(journal)
+        return read_summary(journal)
     finally:
         journal.close()
 

@@ -257,9 +257,8 @@ async def test_the_sidecar_runs_before_there_is_anything_to_pay_for(
 ) -> None:
     fake = provider_of(ctx)
     started: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        provision.processes, "start", lambda folder, name, *args: started.append((name, len(fake.pods)))
-    )
+    start = lambda folder, name, *args: started.append((name, len(fake.pods)))  # noqa: E731
+    monkeypatch.setattr(provision.processes, "start", start)
     fake.gate.clear()
     work = asyncio.create_task(provision.provision(ctx))
     await fake.asked.wait()

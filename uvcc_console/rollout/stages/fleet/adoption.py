@@ -71,7 +71,7 @@ async def look(ctx: Rollout, unlisted: dict[str, float] | None = None) -> dict[s
     if "provision" not in done:
         return {}  # the stages themselves find what exists
     if not processes.running(ctx.run_dir, processes.HALTD):
-        processes.start(ctx.run_dir, processes.HALTD)
+        ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)
     if "bootstrap" in done and ctx.wheel is None:
         ctx.wheel = _built_wheel(ctx)
     found: dict[str, UvccError] = {}
@@ -115,7 +115,7 @@ async def _reach(ctx: Rollout, member: Member, with_agent: bool) -> UvccError | 
 
 
 def _read_cursors(ctx: Rollout) -> None:
-    for _, event in iter_events(ctx.run_dir / processes.JOURNAL):
+    for _, event in iter_events(ctx.run_dir / processes.JOURNAL, (ev.CursorMoved.kind,)):
         if isinstance(event, ev.CursorMoved):
             ctx.cursors.setdefault(event.pod, {}).update(event.cursors)
 

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap
+from uvcc_console.fleet.kinds import runs_here
 from uvcc_console.fleet.provider import Pod, Quote, Remembers
+from uvcc_console.fleet.runclock import run_now
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssherrors import HostKeyChanged
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.plan import derive
-from uvcc_console.rollout import ingest
+from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Member, Rollout, describe, each, readdress
 from uvcc_console.runs import processes
 from uvcc_engine.contract import wire
@@ -25,6 +27,7 @@ from uvcc_engine.contract.outside import said, tidy
 DELETE_TRIES = 3
 BACKOFF_S = 0.5
 LONG_S = 60.0
+KEEPER_GRACE_S = 45.0
 
 
 async def quote(ctx: Rollout) -> str:
@@ -148,8 +151,22 @@ async def one_agent(ctx: Rollout, member: Member) -> None:
         identity_seed=secret,
         packages=profile.fleet.packages,
         preload="none" if profile.job.kind == "command" else "",
+        life_s=life_left(ctx),
+        give_way=priority.give_way(profile.fleet.provider, len(ctx.members)),
     )
     await attach(ctx, member)
+
+
+def life_left(ctx: Rollout) -> float:
+    """Seconds after which a pod ends the run's processes by itself: ours do it before, if they are still there.
+
+    Local pods have a time to live of their own. No market that we know ends a pod at a time given with the order, so
+    there it is the work that ends, not the bill.
+    """
+    if runs_here({"provider": ctx.plan.profile.fleet.provider}):
+        return 0.0
+    lived = run_now(ctx.run_dir) - ctx.bus.snapshot.created
+    return max(0.0, ctx.plan.profile.limits.ttl - lived) + KEEPER_GRACE_S
 
 
 async def attach(ctx: Rollout, member: Member) -> None:
