@@ -89,7 +89,7 @@ class _Sessions:
         """Collect orphans that ended; without it they would stay visible as zombies."""
         if self.spawning:
             return
-        for pid in procs.children().get(os.getpid(), []):
+        for pid in procs.children_of(os.getpid()):
             if pid not in self.pids and procs.identify(pid) is None:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)

@@ -44,6 +44,12 @@ def identify(pid: int) -> ProcessId | None:
     return ProcessId(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
 
 
+def state(pid: int) -> str:
+    """What the kernel says the process does (R, S, D, T, ...); empty when there is none."""
+    fields = _stat(pid)
+    return fields[0] if fields else ""
+
+
 def age_s(who: ProcessId) -> float:
     """Seconds since the process was started; 0 where the system does not tell."""
     try:
@@ -64,6 +70,17 @@ def children() -> dict[int, list[int]]:
     for entry in os.listdir(PROC):
         if entry.isdigit() and (fields := _stat(int(entry))):
             found.setdefault(int(fields[1]), []).append(int(entry))
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of one process, zombies included, without a look at every other process of the machine."""
+    found: list[int] = []
+    try:
+        for task in (PROC / str(pid) / "task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    except (OSError, ValueError):
+        return children().get(pid, [])  # a kernel that does not keep such lists, or a thread that just ended
     return found
 
 

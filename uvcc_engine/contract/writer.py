@@ -24,6 +24,7 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolErro
 from uvcc_engine.contract.eventlog import EventLog
 from uvcc_engine.contract.files import LineFile
 from uvcc_engine.contract.flight import Recorder
+from uvcc_engine.contract.records import STATUSES
 from uvcc_engine.contract.table import Table
 
 BEAT_EVERY_S: Final = 5.0
@@ -32,7 +33,6 @@ WAIT_TOLD_S: Final = 2.0
 MEMORY_EVERY_S: Final = 1.0
 COUNTS: Final = ("sent_bytes",)  # totals: true until the next one, whatever phase says so in between
 HEARTBEAT_KEEP_BYTES: Final = 16 << 20
-STATUSES: Final = ("done", "halted", "failed")
 _PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
