@@ -135,7 +135,8 @@ def _note_gone(run_dir: Path, name: str) -> None:
 def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     """Every way to ask for pods that a run of this machine has used: its whole ``fleet`` mapping and its folder.
 
-    This machine itself is always asked. One run stands for all that ask the same account, the same hosts with the same key.
+    This machine itself is always asked. One run stands for all that ask the same account, the same hosts with the
+    same key.
     """
     from uvcc_console.fleet.kinds import DEFAULT, runs_here
 
