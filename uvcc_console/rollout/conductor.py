@@ -48,6 +48,7 @@ from uvcc_console.rollout.stages.fleet.provision import teardown
 from uvcc_console.rollout.stages.migration import homing, succession
 from uvcc_console.rollout.stages.training.phases import stop_workers
 from uvcc_console.rollout.stages.verify.collect import last_words
+from uvcc_console.rollout.supervision import SideTasks
 from uvcc_console.runs import domain, processes, sweep
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.contract.topology import Coord
@@ -271,14 +272,29 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     _heed(ctx, stages, ending, desk, since)
     compare_roots(ctx.bus)
     compare_results(ctx.bus)
-    following = asyncio.create_task(ctx.bus.run(), name="journal")
-    beating = asyncio.create_task(_beat(ctx.run_dir), name="beat")
-    guarding = asyncio.create_task(_guard(ctx), name="sidecar")
+    async with asyncio.TaskGroup() as group:
+        beside = SideTasks(group, lambda event: ctx.bus.record([event]), ending.ask)
+        return await _driven(ctx, stages, ending, desk, spending, beside, adopted)
+
+
+async def _driven(
+    ctx: Rollout,
+    stages: Stages,
+    ending: Ending,
+    desk: actions.Desk,
+    spending: Spending,
+    beside: SideTasks,
+    adopted: str,
+) -> str:
+    """The stages, with everything that runs beside them, up to the end of the run."""
+    following = beside.start("the journal", ctx.bus.run, vital=True)
+    beating = beside.start("the beat", lambda: _beat(ctx.run_dir), vital=True)
+    guarding = beside.start("the guard of the sidecar", lambda: _guard(ctx))
     aside = [
-        asyncio.create_task(_costs(ctx, ending, spending), name="costs"),
-        asyncio.create_task(_watch(ctx), name="detectors"),
-        asyncio.create_task(_sweep(ctx), name="sweep"),
-        asyncio.create_task(homing.keep_home(ctx), name="checkpoints home"),
+        beside.start("the spend guard", lambda: _costs(ctx, ending, spending), vital=True),
+        beside.start("the detectors", lambda: _watch(ctx)),
+        beside.start("the sweep", lambda: _sweep(ctx)),
+        beside.start("the copies of checkpoints", lambda: homing.keep_home(ctx)),
     ]
     status, detail = "failed", ""
     try:
@@ -301,8 +317,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         await _written(ctx.bus)
         beating.cancel()
         following.cancel()
-        with contextlib.suppress(asyncio.CancelledError, UvccError):
-            await following
+        await asyncio.wait({following})
         await ctx.provider.close()
     return status
 

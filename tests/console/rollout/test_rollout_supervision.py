@@ -1,0 +1,105 @@
+"""What runs beside a rollout's stages: each is killed once; it is told and comes back, or the run ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from test_rollout_pods import ctx, provider_of
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import iter_events
+from uvcc_console.rollout import conductor, supervision
+from uvcc_console.rollout.context import Rollout
+from uvcc_console.rollout.supervision import FIRST_S, LONGEST_S, SideTasks
+
+__all__ = ["ctx"]
+VITAL = {"the journal", "the beat", "the spend guard"}
+WORKS = {
+    "the beat": (conductor, "_beat"),
+    "the guard of the sidecar": (conductor, "_guard"),
+    "the spend guard": (conductor, "_costs"),
+    "the detectors": (conductor, "_watch"),
+    "the sweep": (conductor, "_sweep"),
+    "the copies of checkpoints": (conductor.homing, "keep_home"),
+}
+
+
+def failing_once(work: Callable[..., Awaitable[None]], calls: list[str]) -> Callable[..., Awaitable[None]]:
+    async def found(*args: Any) -> None:
+        calls.append("")
+        if len(calls) == 1:
+            raise RuntimeError("a defect")
+        await work(*args)
+
+    return found
+
+
+@pytest.mark.parametrize("name", [*WORKS, "the journal"])
+async def test_each_side_task_that_dies_is_told_and_comes_back(
+    ctx: Rollout, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "FIRST_S", 0.01)
+    calls: list[str] = []
+    if name == "the journal":
+        monkeypatch.setattr(ctx.bus, "run", failing_once(ctx.bus.run, calls))
+    else:
+        module, work = WORKS[name]
+        monkeypatch.setattr(module, work, failing_once(getattr(module, work), calls))
+    made = {"profile_name": "demo", "profile": {}, "job_kind": "private", "stages": ["quote", "teardown"]}
+    ctx.say(ev.RunCreated(run="demo-1", replicas=1, pipeline_stages=1, tensor=1, **made))
+    seen = asyncio.Event()
+
+    async def stage(*_: object) -> str:
+        await ctx.bus.wait(lambda s: any(a.text.startswith(f"{name} failed") for a in s.alerts) or None, 20.0)
+        while len(calls) < 2:
+            await asyncio.sleep(0)
+        seen.set()
+        if name in VITAL:
+            await asyncio.Event().wait()  # what ends it is the conductor
+        return "done"
+
+    monkeypatch.setattr(conductor, "acts_of", lambda _: {"quote": stage})
+    status = await asyncio.wait_for(conductor.conduct(ctx, ""), 60)
+    events = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite")]
+    (alert,) = [e for e in events if isinstance(e, ev.Alert) and e.name == "side_task"]
+    assert (alert.level, alert.subject) == ("error", name)
+    assert "RuntimeError: a defect" in alert.text
+    (end,) = [e for e in events if isinstance(e, ev.RunEnded)]
+    if name in VITAL:
+        assert (status, end.detail) == (
+            "torn_down",
+            f"{name} failed: RuntimeError: a defect (this is a defect; the conductor's log has the details)",
+        )
+    else:
+        assert (seen.is_set(), end.detail) == (True, "")
+        assert status == "ok"
+    assert any(isinstance(e, ev.StageChanged) and (e.name, e.status) == ("teardown", "ok") for e in events)
+    assert provider_of(ctx).pods == {}
+
+
+async def test_what_fails_again_and_again_is_tried_ever_more_seldom() -> None:
+    told: list[ev.Event] = []
+    waits: list[float] = []
+    now = [0.0]
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+        if len(waits) == 9:
+            now[0] += 2 * LONGEST_S
+
+    async def work() -> None:
+        if len(waits) == 9:
+            now[0] += 2 * LONGEST_S  # it lived for long
+        if len(waits) == 11:
+            return
+        raise OSError("full")
+
+    async with asyncio.TaskGroup() as group:
+        SideTasks(group, told.append, pytest.fail, sleep=sleep, clock=lambda: now[0]).start("x", work)
+    assert waits[:7] == [FIRST_S, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_S]
+    assert waits[9:] == [FIRST_S, 2.0]
+    assert len(told) == 11

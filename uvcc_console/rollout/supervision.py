@@ -1,0 +1,62 @@
+"""What runs beside the stages of a rollout: whatever dies there is told and started again.
+
+A detector, the sweep or the guard of the sidecar may fail and come back. Without its spend guard, its journal or its
+beat a run must not go on: it is ended in good order, and they are started again meanwhile, for the end needs them too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from uvcc_console.core import events as ev
+from uvcc_console.rollout.context import describe
+
+FIRST_S: Final = 1.0
+LONGEST_S: Final = 60.0
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class SideTasks:
+    """Tasks of one task group. ``tell`` takes events for the journal, ``end`` the reason why the run must end."""
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        tell: Callable[[ev.Event], None],
+        end: Callable[[str], None],
+        *,
+        sleep: Sleep = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._group, self._tell, self._end = group, tell, end
+        self._sleep, self._clock = sleep, clock
+
+    def start(self, name: str, work: Callable[[], Awaitable[None]], *, vital: bool = False) -> asyncio.Task[None]:
+        """Keep ``work`` going until it returns or is cancelled; if it is ``vital``, its failure ends the run."""
+        return self._group.create_task(self._kept(name, work, vital), name=name)
+
+    async def _kept(self, name: str, work: Callable[[], Awaitable[None]], vital: bool) -> None:
+        pause = FIRST_S
+        while True:
+            began = self._clock()
+            try:
+                await work()
+                return
+            except Exception as error:  # noqa: BLE001  (told, and started again)
+                traceback.print_exception(error)
+                self._failed(name, str(describe(error)), vital)
+            if self._clock() - began > LONGEST_S:
+                pause = FIRST_S
+            await self._sleep(pause)
+            pause = min(2 * pause, LONGEST_S)
+
+    def _failed(self, name: str, why: str, vital: bool) -> None:
+        text = f"{name} failed and is started again: {why}"
+        remedy = "the run is ended: it must not go on without" if vital else "conductor.log has the whole error"
+        self._tell(ev.Alert(level="error", name="side_task", text=text, remedy=remedy, subject=name))
+        if vital:
+            self._end(f"{name} failed: {why}")
