@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import paths
@@ -37,10 +39,9 @@ def python() -> Finding:
 
 
 def system() -> Finding:
-    good = sys.platform == "linux"
-    return Finding(
-        "system", "ok" if good else "warn", platform.platform(), "" if good else "local pods need Linux /proc"
-    )
+    good = sys.platform in ("linux", "darwin")
+    remedy = "" if good else "the console and its local pods are made for Linux and macOS"
+    return Finding("system", "ok" if good else "warn", platform.platform(), remedy)
 
 
 def terminal(env: Mapping[str, str], tty: bool) -> Finding:
@@ -108,11 +109,7 @@ def disk() -> Finding:
 
 
 def memory() -> Finding:
-    try:
-        text = Path("/proc/meminfo").read_text()
-        free = next(int(line.split()[1]) >> 10 for line in text.splitlines() if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return Finding("memory", "warn", "unknown")
+    free = psutil.virtual_memory().available >> 20
     good = free >= MIN_MEMORY_MIB
     return Finding(
         "memory", "ok" if good else "warn", f"{free} MiB available", "" if good else "a demo takes about 2.5 GiB"

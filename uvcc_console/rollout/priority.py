@@ -8,9 +8,10 @@ ordinary process on each core, and the pods' servers and agents stand between th
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from typing import Final
+
+from uvcc_engine.contract import host
 
 NICE: Final = "UVCC_WORKER_NICE"
 LOCAL: Final = "local"
@@ -28,5 +29,5 @@ def environment(provider: str, workers: int, cores: int | None = None) -> Mappin
     """What the workers of a phase are told; nothing where the pods are machines of their own."""
     if provider != LOCAL:
         return {}
-    level = niceness(workers, cores or len(os.sched_getaffinity(0)))
+    level = niceness(workers, cores or host.usable_cpus())
     return {NICE: str(level)} if level else {}

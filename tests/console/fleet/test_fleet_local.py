@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from uvcc_console.fleet import keys, localpod, procs
@@ -126,7 +127,7 @@ async def test_an_ended_orphan_leaves_no_zombie(provider, run_dir) -> None:
     x = link(run_dir, pod)
     pid = int(await x.sh("setsid -f sh -c 'echo $$ > pid; exit 0' </dev/null >/dev/null 2>&1; sleep 0.1; cat pid"))
     async with asyncio.timeout(5):
-        while Path(f"/proc/{pid}").exists():
+        while psutil.pid_exists(pid):
             await asyncio.sleep(0.02)
     await x.close()
 
@@ -135,7 +136,8 @@ async def test_a_killed_pod_is_listed_and_its_orphans_are_swept(provider, run_di
     pod = await up(provider)
     x = link(run_dir, pod)
     await x.sh("setsid -f sleep 979 </dev/null >/dev/null 2>&1")
-    (server,) = [p for p in procs.marked(pod.provider_id) if b"localpod" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    mine = map(psutil.Process, procs.marked(pod.provider_id))
+    (server,) = [p.pid for p in mine if "uvcc_console.fleet.localpod" in p.cmdline()]
     os.kill(server, signal.SIGKILL)
     sweeper = provider_for({}, run_dir)
     (found,) = await sweeper.list(pod.name)

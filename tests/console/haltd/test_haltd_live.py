@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from uvcc_console.core import events as ev
@@ -213,7 +214,7 @@ async def test_a_frozen_pod_is_unknown_in_time_and_the_others_are_halted(run: Ru
     frozen = [
         p
         for p in procs.marked(run.fleet.pods["p1r0"].provider_id)
-        if b"localpod" in Path(f"/proc/{p}/cmdline").read_bytes()
+        if "uvcc_console.fleet.localpod" in psutil.Process(p).cmdline()
     ]
     try:
         for pid in frozen:
