@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -25,7 +26,7 @@ MIN_MEMORY_MIB = 3072
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """level: ok | warn | error. Only errors keep a demo from running."""
+    """level: ok | warn | error. Only errors keep a run from starting."""
 
     name: str
     level: str
@@ -116,6 +117,16 @@ def memory() -> Finding:
     )
 
 
+def computing() -> Finding:
+    """What the demo and local pods need; pods elsewhere bring their own."""
+    missing = [name for name in ("torch", "numba") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return Finding("local pods", "ok", "torch and numba are installed")
+    lacking = f"{' and '.join(missing)} not installed"
+    slower = "local pods compute more slowly without it" if missing == ["numba"] else "the demo and local pods need it"
+    return Finding("local pods", "warn", lacking, f"{slower}: pip install 'uvcc[local]'")
+
+
 def left_behind() -> Finding:
     """Processes of dead parents and of runs whose folder is gone."""
     strays = find_strays()
@@ -139,13 +150,14 @@ def findings(env: Mapping[str, str], tty: bool) -> list[Finding]:
         data_folder,
         disk,
         memory,
+        computing,
         left_behind,
     ]
     return [check() for check in checks]
 
 
 def run(argv: list[str]) -> int:
-    parser = common.Parser("doctor", "Check this machine and terminal. Exits 1 if a demo could not run.")
+    parser = common.Parser("doctor", "Check this machine and terminal. Exits 1 if no run could start.")
     parser.add_argument(
         "--end-strays", action="store_true", help="end processes whose parent or whose run's folder is gone"
     )

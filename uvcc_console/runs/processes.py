@@ -16,6 +16,7 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.procs import ProcessId, alive, identify
 from uvcc_console.fleet.runclock import RunClock
+from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 JOURNAL = paths.JOURNAL
@@ -101,6 +102,8 @@ def create_run(
     from uvcc_console.plan.profile import load
 
     short, profile = load(profile_name, settings)
+    if profile.fleet.provider == "local":
+        extras.require("torch", "local pods compute on this machine")
     while True:
         run = new_run_id(name or short)
         folder = paths.run_dir(run)

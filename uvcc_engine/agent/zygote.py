@@ -24,7 +24,7 @@ from typing import Any
 
 from uvcc_engine.agent.child import become_worker
 from uvcc_engine.agent.lines import LineBuffer
-from uvcc_engine.agent.process import ProcessId, boot_id, has_ended, wake_pipe
+from uvcc_engine.agent.process import ProcessId, has_ended, wake_pipe
 from uvcc_engine.contract import host
 from uvcc_engine.contract.spec import WorkerSpec
 
@@ -101,7 +101,7 @@ class _Zygote:
         os.close(ready_write)
         os.read(ready_read, 1)  # now it leads its own group and its state file is written (or it has ended)
         os.close(ready_read)
-        who = ProcessId.of(pid) or ProcessId(pid, 0, boot_id())
+        who = ProcessId.of(pid) or ProcessId(pid, 0, host.boot_id())
         self._tell({"started": spec.coord, "run": spec.run, "id": who.to_json()})
 
     def _reap(self) -> None:

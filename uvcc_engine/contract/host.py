@@ -81,7 +81,7 @@ def starttime(found: Any) -> int:
 def resident_mib() -> float:
     """Resident memory of this process in MiB."""
     if not HAS_PROC:
-        return round(_psutil().Process().memory_info().rss / _MIB, 1)
+        return round(float(_psutil().Process().memory_info().rss) / _MIB, 1)
     with open("/proc/self/statm", "rb", buffering=0) as f:
         return round(int(f.read(256).split()[1]) * _PAGE_MIB, 1)
 
@@ -105,7 +105,7 @@ def cpu_ticks() -> tuple[float, float]:
     """(busy, all) processor time of the machine since its start; only differences mean something."""
     if not HAS_PROC:
         times = _psutil().cpu_times()
-        return sum(times) - times.idle, sum(times)
+        return float(sum(times) - times.idle), float(sum(times))
     with open("/proc/stat") as f:
         numbers = [int(n) for n in f.readline().split()[1:9]]
     return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
