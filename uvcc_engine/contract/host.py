@@ -125,10 +125,10 @@ def process_by_psutil(pid: int) -> Process | None:
     """``process``, asked of psutil whatever the system. Raises UvccError if psutil is not installed."""
     psutil = _psutil()
     group = -1
-    with contextlib.suppress(OSError):  # it has just ended, or is another user's
-        group = os.getpgid(pid)
     try:
         found = psutil.Process(pid)
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            group = os.getpgid(pid)
         with found.oneshot():
             ended = found.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
             return Process(ended, found.ppid(), group, starttime(found))
