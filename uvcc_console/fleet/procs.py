@@ -59,10 +59,10 @@ def marked(value: str, name: str = MARK) -> set[int]:
     Those whose environment the system does not show are left out: other users', and on macOS the system's own programs.
     """
     found = set[int]()
-    for pid in psutil.pids():
+    for process in psutil.process_iter():  # which remembers what it has seen: this is asked again and again
         try:
-            if psutil.Process(pid).environ().get(name) == value:
-                found.add(pid)
+            if process.environ().get(name) == value:
+                found.add(process.pid)
         except (psutil.Error, OSError):
             continue  # ended meanwhile, or another user's
     return found
