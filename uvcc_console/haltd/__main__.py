@@ -31,7 +31,7 @@ def precede() -> str:
     sidecar starts, and its own threads take it each for itself: one that waited while it holds the interpreter's lock
     would hold up the others.
     """
-    if hasattr(os, "sched_setscheduler") and hasattr(os, "SCHED_RESET_ON_FORK"):
+    if sys.platform == "linux" and hasattr(os, "sched_setscheduler"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(REALTIME))
             return "real time"
