@@ -123,7 +123,7 @@ def computing() -> Finding:
     if not missing:
         return Finding("local pods", "ok", "torch and numba are installed")
     lacking = f"{' and '.join(missing)} not installed"
-    slower = "local pods compute more slowly without it" if missing == ["numba"] else "the demo and local pods need it"
+    slower = "local pods are slower without it" if missing == ["numba"] else "the demo and local pods need torch"
     return Finding("local pods", "warn", lacking, f"{slower}: pip install 'uvcc[local]'")
 
 
