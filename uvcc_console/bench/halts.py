@@ -112,7 +112,10 @@ async def _fleet(home: Path, pods: int) -> AsyncIterator[Fleet]:
             made.append(await provider.create(request))
         ready = await asyncio.gather(*(provider.wait_ready(pod) for pod in made))
         key = keys.operator_key(run_dir)
-        links = {f"p{p.party}r{p.replica}": PodLink(f"p{p.party}r{p.replica}", p.address, key) for p in ready}
+        links = {
+            f"p{p.party}r{p.replica}": PodLink(f"p{p.party}r{p.replica}", p.address, key, host_key=p.host_key)
+            for p in ready
+        }
         await bootstrap_all(list(links.values()), build_wheel(run_dir / "wheel"), preload="none")
         source = Path(obedient.__file__).read_bytes()
         await asyncio.gather(*(link.put(source, WORKER) for link in links.values()))

@@ -1,4 +1,4 @@
-"""``uvcc bench console|demo``: measure, with the bar beside each figure."""
+"""``uvcc bench console|demo|journal``: measure, with the bar beside each figure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from collections.abc import Sequence
 def run(argv: Sequence[str]) -> int:
     """Print rows; exit 0 if they could be measured (a figure is never a verdict)."""
     parser = argparse.ArgumentParser(prog="uvcc bench", description="the console's own benchmarks")
-    parser.add_argument("what", choices=["console", "demo"])
+    parser.add_argument("what", choices=["console", "demo", "journal"])
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--events", type=int, default=0, metavar="N", help="of the journal (journal: 10,000,000)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     from uvcc_engine.contract import benchrows as rows
 
     if args.what == "demo":
         from uvcc_console.bench.demo import bench
+
+        found = bench(args.runs)
+    elif args.what == "journal":
+        from uvcc_console.bench import longrun
+
+        found = longrun.bench(args.runs, args.events or longrun.EVENTS)
     else:
-        from uvcc_console.bench.console import bench
-    found = bench(args.runs)
+        from uvcc_console.bench import console
+
+        found = console.bench(args.runs)
     sys.stdout.write((rows.to_json(found) if args.json else rows.to_text(found)) + "\n")
     return 0

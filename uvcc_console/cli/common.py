@@ -141,13 +141,24 @@ def load_snapshot(run_dir: Path) -> Any:
         journal.close()
 
 
+def load_summary(run_dir: Path) -> Any:
+    """A run's snapshot without curves, log and heartbeats, read in milliseconds however long its journal is."""
+    from uvcc_console.core.journal import Journal, read_summary
+
+    journal = Journal(run_dir / JOURNAL, readonly=True)
+    try:
+        return read_summary(journal)
+    finally:
+        journal.close()
+
+
 def read_snapshot(run_dir: Path) -> tuple[Snapshot, str]:
-    """A run's newest snapshot, or an empty one and why it cannot be read: one damaged folder stops no other's verbs."""
+    """A run's summary, or an empty one and why it cannot be read: one damaged folder stops no other's verbs."""
     from uvcc_console.core import odd
     from uvcc_console.core.snapshot import Snapshot
 
     try:
-        return load_snapshot(run_dir), ""
+        return load_summary(run_dir), ""
     except (UvccError, OSError, *odd.ERRORS) as e:
         why = e.what if isinstance(e, UvccError) else f"{type(e).__name__}: {e}"
         return Snapshot(run=run_dir.name, status="unreadable", detail=clean(why)), clean(why)

@@ -74,7 +74,11 @@ class Way(Protocol):
 def open_way(run_dir: Path) -> Way:
     """The sidecar's door; a sidecar is started if none lives, and where that fails this process halts by itself."""
     try:
-        if not processes.running(run_dir, processes.HALTD):
+        found = processes.vital(run_dir, processes.HALTD)
+        if found.who is not None and (found.stopped or not found.moving):
+            common.say("uvcc: the halt sidecar is frozen; this process halts by itself")
+            return _Alone(run_dir)
+        if found.who is None:
             processes.start(run_dir, processes.HALTD)
         end = time.monotonic() + START_S
         while time.monotonic() < end:
@@ -98,12 +102,21 @@ class _Sidecar:
         self._journal: Journal | None = None
         self._seq = 0
         self._seen: list[ev.Event] = []
+        self._instead: _Alone | None = None
 
     def ask(self, request: ev.HaltRequested) -> None:
-        self._seen += self._line.ask(request)
+        """One that took the call but says nothing is not waited for: this process gives the same order itself."""
+        try:
+            self._seen += self._line.ask(request)
+        except UnreachableError as e:
+            common.say(f"uvcc: {e.what}; this process halts by itself")
+            self._instead = self._instead or _Alone(self._run_dir)
+            self._instead.ask(request)
 
     def poll(self) -> Sequence[ev.Event]:
         found, self._seen = self._seen, []
+        if self._instead is not None:
+            return [*found, *self._instead.poll()]
         if not self._line.closed:
             return [*found, *self._line.poll()]
         if self._journal is None:

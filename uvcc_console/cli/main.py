@@ -1,7 +1,8 @@
 """``uvcc``: one verb a module, imported only when it is used, so that help is instant.
 
 Exit codes: 0 done and, where there is something to verify, verified; 1 it failed or does not hold; 2 wrong usage or
-unreadable input; 130 interrupted. `verify` has further ones for what was not checked, see `uvcc verify --help`.
+unreadable input; 130 interrupted. `verify` has further ones for what was not checked, and `pods` has 3 for
+what nobody can tell yet: see `uvcc verify --help` and `uvcc pods --help`.
 """
 
 from __future__ import annotations

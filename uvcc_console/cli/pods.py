@@ -1,19 +1,44 @@
-"""``uvcc pods``: pods that exist at the providers; ``--sweep`` deletes those left behind by this data folder's runs."""
+"""``uvcc pods``: pods that exist at the providers; ``--sweep`` deletes those left behind by this data folder's runs.
+
+Exit codes: 0 nothing that should have gone is there; 1 something is left behind: a pod that should have gone stays;
+3 nobody can tell yet: a provider, or a host that one of our runs may hold, does not answer, or a create without an
+answer is too young to be proven nothing. A host that is off and on which no run here asked for a claim is named, and
+fails nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import paths
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+
+if TYPE_CHECKING:
+    from uvcc_console.fleet.provider import Pod
 
 PREFIX = "uvcc-"
+UNKNOWN = 3
+
+
+@dataclass
+class Found:
+    """What a look at the pods came to. ``left`` and ``unknown`` fail the command, ``notes`` do not."""
+
+    rows: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def code(self) -> int:
+        return FAILED if self.left else UNKNOWN if self.unknown else OK
 
 
 def run(argv: list[str]) -> int:
@@ -21,42 +46,109 @@ def run(argv: list[str]) -> int:
         "pods",
         "Pods of ours that exist, and whose they are. A pod whose lease (halt.lease) nobody renews halts its workers, "
         "but a rented one costs money until it is deleted: the run's sidecar does that when the console is gone, also "
-        "for kept pods whose limits.ttl is over; after a reboot of this machine the next rollout does, or --sweep.",
+        "for kept pods whose limits.ttl is over; after a reboot of this machine the next rollout does, or --sweep. "
+        "Exit codes: 0 nothing is left behind; 1 something is; 3 nobody can tell yet, because somebody does not "
+        "answer or a create is too young to be proven nothing.",
     )
     parser.add_argument("--sweep", action="store_true", help="delete those whose run here is over or dead, with proof")
     parser.add_argument("--provider", action="append", default=[], metavar="NAME", help="ask this provider (local)")
+    parser.add_argument("--end", default="", metavar="POD", help="end this one pod of a run that is over or dead")
+    parser.add_argument("--host-key", default="", metavar="SHA256:...", help="with --end: the host's new key is this")
     parser.add_json()
     args = parser.parse_args(argv)
-    rows, trouble = asyncio.run(_survey(_known_fleets(args.provider), args.sweep))
+    if args.host_key and not args.end:
+        raise ConfigError("--host-key goes with --end", "uvcc pods --end POD --host-key SHA256:...")
+    if args.end:
+        return _end(args.end, args.host_key, args.json)
+    found = Found()
+    asyncio.run(_survey(_known_fleets(args.provider), args.sweep, found))
     if args.sweep:
-        trouble += asyncio.run(_prove(args.provider))
+        asyncio.run(_prove(args.provider, found))
     if args.json:
-        common.emit(rows)
+        common.emit(list(found.rows.values()))
     else:
-        for r in rows:
+        for r in found.rows.values():
             fate = "swept" if r["swept"] else "one too many" if r["stray"] else r["fate"]
+            fate += "?" if r["doubt"] and not r["swept"] else ""
             common.show(f"{r['name']:<44} {r['provider']:<10} {r['price_hr']:>7.2f} $/h  {r['address']:<28} {fate}")
-        if not rows:
+        if not found.rows:
             common.say("no pods")
-    for line in trouble:
+    for line in (*found.left, *found.unknown, *found.notes):
         common.say(f"uvcc: {line}")
-    return FAILED if trouble else OK
+    return found.code
+
+
+def _end(name: str, host_key: str, as_json: bool) -> int:
+    """End one pod, with proof, and write that down in its run's journal."""
+    from uvcc_console.runs.sweep import LIVE, fate_of, run_of
+
+    run = run_of(name)
+    run_dir = paths.run_dir(run) if run else None
+    if run_dir is None or not (run_dir / common.JOURNAL).exists():
+        raise UnreadableError(f"no run of this data folder has a pod {name}", "see: uvcc pods")
+    if fate_of(name) == LIVE:
+        raise ConfigError(f"pod {name} is in use by a live run", f"uvcc teardown {run} ends all of them")
+    asyncio.run(_end_one(run_dir, name, host_key))
+    _note_gone(run_dir, name)
+    if as_json:
+        common.emit({"pod": name, "gone": True})
+    else:
+        common.show(f"{name}: proven gone")
+    return OK
+
+
+async def _end_one(run_dir: Path, name: str, host_key: str) -> None:
+    from uvcc_console.fleet.inventory import InventoryProvider
+    from uvcc_console.fleet.kinds import provider_for
+
+    fleet = dict(common.load_snapshot(run_dir).profile.get("fleet", {}))
+    provider = provider_for(fleet, run_dir)
+    try:
+        if isinstance(provider, InventoryProvider):
+            provider.accepted = host_key
+        elif host_key:
+            raise ConfigError(f"{provider.name} ends pods without logging in: --host-key is of no use", "leave it out")
+        for pod in await provider.list(name):
+            if pod.name == name:
+                await provider.delete(pod)
+    finally:
+        await provider.close()
+
+
+def _note_gone(run_dir: Path, name: str) -> None:
+    """The run's journal no longer tells of a leak."""
+    from uvcc_console.core import events as ev
+    from uvcc_console.core.journal import Journal
+
+    s = common.load_snapshot(run_dir)
+    pod = s.pods.get(name.rpartition("-")[2])
+    if pod is None or pod.state == "gone":
+        return
+    journal = Journal(run_dir / common.JOURNAL, source="cli")
+    try:
+        at = {"party": pod.party, "replica": pod.replica, "provider": pod.provider}
+        journal.append(ev.PodChanged(pod=pod.pod, state="gone", detail="ended by uvcc pods", **at))
+    finally:
+        journal.close()
 
 
 def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     """Every way to ask for pods that a run of this machine has used: its whole ``fleet`` mapping and its folder.
 
-    ``local`` is always asked. One run stands for all that ask the same account, the same hosts with the same key.
+    This machine itself is always asked. One run stands for all that ask the same account, the same hosts with the
+    same key.
     """
-    found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {("local",): ({"provider": "local"}, paths.data_dir())}
+    from uvcc_console.fleet.kinds import DEFAULT, runs_here
+
+    found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {(DEFAULT,): ({"provider": DEFAULT}, paths.data_dir())}
     for run_dir in common.run_dirs():
         s, why = common.read_snapshot(run_dir)
         if why:
             common.say(f"uvcc: {run_dir.name} is unreadable, its pods are not judged: {why}")
         given = s.profile.get("fleet", {})
         fleet = dict(given) if isinstance(given, Mapping) else {}
-        name = str(fleet.get("provider", "local"))
-        if name != "local":
+        name = str(fleet.get("provider", DEFAULT))
+        if not runs_here(fleet):
             found[name, *(str(fleet.get(k, "")) for k in ("base_url", "hosts", "ssh_key"))] = (fleet, run_dir)
     known = {key[0] for key in found}
     for name in only:
@@ -65,61 +157,94 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     return [found[key] for key in sorted(found) if not only or key[0] in only]
 
 
-async def _prove(only: list[str]) -> list[str]:
+async def _prove(only: list[str], found: Found) -> None:
     """Look at every create of runs that are over or dead and that had no answer; a line for each that is not proven."""
+    from uvcc_console.fleet.kinds import provider_for
+    from uvcc_console.fleet.prime.ends import LAG_S
     from uvcc_console.fleet.prime.intents import Intents
-    from uvcc_console.fleet.provider import Rents, provider_for
+    from uvcc_console.fleet.provider import Rents
     from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of
 
-    lines = []
     for run_dir in common.run_dirs():
         fate = fate_of(f"{PREFIX}{run_dir.name}-p0r0")
-        tries = [t for t in Intents.of(run_dir).tries().values() if t.open]
+        tries = {t.name: t for t in Intents.of(run_dir).tries().values() if t.open}
         given = common.read_snapshot(run_dir)[0].profile.get("fleet", {})
         fleet = dict(given) if isinstance(given, Mapping) else {}
         if not tries or fate not in (ORPHAN, KEPT) or (only and fleet.get("provider") not in only):
             continue
+        kept = [t.base for t in tries.values() if fate == KEPT and t.held]
         try:
             provider = provider_for(fleet, run_dir)
             try:
-                if isinstance(provider, Rents):
-                    left = await provider.prove(ended=True, keep=[t.base for t in tries if fate == KEPT and t.held])
-                    lines += [f"{name} was never answered; not proven yet that no pod comes of it" for name in left]
+                left = await provider.prove(ended=True, keep=kept) if isinstance(provider, Rents) else []
             finally:
                 await provider.close()
         except UvccError as e:
-            lines.append(f"{run_dir.name}: {e}")
-    return lines
+            found.unknown.append(f"{run_dir.name}: {e}")
+            continue
+        for name in left:
+            until = time.strftime("%H:%M", time.localtime(tries[name].asked + LAG_S)) if name in tries else "later"
+            what = f"{name} was never answered; not proven yet that no pod comes of it"
+            found.unknown.append(f"{what}, look again at {until}: uvcc pods --sweep")
 
 
-async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    from uvcc_console.fleet.provider import provider_for
-    from uvcc_console.runs.sweep import ORPHAN, UNREADABLE, fate_of
-
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    trouble: list[str] = []
+async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool, found: Found) -> None:
     for fleet, folder in fleets:
         try:
-            provider = provider_for(fleet, folder)
-            try:
-                found = [(pod, fate_of(pod.name)) for pod in await provider.list(PREFIX)]
-                lost = [pod for pod, fate in found if sweep and fate == ORPHAN]
-                # all at once: each costs money until it is gone, and one that will not go keeps no other
-                ends = await asyncio.gather(*(provider.delete(pod) for pod in lost), return_exceptions=True)
-                failed = {pod.name: e for pod, e in zip(lost, ends, strict=True) if isinstance(e, BaseException)}
-                for pod, fate in found:
-                    swept = pod in lost and pod.name not in failed
-                    row = {**asdict(pod), "address": pod.address, "fate": fate, "swept": swept}
-                    if fate == UNREADABLE:
-                        what = f"pod {pod.name} is left alone: the journal of its run cannot be read"
-                        trouble.append(f"{what}; if nobody needs it, delete it at {fleet['provider']}")
-                    rows.setdefault((pod.provider, pod.provider_id or pod.name), row)
-                trouble += [f"{fleet['provider']}: {e}" for e in failed.values() if isinstance(e, UvccError)]
-                for e in failed.values():
-                    if not isinstance(e, UvccError):
-                        raise e
-            finally:
-                await provider.close()
+            await _survey_one(fleet, folder, sweep, found)
         except UvccError as e:
-            trouble.append(f"{fleet['provider']}: {e}")
-    return list(rows.values()), trouble
+            found.unknown.append(f"{fleet['provider']}: {e}")
+
+
+async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: Found) -> None:
+    from uvcc_console.fleet.inventory import InventoryProvider
+    from uvcc_console.fleet.kinds import provider_for
+    from uvcc_console.runs.sweep import ORPHAN, UNREADABLE, fate_of
+
+    provider = provider_for(fleet, folder)
+    try:
+        pods = [(pod, fate_of(pod.name)) for pod in await provider.list(PREFIX)]
+        lost = [pod for pod, fate in pods if sweep and fate == ORPHAN]
+        # all at once: each costs money until it is gone, and one that will not go keeps no other
+        ends = await asyncio.gather(*(provider.delete(pod) for pod in lost), return_exceptions=True)
+        failed = {(pod.name, pod.provider_id): e for pod, e in zip(lost, ends, strict=True) if e is not None}
+        for pod, fate in pods:
+            error = failed.get((pod.name, pod.provider_id))
+            if error is not None and not isinstance(error, UvccError):
+                raise error
+            swept = pod in lost and error is None
+            row = {**asdict(pod), "address": pod.address, "fate": fate, "swept": swept}
+            found.rows.setdefault((pod.provider, pod.provider_id or pod.name), row)
+            _judge(pod, fate == UNREADABLE, str(fleet["provider"]), error, swept, found)
+            if swept:
+                _note_swept(pod.name)
+        if isinstance(provider, InventoryProvider):
+            found.notes += [f"{e.what}; no run here asked for a claim on it" for e in provider.silent.values()]
+    finally:
+        await provider.close()
+
+
+def _judge(pod: Pod, unreadable: bool, provider: str, error: UvccError | None, swept: bool, found: Found) -> None:
+    """What is left behind, what nobody can tell, and what the operator does about it."""
+    from uvcc_console.rollout.stages.fleet.provision import end_command
+
+    if unreadable:
+        what = f"pod {pod.name} is left alone: the journal of its run cannot be read"
+        found.left.append(f"{what}; if nobody needs it, delete it at {provider}")
+    elif error is not None:
+        line = f"{pod.name} is not proven gone: {error}; then: {end_command(pod.name, error)}"
+        (found.unknown if pod.doubt else found.left).append(line)
+    elif pod.doubt and not swept:
+        found.unknown.append(f"{pod.name} may be there, nobody can tell: {pod.doubt}")
+
+
+def _note_swept(name: str) -> None:
+    """A run that told of it as left behind does so no more."""
+    from uvcc_console.runs.sweep import run_of
+
+    run = run_of(name)
+    if run and (paths.run_dir(run) / common.JOURNAL).exists():
+        try:
+            _note_gone(paths.run_dir(run), name)
+        except UvccError as e:  # it is gone, whatever can be written about it
+            common.say(f"uvcc: not written into the journal of {run}: {e}")

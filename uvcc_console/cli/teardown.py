@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uvcc_console.cli import common, headless
+from uvcc_console.cli import common, ending, headless
 from uvcc_console.cli.main import FAILED, OK
 
 
@@ -12,18 +12,33 @@ def run(argv: list[str]) -> int:
     parser.add_json()
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
-    s = common.load_snapshot(run_dir)
+    s = common.load_summary(run_dir)
+    unwritten: list[str] | None = None
     if not s.ended:
         with headless.interruptible():  # an interrupt cannot make it safer: the proof is waited for
-            child = headless.ask(run_dir, "teardown")
-            watched = headless.follow(run_dir, child, [], progress=not args.json, until_failed=False)
-        s = watched.snapshot
+            given = ending.order(run_dir)
+            if given.noted:
+                s = headless.follow(run_dir, given.child, [], progress=not args.json, until_failed=False).snapshot
+            if not s.ended:
+                written, unwritten = ending.see_through(run_dir, s, given)
+                s = common.load_summary(run_dir) if written else s
+    if not s.ended and unwritten == []:
+        if args.json:
+            common.emit({"run": s.run, "status": s.status, "gone": True, "leaks": [], "journalled": False})
+        else:
+            common.show(f"{s.run}: every pod is gone, by its provider's list; the journal could not be written")
+            common.say(f"  when there is room on the disk again, uvcc teardown {s.run} writes the run's end down")
+        return OK
     gone = bool(s.ended) and not s.leaks
     if args.json:
         common.emit({"run": s.run, "status": s.status, "gone": gone, "leaks": list(s.leaks)})
     elif gone:
         common.show(f"{s.run}: {len(s.pods)} pods proven gone ({s.status})")
     else:
-        common.say(f"{s.run}: NOT proven gone: {', '.join(s.leaks) or s.detail or 'the conductor died'}")
-        common.say("  look again with: uvcc pods --sweep")
+        why = ", ".join(s.leaks or unwritten or ()) or s.detail or "the conductor died"
+        common.say(f"{s.run}: NOT proven gone: {why}")
+        for name in s.leaks:  # each with its reason and the command that ends it
+            pod = s.pods.get(name.rpartition("-")[2])
+            common.say(f"  {name}: {pod.detail if pod and pod.detail else f'end it with: uvcc pods --end {name}'}")
+        common.say("  or look again with: uvcc pods --sweep")
     return OK if gone else FAILED

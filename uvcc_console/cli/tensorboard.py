@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import OK, USAGE
@@ -31,18 +33,22 @@ def run(argv: list[str]) -> int:
         return USAGE
     folder = f".uvcc/runs/{s.engine_run}/tb"
     try:
-        asyncio.run(_forward(run_dir, pods[name], folder, str(s.profile.get("fleet", {}).get("ssh_key", ""))))
+        asyncio.run(_forward(run_dir, pods[name], folder, dict(s.profile.get("fleet", {}))))
     except KeyboardInterrupt:
         pass
     return OK
 
 
-async def _forward(run_dir: Path, pod: PodView, folder: str, key_file: str) -> None:
+async def _forward(run_dir: Path, pod: PodView, folder: str, fleet: Mapping[str, Any]) -> None:
     """Until interrupted. TensorBoard ends with the SSH channel that started it."""
+    from uvcc_console.fleet.inventory import jump_to
     from uvcc_console.fleet.keys import operator_key
     from uvcc_console.fleet.ssh import PodLink
 
-    link = PodLink(pod.pod, pod.address, operator_key(run_dir, key_file), host_key=pod.host_key)
+    if not pod.host_key:
+        raise UnreachableError(f"pod {pod.pod} was never reached: no host key is pinned for it", "wait until it is up")
+    key, jump = operator_key(run_dir, str(fleet.get("ssh_key", ""))), jump_to(fleet, pod.address)
+    link = PodLink(pod.pod, pod.address, key, host_key=pod.host_key, jump=jump)
     try:
         there = shlex.quote(folder)
         if (await link.run(f"test -d {there}")).exit != 0:

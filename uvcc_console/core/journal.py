@@ -21,7 +21,8 @@ from uvcc_console.core.state import reduce
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 
 BUSY_S = 10.0
-KEEP_AFTER = 5_000  # events that a reader folded: from here on a kept snapshot pays
+KEEP_AFTER = 2_000  # events that a reader folded: from here on a kept snapshot pays
+SUM_UP_AFTER = 200  # the same for the summary, which is small
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events(
   seq INTEGER PRIMARY KEY AUTOINCREMENT, ts REAL NOT NULL,
@@ -171,12 +172,31 @@ def read_newest(journal: Journal) -> Snapshot:
     return follower.snapshot
 
 
-def iter_events(path: Path) -> Iterable[tuple[int, ev.Event]]:
-    """Every event of a journal file, in order."""
+def read_summary(journal: Journal) -> Snapshot:
+    """What whoever asks about many runs needs of one: the summary kept beside the journal, brought up to date.
+
+    One that is missing, damaged or far behind is made anew. Curves, log and heartbeats are not in it.
+    """
+    run_dir = journal.path.parent
+    known = kept.load(run_dir, journal.mark, kept.SUMMARY)
+    if known is None or journal.last_seq() - known.seq > KEEP_AFTER:
+        s = read_newest(journal)
+    else:
+        follower = Follower(journal, known)
+        while follower.poll():
+            pass
+        s = follower.snapshot
+    if known is None or s.seq - known.seq >= SUM_UP_AFTER:
+        with contextlib.suppress(OSError):
+            kept.keep_summary(run_dir, s, journal.mark(s.seq))
+    return s
+
+
+def iter_events(path: Path, kinds: Sequence[str] = (), seq: int = 0) -> Iterable[tuple[int, ev.Event]]:
+    """Every event of a journal file after ``seq``, in order; of ``kinds`` alone it costs what these cost."""
     journal = Journal(path, readonly=True)
     try:
-        seq = 0
-        while batch := list(journal.since(seq)):
+        while batch := list(journal.since(seq, kinds=kinds)):
             yield from batch
             seq = batch[-1][0]
     finally:

@@ -1,7 +1,8 @@
 """A snapshot kept beside the journal, so that a reader need not fold a day of events: it folds what came after.
 
 It is a view like any other: whoever finds none, an older one, or one of another journal, reads the journal
-from its beginning. Curves are thinned to a bounded number of points, their first and last among them.
+from its beginning. Curves are thinned to a bounded number of points, their first and last among them. A summary lies
+beside it, a few kilobytes for whoever asks about many runs at once: no curves, no log, no heartbeats.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from typing import Any, Final
 from uvcc_console.core import events, measures, series, snapshot, state
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_engine.contract import event_names
 
 NAME: Final = "snapshot.json"
+SUMMARY: Final = "summary.json"
 POINTS: Final = 200_000  # of all curves together
 _LEAST: Final = 64  # of one curve
 _LARGEST: Final = 64 << 20
@@ -35,30 +38,71 @@ _CLASSES: Final[Mapping[str, type[Any]]] = {
 def version() -> str:
     """Of the code that folds: a snapshot that another version folded is not read."""
     digest = hashlib.sha256()
-    for module in (events, measures, series, snapshot, state):
+    for module in (event_names, events, measures, series, snapshot, state):
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()
 
 
 def keep(run_dir: Path, s: Snapshot, mark: str) -> None:
-    """Write the snapshot of a run, whole or not at all; ``mark`` tells its journal from others. Raises OSError."""
+    """Write a run's summary, then its snapshot, each whole or not at all; ``mark`` tells its journal from others.
+
+    Raises OSError.
+    """
+    keep_summary(run_dir, s, mark)
     points = max(_LEAST, POINTS // max(1, sum(len(by_name) for by_name in s.series.values())))
+    _write(run_dir, NAME, s, mark, points)
+
+
+def keep_summary(run_dir: Path, s: Snapshot, mark: str) -> None:
+    """Write a run's summary alone. Raises OSError."""
+    _write(run_dir, SUMMARY, summary(s), mark, 1)
+
+
+def summary(s: Snapshot) -> Snapshot:
+    """The snapshot without what only a picture of the run needs. Folding may go on from it."""
+    return dataclasses.replace(
+        s,
+        pods=MappingProxyType({name: dataclasses.replace(p, disk=Series()) for name, p in s.pods.items()}),
+        workers=MappingProxyType({c: snapshot.WorkerView(c, pod=w.pod, step=w.step) for c, w in s.workers.items()}),
+        series=_last_of(s, "loss"),
+        agreement=(),
+        alerts=(),
+        log=(),
+        facts=snapshot.EMPTY,
+        triage=(),
+        flight=None,
+        waits=snapshot.EMPTY,
+        malformed=snapshot.EMPTY,
+        odd=(),
+    )
+
+
+def _last_of(s: Snapshot, name: str) -> Mapping[str, Mapping[str, Series]]:
+    """The newest point of a figure over all workers, as a curve of one point."""
+    found = {c: line.last for c, by_name in s.series.items() if (line := by_name.get(name)) and line.last}
+    if not found:
+        return MappingProxyType({})
+    coord = max(found, key=lambda c: found[c][0])
+    return MappingProxyType({coord: MappingProxyType({name: Series().append(*found[coord])})})
+
+
+def _write(run_dir: Path, name: str, s: Snapshot, mark: str, points: int) -> None:
     body = {"version": version(), "seq": s.seq, "mark": mark, "snapshot": _encoded(s, points)}
-    partial = run_dir / f".{NAME}.{os.getpid()}"
+    partial = run_dir / f".{name}.{os.getpid()}"
     try:
         partial.write_text(json.dumps(body, separators=(",", ":")))
-        partial.replace(run_dir / NAME)
+        partial.replace(run_dir / name)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
 
 
-def load(run_dir: Path, mark_at: Callable[[int], str]) -> Snapshot | None:
-    """The kept snapshot; None if there is none that this code and this journal can go on from.
+def load(run_dir: Path, mark_at: Callable[[int], str], name: str = NAME) -> Snapshot | None:
+    """The kept snapshot, or the summary; None if there is none that this code and this journal can go on from.
 
     ``mark_at(seq)`` is the journal's own mark at that row, empty if it has no such row.
     """
-    path = run_dir / NAME
+    path = run_dir / name
     try:
         if path.stat().st_size > _LARGEST:
             return None

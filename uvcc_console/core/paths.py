@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from uvcc_engine.contract.errors import UvccError
@@ -35,6 +36,22 @@ def runs_dir() -> Path:
 def run_dir(run: str) -> Path:
     """Folder of one run: journal.sqlite, artifacts/, keys of this run's operator."""
     return runs_dir() / run
+
+
+def temporary() -> None:
+    """See that there is a folder for temporary files, also where every disk is full.
+
+    Python finds one by writing to it, and libraries ask for one while they are imported: without this a full disk
+    would keep the very commands from starting that stop what costs money.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        shared = Path("/dev/shm")
+        tempfile.tempdir = str(shared if shared.is_dir() else Path("/tmp"))
+
+
+temporary()  # before anything else is imported: this module comes first in every process of the console
 
 
 def ensure(path: Path, mode: int = 0o700) -> Path:

@@ -55,7 +55,7 @@ class PodView:
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One worker. ``beat`` is its last heartbeat record, ``beat_ts`` when the console received it, ``step_ts`` when the
-    step last changed."""
+    step last changed, ``error`` and ``cure`` what its exit record said of its end."""
 
     coord: str
     pod: str = ""
@@ -70,6 +70,8 @@ class WorkerView:
     rc: int | None = None
     signal: str = ""
     pid: int = 0
+    error: str = ""
+    cure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +156,13 @@ class ForecastView:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of the merged event log."""
+    """One line of the merged event log. ``area``: what it is about, where that is known."""
 
     ts: float
     level: str
     source: str
     text: str
+    area: str = ""
 
 
 @dataclass(frozen=True, slots=True)

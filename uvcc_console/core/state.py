@@ -27,10 +27,12 @@ from uvcc_console.core.snapshot import (
     WaitView,
     WorkerView,
 )
+from uvcc_engine.contract.event_names import Area, area_of
 from uvcc_engine.contract.outside import whole
 from uvcc_engine.contract.text import clean
 
 LOG_KEEP = 2000
+_OF_LINKS = (ev.LinkChanged, ev.FlightRead, ev.ForkDetected)
 AGREEMENT_KEEP = 64
 MALFORMED_KEEP = 256
 JOURNALLED = "journal, "  # begins the source of what was in the journal already
@@ -43,7 +45,8 @@ def _put(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
 
 
 def _log(s: Snapshot, e: ev.Event, level: str, source: str, text: str) -> Snapshot:
-    return replace(s, log=(*s.log[-(LOG_KEEP - 1) :], LogEntry(e.ts, level, source, text)))
+    area = area_of(e.event) if isinstance(e, ev.EngineEvent) else Area.LINK if isinstance(e, _OF_LINKS) else None
+    return replace(s, log=(*s.log[-(LOG_KEEP - 1) :], LogEntry(e.ts, level, source, text, str(area or ""))))
 
 
 def _created(s: Snapshot, e: ev.RunCreated) -> Snapshot:
@@ -114,6 +117,8 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
         old.disk if old else Series(),
     )
     s = replace(s, pods=_put(s.pods, e.pod, view))
+    if e.state == "gone":  # also one that was left behind, and ended later
+        s = replace(s, leaks=tuple(name for name in s.leaks if name != f"uvcc-{s.run}-{e.pod}"))
     level = "error" if e.state in ("failed", "lost") else "info"
     return _log(s, e, level, e.pod, f"pod {e.state}" + (f": {e.detail}" if e.detail else ""))
 
@@ -199,6 +204,9 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
         s = replace(s, waits=_put(s.waits, str(e.fields.get("coord") or e.pod), waits))
     elif e.event == "watchdog_dump":
         s = replace(s, watchdog_dumps=s.watchdog_dumps + 1)
+    elif e.event == "exit" and (coord := str(e.fields.get("coord", ""))) in s.workers:
+        error, cure = (str(e.fields.get(name, "")) for name in ("error", "cure"))
+        s = replace(s, workers=_put(s.workers, coord, replace(s.workers[coord], error=error, cure=cure)))
     elif e.event == "run_facts":
         coord = str(e.fields.get("coord") or e.pod)
         return replace(s, facts=_put(s.facts, coord, MappingProxyType(dict(e.fields))))
@@ -219,6 +227,8 @@ def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
 
 def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
     w = replace(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
+    if e.state == "started":
+        w = replace(w, error="", cure="")
     s = replace(s, workers=_put(s.workers, e.coord, w))
     if e.state != "exited":
         return s

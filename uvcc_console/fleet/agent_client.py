@@ -17,7 +17,8 @@ import asyncssh
 
 from uvcc_console.fleet import hearing
 from uvcc_console.fleet.backlog import Backlog
-from uvcc_console.fleet.ssh import PodLink, classify
+from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.fleet.ssherrors import classify
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.outside import moment, record, said

@@ -38,6 +38,7 @@ CACHES = " ".join(
 )
 LOG = f"{ROOT}/bootstrap.log"
 ANSWER_S = 90.0
+SCRIPT_S = 300.0  # many pods of one machine look at their Pythons at once
 Progress = Callable[[str, str], None]
 
 
@@ -53,9 +54,12 @@ class Bootstrapped:
     agent: dict[str, Any] = field(default_factory=dict)
 
 
-async def _python_on(link: PodLink, python: str, script: str, *args: str, timeout: float = 60.0) -> dict[str, Any]:
+async def _python_on(
+    link: PodLink, python: str, script: str, *args: str, give_way: int = 0, timeout: float = SCRIPT_S
+) -> dict[str, Any]:
     """Run one of the pod scripts with a Python of the pod; it prints one JSON object."""
-    command = " ".join([shlex.quote(python), "-", *(shlex.quote(a) for a in args)])
+    nice = ["nice", "-n", str(give_way)] if give_way else []
+    command = " ".join([*nice, shlex.quote(python), "-", *(shlex.quote(a) for a in args)])
     text = await link.sh(command, timeout=timeout, stdin=pod.source(script))
     try:
         found = json.loads(text.splitlines()[-1])
@@ -65,11 +69,11 @@ async def _python_on(link: PodLink, python: str, script: str, *args: str, timeou
     return found
 
 
-async def _choose_python(link: PodLink, packages: Sequence[str], say: Progress) -> dict[str, Any]:
+async def _choose_python(link: PodLink, packages: Sequence[str], say: Progress, give_way: int) -> dict[str, Any]:
     """The image's Python if it has all that is needed, else a venv on top of it. Raises UvccError with the reason."""
     surveys = []
     for python in await _pythons(link):
-        survey = await _python_on(link, python, "survey.py", *NEEDED, "--", *packages)
+        survey = await _python_on(link, python, "survey.py", *NEEDED, "--", *packages, give_way=give_way)
         if not survey["missing"]:
             return survey
         if f"/{ROOT}/venv/" not in survey["python"]:
@@ -115,12 +119,17 @@ async def bootstrap(
     identity_seed: str = "",
     packages: Sequence[str] = (),
     preload: str = "",
+    give_way: int = 0,
+    life_s: float = 0.0,
 ) -> Bootstrapped:
     """Bring one pod up to an agent that answers, running exactly this wheel; safe to repeat.
 
     ``identity_seed`` (demo only) makes the party's identity reproducible. ``preload`` names the modules that workers
-    share ("none" for commands that are no Python of ours; empty for the agent's default). Raises UvccError or
-    UnreachableError naming the step that failed; what was done stays and is found again.
+    share ("none" for commands that are no Python of ours; empty for the agent's default). ``give_way``: the niceness of
+    what is heavy here, where many pods share one machine. ``life_s``: after so long the pod ends by itself what was
+    started on it, whoever is still there to ask for it; 0 where it does so anyhow.
+
+    Raises UvccError or UnreachableError naming the step that failed; what was done stays and is found again.
     """
 
     def say(step: str, detail: str = "") -> None:
@@ -130,11 +139,13 @@ async def bootstrap(
     say("connect", link.address)
     await link.connect_until(ANSWER_S)
     say("wheel", wheel.sha256[:12])
-    await _install_wheel(link, wheel, say)
+    await _install_wheel(link, wheel, say, give_way)
     say("python")
-    survey = await _choose_python(link, packages, say)
+    survey = await _choose_python(link, packages, say, give_way)
     say("agent", f"python {survey['versions']['python']}, torch {survey['versions'].get('torch', '?')}")
-    await _start_agent(link, wheel, survey["python"], identity_seed, preload)
+    await _start_agent(link, wheel, survey["python"], identity_seed, preload, give_way)
+    if life_s > 0:
+        await _start_keeper(link, survey["python"], life_s)
     hello = await _ask_agent(link, wheel)
     say("ready", wheel.sha256[:12])
     return Bootstrapped(
@@ -142,7 +153,7 @@ async def bootstrap(
     )
 
 
-async def _install_wheel(link: PodLink, wheel: Wheel, say: Progress) -> None:
+async def _install_wheel(link: PodLink, wheel: Wheel, say: Progress, give_way: int) -> None:
     """Upload unless this very wheel lies there; verify its hash on the pod; unpack to its own folder."""
     remote = f"{ROOT}/wheel/{wheel.path.name}"
     folders = f"mkdir -p {ROOT}/wheel {ROOT}/runs {ROOT}/relay"
@@ -153,10 +164,13 @@ async def _install_wheel(link: PodLink, wheel: Wheel, say: Progress) -> None:
     await link.put(wheel.path, remote)
     python = (await _pythons(link))[0]
     say("unpack", wheel.site_name)
-    await _python_on(link, python, "unpack.py", remote, wheel.sha256, f"{ROOT}/{wheel.site_name}")
+    folder = f"{ROOT}/{wheel.site_name}"
+    await _python_on(link, python, "unpack.py", remote, wheel.sha256, folder, give_way=give_way)
 
 
-async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: str, preload: str) -> None:
+async def _start_agent(
+    link: PodLink, wheel: Wheel, python: str, identity_seed: str, preload: str, give_way: int
+) -> None:
     """Write the bridge's launcher and start the agent detached; the agent itself finds one that runs already."""
     path = f'export PYTHONPATH="$HOME/{ROOT}/{wheel.site_name}" PYTHONUNBUFFERED=1'
     # whatever is started here can be found by this mark, also on a host that is no pod of ours alone
@@ -168,6 +182,7 @@ async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: 
     await link.put(bridge.encode(), f"{ROOT}/attach")
     seed = f"export UVCC_IDENTITY_SEED={shlex.quote(identity_seed)}\n" if identity_seed else ""
     options = "--detach" + (f" --preload {shlex.quote(preload)}" if preload else "")
+    options += f" --give-way {give_way}" if give_way else ""
     start = f'{head}{seed}{run} -m uvcc_engine.agent --root "$HOME/{ROOT}" {options} </dev/null\n'
     done = await link.run("exec /bin/sh -s", stdin=start.encode(), timeout=ANSWER_S)  # a seed is nobody's argument
     if done.exit is None:
@@ -175,6 +190,15 @@ async def _start_agent(link: PodLink, wheel: Wheel, python: str, identity_seed: 
     if done.exit != 0:
         what = done.trouble.removeprefix("error: ")
         raise UvccError(f"the agent of pod {link.name} does not start: {what}", f"see {ROOT}/agent.log there")
+
+
+async def _start_keeper(link: PodLink, python: str, life_s: float) -> None:
+    """Leave somebody behind who needs neither console nor agent; one of an earlier bootstrap makes way."""
+    await link.put(pod.source("keeper.py"), f"{ROOT}/keeper.py")
+    mark = f'export UVCC_ROOT="$HOME/{ROOT}"'
+    said = await link.sh(f'{mark}\n{shlex.quote(python)} -S {ROOT}/keeper.py "$UVCC_ROOT" {life_s:.0f} </dev/null')
+    if '"keeper": 0' in said or '"keeper"' not in said:
+        raise UvccError(f"pod {link.name}: nobody stays to end it in time", f"see {ROOT}/keeper.log there")
 
 
 async def _ask_agent(link: PodLink, wheel: Wheel) -> dict[str, Any]:

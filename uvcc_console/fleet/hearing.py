@@ -72,7 +72,11 @@ def _acknowledged(m: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     found = {**m, "ok": m.get("ok") is True}
     if not found["ok"]:
-        found |= {"error": said(m.get("error"), 1000) or "refused", "cure": said(m.get("cure"), 500)}
+        found |= {
+            "code": wire.code_of(m),
+            "error": said(m.get("error"), 1000) or "refused",
+            "cure": said(m.get("cure"), 500),
+        }
     return found
 
 
@@ -132,6 +136,7 @@ def _halted(m: Mapping[str, Any]) -> dict[str, Any] | None:
     if not all(v is None or isinstance(v, str) for v in texts.values()):
         return None
     found = {"op": wire.HALTED, "run": run, "nonce": nonce, "stage": stage, "step": step}
+    found |= {"lacks": wire.lacks_of(m)}
     return found | {name: said(v, 500 if name == "detail" else 128) for name, v in texts.items()}
 
 

@@ -11,14 +11,18 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from uvcc_console.core.suggest import nearest
-from uvcc_console.fleet import keys, pod
+from uvcc_console.fleet import keys, pins, pod
+from uvcc_console.fleet.claims import Claims, book_for, books
+from uvcc_console.fleet.kinds import FleetSettings, ProviderKind
+from uvcc_console.fleet.pins import Pins, split_address
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
@@ -74,7 +78,9 @@ def _host(entry: Any, n: int, path: Path) -> Host:
     if not isinstance(entry, dict):
         raise ConfigError(f"inventory {path}, entry {n} is not a mapping", "write it like {host: a.example, user: me}")
     try:
-        return Host.model_validate(entry)
+        host = Host.model_validate(entry)
+        where = f"inventory {path}, entry {n}"
+        return host.model_copy(update={"host_key": pins.checked(host.host_key, where)}) if host.host_key else host
     except ValidationError as e:
         error = e.errors()[0]
         key = ".".join(str(p) for p in error["loc"])
@@ -108,6 +114,10 @@ class InventoryProvider:
         self._key_file = key_file
         self._links: dict[str, PodLink] = {}
         self._taken: set[str] = set()
+        self._pins = Pins.here()
+        self._plain: set[str] = set()  # hosts where a plain shell is known to answer
+        self.accepted = ""  # fingerprint of the one new host key that the operator has vouched for
+        self.silent: dict[str, UvccError] = {}
 
     async def quote(self, requests: Sequence[PodRequest]) -> Quote:
         """Which host each pod would get. Raises ConfigError naming the constraint that leaves too few."""
@@ -125,10 +135,14 @@ class InventoryProvider:
         return Quote(tuple(lines), time.time(), tuple(funnel))
 
     async def create(self, request: PodRequest) -> Pod:
-        """Claim the first fitting host that nobody holds; a claim of this name is found again."""
-        mine = [p for p in await self.list(request.name) if p.name == request.name]
-        if mine:
-            return mine[0]
+        """Claim the first fitting host that nobody holds; a claim of this name is found again.
+
+        Raises UnreachableError where an earlier claim of this name may be on a host that does not answer.
+        """
+        for mine in [p for p in await self.list(request.name) if p.name == request.name]:
+            if mine.doubt:
+                raise UnreachableError(f"{request.name} may be claimed already: {mine.doubt}", "retry once it answers")
+            return mine
         reasons = []
         for host in _fitting(request, list(self._hosts.values())):
             if host.address in self._taken:
@@ -141,7 +155,7 @@ class InventoryProvider:
                 reasons.append(str(e))
                 continue
             if holder == request.name:
-                return _pod(request.name, request.party, request.replica, host)
+                return self._pod(request.name, host)
             self._taken.discard(host.address)
             reasons.append(f"{host.address} is held by {holder}")
         why = "; ".join(reasons) or _why(request, list(self._hosts.values()))
@@ -152,66 +166,159 @@ class InventoryProvider:
         link = await self._link(host)
         public = keys.public_line(keys.operator_key(self._run_dir, self._key_file))
         line = " ".join([*public.split()[:2], f"uvcc-operator-{name}"])
-        return await link.sh(
+        book = self._book(name)
+        book.note(name, host.address)
+        holder = await link.sh(
             f"umask 077; ln -s {shlex.quote(name)} {CLAIM} 2>/dev/null\n"
             f'[ "$(readlink {CLAIM})" = {shlex.quote(name)} ] || {{ readlink {CLAIM}; exit 0; }}\n'
             "mkdir -p .ssh; touch .ssh/authorized_keys\n"
             f"grep -qxF {shlex.quote(line)} .ssh/authorized_keys || echo {shlex.quote(line)} >>.ssh/authorized_keys\n"
             f"readlink {CLAIM}"
         )
+        if holder != name:
+            book.note(name, host.address, over=f"held by {holder[:200]}")
+        return holder or "nobody: its home cannot be written"
+
+    def _book(self, name: str) -> Claims:
+        return book_for(name, self._run_dir) or Claims.of(self._run_dir)
 
     async def wait_ready(self, pod: Pod) -> Pod:
-        host = self._host_of(pod)
-        await (await self._link(host)).connect_until(PATIENCE_S)
-        return pod
+        host = self._host_of(pod.provider_id)
+        link = self._make_link(host)
+        await link.connect_until(PATIENCE_S)
+        return replace(pod, host_key=link.host_key)
 
     async def delete(self, pod_: Pod) -> None:
-        """End what runs there under our mark, remove our folder, the run's key and the claim; prove it."""
-        host = self._host_of(pod_)
+        """End what runs there under our mark, remove our folder, the run's key and the claim; prove it.
+
+        So on every host where a claim of this name may be; one that does not answer keeps no other.
+        """
+        hosts = {host for name, host in self._book(pod_.name).open(pod_.name) if name == pod_.name}
+        hosts |= {pod_.provider_id} if pod_.provider_id else set()
+        ends = await asyncio.gather(*(self._end(h, pod_.name) for h in sorted(hosts)), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+    async def _end(self, address: str, name: str) -> None:
+        host = self._host_of(address)
         link = await self._link(host)
         holder = await link.sh(f"readlink {CLAIM} || :")
-        if holder and holder != pod_.name:
-            return  # somebody else's by now: ours is gone
+        if holder and holder != name:  # somebody else's by now: ours is gone
+            return self._book(name).note(name, address, over=f"held by {holder[:200]}")
         script = pod.source("give_back.py")
         pythons = (await link.sh(pod.PYTHONS)).splitlines() or ["python3"]
-        said = await link.sh(f"{shlex.quote(pythons[-1])} - {shlex.quote(pod_.name)}", stdin=script, timeout=60.0)
+        said = await link.sh(f"{shlex.quote(pythons[-1])} - {shlex.quote(name)}", stdin=script, timeout=60.0)
         if said != "gone":
-            raise UnreachableError(f"pod {pod_.name} on {host.address} is not gone: {said}", "end it by hand")
-        self._taken.discard(host.address)
+            raise UnreachableError(f"pod {name} on {address} is not gone: {said}", "end it by hand")
+        self._taken.discard(address)
+        self._book(name).note(name, address, over="gone")
+        if self.accepted:
+            self._pins.repin(address, link.host_key)
+
+    def begun(self, prefix: str) -> set[str]:
+        """Names of claims that may be there."""
+        return {name for name, _ in self._book(prefix).open(prefix)}
 
     async def list(self, prefix: str) -> list[Pod]:
-        """Claims on the inventory's hosts. A host that cannot be reached makes the answer unknown: it raises."""
+        """Claims on the inventory's hosts, also those that may be on a host that does not answer: these with a doubt.
 
-        async def ask(host: Host) -> Pod | None:
-            name = await (await self._link(host)).sh(f"readlink {CLAIM} || :")
-            if not name.startswith(prefix) or not _CLAIMED.fullmatch(name):
-                return None  # nobody's claim, another's, or none that this console ever wrote
-            party, replica = _place(name)
-            return _pod(name, party, replica, host)
+        For one run's names only hosts are asked where that run has asked for a claim. ``silent`` tells of hosts that
+        gave no answer and on which, as far as this data folder knows, no claim is.
+        """
+        book = book_for(prefix, self._run_dir)
+        mine = book.open(prefix) if book is not None else [c for b in books() for c in b.open(prefix)]
+        told: dict[str, list[str]] = {}
+        for name, host in mine:
+            if book is not None or host in self._hosts:
+                told.setdefault(host, []).append(name)
+        asked = list(told) if book is not None else list(self._hosts)
+        self.silent = {}
+        found = await asyncio.gather(*(self._ask(address, prefix, told.get(address, [])) for address in asked))
+        return [pod for those in found for pod in those]
 
-        found = await asyncio.gather(*(ask(h) for h in self._hosts.values()))
-        return [p for p in found if p is not None]
+    async def _ask(self, address: str, prefix: str, told: Sequence[str]) -> Sequence[Pod]:
+        """Whose claim is there. ``told``: whose may be there, by our own account."""
+        try:
+            name = await (await self._link(self._host_of(address))).sh(f"readlink {CLAIM} || :")
+        except UvccError as e:
+            if not told:
+                self.silent[address] = e
+            return [self._pod(mine, self._hosts.get(address) or _unlisted(address), doubt=str(e)) for mine in told]
+        for mine in told:
+            if mine != name:
+                self._book(mine).note(mine, address, over=f"held by {name[:200] or 'nobody'}")
+        if not name.startswith(prefix) or not _CLAIMED.fullmatch(name):
+            return []  # nobody's claim, another's, or none that this console ever wrote
+        return [self._pod(name, self._hosts[address])]
 
     async def close(self) -> None:
         for link in self._links.values():
             await link.close()
 
-    def _host_of(self, pod_: Pod) -> Host:
-        host = self._hosts.get(pod_.provider_id)
+    def _host_of(self, address: str) -> Host:
+        host = self._hosts.get(address)
         if host is None:
-            raise ConfigError(f"{pod_.provider_id} is not in the inventory any more", "put it back until the run ended")
+            raise ConfigError(f"{address} is not in the inventory any more", "put it back until the run ended")
         return host
 
     async def _link(self, host: Host) -> PodLink:
-        """The provider's own connection, with the user's key for this host."""
+        """The provider's own connection, with the user's key for this host; a plain shell is at its end."""
+        link = self._make_link(host)
+        await link.connect()
+        if host.address not in self._plain:
+            await link.prove_shell()
+            self._plain.add(host.address)
+        return link
+
+    def _make_link(self, host: Host) -> PodLink:
         link = self._links.get(host.address)
         if link is None:
             given = host.key or self._key_file or "~/.ssh/id_ed25519"
             key = keys.operator_key(self._run_dir, given)
-            link = PodLink(host.address, host.address, key, host_key=host.host_key, jump=host.jump)
-            self._links[host.address] = link
-        await link.connect()
+            link = self._links[host.address] = PodLink(
+                host.address,
+                host.address,
+                key,
+                host_key=host.host_key,
+                known=None if host.host_key else self._pins,
+                cure=self._cure(host),
+                accept=self.accepted,
+                jump=host.jump,
+            )
         return link
+
+    def _cure(self, host: Host) -> str:
+        """What to do once somebody has looked, on the machine itself, which key it has."""
+        if host.host_key:
+            then = "write it into host_key of its entry in the inventory"
+        else:
+            then = self._pins.forget_command(host.address)
+        return f"another machine may answer in its place; where the new key is right (ssh-keygen -lf there): {then}"
+
+    def _pod(self, name: str, host: Host, doubt: str = "") -> Pod:
+        party, replica = _place(name)
+        return Pod(
+            name=name,
+            party=party,
+            replica=replica,
+            provider=host.domain or "inventory",
+            provider_id=host.address,
+            user=host.user,
+            host=host.host,
+            port=host.port,
+            price_hr=host.price,
+            region=host.region,
+            jump=host.jump,
+            host_key=host.host_key or self._pins.of(host.address),
+            doubt=doubt,
+        )
+
+
+def _unlisted(address: str) -> Host:
+    """A host that was claimed and is not in the inventory any more."""
+    user, host, port = split_address(address)
+    return Host.model_validate({"host": host, "user": user, "port": port})
 
 
 def _fitting(request: PodRequest, hosts: Sequence[Host]) -> list[Host]:
@@ -248,17 +355,16 @@ def _place(name: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def _pod(name: str, party: int, replica: int, host: Host) -> Pod:
-    return Pod(
-        name=name,
-        party=party,
-        replica=replica,
-        provider=host.domain or "inventory",
-        provider_id=host.address,
-        user=host.user,
-        host=host.host,
-        port=host.port,
-        price_hr=host.price,
-        region=host.region,
-        jump=host.jump,
-    )
+class InventoryFleet(FleetSettings):
+    """``hosts``: the YAML file that lists the machines."""
+
+    hosts: str = ""
+
+    @model_validator(mode="after")
+    def _named(self) -> InventoryFleet:
+        if not self.hosts:
+            raise ValueError("provider inventory needs hosts: the path of the YAML list of machines")
+        return self
+
+
+KIND = ProviderKind("inventory", InventoryFleet, make)

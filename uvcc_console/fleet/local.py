@@ -8,14 +8,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from uvcc_console.fleet import keys, localpod, procs
+from uvcc_console.fleet.kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
@@ -28,8 +28,12 @@ def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> LocalProvider
 
 
 def temp_root() -> Path:
-    """The system's temporary folder, or /tmp where that one's path is too long for sockets."""
-    root = Path(tempfile.gettempdir())
+    """The system's temporary folder, or /tmp where that one's path is too long for sockets.
+
+    Python's own choice depends on where there is room just now, and a pod shall be found again on a disk that is full.
+    """
+    given = [Path(os.environ[name]) for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    root = next((path for path in given if path.is_dir()), Path("/tmp"))
     return root if len(str(root)) + 20 <= _LONGEST_HOME else Path("/tmp")
 
 
@@ -98,6 +102,8 @@ class LocalProvider:
         raise UnreachableError(f"pod {pod.name} was not ready in {READY_S:.0f} s", "is this machine overloaded?")
 
     async def delete(self, pod: Pod) -> None:
+        if not pod.provider_id:
+            raise UnreachableError(f"where pod {pod.name} lived is not known", "see: uvcc doctor")
         home = Path(pod.provider_id)
         left = await asyncio.to_thread(_end, home)
         if (child := self._children.pop(str(home), None)) is not None:
@@ -107,20 +113,31 @@ class LocalProvider:
 
     async def list(self, prefix: str) -> list[Pod]:
         found = []
-        for record in sorted(temp_root().glob("uvcc-*/p*r*.pod")):
-            try:
-                mine = record.stat().st_uid == os.getuid()
-                pod = Pod(**json.loads(record.read_text())) if mine else None
-            except (OSError, ValueError, TypeError):
-                continue  # ended meanwhile, or not a pod's record
-            if pod is not None and pod.name.startswith(prefix):
+        for pod in _recorded():
+            if pod.name.startswith(prefix):
                 ready = _ready(Path(pod.provider_id))
                 found.append(_addressed(pod, ready) if ready else pod)
         return found
 
+    def begun(self, prefix: str) -> set[str]:
+        """Pods whose record lies there: it is written before the process is started."""
+        return {pod.name for pod in _recorded() if pod.name.startswith(prefix)}
+
     async def close(self) -> None:
         for child in self._children.values():
             child.poll()
+
+
+def _recorded() -> Iterator[Pod]:
+    """This user's pods, by their records."""
+    for record in sorted(temp_root().glob("uvcc-*/p*r*.pod")):
+        try:
+            mine = record.stat().st_uid == os.getuid()
+            pod = Pod(**json.loads(record.read_text())) if mine else None
+        except (OSError, ValueError, TypeError):
+            continue  # ended meanwhile, or not a pod's record
+        if pod is not None:
+            yield pod
 
 
 def _record(home: Path) -> Path:
@@ -141,7 +158,8 @@ def _lives(ready: Mapping[str, Any]) -> bool:
 
 
 def _addressed(pod: Pod, ready: Mapping[str, Any]) -> Pod:
-    return Pod(**{**asdict(pod), "user": localpod.USER, "host": "127.0.0.1", "port": int(ready["port"])})
+    at = {"user": localpod.USER, "host": "127.0.0.1", "port": int(ready["port"])}
+    return Pod(**{**asdict(pod), **at, "host_key": str(ready.get("host_key", ""))})
 
 
 def _make_home(base: Path, home: Path) -> None:
@@ -181,3 +199,6 @@ def _tail(home: Path) -> str:
     except OSError:
         return "no log"
     return lines[-1] if lines else "no output"
+
+
+KIND = ProviderKind("local", FleetSettings, make, here=True, consents=False)

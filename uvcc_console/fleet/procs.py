@@ -13,7 +13,19 @@ import psutil
 from uvcc_engine.contract import host
 from uvcc_engine.contract.host import boot_id
 
-__all__ = ["MARK", "ProcessId", "age_s", "alive", "boot_id", "descendants", "identify", "marked", "send", "stop_all"]
+__all__ = [
+    "MARK",
+    "ProcessId",
+    "age_s",
+    "alive",
+    "boot_id",
+    "descendants",
+    "identify",
+    "marked",
+    "send",
+    "stop_all",
+    "stopped",
+]
 
 MARK = "UVCC_POD"
 
@@ -30,6 +42,14 @@ def identify(pid: int) -> ProcessId | None:
     """The identity of a running pid; a zombie has ended and counts as none."""
     found = host.process_by_psutil(pid)
     return ProcessId(pid, found.starttime) if found is not None and not found.ended else None
+
+
+def stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped the process; False when there is none."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def age_s(who: ProcessId) -> float:

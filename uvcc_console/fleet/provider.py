@@ -1,15 +1,10 @@
-"""What a provider of pods must be able to do. A further one is one file and one line in ``_PROVIDERS``."""
+"""What a provider of pods must be able to do. How a further one is added says :mod:`~uvcc_console.fleet.kinds`."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-
-from uvcc_console.core.suggest import nearest
-from uvcc_engine.contract.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +32,9 @@ class PodRequest:
 class Pod:
     """One pod that exists. ``provider_id`` is the provider's key to it; ``price_hr`` US dollars an hour.
 
-    ``stray``: its run is known, by ids, to use another pod in its place; it shall go.
+    ``stray``: its run is known, by ids, to use another pod in its place; it shall go. ``host_key``: the one key that
+    any connection to it may accept, empty where nobody has met it yet. ``doubt``: why nobody can tell whether it is
+    still there; empty for one that was seen.
     """
 
     name: str
@@ -52,6 +49,8 @@ class Pod:
     region: str = ""
     jump: str = ""
     stray: bool = False
+    host_key: str = ""
+    doubt: str = ""
 
     @property
     def address(self) -> str:
@@ -166,24 +165,10 @@ class Rents(Protocol):
         ...
 
 
-_PROVIDERS: dict[str, str] = {
-    "local": "uvcc_console.fleet.local:make",
-    "inventory": "uvcc_console.fleet.inventory:make",
-    "prime": "uvcc_console.fleet.prime:make",
-}
+@runtime_checkable
+class Remembers(Protocol):
+    """What a provider does beside that writes down what it is about to make: it can tell without asking anybody."""
 
-
-def provider_for(fleet: Mapping[str, Any], run_dir: Path, *, ttl_s: float = 3600.0) -> Provider:
-    """The provider that a profile's ``fleet`` section names; ``ttl_s`` is the run's longest life.
-
-    Raises ConfigError for an unknown provider, or for a key of ``fleet`` that this provider does not know.
-    """
-    name = str(fleet.get("provider", "local"))
-    target = _PROVIDERS.get(name)
-    if target is None:
-        near = nearest(name, _PROVIDERS)
-        cure = f"did you mean {near}?" if near else f"known: {', '.join(_PROVIDERS)}"
-        raise ConfigError(f"fleet.provider is {name!r}", cure)
-    module, attribute = target.split(":")
-    make: Callable[[Mapping[str, Any], Path, float], Provider] = getattr(importlib.import_module(module), attribute)
-    return make(fleet, run_dir, ttl_s)
+    def begun(self, prefix: str) -> set[str]:
+        """Names with this prefix under which something may exist; whatever is not among them was never made."""
+        ...

@@ -7,7 +7,6 @@ counter began anew, the wall clock is believed again, and never less than what h
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -22,7 +21,7 @@ FILE = "clock.json"
 MARK_S = 30.0
 
 
-def _up() -> float:
+def up() -> float:
     """Seconds since boot, sleep included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
@@ -32,7 +31,7 @@ class Machine:
     """What a machine tells of time: which boot this is ("" = it does not say), seconds since then, the wall clock."""
 
     boot: Callable[[], str] = procs.boot_id
-    up: Callable[[], float] = _up
+    up: Callable[[], float] = up
     wall: Callable[[], float] = time.time
 
 
@@ -65,6 +64,8 @@ class RunClock:
         return found
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio  # whoever only reads the clock is spared it
+
         await asyncio.sleep(seconds)
 
     def _begin(self) -> _Anchor:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import weakref
+import contextlib
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 
-from uvcc_console.fleet import bounded
+from uvcc_console.fleet import bounded, ssherrors
+from uvcc_console.fleet.door import Door
+from uvcc_console.fleet.door import Timeouts as Timeouts
 from uvcc_console.fleet.landing import Arriving, Landing
+from uvcc_console.fleet.pins import Pins
+from uvcc_console.fleet.sessions import FullError, Sessions
+from uvcc_console.fleet.ssherrors import classify
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.safepaths import Parts
 
-HANDSHAKES = 8  # OpenSSH's MaxStartups starts to refuse at 10 unauthenticated connections
-SESSIONS = 8  # of OpenSSH's MaxSessions 10: one is left for a halt, one for SFTP
-_handshakes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+FURTHER = 3  # connections beside the first, where a server allows few sessions on each
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,74 +46,13 @@ class Completed:
         return lines[-1] if lines else f"exit {self.exit}"
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds. A peer that froze is noticed after about ``keepalive_s * (keepalive_count + 1)``.
-
-    ``stall``: so long a file may give nothing while the connection lives.
-    """
-
-    connect: float = 10.0
-    login: float = 15.0
-    operation: float = 30.0
-    keepalive_s: float = 5.0
-    keepalive_count: int = 3
-    stall: float = 30.0
-    backoff_first: float = 0.25
-    backoff_last: float = 15.0
-
-
-class _Client(asyncssh.SSHClient):
-    """Checks the host key against the pod's pin; the first contact sets it."""
-
-    def __init__(self, link: PodLink) -> None:
-        self._link = link
-
-    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        return self._link._judge(key)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._link._lost(exc)
-
-
-def classify(error: BaseException, pod: str, address: str) -> UvccError:
-    """What a failed SSH operation means to the operator."""
-    where = f"pod {pod} at {address}"
-    if isinstance(error, UvccError):
-        return error
-    if isinstance(error, asyncssh.PermissionDenied):
-        return UnreachableError(f"{where} refuses the key of this run", "is the key installed, and the user right?")
-    if isinstance(error, asyncssh.HostKeyNotVerifiable):
-        return VerificationError("host_key", f"{where} cannot prove its host key", "do not use this pod")
-    if isinstance(error, asyncssh.ChannelOpenError):
-        return UnreachableError(f"{where} opens no further session: {error.reason}", "the link may be down; retry")
-    if isinstance(error, TimeoutError | asyncio.TimeoutError):
-        return UnreachableError(f"{where} gave no answer in time", "the pod may be frozen or its network cut")
-    if isinstance(error, ConnectionRefusedError):
-        return UnreachableError(f"{where} refuses connections", "it may be booting, or its SSH server is down")
-    if isinstance(error, asyncssh.SFTPError):
-        return UvccError(f"{where}: file transfer failed: {error.reason}", "is its disk full or its home read-only?")
-    return UnreachableError(f"{where} is lost: {error}", "its state is unknown until the link is back")
-
-
-def split_address(address: str) -> tuple[str, str, int]:
-    """``user@host:port`` -> (user, host, port); the user may be missing, the port is then 22 if it is."""
-    user, _, rest = address.rpartition("@")
-    host, colon, port = rest.rpartition(":")
-    if not colon or not port.isdigit():
-        host, port = rest, "22"
-    return user, host.strip("[]"), int(port)
-
-
-def _handshake_slot() -> asyncio.Semaphore:
-    return _handshakes.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(HANDSHAKES))
-
-
 class PodLink:
     """The console's SSH connection to one pod; reconnects when asked, never by guessing.
 
-    ``host_key`` is the pinned key (``ssh-ed25519 AAAA...``), empty before the first contact, which sets it. A host
-    that then shows another key is refused for good: every later use raises VerificationError.
+    ``host_key`` is the pinned key (``ssh-ed25519 AAAA...``), empty before the first contact, which sets it, here and
+    in ``known``, the pins that other processes go by. A host that then shows another key is refused for good: every
+    later use raises HostKeyChanged, with ``cure``. ``accept``: the fingerprint of the one new key that the operator has
+    vouched for; nothing else is let pass with it.
     """
 
     def __init__(
@@ -119,38 +62,37 @@ class PodLink:
         key: asyncssh.SSHKey,
         *,
         host_key: str = "",
+        known: Pins | None = None,
+        cure: str = "",
+        accept: str = "",
         jump: str = "",
         timeouts: Timeouts | None = None,
         on_lost: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.address = address
-        self.host_key = host_key
         self.timeouts = timeouts or Timeouts()
-        self._key = key
-        self._jump = jump
+        self._door = Door(name, address, key, host_key, known, cure, accept, jump, self.timeouts, self._lost)
         self._on_lost = on_lost
-        self._refused = ""
         self._connection: asyncssh.SSHClientConnection | None = None
-        self._tunnel: asyncssh.SSHClientConnection | None = None
         self._connecting = asyncio.Lock()
-        self._sessions = asyncio.Semaphore(SESSIONS)
+        self._sessions = Sessions(self._let_go_of_files)
         self._sftp: asyncssh.SFTPClient | None = None
+        self._sftp_users = 0
         self._opening_sftp = asyncio.Lock()
-        self._random = random.Random(name)
+        self._key = key
+        self._way: dict[str, Any] = {"known": known, "cure": cure, "accept": accept, "jump": jump}
+        self._more: PodLink | None = None
+        self._depth = 0
+
+    @property
+    def host_key(self) -> str:
+        """The pinned key (``ssh-ed25519 AAAA...``); empty before the first contact."""
+        return self._door.host_key
 
     @property
     def up(self) -> bool:
         return self._connection is not None and not self._connection.is_closed()
-
-    def _judge(self, key: asyncssh.SSHKey) -> bool:
-        shown = " ".join(key.export_public_key("openssh").decode().split()[:2])
-        if not self.host_key:
-            self.host_key = shown
-        elif shown != " ".join(self.host_key.split()[:2]):
-            self._refused = f"pod {self.name} at {self.address} shows another host key than at first contact"
-            return False
-        return True
 
     def _lost(self, exc: Exception | None) -> None:
         self._connection = None
@@ -158,60 +100,12 @@ class PodLink:
         if self._on_lost is not None:
             self._on_lost(str(exc) if exc else "closed")
 
-    def _check_refused(self) -> None:
-        if self._refused:
-            raise VerificationError("host_key", self._refused, "it may be another machine: delete the pod, start anew")
-
     async def connect(self) -> None:
-        """Connect once if not connected. Raises UnreachableError, or VerificationError for a changed host key."""
+        """Connect once if not connected. Raises UnreachableError, or HostKeyChanged."""
         async with self._connecting:
-            self._check_refused()
-            if self.up:
-                return
-            user, host, port = split_address(self.address)
-            t = self.timeouts
-            try:
-                tunnel = await self._through() if self._jump else None
-                # not asyncssh's own connect_timeout: Python 3.11's wait_for loses a cancellation that comes with the
-                # answer, and whoever waits for this would wait for ever
-                async with _handshake_slot(), asyncio.timeout(t.connect):
-                    self._connection = await asyncssh.connect(
-                        host,
-                        port,
-                        username=user,
-                        client_keys=[self._key],
-                        known_hosts=([], [], []),
-                        client_factory=lambda: _Client(self),
-                        config=None,
-                        agent_path=None,
-                        tunnel=tunnel,
-                        preferred_auth="publickey",
-                        compression_algs=None,
-                        login_timeout=t.login,
-                        keepalive_interval=t.keepalive_s,
-                        keepalive_count_max=t.keepalive_count,
-                    )
-            except (OSError, asyncssh.Error, TimeoutError) as e:
-                self._check_refused()
-                raise classify(e, self.name, self.address) from e
-
-    async def _through(self) -> asyncssh.SSHClientConnection:
-        """The connection to the jump host. It is the user's own: their keys, their agent, their known_hosts."""
-        if self._tunnel is not None and not self._tunnel.is_closed():
-            return self._tunnel
-        user, host, port = split_address(self._jump)
-        t = self.timeouts
-        async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
-            self._tunnel = await asyncssh.connect(
-                host,
-                port,
-                username=user or (),
-                config=None,
-                login_timeout=t.login,
-                keepalive_interval=t.keepalive_s,
-                keepalive_count_max=t.keepalive_count,
-            )
-        return self._tunnel
+            self._door.check_refused()
+            if not self.up:
+                self._connection = await self._door.open()
 
     async def connect_until(self, patience_s: float, *, on_try: Callable[[UvccError], None] | None = None) -> None:
         """Connect, with jittered back-off while the pod is unreachable; gives up after ``patience_s`` seconds."""
@@ -231,9 +125,7 @@ class PodLink:
 
     def backoff(self, attempt: int) -> float:
         """Seconds before try ``attempt + 1``: doubling, capped, between half and the whole of it."""
-        t = self.timeouts
-        whole = min(t.backoff_first * float(1 << min(attempt, 16)), t.backoff_last)
-        return whole * self._random.uniform(0.5, 1.0)
+        return self._door.backoff(attempt)
 
     async def _use(self) -> asyncssh.SSHClientConnection:
         if not self.up:
@@ -249,14 +141,15 @@ class PodLink:
         Raises UnreachableError when it could not even be started, UvccError when it says more than ``limit`` bytes.
         """
         patience = timeout or self.timeouts.operation
+        process: asyncssh.SSHClientProcess[bytes] | None = None
         try:
-            async with self._sessions, asyncio.timeout(patience):
-                connection = await self._use()
-                process = await connection.create_process(command, encoding=None)
-                try:
-                    out, err = await bounded.output(process, stdin, limit)
-                finally:
-                    process.close()
+            async with self._sessions.slots, asyncio.timeout(patience):
+                process = await self._process(command)
+                async with self._sessions.counted():
+                    try:
+                        out, err = await bounded.output(process, stdin, limit)
+                    finally:
+                        process.close()
                 signal = process.exit_signal[0] if process.exit_signal else ""
                 return Completed(process.exit_status, out, err, signal)
         except bounded.TooMuchError as e:
@@ -264,11 +157,49 @@ class PodLink:
         except TimeoutError:
             if not self.up:
                 raise classify(TimeoutError(), self.name, self.address) from None
+            if process is None and self._sessions.scarce:
+                raise ssherrors.sessions_full(self.name, self.address) from None
             return Completed(None, b"", f"no answer in {patience:g} s".encode())
         except asyncssh.ConnectionLost as e:
             return Completed(None, b"", str(e).encode())
         except (OSError, asyncssh.Error) as e:
             raise classify(e, self.name, self.address) from e
+
+    async def _process(self, command: str) -> asyncssh.SSHClientProcess[bytes]:
+        """A command under way. Raises UnreachableError where the server has no session for it."""
+        connection = await self._use()
+        try:
+            return await self._sessions.opened(
+                lambda: connection.create_process(command, encoding=None), elsewhere=self._more is not None
+            )
+        except FullError:
+            return await self._further()._process(command)
+
+    def _further(self) -> PodLink:
+        """Another connection beside this one: servers count sessions by the connection. UnreachableError at the last.
+
+        It has the same pin, and is made only where the server allows fewer sessions than a pod's use takes.
+        """
+        if self._more is None:
+            if self._depth >= FURTHER:
+                raise ssherrors.sessions_full(self.name, self.address)
+            self._more = PodLink(
+                self.name, self.address, self._key, host_key=self.host_key, timeouts=self.timeouts, **self._way
+            )
+            self._more._depth = self._depth + 1
+        return self._more
+
+    async def prove_shell(self) -> None:
+        """Raises UvccError where something else than a plain shell answers what is asked for."""
+        word = secrets.token_hex(4)
+        done = await self.run(f"echo {word}-$((6*7))-{word}")
+        if done.exit is None:
+            raise UnreachableError(f"pod {self.name}: the link was lost ({done.trouble})", "retry")
+        if done.text == f"{word}-42-{word}":
+            return
+        if done.text.endswith(f"{word}-42-{word}"):
+            raise ssherrors.talkative(self.name, self.address, done.text.splitlines()[0])
+        raise ssherrors.no_shell(self.name, self.address, (done.text or done.trouble).splitlines()[0])
 
     async def sh(self, command: str, *, timeout: float = 0.0, stdin: bytes = b"", limit: int = bounded.OUTPUT) -> str:
         """Run a command that must succeed; its stripped output. Raises UvccError with what it said."""
@@ -283,18 +214,56 @@ class PodLink:
 
     @asynccontextmanager
     async def _files(self, timeout: float) -> AsyncIterator[asyncssh.SFTPClient]:
+        opened = False
         try:
             async with asyncio.timeout(timeout):
-                connection = await self._use()
-                async with self._opening_sftp:  # one session, however many files are asked for at once
-                    if self._sftp is None:
-                        self._sftp = await connection.start_sftp_client()
-                    sftp = self._sftp
-                yield sftp
+                owner, sftp = await self._sftp_session()
+                opened = True
+                async with owner._sessions.counted():
+                    owner._sftp_users += 1
+                    try:
+                        yield sftp
+                    finally:
+                        owner._sftp_users -= 1
+                        if owner._sessions.scarce:
+                            await owner._let_go_of_files()
         except (OSError, asyncssh.Error, TimeoutError) as e:
             if not isinstance(e, asyncssh.SFTPError) or isinstance(e, asyncssh.SFTPConnectionLost):
-                self._sftp = None
+                self._forget_files()
+            if isinstance(e, TimeoutError) and self.up and not opened and self._sessions.scarce:
+                raise ssherrors.sessions_full(self.name, self.address) from None
             raise classify(e, self.name, self.address) from e
+
+    async def _sftp_session(self) -> tuple[PodLink, asyncssh.SFTPClient]:
+        """The session for files, and on which of our connections it is."""
+        connection = await self._use()
+        async with self._opening_sftp:  # one session, however many files are asked for at once
+            if self._sftp is None:
+                try:
+                    opening = self._sessions.opened(connection.start_sftp_client, elsewhere=self._more is not None)
+                    self._sftp = await opening
+                except FullError:
+                    return await self._further()._sftp_session()
+            return self, self._sftp
+
+    def _forget_files(self, sftp: asyncssh.SFTPClient | None = None) -> None:
+        """The next file has a session of its own: this one, or any, is of no use any more."""
+        if sftp is None or self._sftp is sftp:
+            self._sftp = None
+        if self._more is not None:
+            self._more._forget_files(sftp)
+
+    async def _let_go_of_files(self) -> bool:
+        """End the SFTP session unless somebody uses it; whether there was one to end."""
+        sftp = self._sftp
+        if sftp is None or self._sftp_users:
+            return False
+        self._sftp = None
+        sftp.exit()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await sftp.wait_closed()
+        return True
 
     async def put(self, data: bytes | Path, remote: str, *, mode: int = 0o600, timeout: float = 300.0) -> None:
         """Write a file on the pod (path relative to its home): to a temporary name, then renamed over the target."""
@@ -356,8 +325,7 @@ class PodLink:
             try:
                 yield sftp
             except bounded.StalledError as e:
-                if self._sftp is sftp:
-                    self._sftp = None
+                self._forget_files(sftp)
                 sftp.exit()
                 what = f"pod {self.name} at {self.address} {e}"
                 raise UnreachableError(what, "a pipe or a device is no evidence: look at that pod by hand") from None
@@ -376,8 +344,7 @@ class PodLink:
         """Start a long-lived command with binary streams, outside the session limit. Raises UnreachableError."""
         try:
             async with asyncio.timeout(timeout or self.timeouts.operation):
-                connection = await self._use()
-                return await connection.create_process(command, encoding=None)
+                return await self._process(command)
         except (OSError, asyncssh.Error, TimeoutError) as e:
             raise classify(e, self.name, self.address) from e
 
@@ -394,11 +361,15 @@ class PodLink:
         """Drop the connection at once, without a word to the other side."""
         if self._connection is not None:
             self._connection.abort()
+        if self._more is not None:
+            self._more.abort()
 
     async def close(self) -> None:
         """Close the connection; the pod and what runs on it stay."""
-        connections = [c for c in (self._connection, self._tunnel) if c is not None]
-        self._connection = self._tunnel = self._sftp = None
+        if self._more is not None:
+            await self._more.close()
+        connections = [c for c in (self._connection, self._door.tunnel) if c is not None]
+        self._connection = self._door.tunnel = self._sftp = None
         for connection in connections:
             connection.close()
             try:

@@ -14,11 +14,10 @@ from collections.abc import Collection, Mapping
 from uvcc_console.core import events as ev
 from uvcc_console.halt.rungs import (
     AFTER,
-    FINE,
+    EXCUSED,
     HALT,
     HOLD,
     KILL,
-    NO_WORKER,
     NOTHING,
     ORDER,
     ORDER_OF_RUNG,
@@ -32,6 +31,7 @@ from uvcc_console.halt.rungs import (
     Send,
     Times,
 )
+from uvcc_engine.contract.wire import AckCode, Lacks
 
 __all__ = [
     "HALT",
@@ -129,12 +129,12 @@ class Ladder:
         p.unknown = False
         return self.report(pod, "seen", now) if ORDER[p.stage] < ORDER["seen"] else []
 
-    def refused(self, pod: str, rung: str, now: float, why: str) -> list[Action]:
+    def refused(self, pod: str, rung: str, now: float, code: AckCode, why: str) -> list[Action]:
         """The agent would not do it. A pod on which no worker of the run was ever started has nothing to halt."""
         p = self._pods.get(pod)
         if p is None or rung != self.rung or self._satisfied(p):
             return []
-        if why.startswith(NO_WORKER) and rung not in (HOLD, RELEASE):
+        if code == AckCode.NO_WORKER and rung not in (HOLD, RELEASE):
             p.acked = rung
             return self.report(pod, "gone", now, detail=NOTHING)
         return self._mark_unknown(pod, why)
@@ -150,8 +150,9 @@ class Ladder:
         checkpoint: str = "",
         path: str = "ssh",
         detail: str = "",
+        lacks: Lacks | None = Lacks.NOTHING,
     ) -> list[Action]:
-        """Evidence from a pod or from one of its workers."""
+        """Evidence from a pod or from one of its workers; ``lacks`` None: it does not say what is missing."""
         p = self._pods.get(pod)
         if p is None or (stage not in ORDER and stage != "released"):
             return []
@@ -159,8 +160,8 @@ class Ladder:
             p.steps[coord] = step
         if checkpoint:
             p.checkpoints[coord] = checkpoint
-        if stage == "gone" and self._checkpoints and not checkpoint and detail and not detail.startswith(FINE):
-            p.unproven[coord] = detail
+        if stage == "gone" and self._checkpoints and not checkpoint and lacks not in EXCUSED:
+            p.unproven[coord] = detail or "it does not say why it names no checkpoint"
         p.unknown = False
         if stage == "released":
             if self.rung == RELEASE:

@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import records
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.keys import operator_key, public_line
 from uvcc_console.halt import machine
 from uvcc_console.halt.roots import Published
+from uvcc_engine.contract import records
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.outside import record, said, whole
 from uvcc_engine.contract.topology import Coord
@@ -282,17 +282,17 @@ class RelayPath:
         pod = next((p for p in s.pods.values() if coord.startswith(f"p{p.party}r{p.replica}s")), None)
         if pod is None or orders.opened(body, orders.BEAT_NAMESPACE, [pod.identity]) is None:
             return
-        told = records.beat({k: v for k, v in beat.items() if k not in ("type", "run", "coord", "roots")})
-        if told is None or not _worker(coord, s):
+        told = records.heartbeat({k: v for k, v in beat.items() if k not in ("type", "run", "coord", "roots")})
+        if isinstance(told, records.Malformed) or not _worker(coord, s):
             self._append([ev.Malformed(where=pod.pod, src="relay", sample=f"a sign of life of {coord[:40]!r}")])
             return
         box.heard[pod.pod] = time.monotonic()
         if self._domain:
             roots = self._roots.take(coord, beat.get("roots"), s.steps_planned)
-            self._append([ev.Heartbeat(pod=pod.pod, coord=coord, record=told), *roots])
-        stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.get("phase", ""), "")
+            self._append([ev.Heartbeat(pod=pod.pod, coord=coord, record=dict(told.fields)), *roots])
+        stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.phase, "")
         if stage and beat.get("halt_nonce") == s.halt.nonce:
-            self._report(pod.pod, coord, stage, told["step"], said(beat.get("checkpoint"), 128))
+            self._report(pod.pod, coord, stage, told.step, said(beat.get("checkpoint"), 128))
 
     def _unsealed(self, body: str, s: Snapshot) -> str:
         try:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import records
 from uvcc_console.core.snapshot import EpochAgreement
 from uvcc_console.core.state import disagreement
+from uvcc_engine.contract import records
 from uvcc_engine.contract.outside import STEPS, parsed
 from uvcc_engine.contract.topology import Coord
 
@@ -56,6 +56,6 @@ def _read(listed: object, most: int) -> list[tuple[int, str, dict[str, str]]]:
         found = parsed(listed) if isinstance(listed, str) and listed else []
     except ValueError:
         return []
-    read = [records.root(r, most) for r in found if isinstance(r, Mapping)] if isinstance(found, list) else []
-    good = [r for r in read if r is not None]
+    read = [records.epoch_root(r, most) for r in found if isinstance(r, Mapping)] if isinstance(found, list) else []
+    good = [(r.epoch, r.root, dict(r.pairs)) for r in read if isinstance(r, records.EpochRoot)]
     return sorted(good, key=lambda r: r[0])[-KEEP:] if len(good) == len(read) else []

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from uvcc_console.core import events as ev
+from uvcc_engine.contract.wire import Lacks
 
 HOLD, RELEASE, HALT, TERM, KILL, TERMINATE = "hold", "release", "halt", "term", "kill", "terminate"
 AFTER = {HALT: TERM, TERM: KILL, KILL: TERMINATE}
 ORDER_OF_RUNG = {HOLD: 1, RELEASE: 1, HALT: 2, TERM: 3, KILL: 4, TERMINATE: 5}
 # evidence in the order in which it counts; "released" belongs to the release rung alone
-NO_WORKER = "no worker of run"  # how the agent's refusal begins
-NOTHING = "nothing was started here"
-FINE = ("done", NOTHING)  # how a detail begins that excuses a missing checkpoint
+NOTHING = "nothing was started here"  # shown of a pod that has nothing to halt
+EXCUSED = frozenset({Lacks.NOTHING, Lacks.DONE})  # a worker that is gone and lacks this was not cut off
 ORDER = {"": 0, "sent": 1, "seen": 2, "held": 3, "halted": 4, "gone": 5}
 
 

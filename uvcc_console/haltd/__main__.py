@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import gc
 import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,8 +50,30 @@ def first_in_line() -> str:
     return precede()
 
 
-async def _serve(run: str) -> None:
-    run_dir = paths.run_dir(run)
+@contextlib.contextmanager
+def sole(run_dir: Path) -> Iterator[bool]:
+    """Whether this is the run's only sidecar, for as long as the context lasts; a disk that is full stops none."""
+    try:
+        fd = os.open(run_dir / f"{processes.HALTD}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield not processes.running(run_dir, processes.HALTD)
+        return
+    try:
+        yield _locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+async def _serve(run_dir: Path) -> bool:
+    """Be the run's sidecar until the run is over; False if it was told to go before."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "haltd", initializer=precede))
     task = asyncio.ensure_future(Service(run_dir).run())
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,7 +81,8 @@ async def _serve(run: str) -> None:
     processes.write_record(run_dir, processes.HALTD)
     with contextlib.suppress(asyncio.CancelledError):
         await task
-        await _stay(run_dir)
+        return True
+    return False
 
 
 async def _stay(run_dir: Path) -> None:
@@ -69,20 +94,26 @@ async def _stay(run_dir: Path) -> None:
     staying = asyncio.ensure_future(keeper.keep(run_dir))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, staying.cancel)
-    await staying
+    with contextlib.suppress(asyncio.CancelledError):
+        await staying
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="uvcc-haltd", description="halt sidecar of one run")
     parser.add_argument("run")
     args = parser.parse_args()
+    processes.log_at_any_cost()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
     logging.info("precedence: %s", first_in_line())
     try:
-        if processes.running(paths.run_dir(args.run), processes.HALTD):
-            return 0  # one is enough
-        asyncio.run(_serve(args.run))
+        run_dir = paths.run_dir(args.run)
+        with sole(run_dir) as alone:
+            if not alone:
+                return 0  # one is enough
+            over = asyncio.run(_serve(run_dir))
+        if over:
+            asyncio.run(_stay(run_dir))
     except UvccError as e:
         print(f"error: {e}", file=sys.stderr)
         return e.exit_code

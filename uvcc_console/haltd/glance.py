@@ -11,6 +11,17 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
 
 JOURNAL: Final = "journal.sqlite"
+ASKED: Final = tuple(
+    e.kind
+    for e in (
+        ev.RunCreated,
+        ev.PodChanged,
+        ev.PhaseStarted,
+        ev.HaltRequested,
+        ev.HaltDone,
+        ev.RunEnded,
+    )
+)
 KINDS: Final = tuple(
     e.kind
     for e in (
@@ -30,13 +41,17 @@ _PAGE: Final = 10_000
 
 
 def glance(run_dir: Path) -> Snapshot:
-    """A run's pods, its last halt and whether it has ended. Raises UnreadableError without a journal."""
+    """A run's pods, its last halt and whether it has ended: what an order needs before it leaves.
+
+    A day has thousands of ticks of the meter and signs of workers; none of them is read. Raises UnreadableError without
+    a journal.
+    """
     journal = Journal(run_dir / JOURNAL, readonly=True)
     try:
         s = Snapshot()
         while True:
             count = 0
-            for seq, event in journal.since(s.seq, _PAGE, kinds=KINDS):
+            for seq, event in journal.since(s.seq, _PAGE, kinds=ASKED):
                 s = reduce(s, event, seq)
                 count += 1
             if count < _PAGE:

@@ -117,6 +117,7 @@ class Halter:
                 step=step if isinstance(step, int) else -1,
                 checkpoint=str(message.get("checkpoint") or ""),
                 detail=str(message.get("detail") or ""),
+                lacks=wire.lacks_of(message),
             )
         )
 
@@ -193,7 +194,7 @@ class Halter:
         if ack.get("ok", False):
             self._act(self.ladder.acked(pod, rung, now))
         else:
-            self._act(self.ladder.refused(pod, rung, now, str(ack.get("error", "refused"))))
+            self._act(self.ladder.refused(pod, rung, now, wire.code_of(ack), str(ack.get("error", "refused"))))
 
     def _terminate_pod(self, pod: str) -> None:
         if self._terminate is None or self.ladder is None:
@@ -208,7 +209,8 @@ class Halter:
                 log.error("pod %s could not be terminated: %s", pod, e)
                 return
             if self.ladder is not None and self.ladder.nonce == nonce:
-                self._act(self.ladder.report(pod, "gone", self._clock(), path="api", detail="the pod is gone"))
+                lacks, at = wire.Lacks.NO_EXIT, self._clock()
+                self._act(self.ladder.report(pod, "gone", at, path="api", detail="the pod is gone", lacks=lacks))
 
         task = asyncio.ensure_future(end())
         self._busy.add(task)

@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, read_newest
+from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.kinds import provider_for, runs_here
 from uvcc_console.fleet.prime.intents import Intents
-from uvcc_console.fleet.provider import Provider, Rents, provider_for
+from uvcc_console.fleet.provider import Provider, Rents
 from uvcc_console.fleet.runclock import run_now
 from uvcc_console.runs import processes, sweep
 from uvcc_engine.contract.errors import UvccError
@@ -34,7 +35,7 @@ Make = Callable[[Snapshot], Provider]
 
 def needed(s: Snapshot, run_dir: Path) -> bool:
     """Whether the run is over and left pods that do not end by themselves, or creates that are not proven."""
-    if not s.ended or dict(s.profile.get("fleet", {})).get("provider", "local") == "local":
+    if not s.ended or runs_here(dict(s.profile.get("fleet", {}))):
         return False
     return _keeps(s) or any(t.open for t in Intents.of(run_dir).tries().values())
 
@@ -82,16 +83,17 @@ async def _round(run_dir: Path, s: Snapshot, make: Make | None, now: float, ende
     provider = make(s) if make is not None else provider_for(fleet, run_dir)
     try:
         pods = await provider.list(f"uvcc-{s.run}-")
-        left = False
-        for pod in pods:
-            fate = sweep.fate_of(pod.name, now=now)
-            if fate == sweep.ORPHAN or pod.stray:
-                log.info("%s is left over: it is deleted", pod.name)
-                await provider.delete(pod)
+        over = [pod for pod in pods if pod.stray or sweep.fate_of(pod.name, now=now) == sweep.ORPHAN]
+        left = len(over) < len(pods)
+        ends = await asyncio.gather(*(provider.delete(pod) for pod in over), return_exceptions=True)
+        for pod, end in zip(over, ends, strict=True):
+            if end is None:
+                log.info("%s was left over: it is deleted", pod.name)
                 ended.append(pod.name)
                 _tell(run_dir, "warn", f"pod {pod.name} was left when the run was over, and is deleted")
-            else:
-                left = True
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end  # only now: one that will not go keeps no other
         if isinstance(provider, Rents):
             kept = [pod.name for pod in pods if pod.name not in ended]
             left |= bool(await provider.prove(ended=True, keep=kept))
@@ -116,6 +118,6 @@ def snapshot(run_dir: Path) -> Snapshot:
     """What the run's journal says now."""
     journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     try:
-        return read_newest(journal)
+        return read_summary(journal)
     finally:
         journal.close()

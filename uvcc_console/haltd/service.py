@@ -19,12 +19,14 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import PodView, Snapshot
+from uvcc_console.fleet import pulse
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.inventory import jump_to
 from uvcc_console.fleet.keys import operator_key
+from uvcc_console.fleet.kinds import provider_for
 from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.prime.intents import Intents, books_of
-from uvcc_console.fleet.provider import Pod, provider_for
+from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.halt import certificate, machine
@@ -43,7 +45,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError, Unreadabl
 log = logging.getLogger(__name__)
 POLL_S = 0.005
 WARM_S = 5.0
-REAP_EVERY_S = 5.0
+REAP_EVERY_S = 2.0
 REAP_HALT_S = 120.0
 LOOK_S = 5.0
 _ATTACHABLE = ("agent", "lost")
@@ -75,6 +77,10 @@ class Channels:
     def _open(self, pod: PodView, lease_s: float, fleet: Mapping[str, Any]) -> None:
         key = operator_key(self._run_dir, str(fleet.get("ssh_key", "")))
         jump = jump_to(fleet, pod.address)
+        if (
+            not pod.host_key
+        ):  # whoever opened its agent's channel knows it; a first contact from here would be a second pin
+            raise UnreachableError(f"no host key is pinned for pod {pod.pod}", "the conductor pins it")
         link = PodLink(pod.pod, pod.address, key, host_key=pod.host_key, jump=jump, timeouts=_TIMEOUTS)
         client = AgentClient(
             link, holder=self._holder, lease_s=lease_s, on_link=lambda up, detail: self.on_link(pod.pod, up)
@@ -143,6 +149,8 @@ class Service:
         self._reaper = Reaper(Ledger(clock=self._clock.now))
         self._reaping: asyncio.Task[None] | None = None
         self._looking: set[asyncio.Future[None]] = set()
+        self._beat = pulse.Beat(run_dir, processes.HALTD) if not only else None
+        self._conductor = pulse.MOVING  # how it was when it was looked at last
         self._refused = False  # that domains have not signed for a termination was told
         self._successor: subprocess.Popen[bytes] | None = None
         self._journal = Journal(run_dir / processes.JOURNAL, source="haltd", busy_s=BUSY_S)
@@ -205,6 +213,8 @@ class Service:
                     self._heed(event)
                 self._halter.tick()
                 self._pen.tick()
+                if self._beat is not None:
+                    self._beat.beat()
                 self._relay.follow(self._halter.ladder, self.snapshot, time.monotonic())
                 if not self._only and time.monotonic() - looked >= REAP_EVERY_S:
                     looked = time.monotonic()
@@ -225,6 +235,8 @@ class Service:
             await self._channels.close()
             self._pen.tick()
             self._journal.close()
+            if self._beat is not None:
+                self._beat.close()
 
     async def _open_front(self) -> None:
         """One request needs no door; a sidecar without one is still asked through the journal."""
@@ -273,7 +285,9 @@ class Service:
 
     def _look_after(self) -> None:
         """A run that nobody conducts any more is halted and handed to a new conductor, which tears it down."""
-        conducted = bool(processes.running(self._run_dir, processes.CONDUCTOR))
+        conductor = processes.vital(self._run_dir, processes.CONDUCTOR)
+        self._tell_of(conductor)
+        conducted = conductor.moving
         now = self._clock.now()
         self._reaper.ledger.books = books_of(Intents.of(self._run_dir).tries().values(), now)
         why = self._reaper.due(self.snapshot, conducted=conducted, now=now)
@@ -282,18 +296,40 @@ class Service:
         text = f"the run is ended without its conductor: {why}"
         self._append([ev.Alert(level="error", name="reaper", text=text, remedy="uvcc status tells what was saved")])
         if self.snapshot.engine_run and self.snapshot.status == "running" and not self._halter.active:
-            asked = ev.HaltRequested(nonce=secrets.token_hex(8), mode="halt", by="reaper", reason=why)
-            self._append([asked])
+            # by the front door: whoever is frozen in the middle of a commit keeps the journal shut
+            self.asked(ev.HaltRequested(nonce=secrets.token_hex(8), mode="halt", by="reaper", reason=why))
         self._reaping = asyncio.create_task(self._tear_down())
 
+    def _tell_of(self, conductor: pulse.Vital) -> None:
+        """Say once when the conductor dies or stops moving, and when it is back."""
+        if (self._run_dir / processes.DOMAIN).exists():
+            return  # it is conducted elsewhere
+        was, self._conductor = self._conductor, conductor.state
+        if was == conductor.state or not any(p.state not in ("planned", "gone") for p in self.snapshot.pods.values()):
+            return
+        if conductor.moving:
+            self._append([ev.Alert(level="warn", name="conductor", text="the conductor moves again")])
+            return
+        word = "has died" if conductor.who is None else f"is frozen ({conductor.words()})"
+        text = f"the conductor {word}; its sidecar keeps the caps and the time to live"
+        remedy = "uvcc resume goes on, uvcc teardown ends it"
+        if conductor.who is not None:
+            remedy = f"kill -CONT {conductor.who.pid} lets it go on, uvcc teardown ends it and the run"
+        self._append([ev.Alert(level="error", name="conductor", text=text, remedy=remedy)])
+
     async def _tear_down(self) -> None:
-        """Once the halt has its verdict, or had time for one."""
+        """Once the halt has its verdict, or had time for one. A conductor that is frozen makes way for the next."""
         for _ in range(int(REAP_HALT_S / REAP_EVERY_S)):
             await asyncio.sleep(REAP_EVERY_S)
             if not self._halter.active:
                 break
-        if not processes.running(self._run_dir, processes.CONDUCTOR):
-            self._successor = processes.start(self._run_dir, processes.CONDUCTOR, "--adopt", "teardown")
+        conductor = processes.vital(self._run_dir, processes.CONDUCTOR)
+        if conductor.moving:
+            return
+        if conductor.who is not None:
+            log.error("the conductor %s, and is killed", conductor.words())
+            await asyncio.to_thread(pulse.end, conductor.who)
+        self._successor = processes.start(self._run_dir, processes.CONDUCTOR, "--adopt", "teardown")
 
     def _request(self, asked: ev.HaltRequested) -> None:
         self._halter.request(asked, self.snapshot.engine_run, self._view.targets())

@@ -12,7 +12,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from uvcc_console.plan.schema import CommandJob, LmJob, PrivateJob, Profile
+from uvcc_console.fleet.kinds import DEFAULT
+from uvcc_console.plan.schema import CommandJob, LmJob, PrivateJob, Profile, profile_model
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
 _JOBS: dict[str, type[BaseModel]] = {"private": PrivateJob, "lm": LmJob, "command": CommandJob}
@@ -113,9 +114,16 @@ def override(raw: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     return out
 
 
+def model_for(raw: Mapping[str, Any]) -> type[Profile]:
+    """The profile's model, with the ``fleet`` section of the provider that it names. Raises ConfigError."""
+    fleet = raw.get("fleet")
+    named = fleet.get("provider", DEFAULT) if isinstance(fleet, Mapping) else DEFAULT
+    return profile_model(named) if isinstance(named, str) else Profile
+
+
 def _keys_at(path: tuple[Any, ...], raw: Mapping[str, Any]) -> list[str]:
     """Known keys of the part of the schema that ``path`` leads to."""
-    model: Any = Profile
+    model: Any = model_for(raw)
     for name in path:
         if name == "job":
             kind = raw.get("job", {}).get("kind") if isinstance(raw.get("job"), Mapping) else None
@@ -179,7 +187,7 @@ def _short(value: Any) -> str:
 def parse(raw: Mapping[str, Any], source: str = "") -> Profile:
     """Check a raw profile. Raises ConfigError for the first thing wrong, unknown keys first."""
     try:
-        return Profile.model_validate(dict(raw))
+        return model_for(raw).model_validate(dict(raw))
     except ValidationError as e:
         errors = sorted(e.errors(), key=lambda x: x["type"] != "extra_forbidden")
         raise _explain(errors[0], raw, source) from None

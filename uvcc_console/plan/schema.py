@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
+
+from uvcc_console.fleet.kinds import FleetSettings, Strict, kind_of
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -22,12 +25,6 @@ def seconds(value: Any) -> Any:
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
 Reveal = Literal["loss", "accuracy", "weights", "predictions", "seeds"]
-
-
-class Strict(BaseModel):
-    """Base of every part: unknown keys and silent conversions are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class PrivateJob(Strict):
@@ -104,43 +101,6 @@ class TopologyPart(Strict):
     microbatches: int = Field(default=1, ge=1, le=1024)
 
 
-class FleetPart(Strict):
-    """Where pods come from. ``per_party`` names the provider domain of each of the three parties.
-
-    ``replace_lost``: how many pods that their provider took away in mid-run are replaced without being asked; the run
-    goes on from the last checkpoint that all parties committed, or, of a language model, from the last that came home.
-    """
-
-    provider: Literal["local", "inventory", "prime"] = "local"
-    per_party: list[str] = []
-    hosts: str = ""
-    gpu: str = ""
-    gpus: int = Field(default=1, ge=0)
-    gpu_memory: int = Field(default=0, ge=0)
-    image: str = ""
-    socket: str = ""
-    regions: list[str] = []
-    country: str = ""
-    spot: bool = False
-    disk: int = Field(default=0, ge=0)
-    data_center: str = ""
-    max_price: float = Field(default=0.0, ge=0)
-    ssh_key: str = ""
-    keep_pods: bool = False
-    replace_lost: int = Field(default=1, ge=0)
-    attach_prefix: str = ""
-    base_url: str = ""
-    packages: list[str] = []
-
-    @model_validator(mode="after")
-    def _complete(self) -> FleetPart:
-        if self.per_party and len(self.per_party) != 3:
-            raise ValueError(f"per_party names one provider for each of the three parties, not {len(self.per_party)}")
-        if self.provider == "inventory" and not self.hosts:
-            raise ValueError("provider inventory needs hosts: the path of the YAML list of machines")
-        return self
-
-
 class SmokePart(Strict):
     """What the smoke changes; everything else is as in the full run. ``steps: 0`` leaves the smoke out."""
 
@@ -212,7 +172,7 @@ class Profile(Strict):
 
     job: PrivateJob | LmJob | CommandJob = Field(discriminator="kind")
     topology: TopologyPart = TopologyPart()
-    fleet: FleetPart = FleetPart()
+    fleet: FleetSettings = FleetSettings()
     link: Literal["auto", "direct", "relay", "stream", "nats"] = "auto"
     nats: NatsPart = NatsPart()
     smoke: SmokePart = SmokePart()
@@ -234,3 +194,11 @@ class Profile(Strict):
         if isinstance(self.job, PrivateJob) and self.job.task == "infer" and self.smoke.steps:
             raise ValueError("a job of task infer answers its queries once: give smoke.steps 0")
         return self
+
+
+@cache
+def profile_model(provider: str) -> type[Profile]:
+    """The profile whose ``fleet`` section is of this provider. Raises ConfigError for an unknown provider."""
+    settings: Any = kind_of(provider).settings
+    fleet = (settings, Field(default_factory=settings))
+    return create_model("Profile", __base__=Profile, fleet=fleet)

@@ -15,11 +15,10 @@ from typing import Final
 
 from uvcc_console.core.snapshot import Snapshot, VerdictView
 from uvcc_engine.transcript import files
-from uvcc_engine.transcript.bundle import NAME, POLICY_FILE, SIGNATURES_FILE
 from uvcc_engine.transcript.files import PEERS
 
 ARTIFACTS: Final = "artifacts"
-_TOP: Final = (NAME, POLICY_FILE, SIGNATURES_FILE)
+_TOP: Final = (files.BUNDLE, files.POLICY, files.SIGNATURES)
 _OF_TRANSCRIPT: Final = (files.LEAVES, files.ROOTS, files.OPENINGS, files.RESULT, PEERS)
 _Mark = tuple[int, int, int, int, int]
 _known: dict[Path, tuple[_Mark, str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -27,9 +28,12 @@ MAX_QUEUE = 20_000
 class Bus:
     """One process's end of the journal. ``commit`` is durable when it returns; ``record`` within ``BATCH_S``."""
 
-    def __init__(self, journal: Journal, *, poll_s: float = POLL_S, batch_s: float = BATCH_S) -> None:
+    def __init__(
+        self, journal: Journal, start: Snapshot | None = None, *, poll_s: float = POLL_S, batch_s: float = BATCH_S
+    ) -> None:
+        """``start``: what is known of the journal already, so that a day of events is not folded again."""
         self._journal = journal
-        self._follower = Follower(journal)
+        self._follower = Follower(journal, start)
         self._queue = Outbox()
         self._room = asyncio.Event()
         self._room.set()
@@ -37,6 +41,7 @@ class Bus:
         self._batch_s = batch_s
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[ev.Event], None]] = []
+        self._refused = False
         self._deaf: set[tuple[str, str]] = set()
         self._drain()
 
@@ -44,6 +49,11 @@ class Bus:
     def snapshot(self) -> Snapshot:
         """Everything known so far, own appends included."""
         return self._follower.snapshot
+
+    @property
+    def behind(self) -> int:
+        """How many events the journal has not taken yet."""
+        return len(self._queue)
 
     def listen(self, listener: Callable[[ev.Event], None]) -> None:
         """Call ``listener`` with every event from now on, whoever wrote it, in journal order."""
@@ -114,6 +124,7 @@ class Bus:
             keeping.cancel()
             while self._queue and self._try_commit():
                 continue
+            self._keep_last()
 
     async def _keep(self) -> None:
         """Leave a snapshot beside the journal now and then, for readers that are in a hurry."""
@@ -121,7 +132,7 @@ class Bus:
         while True:
             await asyncio.sleep(KEEP_S)
             s = self.snapshot
-            if s.seq - kept_at < KEEP_AFTER and not (s.ended and s.seq > kept_at):
+            if s.seq - kept_at < KEEP_AFTER:
                 continue
             try:
                 await asyncio.to_thread(kept.keep, self._journal.path.parent, s, self._journal.mark(s.seq))
@@ -129,12 +140,22 @@ class Bus:
                 continue  # a full disk: readers fold the journal meanwhile
             kept_at = s.seq
 
+    def _keep_last(self) -> None:
+        """A run that is over is looked at many times more."""
+        s = self.snapshot
+        if s.ended:
+            with contextlib.suppress(OSError):
+                kept.keep(self._journal.path.parent, s, self._journal.mark(s.seq))
+
     def _try_commit(self) -> bool:
         try:
             self.commit()
         except UvccError as e:
-            sys.stderr.write(f"journal: {e}\n")
+            if not self._refused:
+                sys.stderr.write(f"journal: {e}; it is tried again each second\n")
+            self._refused = True
             return False
+        self._refused = False
         return True
 
     async def wait(self, condition: Callable[[Snapshot], T | None], timeout: float | None = None) -> T:

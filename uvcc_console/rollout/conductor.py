@@ -24,10 +24,12 @@ from pathlib import Path
 
 from uvcc_console.core import alerts, paths
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events, read_newest
+from uvcc_console.core.journal import BUSY_S, Journal, iter_events, read_newest
 from uvcc_console.core.state import disagreement
+from uvcc_console.fleet import pulse
 from uvcc_console.fleet.keys import operator_key
-from uvcc_console.fleet.provider import Rents, provider_for
+from uvcc_console.fleet.kinds import provider_for
+from uvcc_console.fleet.provider import Rents
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.plan import forecast
 from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
@@ -52,10 +54,13 @@ from uvcc_engine.contract.topology import Coord
 
 COST_EVERY_S = 5.0
 WATCH_EVERY_S = 2.0
+GUARD_EVERY_S, GUARD_LONGEST_S = 0.5, 30.0
 LAST_WORDS_S = 20.0
 PATIENT_WORDS_S = 300.0
 SIDECAR_S = 5.0
 LOCK_S = 1.0
+WRITTEN_S = 10.0
+TEARDOWN_BUSY_S = 0.2  # an end does not wait for whoever is frozen in the middle of a commit
 
 
 @dataclass
@@ -123,7 +128,7 @@ def _spending(ctx: Rollout) -> Spending:
     """The run's spending so far; the provider knows the caps from here on."""
     found = Spending(ctx.plan.profile.limits, ctx.provider, RunClock(ctx.run_dir), ctx.bus.snapshot.created)
     ctx.bus.listen(found.heard)
-    found.replay(event for _, event in iter_events(ctx.run_dir / processes.JOURNAL))
+    found.replay(event for _, event in iter_events(ctx.run_dir / processes.JOURNAL, Spending.KINDS))
     return found
 
 
@@ -133,6 +138,42 @@ async def _watch(ctx: Rollout) -> None:
     while True:
         await asyncio.sleep(WATCH_EVERY_S)
         ctx.bus.record(watch.look(ctx.bus.snapshot, time.time()))
+
+
+async def _beat(run_dir: Path) -> None:
+    """Show the sidecar that this loop moves, until the process ends: what it does is worth a beat, not that it is."""
+    beat = pulse.Beat(run_dir, processes.CONDUCTOR)
+    try:
+        while True:
+            beat.beat()
+            await asyncio.sleep(pulse.BEAT_S)
+    finally:
+        beat.close()
+
+
+async def _guard(ctx: Rollout) -> None:
+    """While there is anything to halt there is somebody to halt it: a sidecar that died or is frozen is replaced."""
+    begun, pause = float("-inf"), GUARD_EVERY_S
+    while True:
+        await asyncio.sleep(pause)
+        s = ctx.bus.snapshot
+        if s.ended or all(p.state in ("planned", "gone") for p in s.pods.values()):
+            continue
+        starting = ctx.sidecar is not None and ctx.sidecar.poll() is None
+        sidecar = processes.vital(ctx.run_dir, processes.HALTD)
+        if sidecar.moving or (starting and sidecar.who is None):
+            continue
+        again = time.monotonic() - begun < GUARD_LONGEST_S  # one that cannot live is not tried without a pause
+        begun, pause = time.monotonic(), min(2 * pause, GUARD_LONGEST_S) if again else GUARD_EVERY_S
+        word = "has died" if sidecar.who is None else f"is frozen ({sidecar.words()})"
+        if sidecar.who is not None:
+            await asyncio.to_thread(pulse.end, sidecar.who)
+        try:
+            ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)
+        except UvccError as e:
+            word += f", and no other could be started: {e}"
+        text = f"the halt sidecar {word}; another takes its place"
+        ctx.bus.record([ev.Alert(level="error", name="sidecar", text=text, remedy="haltd.log may say why")])
 
 
 async def _sweep(ctx: Rollout) -> None:
@@ -198,8 +239,8 @@ def _heed(ctx: Rollout, stages: Stages, ending: Ending, desk: actions.Desk, sinc
             else:
                 stages.decide(event.action)
 
-    for seq, event in iter_events(ctx.run_dir / processes.JOURNAL):
-        if since < seq <= ctx.bus.snapshot.seq:
+    for seq, event in iter_events(ctx.run_dir / processes.JOURNAL, (ev.Intent.kind,), since):
+        if seq <= ctx.bus.snapshot.seq:
             heard(event)
     ctx.bus.listen(heard)
 
@@ -231,6 +272,8 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     compare_roots(ctx.bus)
     compare_results(ctx.bus)
     following = asyncio.create_task(ctx.bus.run(), name="journal")
+    beating = asyncio.create_task(_beat(ctx.run_dir), name="beat")
+    guarding = asyncio.create_task(_guard(ctx), name="sidecar")
     aside = [
         asyncio.create_task(_costs(ctx, ending, spending), name="costs"),
         asyncio.create_task(_watch(ctx), name="detectors"),
@@ -240,6 +283,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     status, detail = "failed", ""
     try:
         if adopted == "teardown":
+            ctx.tolerant = True  # it shall end whatever the disk says
             ending.ask("teardown asked for")
         status, detail = await _stages_or_ending(ctx, stages, ending, adopted)
     except Exception as e:  # noqa: BLE001  (nothing may come between a rollout and its teardown)
@@ -250,9 +294,12 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         for task in aside:
             task.cancel()
         status, detail = await _end(ctx, status, detail, spending, pressed=ending.asked.is_set())
+        guarding.cancel()
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)
+        await _written(ctx.bus)
+        beating.cancel()
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError, UvccError):
             await following
@@ -343,6 +390,13 @@ async def _end(
     return status, detail
 
 
+async def _written(bus: Bus) -> None:
+    """Wait a while for a disk that took the last events not yet; after that the sidecar has the end told anew."""
+    end = time.monotonic() + WRITTEN_S
+    while bus.behind and time.monotonic() < end:
+        await asyncio.sleep(0.1)
+
+
 def _last_artifacts(ctx: Rollout) -> None:
     """The run's log with its last line, and the manifest of all that a run leaves, however it ended."""
     try:
@@ -374,6 +428,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--adopt", choices=["resume", "teardown"], default="")
     parser.add_argument("--since", type=int, default=0)
     args = parser.parse_args(argv)
+    processes.log_at_any_cost()
     run_dir = paths.run_dir(args.run)
     try:
         with sole(run_dir):
@@ -385,11 +440,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(run_dir: Path, adopted: str, since: int) -> int:
-    journal = Journal(run_dir / processes.JOURNAL, source="conductor")
+    busy_s = TEARDOWN_BUSY_S if adopted == "teardown" else BUSY_S
+    journal = Journal(run_dir / processes.JOURNAL, source="conductor", busy_s=busy_s)
     try:
-        if read_newest(journal).ended:
+        known = read_newest(journal)
+        if known.ended:
             raise UvccError(f"{run_dir.name} has ended", "start a new run")
-        bus = Bus(journal)
+        bus = Bus(journal, known)
         try:
             ctx = open_rollout(run_dir, bus)
         except UvccError as e:

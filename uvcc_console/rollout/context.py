@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,7 +91,7 @@ class Rollout:
         return self.run_dir / "artifacts"
 
     def say(self, *events: ev.Event) -> None:
-        """Write events down now, durably. Raises UvccError if the disk refuses; once ``tolerant``, it is only told.
+        """Write events down now, durably. Raises UvccError if the disk refuses; once ``tolerant``, they wait for it.
 
         Nothing is created that was not written down before; but what exists is deleted, written down or not.
         """
@@ -99,7 +100,8 @@ class Rollout:
         except UvccError as e:
             if not self.tolerant:
                 raise
-            sys.stderr.write(f"not journalled: {e}: {[type(x).__name__ for x in events]}\n")
+            sys.stderr.write(f"not journalled yet: {e}: {[type(x).__name__ for x in events]}\n")
+            self.bus.record([x if x.ts else replace(x, ts=time.time()) for x in events])
 
     def pod_event(self, member: Member, state: str, detail: str = "", **known: Any) -> ev.PodChanged:
         """The event of a pod's change; what is known of the pod is filled in."""
@@ -113,7 +115,7 @@ class Rollout:
             address=pod.address if pod else "",
             price_hr=known.pop("price_hr", pod.price_hr if pod else self.quoted.get(member.request.name, 0.0)),
             detail=detail,
-            host_key=member.link.host_key if member.link else "",
+            host_key=(member.link.host_key if member.link else "") or (pod.host_key if pod else ""),
             **known,
         )
 
@@ -157,4 +159,6 @@ def readdress(member: Member, pod: Pod) -> None:
     old = member.pod
     if old is not None and not pod.host and old.host:
         pod = replace(pod, user=old.user, host=old.host, port=old.port)
+    if old is not None and not pod.host_key and pod.provider_id == old.provider_id:
+        pod = replace(pod, host_key=old.host_key)
     member.pod = pod

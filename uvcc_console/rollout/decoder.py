@@ -11,10 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import records, reserved
+from uvcc_console.core import reserved
 from uvcc_console.fleet import hearing
-from uvcc_engine.contract import wire
-from uvcc_engine.contract.eventlog import LEVELS
+from uvcc_engine.contract import files, records, wire
 from uvcc_engine.contract.outside import LATEST, STEPS, real, record, said, tidy, whole
 from uvcc_engine.contract.text import clean
 
@@ -23,14 +22,12 @@ TELEMETRY_EVERY_S = 30.0
 COLUMNS = ("step", "loss", "lr", "toks_per_s", "samples_per_s")
 MOST_FILES: Final = 512
 MOST_COLUMNS: Final = 32
-MOST_NAMES: Final = 64
+MOST_NAMES: Final = records.MOST_NAMES
 MOST_GPUS: Final = 32
 PAST_STEPS: Final = 16  # the result has an epoch of its own after the last step's
 LINE: Final = 4096
-RECORD: Final = 1 << 18
-DOCUMENT: Final = 1 << 20
+DOCUMENT: Final = records.LONGEST_DOCUMENT
 _COLUMN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./%-]{0,47}")
-_EVENT: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.:/-]{0,63}")
 
 
 class Intake:
@@ -157,15 +154,15 @@ class Intake:
     def _of_file(self, src: str, lines: list[str]) -> list[ev.Event]:
         if src.startswith("heartbeat_rank"):
             return self._heartbeats(src, lines)
-        if src == "events.jsonl":
+        if src == files.EVENTS:
             return [e for line in lines for e in self._engine(src, line)]
-        if src in ("training.csv", "val.csv"):
+        if src in (files.TRAINING, files.VAL):
             return self._rows(src, lines)
         if src.startswith("result") and src.endswith(".json"):
             return self._result(src, lines)
         if src.startswith("exit") and src.endswith(".json"):
             return self._exit(src, lines)
-        if src == "run.json":
+        if src == files.RUN_JSON:
             return self._facts(src, lines)
         if src.endswith(".json") or not lines:
             return []
@@ -174,42 +171,35 @@ class Intake:
 
     def _heartbeats(self, src: str, lines: list[str]) -> list[ev.Event]:
         """Only the newest record of a batch per worker matters: the figures of each step are in training.csv."""
-        latest: dict[str, dict[str, Any]] = {}
+        latest: dict[str, Mapping[str, Any]] = {}
         for line in lines:
-            read = record(line, RECORD)
-            coord = self._mine(read.get("coord")) if read is not None else None
-            beat = records.beat(read) if read is not None and coord is not None else None
-            if beat is None or coord is None:
+            beat = records.parse(src, line)
+            coord = self._mine(beat.coord) if isinstance(beat, records.Heartbeat) else None
+            if not isinstance(beat, records.Heartbeat) or coord is None:
                 self._refuse(src, line)
             else:
-                latest[coord] = beat
-        return [ev.Heartbeat(pod=self.pod, coord=coord, record=r) for coord, r in latest.items()]
+                latest[coord] = beat.fields
+        return [ev.Heartbeat(pod=self.pod, coord=coord, record=dict(r)) for coord, r in latest.items()]
 
     def _engine(self, src: str, line: str) -> list[ev.Event]:
-        read = record(line, RECORD)
-        name, fields = (read.get("event"), read.get("fields") or {}) if read is not None else (None, None)
-        if read is None or not isinstance(name, str) or not _EVENT.fullmatch(name) or not isinstance(fields, Mapping):
+        read = records.parse(src, line)
+        if not isinstance(read, records.EngineRecord | records.EpochRoot):
             return self._refuse(src, line)
-        coord = self._mine(fields.get("coord"))
+        coord = self._mine(read.coord)
         if coord is None:
             return self._refuse(src, line)
-        if name == "epoch_root":
-            root = records.root(fields, self._last_epoch)
-            if root is None:
+        if isinstance(read, records.EpochRoot):
+            if read.epoch > self._last_epoch:
                 return self._refuse(src, line)
-            return [ev.RootReported(coord=coord, epoch=root[0], root=root[1], pairs=root[2])]
-        at = real(read.get("ts", 0.0), 0.0, LATEST)
-        if at is None or ("step" in fields and whole(fields["step"], -1, STEPS) is None):
-            return self._refuse(src, line)
+            return [ev.RootReported(coord=coord, epoch=read.epoch, root=read.root, pairs=dict(read.pairs))]
+        name, fields = read.name, dict(read.fields)
         if name in reserved.RESERVED:  # a pod may not speak for the console
             name, fields = reserved.EVENT, {"event": name, "fields": fields}
-        level = read.get("level", "info")
-        level = level if level in LEVELS else "info"
-        return [ev.EngineEvent(pod=self.pod, level=level, event=name, fields=tidy(fields), at=at)]
+        return [ev.EngineEvent(pod=self.pod, level=read.level, event=name, fields=fields, at=read.ts)]
 
     def _rows(self, src: str, lines: list[str]) -> list[ev.Event]:
         found: list[ev.Event] = []
-        split = "train" if src == "training.csv" else "val"
+        split = "train" if src == files.TRAINING else "val"
         for line in lines:
             cells = line[:LINE].strip().split(",")
             if cells[0] == "step":
@@ -253,7 +243,8 @@ class Intake:
         read = self._document(src, lines)
         if read is None:
             return []
-        coord = self._mine(read.get("coord"))
+        found = records.facts(read)
+        coord = self._mine(found.coord) if isinstance(found, records.Facts) else None
         if coord is None:
             return self._refuse(src, f"of {said(read.get('coord'), 40)!r}")
         config = read.get("config")
@@ -265,20 +256,21 @@ class Intake:
         read = self._document(src, lines)
         if read is None:
             return []
-        if self._mine(read.get("coord")) is None or whole(read.get("step", -1), -1, STEPS) is None:
+        found = records.exit_record(read)
+        coord = self._mine(found.coord) if isinstance(found, records.Exit) else None
+        if isinstance(found, records.Malformed) or coord is None:
             return self._refuse(src, f"of {said(read.get('coord'), 40)!r}")
-        level = "error" if read.get("status") == "failed" else "info"
-        fields = tidy({k: v for k, v in read.items() if k not in ("run", "ts") and v not in ("", None)})
+        level = "error" if found.status == "failed" else "info"
+        fields = {**found.fields, "coord": coord}
         return [ev.EngineEvent(pod=self.pod, level=level, event="exit", fields=fields)]
 
     def _result(self, src: str, lines: list[str]) -> list[ev.Event]:
         read = self._document(src, lines)
         if read is None:
             return []
-        coord, given, digest = self._mine(read.get("coord")), read.get("values") or {}, read.get("result_hash", "")
-        if coord is None or not isinstance(given, Mapping) or not (digest == "" or records.is_digest(digest)):
+        found = records.result(read)
+        coord = self._mine(found.coord) if isinstance(found, records.Result) else None
+        if isinstance(found, records.Malformed) or coord is None:
             return self._refuse(src, f"of {said(read.get('coord'), 40)!r}")
-        named = {clean(k, 48): real(v) for k, v in list(given.items())[:MOST_NAMES]}
-        values = {k: v for k, v in named.items() if v is not None}
-        digest = clean(digest, 128)
+        values, digest = dict(found.values), found.result_hash
         return [ev.ResultReported(pod=self.pod, coord=coord, phase=self.phase, result_hash=digest, values=values)]

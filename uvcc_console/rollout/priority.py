@@ -2,7 +2,8 @@
 
 Two hundred workers that share two cores fairly with the conductor leave it a hundredth of a core: it then journals
 minutes late, and what it must decide on is stale. So the workers of local pods together weigh about as much as one
-ordinary process on each core, and the pods' servers and agents stand between them and the console.
+ordinary process on each core, and the pods' servers and agents stand between them and the console. Before there are
+workers the same holds for what a bootstrap starts on every pod at once: looks at its Python, unpacking, the imports.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from uvcc_console.fleet.kinds import runs_here
 from uvcc_engine.contract import host
 
 NICE: Final = "UVCC_WORKER_NICE"
-LOCAL: Final = "local"
 _PER_LEVEL: Final = 1.25  # what one level of niceness is worth under Linux's fair scheduler (sched(7))
 _LOWEST: Final = 19
+_AT_ONCE: Final = 3  # processes of a core that an ordinary time limit allows for
+_LONGEST: Final = 8.0
 
 
 def niceness(workers: int, cores: int) -> int:
@@ -25,9 +28,20 @@ def niceness(workers: int, cores: int) -> int:
     return min(_LOWEST, round(math.log(crowd, _PER_LEVEL))) if crowd > 1 else 0
 
 
+def give_way(provider: str, crowd: int, cores: int | None = None) -> int:
+    """The level at which ``crowd`` processes of pods run; 0 where the pods are machines of their own."""
+    return niceness(crowd, cores or host.usable_cpus()) if runs_here({"provider": provider}) else 0
+
+
+def stretch(provider: str, crowd: int, cores: int | None = None) -> float:
+    """How many times longer than on machines of their own ``crowd`` processes may take together, before they count
+    as stuck: what each does alone in a moment, like its imports, they do one after the other here."""
+    if not runs_here({"provider": provider}):
+        return 1.0
+    return min(_LONGEST, max(1.0, crowd / (_AT_ONCE * (cores or host.usable_cpus()))))
+
+
 def environment(provider: str, workers: int, cores: int | None = None) -> Mapping[str, str]:
     """What the workers of a phase are told; nothing where the pods are machines of their own."""
-    if provider != LOCAL:
-        return {}
-    level = niceness(workers, cores or host.usable_cpus())
+    level = give_way(provider, workers, cores)
     return {NICE: str(level)} if level else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.ledger import Ledger
@@ -16,6 +17,7 @@ from uvcc_console.plan.schema import LimitsPart
 class Spending:
     """One run's ledger, its provider's books, and the time that is left. ``created``: when the run was born."""
 
+    KINDS: ClassVar = (ev.PodChanged.kind, ev.CostTick.kind)  # what the ledger is rebuilt from
     limits: LimitsPart
     provider: Provider
     clock: RunClock

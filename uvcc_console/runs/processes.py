@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -9,11 +11,13 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
+from uvcc_console.fleet import pulse
+from uvcc_console.fleet.kinds import runs_here
 from uvcc_console.fleet.procs import ProcessId, alive, identify
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_engine.contract import extras
@@ -26,23 +30,60 @@ STARTING_S = 20.0
 _MODULES = {CONDUCTOR: "uvcc_console.rollout.conductor", HALTD: "uvcc_console.haltd"}
 
 
+class _Log(io.RawIOBase):
+    """Standard error of a detached process: its log file. A disk that does not take a line loses it, no more."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):
+            os.write(2, data)
+        return len(data)
+
+
+def log_at_any_cost() -> None:
+    """Call first in a detached process: what it says must not end it."""
+    sys.stderr = io.TextIOWrapper(cast(BinaryIO, _Log()), errors="backslashreplace", write_through=True)
+
+
 def write_record(run_dir: Path, name: str) -> None:
-    """Say which process this one is: ``<name>.json`` with pid and start time, by atomic rename."""
+    """Say which process this one is: ``<name>.json`` with pid and start time, by atomic rename.
+
+    A full disk keeps nobody from being what it is: then the record of the one before is overwritten where it lies.
+    """
     me = identify(os.getpid())
-    record = {"pid": os.getpid(), "starttime": me.starttime if me else 0, "started": time.time()}
+    record = json.dumps({"pid": os.getpid(), "starttime": me.starttime if me else 0, "started": time.time()})
     partial = run_dir / f".{name}.json.{os.getpid()}"
-    partial.write_text(json.dumps(record))
-    partial.replace(run_dir / f"{name}.json")
+    try:
+        partial.write_text(record)
+        partial.replace(run_dir / f"{name}.json")
+    except OSError as e:
+        partial.unlink(missing_ok=True)
+        sys.stderr.write(f"{name}: its record is written in place: {e}\n")
+        with contextlib.suppress(OSError), (run_dir / f"{name}.json").open("r+") as file:
+            file.write(record)
+            file.truncate()
+
+
+def recorded(run_dir: Path, name: str) -> ProcessId | None:
+    """Who said last to be the run's conductor or haltd; it may have ended since."""
+    try:
+        record: dict[str, Any] = json.loads((run_dir / f"{name}.json").read_text())
+        return ProcessId(int(record["pid"]), int(record["starttime"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def running(run_dir: Path, name: str) -> int:
-    """The pid of the run's conductor or haltd if exactly that process lives, else 0."""
-    try:
-        record: dict[str, Any] = json.loads((run_dir / f"{name}.json").read_text())
-        who = ProcessId(int(record["pid"]), int(record["starttime"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-    return who.pid if alive(who) else 0
+    """The pid of the run's conductor or haltd if exactly that process lives, frozen or not, else 0."""
+    who = recorded(run_dir, name)
+    return who.pid if who is not None and alive(who) else 0
+
+
+def vital(run_dir: Path, name: str) -> pulse.Vital:
+    """Whether the run's conductor or haltd moves, is frozen, or is dead."""
+    return pulse.vital(run_dir, name, recorded(run_dir, name))
 
 
 def conducted(run_dir: Path) -> bool:
@@ -102,7 +143,7 @@ def create_run(
     from uvcc_console.plan.profile import load
 
     short, profile = load(profile_name, settings)
-    if profile.fleet.provider == "local":
+    if runs_here({"provider": profile.fleet.provider}):
         extras.require("torch", "local pods compute on this machine")
     while True:
         run = new_run_id(name or short)

@@ -16,7 +16,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal, read_newest
+from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.keys import KEY_FILE
 from uvcc_console.fleet.provider import Pod, Provider, Rents
@@ -24,7 +24,7 @@ from uvcc_console.fleet.runclock import run_now
 from uvcc_console.plan.plan import POD_PREFIX
 from uvcc_console.plan.schema import LimitsPart
 from uvcc_console.runs import processes
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 EVERY_S = 60.0
 LIVE, KEPT, ORPHAN, FOREIGN, UNREADABLE = "live", "kept", "ORPHAN", "foreign", "unreadable"
@@ -116,7 +116,7 @@ def kept_by(prefix: str) -> Kept:
 def _snapshot(run_dir: Path) -> Snapshot:
     journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     try:
-        return read_newest(journal)
+        return read_summary(journal)
     finally:
         journal.close()
 
@@ -141,11 +141,14 @@ async def sweep(provider: Provider, own: str, *, now: float | None = None) -> li
 
     found = [pod for pod in await provider.list(POD_PREFIX) if lost(pod)]
     ends = await asyncio.gather(*(provider.delete(pod) for pod in found), return_exceptions=True)
-    for end in ends:
-        if isinstance(end, BaseException):
-            raise end  # only now: one that will not go keeps no other
     if isinstance(provider, Rents):
         await provider.prove(ended=False)
+    for end in ends:
+        if isinstance(end, BaseException) and not isinstance(end, UvccError):
+            raise end
+    # only now, and all of them: one that will not go keeps no other
+    if stay := [f"{pod.name}: {end.what}" for pod, end in zip(found, ends, strict=True) if isinstance(end, UvccError)]:
+        raise UnreachableError("; ".join(stay), "uvcc pods --sweep tells how to end each")
     return found
 
 

@@ -9,6 +9,7 @@ from textual.binding import Binding
 
 from uvcc_console.core import triage
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.panels import panels
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +162,6 @@ def _replay(c: Context) -> str:
     return "" if c.replay else "only in a replay"
 
 
-_PANELS = (
-    ("fleet", "1", "Fleet", "every worker, worst first"),
-    ("charts", "2", "Charts", "everything measured, over steps"),
-    ("log", "3", "Log", "events of all pods, merged"),
-    ("plane", "4", "NCCL & plane", "who waits for whom, channels, collectives"),
-    ("ledger", "5", "Ledger", "agreement of the parties, roots, verdicts"),
-    ("rollout", "6", "Rollout", "stages and gates"),
-    ("cost", "7", "Cost", "spending and limits"),
-)
 # fmt: off
 _ALL = (
     Action("halt", "f9", "F9", "HALT", "hold every pod now; halts after 3 s or at a second press", _halt,
@@ -212,8 +204,7 @@ _ALL = (
            "restart", "uvcc pod RUN restart POD", "pods", guarded=True),
     Action("replace", "P", "P", "replace pod", "delete the pod, with proof, and create another in its place", _replace,
            "replace", "uvcc pod RUN replace POD", "pods", guarded=True),
-    *(Action(f"panel_{word}", key, key, name, text, _run, word, "uvcc status RUN" if key == "1" else "", "panels")
-      for word, key, name, text in _PANELS),
+    *(Action(f"panel_{p.id}", p.key, p.key, p.name, p.description, _run, p.id, p.cli, "panels") for p in panels()),
     Action("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),
     Action("find", "", ":find", "find", "search the log; n and N go on", _run, "find", group="screen"),
     Action("theme", "", ":theme", "theme", "switch between the light and the dark theme", _always,

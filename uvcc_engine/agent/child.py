@@ -66,7 +66,7 @@ def run(spec: WorkerSpec) -> int:
     """Run one worker in this process and return its exit code. Whatever ends it leaves an ``exit.json``."""
     started = time.time()
     os.environ.update(spec.env)
-    _give_way(os.environ.get(NICE, ""))
+    yield_to_console(os.environ.get(NICE, ""))
     directory = Path(spec.dir)
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -86,7 +86,7 @@ def run(spec: WorkerSpec) -> int:
         return 70
 
 
-def _give_way(level: str) -> None:
+def yield_to_console(level: str) -> None:
     """Let the console and the agents of a shared machine go first, and run in longer turns where the system can."""
     if not level.isdigit():
         return

@@ -18,10 +18,17 @@ from typing import Any, Final
 from uvcc_engine.agent.workers import RUNNING, Worker, exit_record
 from uvcc_engine.contract import checkpoint as checkpoints
 from uvcc_engine.contract import files, wire
-from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest
+from uvcc_engine.contract.control import HOLD, RELEASE, HaltRequest, Verdict
 from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.contract.wire import Lacks
 
 SLICE_S: Final = 0.02
+REFUSALS: Final[dict[Verdict, Callable[[str], tuple[str, str]]]] = {
+    Verdict.FINAL: lambda run: (f"run {run} is already halting", "a halt is final; resume it afterwards"),
+    Verdict.OVERTAKEN: lambda run: (f"this hold of run {run} was released already", "hold it again"),
+    Verdict.OTHER: lambda run: (f"run {run} is held by another request", "release that one, or halt"),
+}
+"""Why a halt request is refused: what is wrong, and what to do."""
 _ORDER: Final = ("", "held", "released", "halted", "gone")
 Report = Callable[[dict[str, Any]], None]
 
@@ -32,6 +39,7 @@ class _Seen:
     step: int = -1
     checkpoint: str = ""
     detail: str = ""
+    lacks: Lacks = Lacks.NOTHING
     proof: Generator[None, None, checkpoints.Manifest] | None = None
 
 
@@ -97,13 +105,14 @@ class HaltWatch:
             record = exit_record(worker)
             if record is None:
                 ended = worker.signal or f"code {worker.rc}"
-                return self._gone(worker, seen, "", f"ended by {ended} without an exit.json of this run")
+                return self._gone(worker, seen, Lacks.NO_EXIT, f"ended by {ended} without an exit.json of this run")
             status, seen.step = str(record.get("status")), int(record.get("step", -1))
             named = str(record.get("checkpoint", ""))
             if status not in ("halted", "done"):
-                return self._gone(worker, seen, "", f"{status}: {record.get('error', '')}".rstrip(": "))
+                return self._gone(worker, seen, Lacks.FAILED, f"{status}: {record.get('error', '')}".rstrip(": "))
             if not named:
-                return self._gone(worker, seen, "", f"{status} without a checkpoint")
+                lacks = Lacks.DONE if status == "done" else Lacks.NOT_NAMED
+                return self._gone(worker, seen, lacks, f"{status} without a checkpoint")
             seen.checkpoint = named
             folder = checkpoints.step_dir(Path(worker.spec.dir) / files.CHECKPOINTS, seen.step)
             seen.proof = checkpoints.verify_in_steps(folder, named)
@@ -112,13 +121,14 @@ class HaltWatch:
             while time.monotonic() < deadline:
                 next(seen.proof)
         except StopIteration:
-            return self._gone(worker, seen, seen.checkpoint, "")
+            return self._gone(worker, seen, Lacks.NOTHING, "")
         except VerificationError as error:
-            return self._gone(worker, seen, "", str(error))
+            return self._gone(worker, seen, Lacks.DAMAGED, str(error))
         return True
 
-    def _gone(self, worker: Worker, seen: _Seen, verified: str, detail: str) -> bool:
-        seen.checkpoint, seen.detail, seen.proof = verified, detail, None
+    def _gone(self, worker: Worker, seen: _Seen, lacks: Lacks, detail: str) -> bool:
+        seen.checkpoint = "" if lacks else seen.checkpoint
+        seen.lacks, seen.detail, seen.proof = lacks, detail, None
         self._reach(worker, seen, "gone", seen.step)
         return False
 
@@ -130,7 +140,8 @@ class HaltWatch:
     def _message(self, stage: str, coord: str, seen: _Seen) -> dict[str, Any]:
         message: dict[str, Any] = {"op": wire.HALTED, "run": self.request.run, "nonce": self.request.nonce}
         message |= {"mode": self.request.mode, "stage": stage, "coord": coord, "step": seen.step}
-        message |= {"checkpoint": seen.checkpoint, "detail": seen.detail, "ts": round(time.time(), 3)}
+        message |= {"checkpoint": seen.checkpoint, "detail": seen.detail, "lacks": seen.lacks}
+        message["ts"] = round(time.time(), 3)
         return message
 
 
@@ -153,8 +164,3 @@ def last_record(path: Path) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def may_follow(before: HaltRequest | None, asked: HaltRequest) -> bool:
-    """Whether a request may replace the one in force: a halt is final, everything else may change."""
-    return before is None or before.mode != HALT or asked.mode == HALT

@@ -33,15 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", default="~/.uvcc", help="the agent's directory (%(default)s)")
     parser.add_argument("--detach", action="store_true", help="go on in the background, logging to agent.log")
     parser.add_argument("--preload", default=PRELOAD, help="modules that workers share (%(default)s)")
+    parser.add_argument("--give-way", type=int, default=0, help="niceness of imports and workers (%(default)s)")
     options = parser.parse_args(argv)
     try:
-        return start(Path(options.root).expanduser().absolute(), _names(options.preload), detach=options.detach)
+        root = Path(options.root).expanduser().absolute()
+        return start(root, _names(options.preload), detach=options.detach, give_way=options.give_way)
     except UvccError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
 
 
-def start(root: Path, preload: Sequence[str], *, detach: bool = False) -> int:
+def start(root: Path, preload: Sequence[str], *, detach: bool = False, give_way: int = 0) -> int:
     """Become the agent of ``root``, or find the one that is. Raises UvccError."""
     _make_root(root)
     lock = _lock(root)
@@ -52,18 +54,18 @@ def start(root: Path, preload: Sequence[str], *, detach: bool = False) -> int:
             return 0
         lock = _take_over(root, found)
     if detach:
-        return _detached(root, preload, lock)
-    return _serve(root, preload, lock, _say)
+        return _detached(root, preload, lock, give_way)
+    return _serve(root, preload, lock, _say, give_way)
 
 
-def _serve(root: Path, preload: Sequence[str], lock: int, say: Callable[[dict[str, Any]], None]) -> int:
+def _serve(root: Path, preload: Sequence[str], lock: int, say: Callable[[dict[str, Any]], None], give_way: int) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     seed = os.environ.pop(party.SEED_VARIABLE, "")
     try:
         listener = socketpath.listen(root / "agent.sock")
     except OSError as error:
         raise files.write_failed(root / "agent.sock", error) from error
-    spawner = Spawner(root, preload)  # its imports go on while the identity is made
+    spawner = Spawner(root, preload, give_way)  # its imports go on while the identity is made
     identity = party.ensure_identity(root / "identity", seed)
     agent = Agent(root, listener, spawner, identity)
     assert agent.me is not None
@@ -80,7 +82,7 @@ def _serve(root: Path, preload: Sequence[str], lock: int, say: Callable[[dict[st
         os.close(lock)
 
 
-def _detached(root: Path, preload: Sequence[str], lock: int) -> int:
+def _detached(root: Path, preload: Sequence[str], lock: int, give_way: int) -> int:
     """Fork the agent into its own session; return when it answers."""
     read, write = os.pipe()
     pid = os.fork()
@@ -88,7 +90,7 @@ def _detached(root: Path, preload: Sequence[str], lock: int) -> int:
         os.close(read)
         status = 70
         try:
-            status = _in_background(root, preload, lock, write)
+            status = _in_background(root, preload, lock, write, give_way)
         except UvccError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             status = error.exit_code
@@ -106,7 +108,7 @@ def _detached(root: Path, preload: Sequence[str], lock: int) -> int:
     return 0
 
 
-def _in_background(root: Path, preload: Sequence[str], lock: int, tell: int) -> int:
+def _in_background(root: Path, preload: Sequence[str], lock: int, tell: int, give_way: int) -> int:
     os.setsid()
     out = os.open(root / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -119,7 +121,7 @@ def _in_background(root: Path, preload: Sequence[str], lock: int, tell: int) -> 
         with os.fdopen(tell, "w") as parent:
             print(json.dumps(facts), file=parent)
 
-    return _serve(root, preload, lock, say)
+    return _serve(root, preload, lock, say, give_way)
 
 
 def _make_root(root: Path) -> None:

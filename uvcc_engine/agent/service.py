@@ -20,17 +20,18 @@ from uvcc_engine.agent import ops, party, probe
 from uvcc_engine.agent.channel import Console
 from uvcc_engine.agent.ending import Ending
 from uvcc_engine.agent.front import Front, Key
-from uvcc_engine.agent.halts import HaltWatch, may_follow
+from uvcc_engine.agent.halts import REFUSALS, HaltWatch
 from uvcc_engine.agent.lease import Lease
 from uvcc_engine.agent.process import ProcessId, wake_pipe
 from uvcc_engine.agent.relays import RelayTable
 from uvcc_engine.agent.spawner import Spawner
 from uvcc_engine.agent.workers import Worker, WorkerTable
 from uvcc_engine.contract import files, wire
-from uvcc_engine.contract.control import HALT, RELEASE, HaltRequest, read_halt, write_halt
+from uvcc_engine.contract.control import HALT, RELEASE, HaltRequest, Verdict, read_halt, verdict, write_halt
 from uvcc_engine.contract.errors import ProtocolError, UvccError
 from uvcc_engine.contract.eventlog import EventLog
 from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.wire import AckCode, RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -237,11 +238,14 @@ class Agent:
         pending = [s for launch in self._launches for s in launch.specs.values() if s.run == run]
         live = [w.spec for w in self.workers.live(run)] + pending
         if not live and not self.workers.of_run(run):
-            raise UvccError(f"no worker of run {run} was started on this pod", "there is nothing to halt here")
+            what = f"no worker of run {run} was started on this pod"
+            raise RefusedError(AckCode.NO_WORKER, what, "there is nothing to halt here")
         for folder in {Path(s.dir) for s in live}:
-            if not may_follow(read_halt(folder, run), asked):
-                raise UvccError(f"run {run} is already halting", "a halt is final; resume it afterwards")
-            self._write_halt(folder, asked)
+            found = verdict(read_halt(folder, run), asked, time.time())
+            if found == Verdict.OBEY:
+                self._write_halt(folder, asked)
+            elif found != Verdict.KNOWN:
+                raise RefusedError(AckCode(found), *REFUSALS[found](run))
         watch = self.halts.get(run)
         if watch is None or watch.request.nonce != asked.nonce:
             watch = self.halts[run] = HaltWatch(asked, self.front.broadcast)

@@ -20,9 +20,10 @@ from uvcc_engine.contract.spec import WorkerSpec
 class Spawner:
     """Owns the zygote process. ``facts`` is what it said about its imports; empty while they run."""
 
-    def __init__(self, root: Path, preload: Sequence[str]) -> None:
+    def __init__(self, root: Path, preload: Sequence[str], give_way: int = 0) -> None:
         self._root = root
         self._preload = tuple(preload)
+        self._give_way = give_way
         self._buffer = LineBuffer()
         self._out = b""
         self.facts: dict[str, Any] = {}
@@ -34,7 +35,7 @@ class Spawner:
     def start(self) -> None:
         """Fork a zygote; it begins to import at once."""
         self._buffer, self._out, self.facts = LineBuffer(), b"", {}
-        self.sock, self.pid = zygote.start(self._preload, os.fspath(self._root))
+        self.sock, self.pid = zygote.start(self._preload, os.fspath(self._root), self._give_way)
         self.running = True
 
     def launch(self, spec: WorkerSpec) -> None:

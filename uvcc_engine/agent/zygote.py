@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from uvcc_engine.agent.child import become_worker
+from uvcc_engine.agent.child import become_worker, yield_to_console
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.process import ProcessId, has_ended, wake_pipe
 from uvcc_engine.contract import host
@@ -32,8 +32,11 @@ log = logging.getLogger(__name__)
 SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def start(preload: Sequence[str], root: str) -> tuple[socket.socket, int]:
-    """Fork the zygote; returns the agent's end of the socket pair and the zygote's pid."""
+def start(preload: Sequence[str], root: str, give_way: int = 0) -> tuple[socket.socket, int]:
+    """Fork the zygote; returns the agent's end of the socket pair and the zygote's pid.
+
+    ``give_way``: its niceness and that of its workers at least, where pods share a machine with the console.
+    """
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid:
@@ -43,6 +46,7 @@ def start(preload: Sequence[str], root: str) -> tuple[socket.socket, int]:
     status = 70
     try:
         ours.close()
+        yield_to_console(str(give_way or ""))
         status = _Zygote(theirs, root).run(preload)
     except BaseException:
         log.exception("the zygote ended by an error that nobody expected")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,49 @@ class HaltRequest:
     def vote(self) -> int:
         """For the collective decision, where the largest vote wins: 0 go on, 1 hold, 2 halt."""
         return MODES.index(self.mode)
+
+
+def in_force(asked: HaltRequest, now: float) -> HaltRequest:
+    """What a request means at ``now``: a hold whose deadline has passed is a halt."""
+    return replace(asked, mode=HALT) if asked.mode == HOLD and 0 < asked.deadline < now else asked
+
+
+class Verdict(StrEnum):
+    """What becomes of a halt request, given the one in force."""
+
+    OBEY = "obey"  # it is written, and its nonce is the one that evidence answers
+    KNOWN = "known"  # it is in force already: nothing is written, so that a repeat cannot prolong a hold
+    FINAL = "final"  # refused: the run is halting, and that is not taken back
+    OVERTAKEN = "overtaken"  # refused: its own release was here before it
+    OTHER = "other"  # refused: it would release a hold that somebody else asked for
+
+
+def verdict(before: HaltRequest | None, asked: HaltRequest, now: float) -> Verdict:
+    """The one rule of which request may follow which, for every path by which requests arrive.
+
+    Requests may come late, twice and out of order, over a channel of their own or through the relay. A halt is final;
+    whoever asks for a further one is answered under the new nonce. A hold is released by its own nonce (one that a
+    person wrote by hand has none, and anybody may release it), and never comes back after that. A release with nothing
+    to release is written too: a hold of the same nonce that arrives after it is void. ``now`` is this pod's wall clock
+    in seconds; a hold whose deadline has passed is a halt.
+    """
+    if before is None:
+        return Verdict.OBEY
+    before = in_force(before, now)
+    same = before.nonce == asked.nonce
+    if before.mode == HALT:
+        if asked.mode != HALT:
+            return Verdict.FINAL
+        return Verdict.KNOWN if same else Verdict.OBEY
+    if asked.mode == HALT:
+        return Verdict.OBEY
+    if before.mode == asked.mode and same:
+        return Verdict.KNOWN
+    if before.mode == HOLD and asked.mode == RELEASE and not same and before.nonce:
+        return Verdict.OTHER
+    if before.mode == RELEASE and asked.mode == HOLD and same:
+        return Verdict.OVERTAKEN
+    return Verdict.OBEY
 
 
 def write_halt(directory: Path, request: HaltRequest) -> None:
@@ -90,10 +134,7 @@ class Control:
         if mark != self._seen:
             self._request = read_halt(self._directory, self._run)
             self._seen = mark
-        asked = self._request
-        if asked is not None and asked.mode == HOLD and 0 < asked.deadline < now:
-            return replace(asked, mode=HALT)
-        return asked
+        return self._request and in_force(self._request, now)
 
     def clear(self) -> None:
         """Remove what an earlier attempt left behind. For the starter of a run, never for a running worker."""

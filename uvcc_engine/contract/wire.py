@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Final
+
+from uvcc_engine.contract.errors import UvccError
 
 VERSION: Final = 1
 
@@ -28,14 +31,57 @@ LEASE: Final = "lease"  # {ttl_s}: renew (0 = give up); without renewal the agen
 # message of a console whose hello gave lease_s > 0 renews as well
 STOP: Final = "stop"  # {grace_s?} end every worker and the relay of this agent, then the agent; ack when all are gone
 # agent -> console
-ACK: Final = "ack"  # {nonce, ok, error?, cure?, ...}
+ACK: Final = "ack"  # {nonce, ok, code?, error?, cure?, ...}; code: an AckCode
 LINES: Final = "lines"  # {run, src, ino, off, seq, ts, lines: [...]}; off = offset after the last line
 REWIND: Final = "rewind"  # {run, src, reason: truncated|rotated}
 DROPPED: Final = "dropped"  # {run, src, n}: telemetry lines this agent had to drop for this console
 PROC: Final = "proc"  # {run, coord, pid, state: started|exited, rc, signal, ts}
-HALTED: Final = "halted"  # {run, nonce, mode, stage: seen|held|released|halted|gone, coord, step, checkpoint, detail}
+HALTED: Final = "halted"  # {run, nonce, mode, stage: seen|held|released|halted|gone, coord, step, checkpoint, detail,
+# lacks}; lacks: a Lacks, why a worker that is gone has no verified checkpoint
 # gone = process absent; its checkpoint is named only if exit.json and every byte of the checkpoint were checked
 TELEMETRY: Final = "telemetry"  # {ts, cpu, mem_mib, disk_free_mib, gpus: [...]}
+
+
+class AckCode(StrEnum):
+    """Why a command was refused. Consoles decide by it; the text beside it is for people."""
+
+    FAILED = "failed"  # for the reason that the text gives
+    MALFORMED = "malformed"  # the command is none
+    NO_WORKER = "no_worker"  # no worker of the run was ever started on this pod
+    FINAL = "final"  # the run is halting: see control.Verdict
+    OVERTAKEN = "overtaken"
+    OTHER = "other"
+
+
+class Lacks(StrEnum):
+    """Why a worker that is gone shows no verified checkpoint."""
+
+    NOTHING = ""  # it shows one
+    DONE = "done"  # it had ended well and needs none
+    NO_EXIT = "no_exit"  # it left no exit record of this run
+    FAILED = "failed"  # it ended in an error
+    NOT_NAMED = "not_named"  # it halted and names no checkpoint
+    DAMAGED = "damaged"  # the checkpoint that it names does not verify
+
+
+class RefusedError(UvccError):
+    """An agent's refusal, with its code."""
+
+    def __init__(self, code: AckCode, what: str, cure: str = "") -> None:
+        super().__init__(what, cure)
+        self.code = code
+
+
+def code_of(ack: Mapping[str, Any]) -> AckCode:
+    """The code of a refusal; FAILED for one of an older agent or of none that is known."""
+    found = ack.get("code")
+    return AckCode(found) if isinstance(found, str) and found in set(AckCode) else AckCode.FAILED
+
+
+def lacks_of(halted: Mapping[str, Any]) -> Lacks | None:
+    """What an agent says is missing of a worker that is gone; None where it does not say (an older agent)."""
+    found = halted.get("lacks")
+    return Lacks(found) if isinstance(found, str) and found in set(Lacks) else None
 
 
 def encode(message: Mapping[str, Any]) -> bytes:

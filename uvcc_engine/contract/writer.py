@@ -25,6 +25,7 @@ from uvcc_engine.contract.eventlog import EventLog
 from uvcc_engine.contract.files import LineFile
 from uvcc_engine.contract.flight import Recorder
 from uvcc_engine.contract.host import resident_mib
+from uvcc_engine.contract.records import STATUSES
 from uvcc_engine.contract.table import Table
 
 BEAT_EVERY_S: Final = 5.0
@@ -33,7 +34,6 @@ WAIT_TOLD_S: Final = 2.0
 MEMORY_EVERY_S: Final = 1.0
 COUNTS: Final = ("sent_bytes",)  # totals: true until the next one, whatever phase says so in between
 HEARTBEAT_KEEP_BYTES: Final = 16 << 20
-STATUSES: Final = ("done", "halted", "failed")
 
 
 class RunWriter:

@@ -6,18 +6,27 @@ the input is the transposed map: multiply, add the patches up where they came fr
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from uvcc_engine.model.specs import Conv2d, Image, Pool
+from uvcc_engine.model import ops
+from uvcc_engine.model.shapes import Image
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from uvcc_engine.model.layer_types.conv2d import Conv2d
+    from uvcc_engine.model.layer_types.pool import Pool
+
+
+def pixels(x: Tensor, image: Image) -> Tensor:
+    """(rows, image) -> (rows, channels, height, width)."""
+    return x.reshape(-1, image.channels, image.height, image.width)
 
 
 def cut_patches(x: Tensor, conv: Conv2d) -> Tensor:
     """(rows, image) -> (rows * out_height * out_width, channels * kernel^2)."""
-    image, k = conv.image, conv.kernel
-    pixels = x.reshape(-1, image.channels, image.height, image.width)
-    pad = (conv.padding,) * 4
-    cut = torch.nn.functional.pad(pixels, pad).unfold(2, k, conv.stride).unfold(3, k, conv.stride)
+    k, pad = conv.kernel, (conv.padding,) * 4
+    cut = ops.torch.nn.functional.pad(pixels(x, conv.image), pad).unfold(2, k, conv.stride).unfold(3, k, conv.stride)
     return cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, conv.inputs)
 
 
@@ -46,9 +55,8 @@ def channels_last(x: Tensor, out: Image) -> Tensor:
 
 def cut_windows(x: Tensor, pool: Pool) -> Tensor:
     """(rows, image) -> (rows * out.size, size^2): the values of every pooling window."""
-    image, n = pool.image, pool.size
-    pixels = x.reshape(-1, image.channels, image.height, image.width)
-    return pixels.unfold(2, n, n).unfold(3, n, n).reshape(-1, n * n)
+    n = pool.size
+    return pixels(x, pool.image).unfold(2, n, n).unfold(3, n, n).reshape(-1, n * n)
 
 
 def lay_windows(windows: Tensor, pool: Pool) -> Tensor:

@@ -1,13 +1,15 @@
 """The same training without secrets: the float reference that every private run is held against.
 
-Same rows, same order, same initial weights, same schedule, same update rule as ``private.training``; the arithmetic is
+Same rows, same order, same initial weights, same schedule, same update rule as ``model.training``; the arithmetic is
 float64, the gradients are autograd's and not ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -15,28 +17,14 @@ from torch.nn import functional as fn
 
 from uvcc_engine.data.sets import Dataset, Floats, batch_rows
 from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
 from uvcc_engine.model.optimizers import adam_rate, gradient_gain, smallest
-from uvcc_engine.model.specs import (
-    Attention,
-    BatchNorm,
-    Conv2d,
-    Dense,
-    Embedding,
-    Gelu,
-    Image,
-    LayerNorm,
-    LayerSpec,
-    ModelSpec,
-    Pool,
-    Residual,
-    find_model,
-    initial_weights,
-)
-from uvcc_engine.model.transformer import EPSILON, KEEP
+from uvcc_engine.model.registry import PlaintextContext, type_of
+from uvcc_engine.model.specs import ModelSpec, find_model, initial_weights
 
 
 @dataclass(frozen=True, slots=True)
-class ClearResult:
+class PlaintextResult:
     """Weights (one per weighted layer), the mean loss of every step, the correct test rows and the test accuracy."""
 
     weights: tuple[Floats, ...]
@@ -47,56 +35,20 @@ class ClearResult:
 
 def forward(model: ModelSpec, weights: list[Tensor], x: Tensor, *, training: bool = False) -> Tensor:
     """Logits (rows * positions, classes) of rows (rows, features). ``training`` is for batch normalisation."""
-    return _through(model.layers, iter(weights), x, training)
+    return _through(model.layers, weights, x, training)
 
 
-def _through(layers: Sequence[LayerSpec], left: Iterator[Tensor], x: Tensor, training: bool) -> Tensor:
-    for layer in layers:
-        if isinstance(layer, Dense):
-            w = next(left)
-            x = x @ w[:-1] + w[-1]
-        elif isinstance(layer, Conv2d):
-            w = next(left)
-            kernel = w[:-1].T.reshape(layer.channels, layer.image.channels, layer.kernel, layer.kernel)
-            x = fn.conv2d(_image(x, layer.image), kernel, w[-1], layer.stride, layer.padding).flatten(1)
-        elif isinstance(layer, Pool):
-            pool = fn.avg_pool2d if layer.kind == "avg" else fn.max_pool2d
-            x = pool(_image(x, layer.image), layer.size).flatten(1)
-        elif isinstance(layer, Residual):
-            x = x + _through(layer.layers, left, x, training)
-        elif isinstance(layer, LayerNorm):
-            w = next(left)
-            x = fn.layer_norm(x, (layer.width,), w[0], w[1], EPSILON)
-        elif isinstance(layer, BatchNorm):
-            x = _batch_norm(layer, next(left), x, training)
-        elif isinstance(layer, Embedding):
-            w = next(left)
-            letters = x.reshape(-1, layer.positions, layer.vocabulary)
-            x = (letters @ w[: layer.vocabulary] + w[layer.vocabulary :]).flatten(0, 1)
-        elif isinstance(layer, Attention):
-            parts = x.reshape(-1, layer.positions, 3, layer.heads, layer.width // layer.heads).permute(2, 0, 3, 1, 4)
-            mixed = fn.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
-            x = mixed.transpose(1, 2).reshape(-1, layer.width)
-        else:
-            x = fn.gelu(x) if isinstance(layer, Gelu) else torch.relu(x)
+def _through(layers: Sequence[LayerSpec], weights: Sequence[Tensor], x: Tensor, training: bool) -> Tensor:
+    left = iter(weights)
+    for spec in layers:
+        mine = list(islice(left, len(weighted_specs([spec]))))
+        own = mine[0] if isinstance(spec, WeightedSpec) else None
+        inner = partial(_through, spec.inner, mine, training=training)
+        x = type_of(spec).plaintext(spec, PlaintextContext(own, training, inner), x)
     return x
 
 
-def _batch_norm(layer: BatchNorm, w: Tensor, x: Tensor, training: bool) -> Tensor:
-    image = _image(x, layer.image)
-    if training:
-        over = (0, 2, 3)
-        found = torch.stack([image.mean(over), image.var(over, unbiased=False)]).detach()
-        w.data[1:3] = KEEP * w.data[1:3] + (1.0 - KEEP) * found  # not a gradient's business
-    mean, variance = (None, None) if training else (w[1], w[2])
-    return fn.batch_norm(image, mean, variance, w[0], w[3], training, 0.0, EPSILON).flatten(1)
-
-
-def _image(x: Tensor, image: Image) -> Tensor:
-    return x.reshape(-1, image.channels, image.height, image.width)
-
-
-def train_clear(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None = None) -> ClearResult:
+def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None = None) -> PlaintextResult:
     """Train in clear float64 exactly as ``job`` says, from its own initial weights or from ``starts``."""
     model = find_model(job.model)
     first = initial_weights(model, job.seed, job.frac_bits) if starts is None else starts
@@ -114,7 +66,7 @@ def train_clear(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None 
                 _update(job, step, w, v, s, g, model.positions)
     found = [w.detach().numpy() for w in weights]
     correct = count_correct(model, found, data)
-    return ClearResult(tuple(found), tuple(losses), correct, correct / data.test_y.size)
+    return PlaintextResult(tuple(found), tuple(losses), correct, correct / data.test_y.size)
 
 
 def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -1,13 +1,12 @@
-"""The models that can be trained in secret: layer by layer, by name. Shapes only; no torch.
+"""The models that can be trained in secret: stacks of layers, by name. Shapes only; no torch is loaded.
 
-Initial weights are a public, deterministic function of the job's seed (Kaiming-uniform, rounded to the fixed-point
-grid): sharing a public constant is free, and after the first update the weights are secret.
+Initial weights are a public, deterministic function of the job's seed, rounded to the fixed-point grid: sharing a
+public constant is free, and after the first update the weights are secret.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
@@ -16,143 +15,44 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.data.sets import Floats, public_stream
+from uvcc_engine.data.sets import Floats
+from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
+from uvcc_engine.model.layer_types.attention import Attention
+from uvcc_engine.model.layer_types.batch_norm import BatchNorm
+from uvcc_engine.model.layer_types.conv2d import Conv2d
+from uvcc_engine.model.layer_types.dense import Dense
+from uvcc_engine.model.layer_types.embedding import Embedding
+from uvcc_engine.model.layer_types.gelu import Gelu
+from uvcc_engine.model.layer_types.layer_norm import LayerNorm
+from uvcc_engine.model.layer_types.pool import Pool
+from uvcc_engine.model.layer_types.relu import Relu
+from uvcc_engine.model.layer_types.residual import Residual
+from uvcc_engine.model.registry import InitialContext, type_of
+from uvcc_engine.model.shapes import Image
 
-
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """A fully connected layer. Its weight is (inputs + 1, outputs); the last row is the bias."""
-
-    inputs: int
-    outputs: int
-
-    @property
-    def weight_shape(self) -> tuple[int, int]:
-        return self.inputs + 1, self.outputs
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """Shape of an image whose pixels lie flat in a row: channel by channel, line by line."""
-
-    channels: int
-    height: int
-    width: int
-
-    @property
-    def size(self) -> int:
-        return self.channels * self.height * self.width
-
-
-@dataclass(frozen=True, slots=True)
-class Conv2d:
-    """A convolution with zero padding. Its weight is (channels * kernel^2 + 1, outputs); the last row is the bias."""
-
-    image: Image
-    channels: int
-    kernel: int
-    stride: int = 1
-    padding: int = 0
-
-    @property
-    def out(self) -> Image:
-        image, both = self.image, 2 * self.padding - self.kernel
-        return Image(self.channels, (image.height + both) // self.stride + 1, (image.width + both) // self.stride + 1)
-
-    @property
-    def inputs(self) -> int:
-        """Fan-in of one output."""
-        return self.image.channels * self.kernel**2
-
-    @property
-    def outputs(self) -> int:
-        return self.channels
-
-    @property
-    def weight_shape(self) -> tuple[int, int]:
-        return self.inputs + 1, self.channels
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Average or maximum over ``size`` x ``size`` windows that do not overlap; a remainder at the edge is dropped."""
-
-    image: Image
-    size: int
-    kind: str
-
-    @property
-    def out(self) -> Image:
-        return Image(self.image.channels, self.image.height // self.size, self.image.width // self.size)
-
-
-@dataclass(frozen=True, slots=True)
-class Relu:
-    """max(0, x) on ``width`` features."""
-
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gelu:
-    """x times the normal distribution function of x, on ``width`` features."""
-
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    """Every row brought to mean 0 and variance 1. Its weight is (2, width): gain and bias."""
-
-    width: int
-
-    @property
-    def weight_shape(self) -> tuple[int, int]:
-        return 2, self.width
-
-
-@dataclass(frozen=True, slots=True)
-class BatchNorm:
-    """Every channel brought to mean 0 and variance 1. Its weight is (4, channels): gain, mean, variance and bias."""
-
-    image: Image
-
-    @property
-    def weight_shape(self) -> tuple[int, int]:
-        return 4, self.image.channels
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """Letters and their places to vectors. Its weight is (vocabulary + positions, width)."""
-
-    vocabulary: int
-    positions: int
-    width: int
-
-    @property
-    def weight_shape(self) -> tuple[int, int]:
-        return self.vocabulary + self.positions, self.width
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """Causal self-attention of ``heads`` heads over queries, keys and values of ``width`` each."""
-
-    positions: int
-    width: int
-    heads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """x + layers(x)."""
-
-    layers: tuple[LayerSpec, ...]
-
-
-Weighted = Dense | Conv2d | LayerNorm | BatchNorm | Embedding
-LayerSpec = Weighted | Pool | Relu | Gelu | Attention | Residual
+__all__ = [
+    "MODELS",
+    "Attention",
+    "BatchNorm",
+    "Conv2d",
+    "Dense",
+    "Embedding",
+    "Gelu",
+    "Image",
+    "LayerNorm",
+    "LayerSpec",
+    "ModelSpec",
+    "Pool",
+    "Relu",
+    "Residual",
+    "check_model",
+    "cnn",
+    "find_model",
+    "gpt",
+    "initial_weights",
+    "mlp",
+    "register_model",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +70,14 @@ class ModelSpec:
     frac_bits: int = 8
 
     @property
-    def weights(self) -> tuple[Weighted, ...]:
+    def weights(self) -> tuple[WeightedSpec, ...]:
         """The layers that hold a weight, in order."""
-        return tuple(_weighted(self.layers))
+        return tuple(weighted_specs(self.layers))
 
     @property
     def targets(self) -> int:
         """Columns of the one-hot labels."""
         return self.classes * self.positions
-
-
-def _weighted(layers: Sequence[LayerSpec]) -> Iterator[Weighted]:
-    for layer in layers:
-        if isinstance(layer, Residual):
-            yield from _weighted(layer.layers)
-        elif isinstance(layer, Dense | Conv2d | LayerNorm | BatchNorm | Embedding):
-            yield layer
 
 
 def mlp(name: str, *widths: int) -> ModelSpec:
@@ -273,30 +165,53 @@ def find_model(name: str) -> ModelSpec:
     raise ConfigError(f"job.model: unknown model {name!r}", f"did you mean {near[0]!r}?")
 
 
-def initial_weights(model: ModelSpec, seed: int, frac_bits: int) -> list[Floats]:
-    """Public initial weights, one array per weighted layer, on the grid of 2^-frac_bits.
+def register_model(model: ModelSpec) -> ModelSpec:
+    """Give a model its name, by which jobs ask for it; and give it back.
 
-    Kaiming-uniform with gain sqrt(2) before a ReLU and 1 before the logits; biases and places are zero, gains one (He
-    et al., 2015).
+    Raises ConfigError if the name is taken, or if its layers do not fit together. Names are this process's: a run
+    trains it where every party and the owner registered the same model.
     """
+    if model.name in MODELS:
+        raise ConfigError(f"there is a model {model.name!r} already", "choose another name")
+    check_model(model)
+    MODELS[model.name] = model
+    return model
+
+
+def check_model(model: ModelSpec) -> None:
+    """Refuse (ConfigError naming the layer) a model whose layers do not fit together, or do not give its classes."""
+    shape = (1, model.features)
+    for at, spec in enumerate(model.layers):
+        try:
+            shape = type_of(spec).output_shape(spec, shape)
+        except ConfigError as error:
+            raise ConfigError(f"{model.name}, layer {at}: {error.what}", error.cure) from error
+    if shape != (model.positions, model.classes):
+        raise ConfigError(
+            f"{model.name} gives {shape[0]} lines of {shape[1]} features per row,"
+            f" not {model.positions} of {model.classes} classes",
+            "end it in a layer of as many outputs as there are classes",
+        )
+    if not model.weights:
+        raise ConfigError(f"{model.name} has no weight", "give it a layer that is trained")
+
+
+def initial_weights(model: ModelSpec, seed: int, frac_bits: int) -> list[Floats]:
+    """Public initial weights, one array per weighted layer, on the grid of 2^-frac_bits."""
     weighted = model.weights
     return [
-        np.rint(_initial(layer, seed, index, last=index == len(weighted) - 1) * 2.0**frac_bits) / 2.0**frac_bits
-        for index, layer in enumerate(weighted)
+        np.rint(_initial(spec, InitialContext(seed, index, index == len(weighted) - 1)) * 2.0**frac_bits)
+        / 2.0**frac_bits
+        for index, spec in enumerate(weighted)
     ]
 
 
-def _initial(layer: Weighted, seed: int, index: int, *, last: bool) -> Floats:
-    weight = np.zeros(layer.weight_shape)
-    if isinstance(layer, LayerNorm | BatchNorm):
-        weight[0] = 1.0
-        weight[2:-1] = 1.0  # the running variance, if there is one
-        return weight
-    if isinstance(layer, Embedding):
-        rows, columns, bound = layer.vocabulary, layer.width, 0.5
-    else:
-        rows, columns, bound = layer.inputs, layer.outputs, math.sqrt((3.0 if last else 6.0) / layer.inputs)
-    words = public_stream("init", seed, index, rows * columns)
-    uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    weight[:rows] = ((2.0 * uniform - 1.0) * bound).reshape(rows, columns)
-    return weight
+def _initial(spec: WeightedSpec, at: InitialContext) -> Floats:
+    kind = type_of(spec)
+    assert kind.initial is not None  # the registry asked for it
+    found = kind.initial(spec, at)
+    if found.shape != spec.weight_shape:
+        raise ConfigError(
+            f"layer type {kind.name!r} starts {spec} with {found.shape}, not {spec.weight_shape}", "mend its initial"
+        )
+    return found

@@ -11,7 +11,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import layers as nn
-from uvcc_engine.model import losses
+from uvcc_engine.model import losses, ops
 from uvcc_engine.model.digests import component_digest
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.optimizers import Adam, Optimizer, Sgd
@@ -21,6 +21,8 @@ from uvcc_engine.mpc.runtime import Runtime, Steps, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
+
+ops.load()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.plaintext import train_clear
+from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import ModelSpec, initial_weights
 from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.local import LocalPlanes
@@ -91,7 +91,7 @@ def measure(job: PrivateJob, data: Dataset) -> AccuracyRow:
         return losses, trainer.count_correct(), trainer.test_rows
 
     losses, correct, rows = LocalPlanes(1).run_three(body)[0]
-    clear, nudged = train_clear(job, data), train_clear(job, data, nudged_weights(job, model))
+    clear, nudged = train_plaintext(job, data), train_plaintext(job, data, nudged_weights(job, model))
     opened = [s for s in range(job.steps) if job.reveals_loss(s)]
     gap = max(abs(a - clear.losses[s]) for a, s in zip(losses, opened, strict=True))
     drift = max(abs(a - b) for a, b in zip(clear.losses, nudged.losses, strict=True))

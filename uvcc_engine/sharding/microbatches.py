@@ -31,7 +31,7 @@ def stream_of(direction: str, microbatch: int) -> int:
     return 1 + 2 * microbatch + (direction == BACKWARD)
 
 
-class Lanes:
+class StreamRuntimes:
     """A runtime for every stream of an epoch: the main one, and one per microbatch and direction."""
 
     def __init__(self, make: MainRuntime, main: Runtime) -> None:
@@ -44,7 +44,7 @@ class Lanes:
         stream = stream_of(direction, microbatch)
         if stream not in self._others:
             self._others[stream] = self._make(stream)
-        lane = self._others[stream]
-        if lane.epoch != self.main.epoch:
-            lane.begin_epoch(self.main.epoch)
-        return lane
+        found = self._others[stream]
+        if found.epoch != self.main.epoch:
+            found.begin_epoch(self.main.epoch)
+        return found

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from uvcc_engine.data.sets import Floats
-from uvcc_engine.model.layers import ReluLayer
-from uvcc_engine.model.specs import Attention, Embedding, Gelu, LayerNorm, ModelSpec, Residual
-from uvcc_engine.model.transformer import AttentionLayer, GeluLayer
+from uvcc_engine.model.registry import type_of
+from uvcc_engine.model.specs import ModelSpec
+from uvcc_engine.model.tensor_parallel import PartContext
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.parallel.group import Group
-from uvcc_engine.sharding.layout import COLUMNS, ROWS, Placed, bounds, place_layers, slice_of, stage_bounds, weights_of
-from uvcc_engine.sharding.tensor_parallel import ColumnDense, Local, Part, RowDense, ToRows, leaves
-from uvcc_engine.sharding.tensor_parallel_transformer import Branch, LookUp, Norm
+from uvcc_engine.sharding.layout import COLUMNS, Placed, place_layers, slice_of, stage_bounds, weights_of
+from uvcc_engine.sharding.tensor_parallel import Part, ToRows, leaves
 
 __all__ = ["Placed", "Stage", "build_stage", "place_layers", "stage_bounds"]
 
@@ -47,21 +46,10 @@ def build_stage(rt: Runtime, model: ModelSpec, starts: Sequence[Floats], f: int,
 
 
 def _part(rt: Runtime, placed: Placed, starts: Sequence[Floats], f: int, tp: Group) -> Part:
-    spec = placed.spec
-    if isinstance(spec, Residual):
-        return Branch([_part(rt, one, starts, f, tp) for one in placed.inner])
-    if isinstance(spec, Attention):
-        heads = bounds(spec.heads, tp.size, tp.index)
-        count = heads.stop - heads.start
-        return Local(AttentionLayer(replace(spec, heads=count, width=spec.width // spec.heads * count)))
-    if placed.weight < 0:
-        return Local(GeluLayer() if isinstance(spec, Gelu) else ReluLayer())
-    start = starts[placed.weight][np.ix_(*slice_of(placed, tp.size, tp.index))]
-    weight, dealer = public(rt, torch.from_numpy(start), f=f), placed.weight % 3
-    if isinstance(spec, Embedding):
-        return LookUp(spec, weight, dealer)
-    if isinstance(spec, LayerNorm):
-        return Norm(weight, dealer)
-    if placed.split == ROWS and tp.size > 1:
-        return RowDense(weight, dealer)
-    return ColumnDense(weight, dealer, layout=placed.layout)
+    inner = tuple(_part(rt, one, starts, f, tp) for one in placed.inner)
+    own = None
+    if placed.weight >= 0:
+        own = public(rt, torch.from_numpy(starts[placed.weight][np.ix_(*slice_of(placed, tp.size, tp.index))]), f=f)
+    form = type_of(placed.spec).tensor_parallel
+    assert form is not None  # it was placed
+    return form.part(placed.spec, PartContext(rt, placed, tp, own, placed.weight % 3, inner))

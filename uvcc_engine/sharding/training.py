@@ -22,6 +22,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import losses
+from uvcc_engine.model.additive import settle_gen
 from uvcc_engine.model.digests import component_digest
 from uvcc_engine.model.functions import exp_scale
 from uvcc_engine.model.job import PrivateJob
@@ -38,10 +39,9 @@ from uvcc_engine.parallel.schedule import one_f_one_b
 from uvcc_engine.plane.api import Nudged, WatchedPlane
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
-from uvcc_engine.sharding.additive import settle_gen
 from uvcc_engine.sharding.gradients import Gradients
 from uvcc_engine.sharding.layout import bounds
-from uvcc_engine.sharding.microbatches import Lanes, MainRuntime, in_flight, stream_of
+from uvcc_engine.sharding.microbatches import MainRuntime, StreamRuntimes, in_flight, stream_of
 from uvcc_engine.sharding.overlap import Overlap, Passage
 from uvcc_engine.sharding.stage import build_stage
 from uvcc_engine.sharding.tensor_parallel import Pass, backward_gen, forward_gen, my_rows
@@ -102,7 +102,7 @@ class ParallelTrainer:
             )
         self._job, self._model, self._groups, self._on_event = job, model, groups, on_event
         self._whole_job = replace(job, batch=job.batch * size.replicas)
-        self._lanes = Lanes(runtime, main)
+        self._runtimes = StreamRuntimes(runtime, main)
         self._tensors = {
             name: Share(torch.from_numpy(lo), torch.from_numpy(hi), inputs.frac_bits)
             for name, (lo, hi) in inputs.tensors.items()
@@ -181,7 +181,7 @@ class ParallelTrainer:
 
     def _passages(self, rows: Tensor, reveal: bool, gantt: Gantt) -> Iterator[Passage]:
         """The step's passes in the order of the schedule."""
-        size, device = self._groups.place.topology, self._lanes.main.device
+        size, device = self._groups.place.topology, self._runtimes.main.device
         count = size.microbatches
         sources = {
             direction: None if at_end else Intake(self._pipe, direction, count, device, self._nudge)
@@ -206,7 +206,7 @@ class ParallelTrainer:
             both = source.take(m)
             incoming = Share(both[0], both[1], self._job.frac_bits)
         gantt.begin(direction, m)
-        rt = self._lanes.of(direction, m)
+        rt = self._runtimes.of(direction, m)
         return rt.start(steps(rt, m, rows, incoming))
 
     def _finish(self, direction: str, m: int, gantt: Gantt, out: Share | None) -> None:
@@ -248,7 +248,7 @@ class ParallelTrainer:
         return (yield from backward_gen(on, self._stage.parts, grad, wanted=not self._pipe.first))
 
     def _receive(self, direction: str, m: int) -> Share:
-        both = self._pipe.receive(direction, m, self._lanes.main.device)
+        both = self._pipe.receive(direction, m, self._runtimes.main.device)
         return Share(both[0], both[1], self._job.frac_bits)
 
     def _send(self, direction: str, m: int, x: Share) -> None:
@@ -265,7 +265,7 @@ class ParallelTrainer:
             if groups.dp.size > 1:
                 self._on_event("dp_ok", {"coord": str(groups.place.coord)})
         total = self._fleet_sum(self._losses) if reveal and self._pipe.last else None
-        *found, opened = self._lanes.main.run(self._update_gen(step, slices, total if self._opener else None))
+        *found, opened = self._runtimes.main.run(self._update_gen(step, slices, total if self._opener else None))
         self.velocity = self._gradients.joined(found, self.weights)
         for (part, k), fresh in zip(self._slots, self.velocity, strict=True):
             part.weights[k] = sub(part.weights[k], fresh)
@@ -277,14 +277,14 @@ class ParallelTrainer:
     def _update_gen(self, step: int, slices: list[Tensor], loss: Share | None) -> Steps[list[Any]]:
         steps: list[Steps[Any]] = [self._slice_gen(step, at, z) for at, z in enumerate(slices)]
         if loss is not None:
-            steps.append(open_ring_gen(self._lanes.main, loss))
+            steps.append(open_ring_gen(self._runtimes.main, loss))
         else:
             steps.append(_nothing_gen())
         return (yield from par(*steps))
 
     def _slice_gen(self, step: int, at: int, z: Tensor) -> Steps[Share]:
         """The update u <- m u + (lr / B) g of this replica's slice of one weight: 2 rounds."""
-        job, rt = self._whole_job, self._lanes.main
+        job, rt = self._whole_job, self._runtimes.main
         part, k = self._slots[at]
         before = self.velocity[at].map(lambda t: self._gradients.mine(at, t))
         rate, f = job.rate_at(step) / self._model.positions, job.frac_bits
@@ -315,11 +315,11 @@ class ParallelTrainer:
         groups.start_dp()
         rows = int(self._tensors["test_x"].shape[0])
         mine = torch.arange(rows)[bounds(rows, size.replicas, groups.place.coord.replica)]
-        hits = [public(self._lanes.main, torch.zeros(1), f=self._job.frac_bits)]
+        hits = [public(self._runtimes.main, torch.zeros(1), f=self._job.frac_bits)]
         count = -(-len(mine) // _EVAL_ROWS)
         for m in range(count):  # parts of one size, up to one: a tensor rank without a row could not take part
             some = mine[bounds(len(mine), count, m)]
-            rt = self._lanes.of(FORWARD, m)
+            rt = self._runtimes.of(FORWARD, m)
             on = self._pass(rt, some)
             x = self._tensors["test_x"].index(some) if self._pipe.first else self._receive(FORWARD, m)
             if self._pipe.last:
@@ -330,7 +330,7 @@ class ParallelTrainer:
         opened = None
         if self._pipe.last:
             total = self._fleet_sum(hits)
-            opened = self._lanes.main.run(open_ring_gen(self._lanes.main, total)) if self._opener else None
+            opened = self._runtimes.main.run(open_ring_gen(self._runtimes.main, total)) if self._opener else None
         return self._told(opened) >> self._job.frac_bits
 
     def _hits_gen(self, on: Pass, x: Share, targets: Share) -> Steps[Share]:

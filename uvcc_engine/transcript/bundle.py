@@ -34,9 +34,9 @@ from uvcc_engine.transcript.statements import (
 from uvcc_engine.transcript.store import Opening
 
 FORMAT: Final = head.FORMAT
-NAME: Final = "proof_bundle.json"
-POLICY_FILE: Final = "policy.json"
-SIGNATURES_FILE: Final = "policy_signatures.json"
+NAME: Final = files.BUNDLE
+POLICY_FILE: Final = files.POLICY
+SIGNATURES_FILE: Final = files.SIGNATURES
 SCHEMA: Final = Path(__file__).with_name("proof_bundle.schema.json")
 _FIELDS: Final = ("epochs", "format", "policy", "policy_signatures", "result_hashes", "run_root", "workers")
 MOST_ENTRIES: Final = 20_000  # files and folders in which a few transcripts are looked for

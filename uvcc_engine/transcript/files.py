@@ -16,6 +16,9 @@ from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.transcript.leaf import RECORD
 from uvcc_engine.transcript.reading import open_regular
 
+BUNDLE: Final = "proof_bundle.json"
+POLICY: Final = "policy.json"
+SIGNATURES: Final = "policy_signatures.json"
 LEAVES: Final = "leaves.bin"
 OPEN_EPOCH: Final = "open.bin"
 ROOTS: Final = "roots.jsonl"

@@ -62,17 +62,6 @@ class Roots:
         return [found[epoch] for epoch in sorted(found)]
 
 
-def may_obey(before: HaltRequest | None, asked: HaltRequest) -> bool:
-    """Whether an order that came late, twice or out of order may still count. A halt is final."""
-    if before is None:
-        return asked.mode != control.RELEASE
-    if before.mode == control.HALT:
-        return False
-    if before.nonce != asked.nonce:
-        return asked.mode != control.RELEASE
-    return asked.mode == control.HALT or (asked.mode == control.RELEASE and before.mode == control.HOLD)
-
-
 class Orders:
     """A thread beside the worker; use as a context. Without a relay or keys it does nothing.
 
@@ -187,7 +176,8 @@ class Orders:
         deadline = time.time() + after if after > 0 else 0.0
         asked = HaltRequest(mode, nonce, self._run, deadline)
         self._nonces.add(asked.nonce)
-        if may_obey(control.read_halt(self._directory, self._run), asked):
+        before = control.read_halt(self._directory, self._run)
+        if control.verdict(before, asked, time.time()) == control.Verdict.OBEY:
             control.write_halt(self._directory, asked)
             self._told(asked)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet import provider as providers
-from uvcc_console.fleet.provider import Pod
+from uvcc_console.fleet import kinds as providers
+from uvcc_console.fleet.prime.intents import Intents
+from uvcc_console.fleet.provider import Books, Caps, Pod
 from uvcc_console.runs.processes import CONDUCTOR, write_record
 from uvcc_engine.contract.errors import UnreachableError
 
@@ -23,6 +25,8 @@ class Shop:
     def __init__(self, *names: str) -> None:
         self.pods = {n: Pod(n, 0, 0, "local", n) for n in names}
         self.stubborn: set[str] = set()
+        self.caps: Caps | None = None
+        self.unproven: list[str] = []
 
     async def list(self, prefix: str) -> list[Pod]:
         return [p for n, p in self.pods.items() if n.startswith(prefix)]
@@ -31,6 +35,12 @@ class Shop:
         if pod.name in self.stubborn:
             raise UnreachableError(f"pod {pod.name} is not gone")
         del self.pods[pod.name]
+
+    def books(self) -> Books:
+        return Books()
+
+    async def prove(self, *, ended: bool, keep: object = ()) -> list[str]:
+        return self.unproven
 
     async def close(self) -> None:
         pass
@@ -71,6 +81,58 @@ def test_a_pod_that_will_not_go_is_no_success(shop: Shop, capsys: pytest.Capture
     shop.stubborn.add("uvcc-dead-1-p0r0")
     assert main(["pods", "--sweep"]) == 1
     assert "uvcc-dead-1-p0r0 is not gone" in capsys.readouterr().err
+
+
+def test_who_does_not_answer_is_unknown_and_no_leak(
+    shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Pod("uvcc-dead-1-p1r0", 1, 0, "local", "h", doubt="its host is off")
+    shop.pods[there.name] = there
+    shop.stubborn.add(there.name)
+    assert main(["pods"]) == 3
+    assert "may be there, nobody can tell: its host is off" in capsys.readouterr().err
+    assert main(["pods", "--sweep"]) == 3  # what can be ended is ended, and the rest named
+    said = capsys.readouterr()
+    assert "then: uvcc pods --end uvcc-dead-1-p1r0" in said.err
+    assert set(shop.pods) == {there.name, "uvcc-live-1-p0r0", "uvcc-elsewhere-1-p0r0", "somebody-else"}
+
+    async def refused(prefix: str) -> list[Pod]:
+        raise UnreachableError("401: the key is not taken any more")
+
+    monkeypatch.setattr(shop, "list", refused)
+    assert main(["pods", "--sweep"]) == 3
+    assert "401" in capsys.readouterr().err
+
+
+def test_a_leak_weighs_more_than_what_is_unknown(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    for n, doubt in ((1, "its host is off"), (2, "")):
+        shop.pods[f"uvcc-dead-1-p{n}r0"] = Pod(f"uvcc-dead-1-p{n}r0", n, 0, "local", f"h{n}", doubt=doubt)
+        shop.stubborn.add(f"uvcc-dead-1-p{n}r0")
+    assert main(["pods", "--sweep"]) == 1
+
+
+def test_one_pod_is_ended_by_name_unless_a_live_run_uses_it(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pods", "--end", "uvcc-live-1-p0r0"]) == 2
+    assert "uvcc teardown live-1" in capsys.readouterr().err
+    assert main(["pods", "--end", "uvcc-elsewhere-1-p0r0"]) == 2
+    assert main(["pods", "--end", "uvcc-dead-1-p0r0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"pod": "uvcc-dead-1-p0r0", "gone": True}
+    assert set(shop.pods) == {"uvcc-live-1-p0r0", "uvcc-elsewhere-1-p0r0", "somebody-else"}
+
+
+def test_a_create_without_an_answer_is_unknown_until_it_is_proven_nothing(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten minutes is the market's lag: a sweep within them can prove nothing, and leaves nothing behind either."""
+    shop.caps, shop.unproven = None, ["uvcc-dead-1-p0r0xaaaaaa"]
+    folder = Path(os.environ["UVCC_HOME"]) / "runs" / "dead-1"
+    Intents.of(folder).note(time.time(), name=shop.unproven[0], offer="x", price_hr=1.0)
+    assert main(["pods", "--sweep"]) == 3
+    said = capsys.readouterr().err
+    assert "not proven yet" in said
+    assert f"look again at {time.strftime('%H:%M', time.localtime(time.time() + 600.0))}: uvcc pods --sweep" in said
+    shop.unproven = []
+    assert main(["pods", "--sweep"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from uvcc_console.cli import jsonview
+from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import journal as journals
 from uvcc_console.core import kept
-from uvcc_console.core.journal import Journal, read_all, read_newest
+from uvcc_console.core.journal import Journal, read_all, read_newest, read_summary
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.haltd import glance as glances
 
 COORDS = [f"p{p}r0s0t0" for p in range(3)]
 
@@ -129,3 +135,116 @@ def test_a_folder_that_may_not_be_written_is_still_read(tmp_path: Path, monkeypa
     (tmp_path / kept.NAME).mkdir()  # it can be neither read nor replaced
     assert isinstance(read_newest(journal), Snapshot)
     assert not list(tmp_path.glob(f".{kept.NAME}.*"))
+
+
+SUMMED = (
+    "run",
+    "status",
+    "profile",
+    "phase",
+    "step",
+    "steps_planned",
+    "created",
+    "ended",
+    "verdicts",
+    "results",
+    "leaks",
+)
+
+
+def test_a_summary_says_of_a_run_what_the_whole_says(tmp_path: Path) -> None:
+    journal = filled(tmp_path / "journal.sqlite", 50)
+    whole = read_all(journal)
+    assert jsonview.summary(read_summary(journal), tmp_path) == jsonview.summary(whole, tmp_path)
+    assert (tmp_path / kept.SUMMARY).stat().st_size < 20_000
+    journal.append(
+        ev.Heartbeat(pod="p0r0", coord=COORDS[0], record={"step": 48, "phase": "train"}),
+        ev.Metric(coord=COORDS[0], step=60, values={"loss": 0.25}),
+        ev.RunEnded(status="ok", leaks=["x"]),
+    )
+    whole, found = read_all(journal), read_summary(journal)
+    assert jsonview.summary(found, tmp_path) == jsonview.summary(whole, tmp_path)
+    assert [getattr(found, name) for name in SUMMED] == [getattr(whole, name) for name in SUMMED]
+    assert {p: v.host_key for p, v in found.pods.items()} == {p: v.host_key for p, v in whole.pods.items()}
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sequence number of every event that is folded from now on."""
+    folded: list[int] = []
+    fold = journals.reduce
+    monkeypatch.setattr(journals, "reduce", lambda s, e, seq: folded.append(seq) or fold(s, e, seq))
+    return folded
+
+
+def test_a_summary_that_is_damaged_or_far_behind_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "KEEP_AFTER", 100)
+    journal = filled(tmp_path / "journal.sqlite", 50)
+    good = read_summary(journal)
+    for spoil in (lambda p: p.write_bytes(b"{"), lambda p: p.unlink(), lambda p: p.write_text(json.dumps({"seq": 3}))):
+        spoil(tmp_path / kept.SUMMARY)
+        folded = counted(monkeypatch)
+        assert jsonview.summary(read_summary(journal), tmp_path) == jsonview.summary(good, tmp_path)
+        assert folded == []  # the snapshot is whole
+        assert kept.load(tmp_path, journal.mark, kept.SUMMARY) is not None
+    behind = kept.load(tmp_path, journal.mark, kept.SUMMARY)
+    for step in range(150):
+        journal.append(ev.Metric(coord=COORDS[0], step=100 + step, values={"loss": 0.1}))
+    assert read_summary(journal).seq == good.seq + 150
+    found = kept.load(tmp_path, journal.mark, kept.SUMMARY)
+    assert behind is not None
+    assert found is not None
+    assert found.seq == good.seq + 150
+
+
+BEATS = 100_000
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hundred thousand events, of which a conductor left snapshot and summary a thousand events ago."""
+    from uvcc_console.bench import longrun
+
+    home = tmp_path_factory.mktemp("long")
+    longrun.build(home / "runs" / "long", BEATS, behind=1_000)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("words", "folded_at_most"),
+    [(["status", "long", "--json"], 1_000), (["runs", "--json"], 1_000), (["pods", "--json"], 1_000)],
+    ids=["status", "runs", "pods"],
+)
+def test_a_reader_folds_what_came_after_and_no_more(
+    long_run: Path,
+    words: list[str],
+    folded_at_most: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("UVCC_HOME", str(long_run))
+    folded = counted(monkeypatch)
+    main([*words])
+    assert "long" in capsys.readouterr().out or words[0] == "pods"
+    assert len(folded) <= folded_at_most * (2 if words[0] == "pods" else 1)
+
+
+def test_what_a_halt_reads_does_not_grow_with_the_run(long_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[int] = []
+    fold = glances.reduce
+    monkeypatch.setattr(glances, "reduce", lambda s, e, seq: folded.append(seq) or fold(s, e, seq))
+    s = glances.glance(long_run / "runs" / "long")
+    assert len(s.pods) == 24
+    assert not s.ended
+    assert len(folded) < 200
+
+
+@pytest.mark.parametrize("verb", ["runs", "status"])
+def test_a_glance_at_runs_loads_nothing_heavy(long_run: Path, verb: str) -> None:
+    code = (
+        "import sys; from uvcc_console.cli.main import main; main([sys.argv[1]]);"
+        "heavy = {'cryptography', 'asyncio', 'asyncssh', 'pydantic', 'textual'} & set(sys.modules);"
+        "sys.exit(f'loaded: {heavy}' if heavy else 0)"
+    )
+    env = {**os.environ, "UVCC_HOME": str(long_run)}
+    done = subprocess.run([sys.executable, "-c", code, verb], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -42,6 +42,12 @@ def test_stages_move_in_order() -> None:
     assert s.stage is s.stages[0]
 
 
+def test_a_pod_that_was_left_behind_and_ended_later_is_no_leak_any_more() -> None:
+    left = ev.RunEnded(status="failed", leaks=["uvcc-r-p0r0", "uvcc-r-p1r0"])
+    s = fold([CREATED, left, ev.PodChanged(pod="p0r0", party=0, replica=0, provider="x", state="gone")])
+    assert s.leaks == ("uvcc-r-p1r0",)
+
+
 def test_an_epoch_is_agreed_only_when_all_workers_reported_and_no_pair_differs() -> None:
     s = fold([CREATED])
     for coord in COORDS[:2]:

@@ -96,7 +96,7 @@ class Fleet:
 @pytest.fixture
 async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
     monkeypatch.setattr(adoption, "AGAIN_S", (0.02, 0.05))
-    monkeypatch.setattr(adoption.spawn, "start", lambda *args: None)
+    monkeypatch.setattr(adoption.processes, "start", lambda *args: None)
     made = Fleet(tmp_path)
     for name in made.ctx.members:
         await made.up(name)

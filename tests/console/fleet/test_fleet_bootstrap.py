@@ -9,9 +9,10 @@ import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from uvcc_console.fleet import keys, procs
+from uvcc_console.fleet import keys, localpod, procs
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap, bootstrap_all
 from uvcc_console.fleet.local import LocalProvider
@@ -75,6 +76,15 @@ async def test_a_seeded_identity_is_the_same_anywhere_and_no_secret_stays_readab
     assert found.agent["identity"]["seeded"] is True
     leaks = await link.run(f"grep -rl {seed} .uvcc")
     assert leaks.text == ""
+
+
+async def test_on_a_shared_machine_imports_give_way_to_the_agent(link: PodLink, wheel: Wheel) -> None:
+    done = await bootstrap(link, wheel, preload="none", give_way=11)
+    agent = int(done.agent["pid"])
+    assert os.getpriority(os.PRIO_PROCESS, agent) == localpod.NICE
+    (zygote,) = [child.pid for child in psutil.Process(agent).children()]
+    assert os.getpriority(os.PRIO_PROCESS, zygote) == 11
+    assert os.sched_getscheduler(zygote) == os.SCHED_BATCH
 
 
 async def test_the_agent_survives_the_link(link: PodLink, wheel: Wheel) -> None:

@@ -12,10 +12,13 @@ import yaml
 
 from uvcc_console.fleet import keys, procs
 from uvcc_console.fleet.bootstrap import bootstrap
+from uvcc_console.fleet.claims import Claims
 from uvcc_console.fleet.inventory import InventoryProvider, jump_to, read_hosts
+from uvcc_console.fleet.kinds import provider_for
 from uvcc_console.fleet.local import LocalProvider
-from uvcc_console.fleet.provider import Pod, PodRequest, provider_for
-from uvcc_console.fleet.ssh import PodLink, Timeouts, split_address
+from uvcc_console.fleet.pins import split_address
+from uvcc_console.fleet.provider import Pod, PodRequest
+from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
@@ -82,7 +85,7 @@ async def test_two_consoles_never_claim_the_same_host(provider, machines, tmp_pa
 
 async def test_a_whole_life_leaves_no_trace(provider, run_dir, machines, tmp_path) -> None:
     pod = await provider.wait_ready(await provider.create(want(0)))
-    home = await (await provider._link(provider._host_of(pod))).sh("pwd")
+    home = await (await provider._link(provider._host_of(pod.provider_id))).sh("pwd")
     before = Path(home, ".ssh/authorized_keys").read_text()
     assert "uvcc-operator-uvcc-run-p0r0" in before
     link = PodLink("p0r0", pod.address, keys.operator_key(run_dir), timeouts=QUICK)  # the run's key, not the user's
@@ -101,28 +104,32 @@ async def test_a_whole_life_leaves_no_trace(provider, run_dir, machines, tmp_pat
 async def test_a_host_that_is_down_makes_a_list_unknown_not_empty(tmp_path, run_dir, machines, unused_tcp_port) -> None:
     dead = {**machines[0], "port": unused_tcp_port}
     provider = InventoryProvider(read_hosts(write(tmp_path / "h.yaml", dead, machines[1])), run_dir)
-    with pytest.raises(UnreachableError):
-        await provider.list("uvcc-")
-    pod = await PodMaker(provider).claim_any()
+    assert await provider.list("uvcc-") == []
+    assert list(provider.silent) == [f"uvcc@127.0.0.1:{unused_tcp_port}"]  # nobody knows; but no claim of ours is there
+    pod = await provider.create(want(0))  # and it is in nobody's way
     assert pod.port == machines[1]["port"]
+    assert [(p.name, p.doubt) for p in await provider.list("uvcc-")] == [(pod.name, "")]
+    await provider.delete(pod)
     await provider.close()
 
 
-class PodMaker:
-    """Creates without asking the whole inventory who is there first."""
-
-    def __init__(self, provider: InventoryProvider) -> None:
-        self._provider = provider
-
-    async def claim_any(self) -> Pod:
-        for host in self._provider._hosts.values():
-            try:
-                holder = await self._provider._claim(host, "uvcc-run-p0r0")
-            except UnreachableError:
-                continue
-            assert holder == "uvcc-run-p0r0"
-            return Pod("uvcc-run-p0r0", 0, 0, "d", host.address, host.user, host.host, host.port)
-        raise AssertionError("no host is up")
+async def test_a_claim_on_a_host_that_went_down_is_in_doubt_not_gone(
+    tmp_path, run_dir, machines, unused_tcp_port
+) -> None:
+    dead = {**machines[0], "port": unused_tcp_port}
+    address = f"uvcc@127.0.0.1:{unused_tcp_port}"
+    provider = InventoryProvider(read_hosts(write(tmp_path / "h.yaml", dead, machines[1])), run_dir)
+    Claims.of(run_dir).note("uvcc-run-p0r0", address)  # a process before this one asked for it and heard nothing
+    for prefix in ("uvcc-run-", "uvcc-run-p0r0"):
+        (pod,) = await provider.list(prefix)
+        assert pod.provider_id == address
+        assert "refuses connections" in pod.doubt
+    with pytest.raises(UnreachableError, match="may be claimed already"):
+        await provider.create(want(0))
+    with pytest.raises(UnreachableError, match="refuses connections"):
+        await provider.delete(pod)
+    assert provider.begun("uvcc-run-") == {"uvcc-run-p0r0"}
+    await provider.close()
 
 
 async def test_a_quote_says_what_fits_and_what_does_not(provider: InventoryProvider) -> None:

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from uvcc_console.fleet import keys, localpod, procs
+from uvcc_console.fleet.kinds import provider_for
 from uvcc_console.fleet.local import LocalProvider
-from uvcc_console.fleet.provider import Pod, PodRequest, provider_for
+from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 

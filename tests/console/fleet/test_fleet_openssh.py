@@ -3,90 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
-import pwd
-import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncssh
 import pytest
+from opensshd import Sshd, why_not
 
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_engine.contract.errors import UnreachableError, VerificationError
 
-SSHD = os.environ.get("UVCC_TEST_SSHD") or shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 QUICK = Timeouts(connect=5.0, login=10.0, operation=20.0, keepalive_s=0.5, keepalive_count=2, backoff_first=0.02)
-
-
-def why_not() -> str:
-    if not SSHD:
-        return "no sshd on this machine"
-    if os.getuid() == 0:
-        try:
-            pwd.getpwnam("sshd")
-        except KeyError:
-            return "sshd run by root needs a user named sshd"
-        try:  # its privilege separation directory; the service's start script makes it where there is a service
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        except OSError:
-            return "sshd run by root needs /run/sshd"
-    return ""
 
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
 
 
-class Sshd:
-    """One real server with its own host key; the login is this user's."""
-
-    def __init__(self, folder: Path, port: int, client: asyncssh.SSHKey) -> None:
-        self.folder, self.port = folder, port
-        self.address = f"{getpass.getuser()}@127.0.0.1:{port}"
-        (folder / "authorized").write_bytes(client.export_public_key())
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def new_host_key(self) -> None:
-        key = self.folder / "host"
-        key.write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key("openssh"))
-        key.chmod(0o600)
-
-    async def start(self) -> None:
-        lines = [
-            f"Port {self.port}",
-            "ListenAddress 127.0.0.1",
-            f"HostKey {self.folder}/host",
-            f"AuthorizedKeysFile {self.folder}/authorized",
-            "PidFile none",
-            "StrictModes no",
-            "PasswordAuthentication no",
-            "KbdInteractiveAuthentication no",
-            "Subsystem sftp internal-sftp",
-        ]
-        config = self.folder / "config"
-        config.write_text("\n".join(lines) + "\n")
-        self.process = subprocess.Popen(
-            [str(SSHD), "-D", "-e", "-f", str(config)], stderr=(self.folder / "log").open("ab")
-        )
-        async with asyncio.timeout(10):
-            while b"listening on" not in (self.folder / "log").read_bytes():
-                assert self.process.poll() is None, (self.folder / "log").read_text()
-                await asyncio.sleep(0.01)
-
-    async def stop(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            await asyncio.to_thread(self.process.wait, 10)
-            (self.folder / "log").unlink()
-
-
 @pytest.fixture
-async def sshd(tmp_path: Path, client_key: asyncssh.SSHKey, unused_tcp_port: int) -> AsyncIterator[Sshd]:
-    server = Sshd(tmp_path, unused_tcp_port, client_key)
-    server.new_host_key()
+async def sshd(tmp_path: Path, client_key: asyncssh.SSHKey) -> AsyncIterator[Sshd]:
+    server = Sshd(tmp_path, client_key)
     await server.start()
     yield server
     await server.stop()

@@ -8,8 +8,10 @@ import asyncssh
 import pytest
 from sshfake import SshFake
 
+from uvcc_console.fleet.door import HANDSHAKES, Timeouts
 from uvcc_console.fleet.landing import Landing
-from uvcc_console.fleet.ssh import HANDSHAKES, SESSIONS, Timeouts, classify
+from uvcc_console.fleet.sessions import LIMIT as SESSIONS
+from uvcc_console.fleet.ssherrors import classify
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
 
@@ -94,6 +96,7 @@ async def test_a_link_lost_during_a_command_is_unknown(ssh_fake, link_to) -> Non
 
 async def test_a_command_that_never_ends_is_unknown_after_its_time(ssh_fake, link_to) -> None:
     link = link_to((await ssh_fake(answer)).address)
+    await link.connect()  # the time is the command's, not the login's
     assert (await link.run("hang", timeout=0.1)).exit is None
     assert await link.sh("echo still") == "still"
 

@@ -14,7 +14,7 @@ from primehost import PrimeHost
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.fleet.keys import operator_key
-from uvcc_console.fleet.provider import provider_for
+from uvcc_console.fleet.kinds import provider_for
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
@@ -29,7 +29,7 @@ LIMIT_S = 120.0
 def ours(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UVCC_PRIME_API_KEY", KEY)
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
-    monkeypatch.setattr(provision.spawn, "start", lambda *args: None)  # nothing is trained, so nothing is halted
+    monkeypatch.setattr(provision.processes, "start", lambda *args: None)  # nothing is trained, so nothing is halted
     return short
 
 

@@ -26,7 +26,7 @@ from virtualtime import VirtualClock
 from uvcc_console.cli import pods
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet import provider as providers
+from uvcc_console.fleet import kinds as providers
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.prime.access import Target
 from uvcc_console.fleet.prime.client import PrimeClient
@@ -89,7 +89,7 @@ async def _unseen(*args: object) -> None:
 
 async def _console(sock: socket.socket, run_dir: Path) -> None:
     """A whole fleet's life: quote, provision, tear down. Runs in a process of its own."""
-    provision.connect, provision.spawn.start = _unseen, lambda *args: None  # type: ignore[assignment,misc]
+    provision.connect, provision.processes.start = _unseen, lambda *args: None  # type: ignore[assignment,misc]
     async with VirtualClock(START) as clock, _rollout(_provider(Wire(sock, clock), clock, run_dir), run_dir) as ctx:
         await provision.quote(ctx)
         await provision.provision(ctx)
@@ -137,9 +137,10 @@ class Market:
             if sweep:
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(providers, "provider_for", lambda *args, **kwargs: provider)
-                    rows, trouble = await pods._survey([({"provider": "prime"}, run_dir)], True)
-                assert trouble == []
-                assert {r["fate"] for r in rows} <= {"ORPHAN"}
+                    found = pods.Found()
+                    await pods._survey([({"provider": "prime"}, run_dir)], True, found)
+                assert (found.left, found.unknown) == ([], [])
+                assert {r["fate"] for r in found.rows.values()} <= {"ORPHAN"}
             else:
                 async with _rollout(provider, run_dir) as ctx:
                     assert await provision.teardown(ctx) == []

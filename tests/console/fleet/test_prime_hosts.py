@@ -11,7 +11,8 @@ from primehost import PrimeHost
 
 from uvcc_console.fleet import keys
 from uvcc_console.fleet.bootstrap import bootstrap_all
-from uvcc_console.fleet.provider import PodRequest, provider_for
+from uvcc_console.fleet.kinds import provider_for
+from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel

@@ -22,6 +22,7 @@ from uvcc_console.halt.machine import (
     Send,
     Times,
 )
+from uvcc_engine.contract.wire import AckCode, Lacks
 
 PODS = {"p0r0": 1, "p1r0": 1, "p2r0": 1}
 
@@ -185,7 +186,7 @@ def test_different_steps_are_an_error_and_a_missing_checkpoint_is_told() -> None
     ladder.start(HALT, 0.0)
     ladder.report("p0r0", "gone", 1.0, step=7, checkpoint="ab")
     ladder.report("p1r0", "gone", 1.0, step=7, checkpoint="ab")
-    out = ladder.report("p2r0", "gone", 1.0, step=8, detail="halted without a checkpoint")
+    out = ladder.report("p2r0", "gone", 1.0, step=8, detail="halted without a checkpoint", lacks=Lacks.NOT_NAMED)
     assert {a.name for a in events(out, ev.Alert)} == {"halt_step_mismatch", "halt_no_checkpoint"}
     assert "p2r0 at 8" in events(out, ev.Alert)[0].text
     assert events(out, ev.HaltDone)[0].verified == 2
@@ -206,7 +207,9 @@ def test_a_worker_that_died_without_proof_is_not_waited_for() -> None:
     ladder.start(HALT, 0.0)
     ladder.report("p0r0", "gone", 1.0, coord="a", step=7, checkpoint="ab")
     ladder.report("p1r0", "gone", 1.0, coord="b", step=7, checkpoint="ab")
-    out = ladder.report("p2r0", "gone", 1.0, coord="c", detail="ended by SIGKILL without an exit.json")
+    out = ladder.report(
+        "p2r0", "gone", 1.0, coord="c", detail="ended by SIGKILL without an exit.json", lacks=Lacks.NO_EXIT
+    )
     (done,) = events(out, ev.HaltDone)
     assert (done.verified, done.total, done.step) == (2, 3, 7)
     assert "SIGKILL" in events(out, ev.HaltAck)[0].detail
@@ -215,19 +218,21 @@ def test_a_worker_that_died_without_proof_is_not_waited_for() -> None:
 def test_a_command_owes_no_checkpoint_and_a_finished_worker_neither() -> None:
     ladder = Ladder("n", {"p0r0": 1}, checkpoints=False)
     ladder.start(HALT, 0.0)
-    (done,) = events(ladder.report("p0r0", "gone", 1.0, detail="ended by SIGTERM"), ev.HaltDone)
+    (done,) = events(ladder.report("p0r0", "gone", 1.0, detail="ended by SIGTERM", lacks=Lacks.NO_EXIT), ev.HaltDone)
     assert done.verified == 1
     ladder = Ladder("n", {"p0r0": 1, "p1r0": 1})
     ladder.start(HALT, 0.0)
-    ladder.report("p0r0", "gone", 1.0, detail="done without a checkpoint")
-    (done,) = events(ladder.refused("p1r0", HALT, 1.0, "no worker of run x was started on this pod"), ev.HaltDone)
+    ladder.report("p0r0", "gone", 1.0, detail="done without a checkpoint", lacks=Lacks.DONE)
+    (done,) = events(
+        ladder.refused("p1r0", HALT, 1.0, AckCode.NO_WORKER, "no worker of run x was started on this pod"), ev.HaltDone
+    )
     assert done.verified == 2
 
 
 def test_a_refusal_is_unknown_with_its_reason_and_asked_again() -> None:
     ladder = Ladder("n", PODS)
     ladder.start(HOLD, 0.0)
-    out = ladder.refused("p0r0", HOLD, 0.1, "run x is already halting")
+    out = ladder.refused("p0r0", HOLD, 0.1, AckCode.FINAL, "run x is already halting")
     assert events(out, ev.HaltAck)[0].detail == "run x is already halting"
     assert ("p0r0", HOLD) in sends(ladder.tick(0.6))
 
@@ -326,8 +331,8 @@ class AnyStory(RuleBasedStateMachine):
         coord = f"{pod}w{data.draw(st.integers(0, self.workers[pod] - 1))}"
         proof = data.draw(st.sampled_from(["", "ab"]))
         self.said[pod].add((coord, stage if stage != "gone" or proof else "lost"))
-        why = "" if proof else "no exit.json"
-        self.take(self.ladder.report(pod, stage, self.now, coord=coord, step=3, checkpoint=proof, detail=why))
+        lacks = Lacks.NOTHING if proof else Lacks.NO_EXIT
+        self.take(self.ladder.report(pod, stage, self.now, coord=coord, step=3, checkpoint=proof, lacks=lacks))
 
     @rule(data=st.data(), rung=st.sampled_from([HOLD, HALT, RELEASE, TERM]))
     def agent_acknowledges(self, data: st.DataObject, rung: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -142,7 +144,7 @@ class Run:
 
 @pytest.fixture
 async def run(fleet: Fleet, request: pytest.FixtureRequest) -> AsyncIterator[Run]:
-    made = Run(fleet, request.node.name.replace("_", "-")[:60])
+    made = Run(fleet, re.sub("[^a-z0-9-]+", "-", request.node.name)[:60])
     yield made
     await made.close()
 
@@ -367,3 +369,22 @@ async def test_what_is_no_request_is_hung_up_on(run: Run) -> None:
             writer.close()
         assert await asyncio.to_thread(front.ask, run.dir, ev.HaltRequested(nonce="n", mode="halt", by="test"))
     assert not await asyncio.to_thread(front.ask, run.dir, ev.HaltRequested(nonce="m", mode="halt", by="test"))
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_a_frozen_sidecar_delays_no_halt(run: Run, when: str) -> None:
+    """Stopped, it still holds its door open: whoever knocks is not kept waiting."""
+    await run.launch()
+    async with sidecar_of(run) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        if when == "meanwhile":  # to others it looks as if it ran
+            (run.dir / "haltd.json").write_text(json.dumps(spawn_record()))
+        code, out, err = await _uvcc("halt", run.name, "--now")
+        assert (code, "HALT 3/3 verified at step 5" in out) == (0, True), err
+        assert "this process halts by itself" in err
+
+
+def spawn_record() -> dict[str, int]:
+    me = procs.identify(os.getpid())
+    assert me is not None
+    return {"pid": me.pid, "starttime": me.starttime}

@@ -22,6 +22,7 @@ class ChannelFake:
 
     up: bool = True
     refusal: str = ""
+    code: str = "failed"
     silent: bool = False
     sent: list[dict[str, Any]] = field(default_factory=list)
 
@@ -31,7 +32,7 @@ class ChannelFake:
         self.sent.append({"op": op, "nonce": nonce, **fields})
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if not self.silent:
-            answer.set_result({"ok": not self.refusal, "error": self.refusal})
+            answer.set_result({"ok": not self.refusal, "code": self.code, "error": self.refusal})
         return answer
 
 
@@ -173,7 +174,11 @@ async def test_after_a_resume_nothing_of_the_old_halt_is_sent_again() -> None:
 async def test_a_refusal_is_told_and_no_worker_means_nothing_to_halt() -> None:
     scene = Scene()
     scene.channels["p0r0"].refusal = "no worker of run r.full was started on this pod"
-    scene.channels["p1r0"].refusal = "the disk is full"
+    scene.channels["p0r0"].code = "no_worker"
+    scene.channels["p1r0"].refusal = "no worker of run r.full has a disk"  # the code decides, not the words
     await scene.ask("halt")
     acks = {e.pod: (e.stage, e.detail) for e in scene.events if isinstance(e, ev.HaltAck)}
-    assert acks == {"p0r0": ("gone", "nothing was started here"), "p1r0": ("unknown", "the disk is full")}
+    assert acks == {
+        "p0r0": ("gone", "nothing was started here"),
+        "p1r0": ("unknown", "no worker of run r.full has a disk"),
+    }

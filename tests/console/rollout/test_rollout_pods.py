@@ -70,7 +70,7 @@ class FakeProvider:
 @pytest.fixture
 def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout]:
     monkeypatch.setattr(provision, "BACKOFF_S", 0.0)
-    monkeypatch.setattr(provision.spawn, "start", lambda *args: None)
+    monkeypatch.setattr(provision.processes, "start", lambda *args: None)
     _, profile = load("demo")
     plan = make_plan("demo-1", "demo", profile)
     journal = Journal(tmp_path / "journal.sqlite", source="test")
@@ -154,6 +154,40 @@ async def test_a_pod_that_is_not_proven_gone_is_named(ctx: Rollout) -> None:
     assert ctx.bus.snapshot.alerts
 
 
+async def test_a_list_that_is_refused_keeps_no_pod_from_being_deleted(ctx: Rollout, monkeypatch) -> None:
+    """Whatever the refusal is, also one that is no lost link: a key that the provider does not take any more."""
+    fake = provider_of(ctx)
+
+    async def refused(prefix: str) -> list[Pod]:
+        raise ConfigError("the provider answers 401", "set another key")
+
+    for name in ("p0r0", "p1r0", "p2r0"):
+        ctx.members[name].pod = await fake.create(ctx.members[name].request)
+    fake.stubborn.add("uvcc-demo-1-p1r0")
+    monkeypatch.setattr(fake, "list", refused)
+    assert await provision.teardown(ctx) == ["uvcc-demo-1-p1r0"]
+    assert set(fake.pods) == {"uvcc-demo-1-p1r0"}
+    told = [(e.name, e.subject, e.remedy) for _, e in iter_events(ctx.run_dir / "journal.sqlite") if e.kind == "alert"]
+    assert told == [  # each once, with how often and what next
+        ("list", "", "uvcc pods --sweep looks again"),
+        ("delete", "uvcc-demo-1-p1r0", "uvcc pods --end uvcc-demo-1-p1r0"),
+    ]
+    assert "(6 times)" in ctx.bus.snapshot.alerts[0].text
+    assert "end it with: uvcc pods --end uvcc-demo-1-p1r0" in ctx.bus.snapshot.pods["p1r0"].detail
+
+
+async def test_what_a_provider_never_asked_for_is_no_leak_though_it_does_not_answer(ctx: Rollout, monkeypatch) -> None:
+    fake = provider_of(ctx)
+    fake.silent = True
+    begun: set[str] = set()
+    monkeypatch.setattr(FakeProvider, "begun", lambda self, prefix: begun, raising=False)
+    assert await provision.teardown(ctx) == []
+    begun.add("uvcc-demo-1-p2r0")  # by its notes: a create was sent, and nobody knows what came of it
+    fake.stubborn.add("uvcc-demo-1-p2r0")
+    assert await provision.teardown(ctx) == ["uvcc-demo-1-p2r0"]
+    assert fake.deletes == ["uvcc-demo-1-p2r0"] * provision.DELETE_TRIES
+
+
 class FullDisk(Journal):
     """A journal whose disk is full."""
 
@@ -223,11 +257,12 @@ async def test_the_sidecar_runs_before_there_is_anything_to_pay_for(
 ) -> None:
     fake = provider_of(ctx)
     started: list[tuple[str, int]] = []
-    monkeypatch.setattr(provision.spawn, "start", lambda folder, name, *args: started.append((name, len(fake.pods))))
+    start = lambda folder, name, *args: started.append((name, len(fake.pods)))  # noqa: E731
+    monkeypatch.setattr(provision.processes, "start", start)
     fake.gate.clear()
     work = asyncio.create_task(provision.provision(ctx))
     await fake.asked.wait()
-    assert started == [(provision.spawn.HALTD, 0)]
+    assert started == [(provision.processes.HALTD, 0)]
     work.cancel()
     fake.gate.set()
     with pytest.raises(asyncio.CancelledError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uvcc_console.rollout.priority import NICE, environment, niceness
+from uvcc_console.rollout.priority import NICE, environment, give_way, niceness, stretch
 from uvcc_engine.agent import child
 
 
@@ -20,3 +20,14 @@ def test_only_local_pods_share_the_machine() -> None:
     assert environment("local", 2, 2) == {}
     assert environment("prime", 192, 2) == {}
     assert NICE == child.NICE
+
+
+def test_what_a_bootstrap_starts_on_all_pods_at_once_gives_way_too() -> None:
+    assert give_way("local", 24, 2) == niceness(24, 2) > 0
+    assert give_way("inventory", 24, 2) == give_way("prime", 24, 2) == 0
+
+
+def test_time_limits_grow_where_many_share_the_cores_and_only_there() -> None:
+    assert stretch("local", 3, 2) == stretch("local", 6, 2) == stretch("prime", 192, 1) == 1.0
+    assert stretch("local", 24, 2) == 4.0
+    assert stretch("local", 24, 1) == stretch("local", 192, 2) == 8.0

@@ -10,7 +10,7 @@ from training_kit import check_replicas, train, weights
 
 from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.plaintext import train_clear
+from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.owner.client import dataset_for
 
 MLP = PrivateJob(steps=3, batch=16, lr=0.5, momentum=0.9, test_rows=50)
@@ -32,7 +32,7 @@ FIRST = Coord(0, 0, 0, 0)
 )
 def test_every_way_of_splitting_trains_the_same_model(job: PrivateJob, size: Topology) -> None:
     found = train(job, size)
-    clear = train_clear(replace(job, batch=job.batch * size.replicas), dataset_for(job))
+    clear = train_plaintext(replace(job, batch=job.batch * size.replicas), dataset_for(job))
     near, bits = (2e-3, 1e-3) if job is MLP else (2e-2, 2e-2)
     assert found[FIRST]["losses"] == pytest.approx(clear.losses, abs=near)
     assert abs(found[FIRST]["correct"] - clear.correct) <= 1
@@ -45,7 +45,7 @@ def test_every_way_of_splitting_trains_the_same_model(job: PrivateJob, size: Top
 def test_a_gpt_on_all_three_axes_learns_a_poem_as_it_does_in_clear() -> None:
     job, size = replace(GPT, steps=8, batch=8, schedule="constant"), Topology(2, 2, 2, 2)
     found = train(job, size)
-    clear = train_clear(replace(job, batch=job.batch * size.replicas), dataset_for(job))
+    clear = train_plaintext(replace(job, batch=job.batch * size.replicas), dataset_for(job))
     check_replicas(found)
     losses = found[FIRST]["losses"]
     assert losses == pytest.approx(clear.losses, abs=3e-2)

@@ -12,7 +12,7 @@ from private_kit import OWNER, PARTIES
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.plaintext import forward, train_clear
+from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import (
     Attention,
     BatchNorm,
@@ -124,7 +124,7 @@ def train(job: PrivateJob, data: Dataset) -> tuple[list[float], int]:
 def test_a_deep_model_trains_on_shares_as_in_clear(job: PrivateJob, fall: float, off: float) -> None:
     data = dataset_for(job)
     losses, correct = train(job, data)
-    clear = train_clear(job, data)
+    clear = train_plaintext(job, data)
     assert np.allclose(losses, clear.losses, atol=off)
     assert losses[-1] < losses[0] - fall
     assert abs(correct - clear.correct) <= max(2, 0.05 * data.test_y.size)
@@ -141,4 +141,4 @@ def cifar_like(rows: int) -> Dataset:
 def test_one_step_of_a_cifar_network_is_that_of_the_clear_one(name: str, rows: int) -> None:
     job = PrivateJob(model=name, steps=2, batch=rows, lr=0.01, frac_bits=22, test_rows=1, momentum=0.0)
     losses, _ = train(job, cifar_like(rows))
-    assert np.allclose(losses, train_clear(job, cifar_like(rows)).losses, atol=2e-2)
+    assert np.allclose(losses, train_plaintext(job, cifar_like(rows)).losses, atol=2e-2)

@@ -16,7 +16,7 @@ from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
 from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.plaintext import forward, train_clear
+from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.local import LocalPlanes
@@ -38,7 +38,7 @@ JOB = PrivateJob(model="mlp-digits", task="infer", steps=3, batch=8, reveal=("pr
 
 @pytest.fixture(scope="module")
 def weights() -> tuple[Floats, ...]:
-    return train_clear(PrivateJob(steps=40), load_digits(7)).weights
+    return train_plaintext(PrivateJob(steps=40), load_digits(7)).weights
 
 
 def two_owners(weights: tuple[Floats, ...]) -> SharedInputs:
@@ -122,7 +122,7 @@ def test_rows_of_two_owners_train_one_model() -> None:
         return found
 
     losses = LocalPlanes(2).run_three(body)[0]
-    assert np.allclose(losses, train_clear(job, together).losses, atol=1e-2)  # type: ignore[arg-type]
+    assert np.allclose(losses, train_plaintext(job, together).losses, atol=1e-2)  # type: ignore[arg-type]
 
 
 def test_a_set_binds_every_owner(weights: tuple[Floats, ...]) -> None:

@@ -15,7 +15,9 @@ from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model import im2col
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.plaintext import forward, train_clear
+from uvcc_engine.model.layer_types.conv2d import ConvLayer
+from uvcc_engine.model.layer_types.pool import AvgPoolLayer, MaxPoolLayer
+from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import MODELS, Conv2d, Image, ModelSpec, Pool, find_model, initial_weights
 from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.arithmetic import public
@@ -82,7 +84,7 @@ def test_convolution_is_that_of_torch(conv: Conv2d) -> None:
     y = forward(model, [w], x)
     grad = torch.from_numpy(rng.normal(size=y.shape))
     exact = torch.autograd.grad(y, [x, w], grad)
-    got = passes(lambda rt: nn.ConvLayer(conv, public(rt, w.detach(), f=16)), x.detach(), grad)
+    got = passes(lambda rt: ConvLayer(conv, public(rt, w.detach(), f=16)), x.detach(), grad)
     for ours, theirs in zip(got, (y.detach(), exact[0], exact[1] / 2), strict=True):
         assert ours.shape == theirs.shape
         assert (ours - theirs).abs().max() < 2e-3
@@ -97,7 +99,7 @@ def test_pooling_is_that_of_torch(kind: str, shape: tuple[Image, int]) -> None:
     y = forward(ModelSpec("pool", (pool,), pool.image.size, pool.out.size), [], x)
     grad = torch.from_numpy(rng.normal(size=y.shape))
     (exact,) = torch.autograd.grad(y, x, grad)
-    layer: type[Any] = nn.AvgPoolLayer if kind == "avg" else nn.MaxPoolLayer
+    layer: type[Any] = AvgPoolLayer if kind == "avg" else MaxPoolLayer
     got = passes(lambda rt: layer(pool), x.detach(), grad)
     assert (got[0] - y.detach()).abs().max() < 1e-3
     assert (got[1] - exact).abs().max() < 1e-3
@@ -118,7 +120,7 @@ def test_a_convolutional_network_trains_on_shares_as_in_clear() -> None:
         return found, trainer.count_correct()
 
     losses, correct = LocalPlanes(2).run_three(body)[0]
-    clear = train_clear(job, data)
+    clear = train_plaintext(job, data)
     assert np.allclose(losses, clear.losses, atol=1e-2)  # type: ignore[arg-type]
     assert abs(correct - clear.correct) <= 2
     assert clear.losses[-1] < clear.losses[0]

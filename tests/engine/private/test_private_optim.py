@@ -13,7 +13,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.functions import rsqrt_gen
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.plaintext import train_clear
+from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.arithmetic import public
@@ -55,7 +55,7 @@ def test_training_follows_the_float_reference(job: PrivateJob) -> None:
         return found, trainer
 
     results = LocalPlanes(2).run_three(body)
-    clear = train_clear(job, load_digits(job.seed, job.test_rows))
+    clear = train_plaintext(job, load_digits(job.seed, job.test_rows))
     losses = [loss for loss in results[0][0] if loss is not None]
     assert np.allclose(losses, clear.losses, atol=1e-2)
     assert losses[-1] < 0.9 * losses[0]

@@ -11,7 +11,7 @@ import pytest
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import DIGITS_FILE, Dataset, batch_rows, load_digits, permutation
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.plaintext import train_clear
+from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import find_model, initial_weights
 
 
@@ -91,7 +91,7 @@ def test_schedule_and_reveal_points() -> None:
 
 
 def test_clear_training_reaches_the_bar() -> None:
-    results = [train_clear(PrivateJob(seed=s), load_digits(s)) for s in range(4)]
+    results = [train_plaintext(PrivateJob(seed=s), load_digits(s)) for s in range(4)]
     assert min(r.accuracy for r in results) >= 0.945
     assert all(r.losses[-1] < 0.35 < 2.0 < r.losses[0] for r in results)
 

@@ -15,7 +15,9 @@ from uvcc_engine.data.sets import Dataset, batch_rows, load_digits
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.plaintext import train_clear
+from uvcc_engine.model.layer_types.dense import DenseLayer
+from uvcc_engine.model.layer_types.relu import ReluLayer
+from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import find_model, initial_weights
 from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.arithmetic import public
@@ -87,13 +89,13 @@ def torch_training(job: PrivateJob, data: Dataset) -> tuple[list[np.ndarray[Any,
 def test_the_clear_reference_is_what_torch_trains() -> None:
     job = replace(TINY, steps=12)
     data = load_digits(job.seed, job.test_rows)
-    ours, (weights, losses_) = train_clear(job, data), torch_training(job, data)
+    ours, (weights, losses_) = train_plaintext(job, data), torch_training(job, data)
     assert np.allclose(ours.losses, losses_, atol=1e-12)
     assert all(np.allclose(a, b, atol=1e-12) for a, b in zip(ours.weights, weights, strict=True))
 
 
 def test_private_steps_follow_the_clear_ones(tiny: list[dict[str, Any]]) -> None:
-    clear = train_clear(TINY, load_digits(TINY.seed, TINY.test_rows))
+    clear = train_plaintext(TINY, load_digits(TINY.seed, TINY.test_rows))
     assert np.allclose(tiny[0]["losses"], clear.losses, atol=4e-3)
     for ours, theirs in zip(weights_of(tiny), clear.weights, strict=True):
         assert np.abs(ours - theirs).max() < 4e-3
@@ -122,7 +124,7 @@ def test_the_same_job_gives_the_same_shares_and_component_digests_agree(tiny: li
 @pytest.mark.parametrize("model", ["logistic-digits", "mlp-digits"])
 def test_training_on_shares_is_as_accurate_as_in_clear(model: str) -> None:
     job = PrivateJob(model=model, loss_every=10)
-    clear = train_clear(job, load_digits(job.seed, job.test_rows))
+    clear = train_plaintext(job, load_digits(job.seed, job.test_rows))
     private = train(job)[0]
     accuracy = private["correct"] / job.test_rows
     assert abs(accuracy - clear.accuracy) <= 0.01
@@ -145,8 +147,8 @@ def test_gradients_are_those_of_autograd() -> None:
 
     def body(rt: Runtime) -> tuple[list[Share], Share, float]:
         found: list[Share] = []
-        first, second = (nn.DenseLayer(public(rt, w.detach(), f=16)) for w in starts)
-        relu = nn.ReluLayer()
+        first, second = (DenseLayer(public(rt, w.detach(), f=16)) for w in starts)
+        relu = ReluLayer()
         stack: list[nn.Layer] = [first, relu, second]
 
         def update(layer: nn.Layer, grad: Share) -> Any:
@@ -255,4 +257,4 @@ def test_inputs_at_another_scale_train_alike() -> None:
             found.append(trainer.step(step).loss)
         return found
 
-    assert np.allclose(LocalPlanes(9).run_three(body)[0], train_clear(job, data).losses, atol=0.03)  # type: ignore[arg-type]
+    assert np.allclose(LocalPlanes(9).run_three(body)[0], train_plaintext(job, data).losses, atol=0.03)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest, write
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.plaintext import count_correct, train_clear
+from uvcc_engine.model.plaintext import count_correct, train_plaintext
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.sealing.release import open_weights
 from uvcc_engine.transcript.bundle import assemble_folder, read_bundle
@@ -145,7 +145,7 @@ def test_the_owner_and_nobody_else_opens_the_final_weights(whole: Fleet) -> None
     public = [p.public for p in PARTIES]
     weights = open_weights(boxes, owner=OWNER, parties=public)
     data = load_digits(JOB.seed, JOB.test_rows)
-    clear = train_clear(JOB, data)
+    clear = train_plaintext(JOB, data)
     for i, exact in enumerate(clear.weights):
         assert np.abs(weights[f"weight.{i}"] - exact).max() < 0.02
     correct = count_correct(find_model(JOB.model), [weights["weight.0"], weights["weight.1"]], data)

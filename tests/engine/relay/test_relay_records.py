@@ -19,7 +19,7 @@ from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.records import MAX_BODY, PER_PARTY, Records
 from uvcc_engine.relay.server import serving
 from uvcc_engine.transcript import boxes, orders, sshsig
-from uvcc_engine.worker.relay_control import Orders, _answer, may_obey
+from uvcc_engine.worker.relay_control import Orders, _answer
 
 RUN = "r.full"
 TOKEN = "token-of-party-0-0123456789"
@@ -87,25 +87,6 @@ def test_only_a_key_of_the_run_opens_what_was_sealed() -> None:
         '{"content":{},"signature":3}',
     ):
         assert orders.opened(bad, orders.ORDER_NAMESPACE, [operator.line]) is None
-
-
-@pytest.mark.parametrize(
-    ("before", "asked", "obeyed"),
-    [
-        (None, HOLD, True),
-        (None, RELEASE, False),
-        (HOLD, HALT, True),
-        (HOLD, RELEASE, True),
-        (HOLD, HOLD, False),
-        (RELEASE, HOLD, False),  # a hold that was overtaken by its release
-        (RELEASE, HALT, True),
-        (HALT, RELEASE, False),
-        (HALT, HaltRequest("hold", "m", RUN), False),
-        (RELEASE, HaltRequest("hold", "m", RUN), True),
-    ],
-)
-def test_what_may_still_count(before: HaltRequest | None, asked: HaltRequest, obeyed: bool) -> None:
-    assert may_obey(before, asked) is obeyed
 
 
 @pytest.fixture

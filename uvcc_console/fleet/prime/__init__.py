@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uvcc_console.fleet.kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.runclock import FILE as CLOCK
 from uvcc_console.fleet.runclock import RunClock
 
@@ -23,3 +24,14 @@ def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> PrimeProvider
     account = find_account(str(fleet.get("base_url", "")))
     known = (run_dir / CLOCK).exists() or (run_dir / INTENTS).exists()
     return PrimeProvider(PrimeClient(account, clock=RunClock(run_dir if known else None)), fleet, run_dir)
+
+
+class PrimeFleet(FleetSettings):
+    """What only this market knows: ``socket``, ``data_center``, and ``base_url`` of another address of its API."""
+
+    socket: str = ""
+    data_center: str = ""
+    base_url: str = ""
+
+
+KIND = ProviderKind("prime", PrimeFleet, make)

@@ -117,6 +117,23 @@ class Ends:
                 return
             await self.clock.sleep(5.0)
 
+    async def settled(self, name: str, why: UnreachableError) -> ApiPod:
+        """A create without an answer: the list tells, if it shows in time what was made.
+
+        If not, nothing is given up: a pod that still comes of it is found by ``prove`` and ended.
+        """
+        end = self.clock.now() + SETTLE_S
+        while True:
+            try:
+                found = [p for p, _ in await self.shown(name) if p.name == name]
+            except (UnreachableError, PrimeRefused):
+                found = []
+            if found:
+                return found[0]
+            if self.clock.now() >= end:
+                raise UvccError(f"{why.what}; no pod of that name appeared in {SETTLE_S:.0f} s, it is watched on")
+            await self.clock.sleep(5.0)
+
     # what is there?
 
     async def listing(self, prefix: str, place: Callable[[str], tuple[int, int]]) -> list[Pod]:

@@ -8,40 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from uvcc_console.fleet.prime import offers as market
 from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
 from uvcc_console.fleet.prime.ends import LAG_S, SETTLE_S, Ends
+from uvcc_console.fleet.prime.guard import Guard, OverCap, unfit, wrong
 from uvcc_console.fleet.prime.hosts import VENDOR
-from uvcc_console.fleet.prime.intents import Intents, Try, attempt_name, base_of, books_of
-from uvcc_console.fleet.prime.models import ApiPod, Offer
+from uvcc_console.fleet.prime.intents import Intents, attempt_name, base_of
+from uvcc_console.fleet.prime.models import Offer
 from uvcc_console.fleet.prime.ready import NotReady, Readiness
 from uvcc_console.fleet.prime.runkey import RunKey
+from uvcc_console.fleet.prime.stall import Stall
 from uvcc_console.fleet.provider import Books, Caps, Pod, PodRequest, Quote, QuoteLine
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
-FRESH_S = 60.0
 BLOCK_S = 600.0
 PRICE_SLACK = 1.02
 TRIES = 6
 Names = list[str]
 UNANSWERED = 2  # creates of one pod that may be without an answer at a time, since each may cost
 LOOK_S = 15.0
-
-
-class OverCap(UvccError):
-    """A create that would pass the run's caps: it is not asked for."""
-
-
-@dataclass
-class _Market:
-    """The market at one moment, as it was chosen from."""
-
-    choice: market.Choice
-    at: float
 
 
 class PrimeProvider:
@@ -63,7 +52,7 @@ class PrimeProvider:
         self._run_dir = run_dir
         self._intents = Intents.of(run_dir)
         self._readiness = readiness or Readiness(client, run_dir, str(fleet.get("ssh_key", "")))
-        self._market: _Market | None = None
+        self._stall = Stall(client)
         self._requests: dict[str, PodRequest] = {}
         self._offers: dict[str, Offer] = {}
         self._domains: dict[int, str] = {}
@@ -72,10 +61,17 @@ class PrimeProvider:
         self._blocked: dict[tuple[Any, ...], float] = {}
         self._ends = Ends(client, run_dir)
         self._asking = self._ends.asking  # creates under way here: who asked for them settles them
-        self.caps: Caps | None = None
+        self._guard = Guard(self._ends)
         self._first: dict[int, asyncio.Lock] = {}
-        self._listing = asyncio.Lock()
         self._key = RunKey(client, run_dir, str(fleet.get("ssh_key", "")))
+
+    @property
+    def caps(self) -> Caps | None:
+        return self._guard.caps
+
+    @caps.setter
+    def caps(self, caps: Caps | None) -> None:
+        self._guard.caps = caps
 
     # quote
 
@@ -83,7 +79,7 @@ class PrimeProvider:
         """The cheapest fleet on distinct providers, with the funnel. Raises ConfigError naming what leaves nothing."""
         self._requests |= {r.name: r for r in requests}
         await self._permitted()
-        choice = (await self._look(requests[0], force=True)).choice
+        choice = await self._look(requests[0], force=True)
         lines = []
         for request in requests:
             provider = choice.domains[request.party]
@@ -109,20 +105,13 @@ class PrimeProvider:
     def _wanted(self, request: PodRequest) -> market.Wanted:
         return market.Wanted.of(self._fleet, request)
 
-    async def _look(self, request: PodRequest, *, force: bool = False) -> _Market:
-        """The market, at most a minute old."""
-        async with self._listing:
-            now = self._clock.now()
-            if self._market is not None and not force and now - self._market.at < FRESH_S:
-                return self._market
+    async def _look(self, request: PodRequest, *, force: bool = False) -> market.Choice:
+        def want() -> tuple[market.Wanted, set[int]]:
             wanted = self._wanted(request)
-            rows = await self._client.offers(gpu_type=wanted.gpu, gpu_count=wanted.gpus)
-            parties = {r.party for r in self._requests.values()} | {request.party}
-            if self._image:
-                wanted = replace(wanted, image=self._image)
-            found = market.choose(rows, wanted, parties, self._domains)
-            self._market = _Market(found, self._clock.now())
-            return self._market
+            wanted = replace(wanted, image=self._image) if self._image else wanted
+            return wanted, {r.party for r in self._requests.values()} | {request.party}
+
+        return await self._stall.look(want, self._domains, force=force)
 
     # create
 
@@ -155,7 +144,7 @@ class PrimeProvider:
         found = await self._client.pod(pods[0].provider_id)
         if found is not None and found.dying:
             return None
-        if why := self._unfit(request, pods[0]):
+        if why := unfit(request, pods[0], self._domains, PRICE_SLACK):
             name = known[pods[0].provider_id]
             self._intents.note(self._clock.now(), name=name, rejected=why)
             await self._ends.end(pods[0].provider_id, name)
@@ -164,14 +153,6 @@ class PrimeProvider:
         self._rented.add(request.name)
         await self._hold(request.name, pods[0].provider_id)
         return replace(pods[0], party=request.party, replica=request.replica)
-
-    def _unfit(self, request: PodRequest, pod: Pod) -> str:
-        """Why a pod that was found is not what this request may have; empty for one that is."""
-        if pod.provider in {d for p, d in self._domains.items() if p != request.party}:
-            return f"{pod.provider} already hosts another party"
-        if pod.price_hr > (request.max_price_hr or float("inf")) * PRICE_SLACK:
-            return f"costs {pod.price_hr:.4f} $/h"
-        return ""
 
     async def _hold(self, base: str, pod_id: str) -> None:
         """From now on the run uses this pod, and no other of this name; what else there is of it goes."""
@@ -226,7 +207,7 @@ class PrimeProvider:
             if not unknown:
                 return None
             try:
-                await self._ends.prove(self._is_stray)
+                await self._ends.prove(self._guard.is_stray)
                 if any(t.name in unknown and t.answered for t in self._ends.tries(request.name).values()):
                     return await self._adopt(request)
             except (UnreachableError, PrimeRefused):
@@ -245,13 +226,12 @@ class PrimeProvider:
         one of this request has brought a pod after all, which is returned.
         """
         end = self._clock.now() + LAG_S + SETTLE_S
-        while why := self._over_cap(price):
-            loose = [t for t in self._ends.tries().values() if t.open and not t.held and t.name not in self._asking]
-            if not loose or self._clock.now() >= end:
-                raise OverCap(why, "nothing more is created; raise limits.hourly or limits.total")
+        while self._guard.over_cap(price):
+            if not self._guard.loose() or self._clock.now() >= end:
+                self._guard.refuse_over_cap(price)
             await self._clock.sleep(LOOK_S)
             try:
-                await self._ends.prove(self._is_stray)
+                await self._ends.prove(self._guard.is_stray)
                 mine = [t for t in self._ends.tries(request.name).values() if t.base == request.name and t.open]
                 if any(t.answered and not t.rejected for t in mine):
                     return await self._adopt(request)
@@ -259,19 +239,9 @@ class PrimeProvider:
                 continue
         return None
 
-    def _over_cap(self, price: float) -> str:
-        if self.caps is None:
-            return ""
-        now = self.books()
-        if now.hourly + price > self.caps.hourly + 1e-9:
-            return f"one more pod makes {now.hourly + price:.2f} $/h, limits.hourly is {self.caps.hourly:.2f}"
-        if now.spent + (now.hourly + price) / 60.0 > self.caps.total:
-            return f"{now.spent:.2f} $ are spent, one more pod passes limits.total {self.caps.total:.2f}"
-        return ""
-
     async def _candidate(self, request: PodRequest, *, fresh: bool) -> tuple[Offer, str]:
         """The next offer of this party's provider; before it has one, of any provider that no other party has."""
-        choice = (await self._look(request, force=fresh)).choice
+        choice = await self._look(request, force=fresh)
         own = self._domains.get(request.party)
         fixed = self._wanted(request).per_party
         if own is None and fixed:
@@ -297,8 +267,7 @@ class PrimeProvider:
         name = attempt_name(request.name)
         key_id = await self._key.id()
         body = market.request_body(offer, wanted, name=name, image=image, key_id=key_id, cap=round(cap, 4))
-        if why := self._over_cap(price):  # asked and written down without anything in between
-            raise OverCap(why, "nothing more is created; raise limits.hourly or limits.total")
+        self._guard.refuse_over_cap(price)  # asked and written down without anything in between
         self._asking.add(name)
         try:
             self._intents.note(self._clock.now(), name=name, offer=offer.label, provider=offer.provider, price_hr=price)
@@ -306,7 +275,7 @@ class PrimeProvider:
             if not made.id:
                 raise UnreachableError("the create was answered without an id", "its outcome is unknown")
         except UnreachableError as e:
-            made = await self._settle(name, e)
+            made = await self._ends.settled(name, e)
         except PrimeRefused as e:
             self._intents.note(self._clock.now(), name=name, refused=e.kind)
             raise
@@ -315,17 +284,10 @@ class PrimeProvider:
         got = made.price_hr or price  # a market that names no price yet shall not make it free
         self._intents.note(self._clock.now(), name=name, id=made.id, user=made.user_id, price_hr=got)
         others = {d for p, d in self._domains.items() if p != request.party}
-        wrong = ""
-        if made.provider_type and made.provider_type != offer.provider:
-            wrong = f"came from {made.provider_type}, not from {offer.provider}"
-        elif (made.provider_type or offer.provider) in others:
-            wrong = f"{made.provider_type} already hosts another party"
-        elif got > cap + 1e-9 or got < 0:
-            wrong = f"costs {got:.4f} $/h, quoted were {price:.4f}"
-        if wrong:
-            self._intents.note(self._clock.now(), name=name, rejected=wrong)
+        if why := wrong(made, offer, got, price, cap, others):
+            self._intents.note(self._clock.now(), name=name, rejected=why)
             await self._ends.end(made.id, name)
-            raise UvccError(wrong)
+            raise UvccError(why)
         self._intents.note(self._clock.now(), name=name, held=True)
         self._domains.setdefault(request.party, offer.provider)
         self._image = image
@@ -334,23 +296,6 @@ class PrimeProvider:
         provider = made.provider_type or offer.provider
         place = (request.name, request.party, request.replica)
         return Pod(*place, provider, made.id, price_hr=got, region=offer.region)
-
-    async def _settle(self, name: str, why: UnreachableError) -> ApiPod:
-        """A create without an answer: the list tells, if it shows in time what was made.
-
-        If not, nothing is given up: a pod that still comes of it is found by ``prove`` and ended.
-        """
-        end = self._clock.now() + SETTLE_S
-        while True:
-            try:
-                found = [p for p, _ in await self._ends.shown(name) if p.name == name]
-            except (UnreachableError, PrimeRefused):
-                found = []
-            if found:
-                return found[0]
-            if self._clock.now() >= end:
-                raise UvccError(f"{why.what}; no pod of that name appeared in {SETTLE_S:.0f} s, it is watched on")
-            await self._clock.sleep(5.0)
 
     # ready
 
@@ -365,7 +310,8 @@ class PrimeProvider:
             try:
                 at = await self._readiness.wait(pod, offer)
                 price = await self._same_price(pod)
-                return replace(pod, user=at.user, host=at.host, port=at.port, price_hr=price)
+                key = self._readiness.host_key(at)
+                return replace(pod, user=at.user, host=at.host, port=at.port, price_hr=price, host_key=key)
             except NotReady as e:
                 reasons.append(f"{pod.provider} {pod.provider_id[:8]}: {e.what}")
             if pod.name not in self._rented:  # not made here: it was taken over, and is its owner's to judge
@@ -417,18 +363,17 @@ class PrimeProvider:
         """Pods of ours that may still cost something, under their requests' names; a second try shows its own name."""
         return await self._ends.listing(prefix, _place)
 
-    def books(self) -> Books:
-        """What the run has cost until now: by our clock or by the provider's bill, whichever is more."""
-        return books_of(self._ends.tries().values(), self._clock.now())
+    def begun(self, prefix: str) -> set[str]:
+        """Pods that may exist: nothing is asked for that is not on disk, and what is proven over is told there."""
+        return {t.base for t in self._ends.tries(prefix).values() if t.open and t.base}
 
-    def _is_stray(self, t: Try) -> bool:
-        """It was not what was asked for, or the run holds another pod in its place."""
-        held = {o.base for o in self._ends.tries().values() if o.held and o.open and o.name != t.name}
-        return t.rejected or (not t.held and t.base in held)
+    def books(self) -> Books:
+        """What the run has cost until now."""
+        return self._guard.books()
 
     async def prove(self, *, ended: bool, keep: Collection[str] = ()) -> Names:
         """One look at every try that is not proven yet; see ``Rents``."""
-        left = await self._ends.prove(lambda t: (ended and t.base not in keep) or self._is_stray(t))
+        left = await self._ends.prove(lambda t: (ended and t.base not in keep) or self._guard.is_stray(t))
         if ended and not left:
             await self._key.forget()
         return [t.name for t in left if not (t.held and (t.base in keep or not ended))]

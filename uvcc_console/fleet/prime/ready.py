@@ -60,6 +60,7 @@ class Readiness:
         self._run_dir = run_dir
         self._key_file = key_file
         self._login = login or self._real_login
+        self._host_keys: dict[Target, str] = {}
         self._listing = asyncio.Lock()
         self._listed = float("-inf")
         self._rows: dict[str, ApiPod] = {}
@@ -86,6 +87,10 @@ class Readiness:
             if clock.now() - watch.since > max(MOST_S, limit):
                 raise NotReady(f"not ready in {max(MOST_S, limit) / 60:.0f} min: {watch.said}")
             await clock.sleep(POLL_S)
+
+    def host_key(self, at: Target) -> str:
+        """The key of the machine that let us in there: the one that every later connection must find again."""
+        return self._host_keys.get(at, "")
 
     async def _ask(self, pod: Pod, watch: _Watch) -> ApiPod | None:
         """The pod's present state; None while the API does not tell.
@@ -170,5 +175,6 @@ class Readiness:
         finally:
             await link.close()
         if done.exit == 0:
+            self._host_keys[at] = link.host_key
             return ""
         return f"nvidia-smi failed: {done.trouble}" if gpu else done.trouble

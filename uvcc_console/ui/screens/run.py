@@ -11,21 +11,25 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from uvcc_console.core.snapshot import LogEntry
+from uvcc_console.ui.panels import Place, panels
 from uvcc_console.ui.tape import Tape
 from uvcc_console.ui.view import View
 from uvcc_console.ui.widgets.bars import BannerBar, Bar, FooterBar, HeaderBar, TrackBar
-from uvcc_console.ui.widgets.charts import ChartsPanel
-from uvcc_console.ui.widgets.cost import CostPanel
-from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.halt_panel import HaltPanel
-from uvcc_console.ui.widgets.ledger import LedgerPanel
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_console.ui.widgets.plane import PlanePanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.result import ResultPanel
-from uvcc_console.ui.widgets.rollout import RolloutPanel
 from uvcc_console.ui.widgets.scrub import ScrubBar
+
+
+def _made(place: Place) -> Iterator[Widget]:
+    """The widgets of the panels that stand here, each with its page."""
+    for spec in panels():
+        if spec.place == place:
+            widget = spec.load()(id=spec.id)
+            widget.add_class("-panel", *(("-page-only",) if place == "page" else ()))
+            yield widget
 
 
 class RunScreen(Screen[None]):
@@ -53,20 +57,17 @@ class RunScreen(Screen[None]):
         yield ResultPanel(id="result")
         with Horizontal(id="body"):
             with Vertical(id="left"):
-                yield FleetPanel(id="fleet")
-                yield ChartsPanel(id="charts")
+                yield from _made("left")
             with Vertical(id="right"):
-                yield LedgerPanel(id="ledger")
-                yield RolloutPanel(id="rollout")
-                yield CostPanel(id="cost")
-        yield PlanePanel(id="plane")
-        yield LogView(id="log")
+                yield from _made("right")
+        yield from _made("page")
+        yield from _made("below")
         yield Prompt(id="prompt")
         yield FooterBar(id="footer")
 
     def panels(self) -> Iterator[Panel | LogView]:
-        """The panels that have a page, in the order of their numbers."""
-        for widget in self.query("FleetPanel, ChartsPanel, PlanePanel, LogView, LedgerPanel, RolloutPanel, CostPanel"):
+        """The panels that have a page, as they stand on the screen."""
+        for widget in self.query(".-panel"):
             yield cast("Panel | LogView", widget)
 
     def show(self, view: View, keys: Sequence[tuple[str, str, bool]]) -> None:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from uvcc_console.core.alerts.progress import collective
-from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.format import age, clock
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.view import FleetRow, View, coord_parts, fleet_rows, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
+from uvcc_engine.contract.event_names import Area
 
 PATHS = ("ssh", "relay", "peer", "lease", "api")
 RECENT_S = 60.0
@@ -24,7 +24,6 @@ WAITS = (
     Column("waits", "waits for", 18, stretch=True),
     Column("beat", "heartbeat", 10, importance=2),
 )
-_EVENTS = ("link", "nccl", "gloo", "collective", "open", "peer", "plane", "relay", "retransmit", "flight")
 
 
 def waits_for(row: FleetRow, view: View) -> tuple[str, str]:
@@ -134,13 +133,9 @@ def flight_lines(view: View, width: int) -> list[Line]:
     return lines
 
 
-def _event(entry: LogEntry) -> bool:
-    return any(entry.text.lower().startswith(word) or f"_{word}" in entry.text[:40].lower() for word in _EVENTS)
-
-
 def event_lines(view: View, width: int, rows: int) -> list[Line]:
     """The newest events of links and collectives."""
-    found = [e for e in view.snap.log[-600:] if _event(e)][-max(0, rows) :]
+    found = [e for e in view.snap.log[-600:] if e.area == Area.LINK][-max(0, rows) :]
     if not found or rows < 2:
         return []
     lines: list[Line] = [[("newest events of links and collectives", "muted bold")]]

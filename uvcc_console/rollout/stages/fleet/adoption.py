@@ -17,8 +17,8 @@ from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
+from uvcc_console.fleet.pins import split_address
 from uvcc_console.fleet.provider import Pod
-from uvcc_console.fleet.ssh import split_address
 from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.rollout.context import Member, Rollout, describe, readdress
 from uvcc_console.rollout.stage_runner import Stages
@@ -71,7 +71,7 @@ async def look(ctx: Rollout, unlisted: dict[str, float] | None = None) -> dict[s
     if "provision" not in done:
         return {}  # the stages themselves find what exists
     if not processes.running(ctx.run_dir, processes.HALTD):
-        processes.start(ctx.run_dir, processes.HALTD)
+        ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)
     if "bootstrap" in done and ctx.wheel is None:
         ctx.wheel = _built_wheel(ctx)
     found: dict[str, UvccError] = {}
@@ -115,7 +115,7 @@ async def _reach(ctx: Rollout, member: Member, with_agent: bool) -> UvccError | 
 
 
 def _read_cursors(ctx: Rollout) -> None:
-    for _, event in iter_events(ctx.run_dir / processes.JOURNAL):
+    for _, event in iter_events(ctx.run_dir / processes.JOURNAL, (ev.CursorMoved.kind,)):
         if isinstance(event, ev.CursorMoved):
             ctx.cursors.setdefault(event.pod, {}).update(event.cursors)
 

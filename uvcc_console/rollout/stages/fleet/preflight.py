@@ -19,6 +19,7 @@ from uvcc_console.rollout.stages.training import lm
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 
+PROBE_S = 180.0  # of a pod among many that share a machine
 CPU_OFFER = "CPU"  # how the market names a machine without GPUs; it counts one all the same
 _CHEAPER = "pods without GPUs would do, and cost less: fleet.gpu CPU_NODE"
 _GPU_PROCESSES = "nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv,noheader"
@@ -127,7 +128,7 @@ def _summary(facts: dict[str, dict[str, Any]]) -> str:
 
 async def _probe(member: Member) -> dict[str, Any]:
     before = time.time()
-    ack = await member.channel.request(wire.PROBE, timeout=60.0)
+    ack = await member.channel.request(wire.PROBE, timeout=PROBE_S)
     after = time.time()
     probe = hearing.probed(ack, member.name)
     # the pod's clock was read somewhere between the two: half the trip is the error, not the skew

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap
-from uvcc_console.fleet.provider import Pod, Quote
+from uvcc_console.fleet.kinds import runs_here
+from uvcc_console.fleet.provider import Pod, Quote, Remembers
+from uvcc_console.fleet.runclock import run_now
 from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.fleet.ssherrors import HostKeyChanged
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.plan import derive
-from uvcc_console.rollout import ingest
-from uvcc_console.rollout.context import Member, Rollout, each, readdress
+from uvcc_console.rollout import ingest, priority
+from uvcc_console.rollout.context import Member, Rollout, describe, each, readdress
 from uvcc_console.runs import processes
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -22,6 +26,8 @@ from uvcc_engine.contract.outside import said, tidy
 
 DELETE_TRIES = 3
 BACKOFF_S = 0.5
+LONG_S = 60.0
+KEEPER_GRACE_S = 45.0
 
 
 async def quote(ctx: Rollout) -> str:
@@ -85,7 +91,10 @@ async def one_pod(ctx: Rollout, member: Member) -> None:
         raise
     assert member.pod is not None
     ctx.say(ctx.pod_event(member, "booting"))
+    met = bool(member.pod.host_key)
     readdress(member, await ctx.provider.wait_ready(member.pod))
+    if member.pod.host_key and not met:
+        ctx.say(ctx.pod_event(member, "booting", "its host key is pinned"))  # before anything is sent there
     await connect(ctx, member)
     ctx.say(ctx.pod_event(member, "ready"))
 
@@ -101,12 +110,17 @@ async def take_over(ctx: Rollout, member: Member) -> Pod:
 
 
 async def connect(ctx: Rollout, member: Member, patience_s: float = 60.0) -> None:
-    """Log in to the pod; its host key is pinned from the first contact on."""
-    assert member.pod is not None
+    """Log in to the pod, and to no other machine: its one host key is what the journal or the provider knows.
+
+    Where neither does, the first contact tells.
+    """
+    pod = member.pod
+    assert pod is not None
     if member.link is None:
         known = ctx.bus.snapshot.pods.get(member.name)
-        pinned = (known.host_key if known else "") or ctx.pins.get(member.name, "")
-        member.link = PodLink(member.name, member.pod.address, ctx.key, host_key=pinned, jump=member.pod.jump)
+        pinned = (known.host_key if known else "") or pod.host_key or ctx.pins.get(member.name, "")
+        cure = f"another machine may answer in its place; uvcc pod {ctx.plan.run} replace {member.name} gives it up"
+        member.link = PodLink(member.name, pod.address, ctx.key, host_key=pinned, cure=cure, jump=pod.jump)
     await member.link.connect_until(patience_s)
 
 
@@ -137,8 +151,22 @@ async def one_agent(ctx: Rollout, member: Member) -> None:
         identity_seed=secret,
         packages=profile.fleet.packages,
         preload="none" if profile.job.kind == "command" else "",
+        life_s=life_left(ctx),
+        give_way=priority.give_way(profile.fleet.provider, len(ctx.members)),
     )
     await attach(ctx, member)
+
+
+def life_left(ctx: Rollout) -> float:
+    """Seconds after which a pod ends the run's processes by itself: ours do it before, if they are still there.
+
+    Local pods have a time to live of their own. No market that we know ends a pod at a time given with the order, so
+    there it is the work that ends, not the bill.
+    """
+    if runs_here({"provider": ctx.plan.profile.fleet.provider}):
+        return 0.0
+    lived = run_now(ctx.run_dir) - ctx.bus.snapshot.created
+    return max(0.0, ctx.plan.profile.limits.ttl - lived) + KEEPER_GRACE_S
 
 
 async def attach(ctx: Rollout, member: Member) -> None:
@@ -172,49 +200,88 @@ async def detach(member: Member) -> None:
 async def teardown(ctx: Rollout) -> list[str]:
     """Delete every pod of the run and prove that none is left; returns the names of those that could not be proven.
 
-    Works from what the provider lists as well as from what the journal knows, so a half-made fleet goes too.
+    Works from what the provider lists as well as from what the journal and the provider's own notes know, so a
+    half-made fleet goes too. Every pod for itself: one that will not go keeps no other, and each that may be left is
+    told once, with the command that ends it. What was never asked for is no leak.
     """
     known = {m.request.name: m for m in ctx.members.values()}
     ctx.say(*(ctx.pod_event(m, "deleting") for m in known.values() if m.pod is not None))
     for member in ctx.members.values():
         await detach(member)
-    found = {p.name: p for p in await _listed(ctx) or []}
+    unlisted: list[UvccError] = []
+    begun = ctx.provider.begun(ctx.plan.prefix) if isinstance(ctx.provider, Remembers) else None
+    listed = await _listed(ctx, unlisted)
+    found = {p.name: p for p in listed or ()}
     for m in ctx.members.values():
         if m.pod is not None:
             found.setdefault(m.pod.name, m.pod)
-    left = [name for name, gone in zip(found, await _delete_all(ctx, list(found.values())), strict=True) if not gone]
-    after = await _listed(ctx)
-    # a provider that does not answer proves nothing about pods that were never asked to be deleted
-    there = [p.name for p in after] if after is not None else [name for name in known if name not in found]
-    left += [name for name in there if name not in left]
-    gone = [ctx.pod_event(m, "gone") for m in known.values() if m.request.name not in left]
-    lost = [ctx.pod_event(m, "lost", "not proven gone") for m in known.values() if m.request.name in left]
+        elif listed is None and begun is not None and m.request.name in begun:
+            found.setdefault(m.request.name, _unseen(ctx, m))
+    ends = await asyncio.gather(*(_delete(ctx, p) for p in found.values()))
+    left = {name: error for name, error in zip(found, ends, strict=True) if error is not None}
+    after = await _listed(ctx, unlisted)
+    for pod in after or ():
+        left.setdefault(pod.name, UnreachableError(pod.doubt or "it is still listed"))
+    if after is None:  # a provider that does not answer proves nothing about pods that were never asked to be deleted
+        for name in known if begun is None else begun:
+            if name not in found:
+                left.setdefault(name, unlisted[-1])
+    _tell_left(ctx, left, unlisted)
+    gone = [ctx.pod_event(m, "gone") for name, m in known.items() if name not in left]
+    lost = [ctx.pod_event(m, "lost", _not_gone(name, left[name])) for name, m in known.items() if name in left]
     ctx.say(*gone, *lost)
-    return left
+    return list(left)
 
 
-async def _listed(ctx: Rollout) -> list[Pod] | None:
+def _unseen(ctx: Rollout, member: Member) -> Pod:
+    """A pod that may exist and that the provider does not show: all that is known of it is its name."""
+    request = member.request
+    return Pod(request.name, request.party, request.replica, ctx.provider.name, "")
+
+
+def _tell_left(ctx: Rollout, left: Mapping[str, UvccError], unlisted: list[UvccError]) -> None:
+    """Each thing once, however often it was tried."""
+    if unlisted:
+        text = f"the provider did not list its pods ({len(unlisted)} times): {unlisted[-1]}"
+        ctx.say(ev.Alert(level="error", name="list", text=text, remedy="uvcc pods --sweep looks again"))
+    for name, error in left.items():
+        text = f"pod {name} is not proven gone: {error}"
+        ctx.say(ev.Alert(level="error", name="delete", text=text, remedy=end_command(name, error), subject=name))
+
+
+def _not_gone(name: str, error: UvccError) -> str:
+    return f"not proven gone: {error.what}; end it with: {end_command(name, error)}"
+
+
+def end_command(name: str, error: UvccError) -> str:
+    """What ends this pod once the cause is mended; a machine with a new key needs the operator's word for it."""
+    accept = f" --host-key {error.seen}" if isinstance(error, HostKeyChanged) else ""
+    return f"uvcc pods --end {name}{accept}"
+
+
+async def _listed(ctx: Rollout, unlisted: list[UvccError]) -> list[Pod] | None:
     """The run's pods at the provider; None when it does not answer, which is not the same as none."""
     for attempt in range(DELETE_TRIES):
         try:
             return await ctx.provider.list(ctx.plan.prefix)
-        except UnreachableError as e:
-            text = f"the provider does not list its pods: {e}"
-            ctx.say(ev.Alert(level="error", name="list", text=text, remedy="uvcc pods --sweep looks again"))
+        except Exception as e:  # noqa: BLE001  (whatever a list comes to, what is known is deleted all the same)
+            unlisted.append(describe(e))
+        if attempt + 1 < DELETE_TRIES:
             await asyncio.sleep(BACKOFF_S * 2**attempt)
     return None
 
 
-async def _delete_all(ctx: Rollout, pods: list[Pod]) -> list[bool]:
-    return list(await asyncio.gather(*(_delete(ctx, p) for p in pods)))
-
-
-async def _delete(ctx: Rollout, pod: Pod) -> bool:
+async def _delete(ctx: Rollout, pod: Pod) -> UvccError | None:
+    """End one pod; why it is not proven gone, or None."""
+    began, error = time.monotonic(), UvccError("it was not tried")
     for attempt in range(DELETE_TRIES):
         try:
             await ctx.provider.delete(pod)
-            return True
-        except UvccError as e:
-            ctx.say(ev.Alert(level="error", name="delete", text=str(e), remedy="uvcc pods --sweep", subject=pod.name))
+            return None
+        except Exception as e:  # noqa: BLE001  (one pod's trouble is told; it must not keep the others)
+            error = describe(e)
+        if isinstance(error, HostKeyChanged) or time.monotonic() - began > LONG_S:
+            break  # it will not be another in a second; a provider that was asked for long has had its tries
+        if attempt + 1 < DELETE_TRIES:
             await asyncio.sleep(BACKOFF_S * 2**attempt)
-    return False
+    return error

@@ -86,7 +86,9 @@ async def ranks(ctx: Rollout) -> Fabric:
     private = isinstance(ctx.plan.profile.job, PrivateJob)
     links = await links_for(ctx, phase) if private else {}
     worlds = await meeting_places(ctx, phase) if private else {}
-    limit = RANK_S + PER_RANK_S * phase.topology.workers_per_party
+    provider = ctx.plan.profile.fleet.provider
+    slow = priority.stretch(provider, sum(1 for _ in phase.coords()))
+    limit = slow * (RANK_S + PER_RANK_S * phase.topology.workers_per_party)
 
     async def one(member: Member) -> list[dict[str, Any]]:
         there = f".uvcc/runs/{phase.engine_run}"
@@ -95,7 +97,7 @@ async def ranks(ctx: Rollout) -> Fabric:
             token = relay_tokens(ctx, phase, member.request.replica)[member.request.party]
             await member.ssh.put(token.encode(), f"{there}/{TOKEN_FILE}")
         specs = [_spec(ctx, phase, c, links, worlds, limit).to_json() for c in phase.coords(member.name)]
-        await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=START_S)
+        await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=slow * START_S)
         await _ended(member, phase, 4 * limit)
         command = f"{python_of(member)} -S - {shlex.quote(there)}"
         return list(json.loads(await member.ssh.sh(command, stdin=_GATHER.encode())))

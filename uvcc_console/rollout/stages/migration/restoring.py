@@ -22,7 +22,8 @@ EVENT: Final = "pod_restored"
 
 def count(ctx: Rollout) -> int:
     """How many pods of this run were restored so far, from the journal."""
-    told = [e for _, e in iter_events(ctx.run_dir / processes.JOURNAL) if isinstance(e, ev.EngineEvent)]
+    rows = iter_events(ctx.run_dir / processes.JOURNAL, (ev.EngineEvent.kind,))
+    told = [e for _, e in rows if isinstance(e, ev.EngineEvent)]
     return sum(len(e.fields["pods"]) for e in told if e.event == EVENT and not e.pod)
 
 

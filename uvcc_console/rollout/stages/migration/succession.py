@@ -74,7 +74,11 @@ def all_of(ctx: Rollout) -> list[Succession]:
 
     what a pod's workers report becomes an event of that pod, whatever they call it.
     """
-    told = [e for _, e in iter_events(ctx.run_dir / processes.JOURNAL) if isinstance(e, ev.EngineEvent) and not e.pod]
+    told = [
+        e
+        for _, e in iter_events(ctx.run_dir / processes.JOURNAL, (ev.EngineEvent.kind,))
+        if isinstance(e, ev.EngineEvent) and not e.pod
+    ]
     lists = ("sources", "lost")
     own = [e for e in told if e.event == EVENT]
     return [Succession(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in own]

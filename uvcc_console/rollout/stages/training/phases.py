@@ -94,7 +94,8 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         env = _environment(ctx, phase)
         made = [_spec(ctx, phase, c, found.get(c, {}), env | worlds.get(c, {}), resume=attempt > 0) for c in mine]
         specs = [replace(spec, start=start, attempt=masks).to_json() for spec in made]
-        ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=START_S)
+        patience = _patience(ctx, START_S)
+        ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=patience)
         listed = hearing.workers(ack, member.name)
         hearing.own([w["coord"] for w in listed], mine.__contains__, member.name)
         return {w["coord"]: w["pid"] for w in listed}
@@ -136,7 +137,9 @@ async def _shown(ctx: Rollout, pids: dict[str, int]) -> None:
 
 def _patience(ctx: Rollout, usual: float) -> float:
     """Seconds to wait for something that takes a start and a step, on a fleet whose steps may be long."""
-    return max(usual, 3 * ctx.plan.profile.halt.patience)
+    workers = max(len(p.coords()) for p in ctx.plan.phases.values())
+    slow = priority.stretch(ctx.plan.profile.fleet.provider, workers)
+    return max(slow * usual, 3 * ctx.plan.profile.halt.patience)
 
 
 async def _watch(ctx: Rollout, phase: Phase) -> None:
@@ -360,12 +363,8 @@ def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) ->
 
 def _last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
     """What a worker's exit record said of its end, and what to do about it, if it could still write one."""
-    pod = s.workers[coord].pod if coord in s.workers else ""
-    for entry in reversed(s.log):
-        if entry.source == pod and entry.text.startswith("exit ") and "error=" in entry.text:
-            error, _, cure = entry.text.partition("error=")[2].partition(" cure=")
-            return error, cure.partition(" party=")[0]
-    return None
+    worker = s.workers.get(coord)
+    return (worker.error, worker.cure) if worker is not None and worker.error else None
 
 
 async def stop_workers(ctx: Rollout, phase: Phase) -> None:

@@ -2,7 +2,7 @@
 
 Each party's term of a secure product is local. Sums over microbatches, tensor ranks and replicas are taken of these
 terms, inside each party and without a message between parties, and truncated once: the result is off by at most the
-one unit of a single truncation, however many terms there were (DESIGN section 10).
+one unit of a single truncation, however many terms there were.
 """
 
 from __future__ import annotations

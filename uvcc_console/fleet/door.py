@@ -1,0 +1,195 @@
+"""The way into one pod: the right host key, the run's key, patience at a crowded door, and a name for every refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import asyncssh
+
+from uvcc_console.fleet import pins, ssherrors
+from uvcc_console.fleet.pins import Pins, split_address
+from uvcc_engine.contract.errors import UvccError
+
+HANDSHAKES = 8  # OpenSSH's MaxStartups starts to refuse at 10 unauthenticated connections
+_handshakes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. A peer that froze is noticed after about ``keepalive_s * (keepalive_count + 1)``.
+
+    ``stall``: so long a file may give nothing while the connection lives.
+    """
+
+    connect: float = 10.0
+    login: float = 15.0
+    operation: float = 30.0
+    keepalive_s: float = 5.0
+    keepalive_count: int = 3
+    stall: float = 30.0
+    backoff_first: float = 0.25
+    backoff_last: float = 15.0
+
+
+class _Client(asyncssh.SSHClient):
+    """Checks the host key against the pod's pin; the first contact sets it."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        return self._door.judge(key)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._door.lost(exc)
+
+
+def _handshake_slot() -> asyncio.Semaphore:
+    return _handshakes.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(HANDSHAKES))
+
+
+class Door:
+    """Opens connections to one pod; see ``PodLink``, which keeps them."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        key: asyncssh.SSHKey,
+        host_key: str,
+        known: Pins | None,
+        cure: str,
+        accept: str,
+        jump: str,
+        timeouts: Timeouts,
+        lost: Callable[[Exception | None], None],
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.host_key = pins.plain(host_key) or (known.of(address) if known is not None else "")
+        self.timeouts = timeouts
+        self.lost = lost
+        self.tunnel: asyncssh.SSHClientConnection | None = None
+        self._key = key
+        self._known, self._cure, self._accept, self._jump = known, cure, accept, jump
+        self._refused: ssherrors.HostKeyChanged | None = None
+        self._random = random.Random(name)
+
+    def judge(self, key: asyncssh.SSHKey) -> bool:
+        """Whether this is the right machine; called before anything is said to it."""
+        shown = pins.plain(key)
+        seen = pins.fingerprint(shown)
+        if not self._accept and not self.host_key:
+            self.host_key = self._pinned(shown)
+        expected = self._accept or pins.fingerprint(self.host_key)
+        if seen == self._accept:
+            self.host_key = shown
+        elif self._accept or shown != self.host_key:
+            what = f"pod {self.name} at {self.address} shows another host key: expected {expected}, seen {seen}"
+            cure = self._cure or "another machine may answer in its place: delete the pod, start anew"
+            self._refused = ssherrors.HostKeyChanged(what, cure, expected=expected, seen=seen)
+            return False
+        return True
+
+    def _pinned(self, shown: str) -> str:
+        """The first contact is written down before anything is said to the machine."""
+        if self._known is None:
+            return shown
+        try:
+            return self._known.pin(self.address, shown)
+        except UvccError:  # who could not write it down still may end what runs there; a claim needs the disk anyway
+            return shown
+
+    def check_refused(self) -> None:
+        if self._refused is not None:
+            raise self._refused
+
+    async def open(self) -> asyncssh.SSHClientConnection:
+        """A connection that has logged in. Raises UnreachableError with the reason, or HostKeyChanged."""
+        self.check_refused()
+        try:
+            return await self._dial()
+        except (OSError, asyncssh.Error, TimeoutError) as e:
+            self.check_refused()
+            methods = await self._methods() if isinstance(e, asyncssh.PermissionDenied) else []
+            if methods and "publickey" not in methods:
+                raise ssherrors.not_by_key(self.name, self.address, methods) from e
+            raise ssherrors.classify(e, self.name, self.address) from e
+
+    async def _dial(self) -> asyncssh.SSHClientConnection:
+        """Through the door. A server that has too many before it drops some at random: these come again."""
+        loop = asyncio.get_running_loop()
+        end, attempt = loop.time() + self.timeouts.connect, 0
+        while True:
+            try:
+                return await self._handshake()
+            except (asyncssh.ConnectionLost, ConnectionResetError) as e:
+                self.check_refused()
+                wait = self.backoff(attempt)
+                if loop.time() + wait > end:
+                    raise ssherrors.closed_at_the_door(self.name, self.address) from e
+            attempt += 1
+            await asyncio.sleep(wait)
+
+    async def _handshake(self) -> asyncssh.SSHClientConnection:
+        user, host, port = split_address(self.address)
+        t = self.timeouts
+        tunnel = await self._through() if self._jump else None
+        # not asyncssh's own connect_timeout: Python 3.11's wait_for loses a cancellation that comes with the
+        # answer, and whoever waits for this would wait for ever
+        async with _handshake_slot(), asyncio.timeout(t.connect):
+            return await asyncssh.connect(
+                host,
+                port,
+                username=user,
+                client_keys=[self._key],
+                known_hosts=([], [], []),
+                server_host_key_algs=pins.preference(self.host_key),
+                client_factory=lambda: _Client(self),
+                config=None,
+                agent_path=None,
+                tunnel=tunnel,
+                preferred_auth="publickey",
+                compression_algs=None,
+                login_timeout=t.login,
+                keepalive_interval=t.keepalive_s,
+                keepalive_count_max=t.keepalive_count,
+            )
+
+    async def _methods(self) -> list[str]:
+        """How the server lets anybody in at all; empty where it does not tell."""
+        user, host, port = split_address(self.address)
+        try:
+            tunnel = await self._through() if self._jump else None
+            async with _handshake_slot(), asyncio.timeout(self.timeouts.connect):
+                return list(await asyncssh.get_server_auth_methods(host, port, user, config=None, tunnel=tunnel))
+        except (OSError, asyncssh.Error, TimeoutError):
+            return []
+
+    async def _through(self) -> asyncssh.SSHClientConnection:
+        """The connection to the jump host. It is the user's own: their keys, their agent, their known_hosts."""
+        if self.tunnel is not None and not self.tunnel.is_closed():
+            return self.tunnel
+        user, host, port = split_address(self._jump)
+        t = self.timeouts
+        async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
+            self.tunnel = await asyncssh.connect(
+                host,
+                port,
+                username=user or (),
+                config=None,
+                login_timeout=t.login,
+                keepalive_interval=t.keepalive_s,
+                keepalive_count_max=t.keepalive_count,
+            )
+        return self.tunnel
+
+    def backoff(self, attempt: int) -> float:
+        """Seconds before try ``attempt + 1``: doubling, capped, between half and the whole of it."""
+        t = self.timeouts
+        whole = min(t.backoff_first * float(1 << min(attempt, 16)), t.backoff_last)
+        return whole * self._random.uniform(0.5, 1.0)

@@ -1,0 +1,39 @@
+"""The market as a run sees it: asked at most once a minute, however many pods are rented at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from uvcc_console.fleet.prime import offers as market
+from uvcc_console.fleet.prime.client import PrimeClient
+
+FRESH_S = 60.0
+
+
+@dataclass
+class Stall:
+    """What there was to choose from at the last look."""
+
+    client: PrimeClient
+    _found: market.Choice | None = None
+    _at: float = 0.0
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def look(
+        self, want: Callable[[], tuple[market.Wanted, set[int]]], domains: Mapping[int, str], *, force: bool = False
+    ) -> market.Choice:
+        """The market, at most a minute old. Raises ConfigError naming what leaves nothing.
+
+        ``want`` says what is looked for, and for which parties, at the moment of asking: another rent may have settled
+        more of it while this one waited.
+        """
+        async with self._looking:
+            clock = self.client.clock
+            if self._found is None or force or clock.now() - self._at >= FRESH_S:
+                wanted, _ = want()
+                rows = await self.client.offers(gpu_type=wanted.gpu, gpu_count=wanted.gpus)
+                self._found = market.choose(rows, *want(), domains)
+                self._at = clock.now()
+            return self._found

@@ -1,0 +1,76 @@
+"""What a failed SSH operation means to the operator: the thing is named, with what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncssh
+
+from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
+
+REACHED = "set MaxSessions 10 in its sshd_config and reload sshd"
+
+
+class HostKeyChanged(VerificationError):
+    """A machine shows another host key than the pinned one. Both are named by their SHA-256 fingerprints."""
+
+    def __init__(self, what: str, cure: str, *, expected: str, seen: str) -> None:
+        super().__init__("host_key", what, cure)
+        self.expected = expected
+        self.seen = seen
+
+
+def classify(error: BaseException, pod: str, address: str) -> UvccError:
+    """The error that says what a failed SSH operation means."""
+    where = f"pod {pod} at {address}"
+    if isinstance(error, UvccError):
+        return error
+    if isinstance(error, asyncssh.PermissionDenied):
+        return UnreachableError(f"{where} refuses the key of this run", "is the key installed, and the user right?")
+    if isinstance(error, asyncssh.HostKeyNotVerifiable):
+        return VerificationError("host_key", f"{where} cannot prove its host key", "do not use this pod")
+    if isinstance(error, asyncssh.ChannelOpenError):
+        return UnreachableError(f"{where} opens no further session: {error.reason}", "the link may be down; retry")
+    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+        return UnreachableError(f"{where} gave no answer in time", "the pod may be frozen or its network cut")
+    if isinstance(error, ConnectionRefusedError):
+        return UnreachableError(f"{where} refuses connections", "it may be booting, or its SSH server is down")
+    if isinstance(error, asyncssh.SFTPBadMessage):
+        what = f"{where}: what answers for SFTP does not speak it: {error.reason}"
+        return UvccError(what, "does the account run a forced command, or print text at every login?")
+    if isinstance(error, asyncssh.SFTPError):
+        return UvccError(f"{where}: file transfer failed: {error.reason}", "is its disk full or its home read-only?")
+    return UnreachableError(f"{where} is lost: {error}", "its state is unknown until the link is back")
+
+
+def sessions_full(pod: str, address: str) -> UnreachableError:
+    """The server has let us in and opens no session more, although none of ours will end."""
+    what = f"pod {pod} at {address} opens no further session: its SSH server's MaxSessions is reached"
+    return UnreachableError(what, REACHED)
+
+
+def closed_at_the_door(pod: str, address: str) -> UnreachableError:
+    """The server ends connections before it lets anybody in, again and again."""
+    what = f"pod {pod} at {address} closes connections before a login, as an SSH server does at its MaxStartups"
+    return UnreachableError(what, "set MaxStartups 10:30:100 in its sshd_config; or somebody floods its port")
+
+
+def not_by_key(pod: str, address: str, methods: list[str]) -> UnreachableError:
+    """No key will do there."""
+    what = f"pod {pod} at {address} lets in by {' or '.join(methods)} only, not by a key"
+    return UnreachableError(what, "set PubkeyAuthentication yes in its sshd_config, and authorize the key there")
+
+
+def no_shell(pod: str, address: str, said: str) -> UvccError:
+    """Whatever is asked for, something else answers."""
+    what = f"pod {pod} at {address} does not run what it is asked to, it answers {said[:80]!r}"
+    return UvccError(
+        what + ": the account runs a forced command, or has no plain shell",
+        "remove command= from the key's line in authorized_keys (or ForceCommand in sshd_config), or name another user",
+    )
+
+
+def talkative(pod: str, address: str, said: str) -> UvccError:
+    """The shell's start-up files write into every command's output."""
+    what = f"pod {pod} at {address} prints text of its own with every command: {said[:80]!r}"
+    return UvccError(what, "make ~/.bashrc and the like silent where no terminal is attached")

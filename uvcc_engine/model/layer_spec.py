@@ -1,0 +1,67 @@
+"""What the specs of layers derive from, and what their fields may hold. No torch."""
+
+from __future__ import annotations
+
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from uvcc_engine.contract.errors import ConfigError
+
+_PLAIN: Final = (bool, int, float, str)
+
+
+class LayerSpec:
+    """What a frozen dataclass derives from that describes one layer of a model: its sizes, and nothing secret."""
+
+    __slots__ = ()
+
+    @property
+    def inner(self) -> tuple[LayerSpec, ...]:
+        """The layers that this one is made of: empty but for blocks, whose weights are those of their layers."""
+        return ()
+
+
+class WeightedSpec(LayerSpec, ABC):
+    """The spec of a layer that holds one trained matrix; several parameters lie in it as rows."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def weight_shape(self) -> tuple[int, int]:
+        """(rows, columns) of the weight, as checkpoints, owners and parties name and share it."""
+
+
+def weighted_specs(layers: Sequence[LayerSpec]) -> list[WeightedSpec]:
+    """The specs that have a weight, in the order of the weights' numbers; those inside of blocks in their place."""
+    found: list[WeightedSpec] = []
+    for spec in layers:
+        found += [spec] if isinstance(spec, WeightedSpec) else weighted_specs(spec.inner)
+    return found
+
+
+def check_writable(spec: type) -> None:
+    """Refuse (ConfigError) a spec one of whose fields could not be written as JSON and read back."""
+    for name, kind in field_kinds(spec).items():
+        if not _writable(kind):
+            raise ConfigError(f"{spec.__name__}.{name} is of a kind that JSON cannot hold", "use numbers, words, specs")
+
+
+def field_kinds(spec: type) -> dict[str, Any]:
+    """The kind of every field of a dataclass, by name."""
+    hints = get_type_hints(spec)
+    return {field.name: hints[field.name] for field in fields(spec)}
+
+
+def _writable(kind: Any) -> bool:
+    if get_origin(kind) is tuple:
+        inside = get_args(kind)
+        return len(inside) == 2 and inside[1] is Ellipsis and _writable(inside[0])
+    if not isinstance(kind, type) or isinstance(kind, types.GenericAlias):
+        return False
+    return (
+        kind in _PLAIN or kind is LayerSpec or (is_dataclass(kind) and all(map(_writable, field_kinds(kind).values())))
+    )

@@ -1,0 +1,27 @@
+"""The layer types that ship, one file each; importing this package registers them all."""
+
+from uvcc_engine.model.layer_types import (
+    attention,
+    batch_norm,
+    conv2d,
+    dense,
+    embedding,
+    gelu,
+    layer_norm,
+    pool,
+    relu,
+    residual,
+)
+
+__all__ = [
+    "attention",
+    "batch_norm",
+    "conv2d",
+    "dense",
+    "embedding",
+    "gelu",
+    "layer_norm",
+    "pool",
+    "relu",
+    "residual",
+]

@@ -1,0 +1,155 @@
+"""Batch normalisation: every channel brought to mean 0 and variance 1 (Ioffe and Szegedy, 2015)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from uvcc_engine.data.sets import Floats
+from uvcc_engine.model import im2col, ops
+from uvcc_engine.model.layer_types.normalization import EPSILON, HIGHEST
+from uvcc_engine.model.registry import (
+    InitialContext,
+    LayerType,
+    PlaintextContext,
+    SecretContext,
+    WeightedSpec,
+    register,
+)
+from uvcc_engine.model.secret_layer import Layer
+from uvcc_engine.model.shapes import Image, Shape, check_features, check_image
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.share import Share
+
+KEEP: Final = 0.9
+"""What batch normalisation keeps of its running statistics in a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNorm(WeightedSpec):
+    """Every channel brought to mean 0 and variance 1. Its weight is (4, channels): gain, mean, variance and bias."""
+
+    image: Image
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        return 4, self.image.channels
+
+
+class BatchNormLayer(Layer):
+    """Channels brought to mean 0 and variance 1. The weight (4, channels) holds gain, running mean, running variance
+    and bias, so that a checkpoint and the owner get the statistics with the weights.
+
+    In ``training`` it uses the batch's own statistics and lets the running ones follow when the weight is updated.
+    Forward 31 rounds (27 in evaluation), backward 8.
+    """
+
+    def __init__(self, spec: BatchNorm, weight: Share) -> None:
+        self.weight = weight
+        self._spec = spec
+        self._normal: Share | None = None
+        self._inverse: Share | None = None
+        self._statistics: Share | None = None
+
+    def _channels(self, x: Share) -> Share:
+        image = self._spec.image
+        return x.map(lambda t: t.reshape(-1, image.channels, image.height * image.width).transpose(0, 1).flatten(1))
+
+    def _rows(self, x: Share) -> Share:
+        image = self._spec.image
+        return x.map(lambda t: t.reshape(image.channels, -1, image.height * image.width).transpose(0, 1).flatten(1))
+
+    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        assert self.weight is not None
+        weight = self.weight
+        gain, mean, variance, bias = (weight.index(i).reshape(-1, 1) for i in range(4))
+        cut = self._channels(x)
+        if self.training:
+            mean, variance = yield from self._measure_gen(rt, cut)
+        centred = ops.sub(cut, mean)
+        inverse = yield from ops.rsqrt_gen(rt, ops.add_public(rt, variance, EPSILON), EPSILON / 2, HIGHEST)
+        self._inverse = inverse
+        self._normal = yield from ops.mul_gen(rt, centred, inverse)
+        scaled = yield from ops.mul_gen(rt, self._normal, gain)
+        return self._rows(ops.add(scaled, bias))
+
+    def _measure_gen(self, rt: Runtime, cut: Share) -> Steps[tuple[Share, Share]]:
+        n = cut.shape[-1]
+        mean = yield from ops.mul_public_gen(rt, cut.sum(-1, keepdim=True), 1.0 / n)
+        centred = ops.sub(cut, mean)
+        variance = yield from ops.product_with_gen(
+            rt, centred, centred, lambda a, b: (a * b).sum(-1, keepdim=True), scale=1.0 / n
+        )
+        self._statistics = ops.cat([mean.T, variance.T])
+        return mean, variance
+
+    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+        assert self.weight is not None
+        assert self._normal is not None
+        assert self._inverse is not None
+        gained = yield from ops.mul_gen(rt, self._channels(grad), self.weight.index(0).reshape(-1, 1))
+        return self._rows((yield from ops.normalize_gradient_gen(rt, gained, self._normal, self._inverse)))
+
+    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+        """The gradient of gain and bias; moves the running statistics, too."""
+        assert self.weight is not None
+        assert self._normal is not None
+        assert self._statistics is not None
+        cut = self._channels(grad)
+        running = self.weight.index(slice(1, 3))
+        gain, bias, drift = yield from ops.par(
+            ops.product_with_gen(rt, cut, self._normal, lambda g, n: (g * n).sum(-1), scale=scale),
+            ops.mul_public_gen(rt, cut.sum(-1), scale),
+            ops.mul_public_gen(rt, ops.sub(self._statistics, running), 1.0 - KEEP),
+        )
+        self.weight = ops.cat([self.weight.index(slice(0, 1)), ops.add(running, drift), self.weight.index(slice(3, 4))])
+        still = ops.public(rt, ops.torch.zeros(2, gain.shape[0]), f=gain.f)
+        return ops.cat([gain.reshape(1, -1), still, bias.reshape(1, -1)])
+
+
+def _output_shape(spec: BatchNorm, shape: Shape) -> Shape:
+    check_image(spec.image)
+    check_features(spec, shape, spec.image.size)
+    return shape
+
+
+def _initial(spec: BatchNorm, at: InitialContext) -> Floats:
+    return np.repeat([[1.0], [0.0], [1.0], [0.0]], spec.image.channels, axis=1)
+
+
+def _secret(spec: BatchNorm, at: SecretContext) -> BatchNormLayer:
+    return BatchNormLayer(spec, at.weight)
+
+
+def _plaintext(spec: BatchNorm, at: PlaintextContext, x: Tensor) -> Tensor:
+    w, torch, image = at.weight, ops.torch, im2col.pixels(x, spec.image)
+    if at.training:
+        over = (0, 2, 3)
+        found = torch.stack([image.mean(over), image.var(over, unbiased=False)]).detach()
+        w.data[1:3] = KEEP * w.data[1:3] + (1.0 - KEEP) * found  # not a gradient's business
+    mean, variance = (None, None) if at.training else (w[1], w[2])
+    return torch.nn.functional.batch_norm(image, mean, variance, w[0], w[3], at.training, 0.0, EPSILON).flatten(1)
+
+
+def _products(spec: BatchNorm) -> int:
+    return 64 * 24 * spec.image.channels + 16 * spec.image.size  # an inverse root takes 23 comparisons
+
+
+register(
+    LayerType(
+        name="batch-norm",
+        spec=BatchNorm,
+        output_shape=_output_shape,
+        secret=_secret,
+        plaintext=_plaintext,
+        initial=_initial,
+        rounds=43,
+        products=_products,
+    )
+)

@@ -1,0 +1,152 @@
+"""Letters and their places to vectors; which row of the table is looked up stays secret."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.data.sets import Floats
+from uvcc_engine.model import ops
+from uvcc_engine.model.parts import Part, Pass, Plain, gather_rows, my_rows
+from uvcc_engine.model.registry import (
+    InitialContext,
+    LayerType,
+    PlaintextContext,
+    SecretContext,
+    WeightedSpec,
+    register,
+)
+from uvcc_engine.model.secret_layer import Layer
+from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.tensor_parallel import ROWS, WHOLE, PartContext, PlaceContext, Placed, TensorParallel, bounds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding(WeightedSpec):
+    """Letters and their places to vectors. Its weight is (vocabulary + positions, width)."""
+
+    vocabulary: int
+    positions: int
+    width: int
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        return self.vocabulary + self.positions, self.width
+
+
+class EmbeddingLayer(Layer):
+    """Secret one-hot letters, and their public places, times a table (vocabulary + positions, width): which row is
+    looked up stays secret. Forward 2 rounds, weight gradient 2 rounds."""
+
+    def __init__(self, spec: Embedding, weight: Share) -> None:
+        self.weight = weight
+        self._spec = spec
+        self._seen: Share | None = None
+
+    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+        assert self.weight is not None
+        self._seen = _letters_and_places(self._spec, rt, x)
+        return (yield from ops.matmul_gen(rt, self._seen, self.weight))
+
+    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+        raise ConfigError("an embedding has no input gradient", "put it first")
+        yield  # a generator like its siblings
+
+    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+        assert self._seen is not None
+        return (yield from ops.matmul_gen(rt, self._seen.T, grad, scale=scale))
+
+
+def _letters_and_places(spec: Embedding, rt: Runtime, x: Share) -> Share:
+    """(rows, positions * vocabulary) -> (rows * positions, vocabulary + positions). Local."""
+    places = ops.public(rt, ops.torch.eye(spec.positions).repeat(x.shape[0], 1), f=x.f)
+    return ops.cat([x.reshape(-1, spec.vocabulary), places], 1)
+
+
+class LookUp(Plain):
+    """The table's rows split over the ranks: each looks up what lies in its slice of the vocabulary, and the ranks'
+    terms are summed. Whole in, rows out.
+
+    Forward 2 rounds; the table's gradient takes no message.
+    """
+
+    def __init__(self, spec: Embedding, weight: Share, dealer: int) -> None:
+        super().__init__(weight, dealer)
+        self._spec = spec
+
+    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+        rt, dealer = on.rt, self.dealers[0]
+        mine = bounds(self._spec.vocabulary + self._spec.positions, on.tp.size, on.tp.index)
+        seen = _letters_and_places(self._spec, rt, x).index((slice(None), mine))
+        on.keep(self, seen)
+        if on.tp.size == 1:
+            return (yield from ops.matmul_gen(rt, seen, self.weights[0], dealer=dealer))
+        term = on.tp.sum_(ops.product(rt, seen, self.weights[0], dealer))
+        return (yield from ops.settle_gen(rt, my_rows(on.tp, term), self.weights[0].f, x.f, dealer))
+
+    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+        if wanted:
+            raise ConfigError("an embedding has no input gradient", "put it first")
+        seen: Share = on.take(self)
+        on.gradient(self, 0, ops.product(on.rt, seen.T, gather_rows(on.tp, grad, on.rows), self.dealers[0]))
+        return grad
+        yield  # a generator like its siblings
+
+
+def _output_shape(spec: Embedding, shape: Shape) -> Shape:
+    check_positive(spec, "vocabulary", "positions", "width")
+    check_features(spec, shape, spec.positions * spec.vocabulary)
+    return shape[0] * spec.positions, spec.width
+
+
+def _initial(spec: Embedding, at: InitialContext) -> Floats:
+    weight = np.zeros(spec.weight_shape)
+    weight[: spec.vocabulary] = at.uniform(spec.vocabulary, spec.width, 0.5)
+    return weight
+
+
+def _secret(spec: Embedding, at: SecretContext) -> EmbeddingLayer:
+    return EmbeddingLayer(spec, at.weight)
+
+
+def _plaintext(spec: Embedding, at: PlaintextContext, x: Tensor) -> Tensor:
+    letters = x.reshape(-1, spec.positions, spec.vocabulary)
+    return (letters @ at.weight[: spec.vocabulary] + at.weight[spec.vocabulary :]).flatten(0, 1)
+
+
+def _products(spec: Embedding) -> int:
+    return (spec.vocabulary + spec.positions) * spec.width
+
+
+def _place(spec: Embedding, at: PlaceContext) -> Placed:
+    if at.layout != WHOLE:
+        raise at.refusal(spec)
+    return at.divided(spec, ROWS, ROWS, spec.vocabulary + spec.positions)
+
+
+def _part(spec: Embedding, at: PartContext) -> Part:
+    return LookUp(spec, at.weight, at.dealer)
+
+
+register(
+    LayerType(
+        name="embedding",
+        spec=Embedding,
+        output_shape=_output_shape,
+        secret=_secret,
+        plaintext=_plaintext,
+        initial=_initial,
+        rounds=2,
+        products=_products,
+        tensor_parallel=TensorParallel(place=_place, part=_part),
+    )
+)

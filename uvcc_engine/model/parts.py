@@ -1,0 +1,246 @@
+"""The parts of layers on tensor ranks: what a part must give, and those that serve many layer types.
+
+Gradients of weights are not truncated here: they stay additive terms, which are summed over microbatches, tensor ranks
+and replicas first.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from uvcc_engine.model import ops
+from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec
+from uvcc_engine.model.registry import SecretContext
+from uvcc_engine.model.secret_layer import FusedActivation, Layer
+from uvcc_engine.model.tensor_parallel import ROWS, WHOLE, PartContext, PlaceContext, Placed, TensorParallel, bounds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.parallel.group import Group
+
+S = TypeVar("S", bound=LayerSpec)
+W = TypeVar("W", bound=WeightedSpec)
+
+
+@dataclass
+class Pass:
+    """One microbatch on its way through a stage: forward on one runtime, backward on another.
+
+    ``rows`` is its number of lines over all tensor ranks. ``gradient(part, k, term)`` takes an additive term of the
+    gradient of the part's weight ``k``, at twice the job's fractional bits.
+    """
+
+    rt: Runtime
+    tp: Group
+    rows: int
+    gradient: Callable[[Part, int, Tensor], None]
+    kept: dict[int, Any] = field(default_factory=dict)
+
+    def keep(self, part: Part, value: Any) -> None:
+        """Remember for the backward pass what the forward pass saw."""
+        self.kept[id(part)] = value
+
+    def take(self, part: Part) -> Any:
+        """What the forward pass kept; once."""
+        return self.kept.pop(id(part))
+
+
+class Part(Protocol):
+    """A layer or a block of a stage. ``weights`` are this rank's; shapes follow from the part alone.
+
+    ``dealers``: the dealer of each weight's terms. ``shared``: every tensor rank holds the weights whole and gives the
+    gradient's terms of its own rows only. ``inner``: the parts of a block, which hold its weights.
+    """
+
+    weights: list[Share]
+    dealers: list[int]
+    shared: bool
+    inner: tuple[Part, ...]
+
+    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+        """Outputs of inputs, each in its layout."""
+
+    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+        """Hand over the weights' gradient terms; the gradient of the inputs if ``wanted``, else ``grad``."""
+
+
+class Plain:
+    """What most parts are: their weights are split over the ranks, and they are no block."""
+
+    shared: bool = False
+    inner: tuple[Part, ...] = ()
+
+    def __init__(self, weight: Share | None = None, dealer: int = 0) -> None:
+        self.weights = [] if weight is None else [weight]
+        self.dealers = [] if weight is None else [dealer]
+
+
+class ProductPart(Plain):
+    """A part whose outputs are a matrix product, so that the activation behind it can take part in its rounds."""
+
+    @abstractmethod
+    def into_activation_gen(self, on: Pass, activation: Local, x: Share) -> Steps[Share]:
+        """Outputs of inputs, through the activation, which ``fuses``."""
+
+    @abstractmethod
+    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+        """See ``Part``."""
+
+    @abstractmethod
+    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+        """See ``Part``."""
+
+
+class Local(Plain):
+    """A layer without a weight, entry by entry or row by row: the same in every layout."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self._layer = layer
+
+    @property
+    def fuses(self) -> bool:
+        """Whether it can take part in the rounds of a product before it."""
+        return isinstance(self._layer, FusedActivation)
+
+    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+        mine = copy.copy(self._layer)  # remembers its own microbatch
+        on.keep(self, mine)
+        return (yield from mine.forward_gen(on.rt, x))
+
+    def of_product_gen(self, on: Pass, left: Share, right: Share, dealer: int) -> Steps[Share]:
+        """The activation of a product, in fewer rounds than one after the other."""
+        mine = copy.copy(self._layer)
+        assert isinstance(mine, FusedActivation)
+        on.keep(self, mine)
+        return (yield from mine.of_product_gen(on.rt, left, right, dealer=dealer))
+
+    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+        layer: Layer = on.take(self)
+        return (yield from layer.input_gradient_gen(on.rt, grad)) if wanted else grad
+
+
+class WholeWeight(Plain):
+    """A secret layer whose weight every rank holds whole, and which works line by line. Rows in, rows out.
+
+    The rounds of the layer; its weight gradient is truncated once per microbatch, beside the way down. The layer is not
+    told training from evaluation.
+    """
+
+    shared: bool = True
+
+    def __init__(self, build: Callable[[Share], Layer], weight: Share, dealer: int) -> None:
+        super().__init__(weight, dealer)
+        self._build = build
+
+    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+        mine = self._build(self.weights[0])
+        on.keep(self, mine)
+        return (yield from mine.forward_gen(on.rt, x))
+
+    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+        mine: Layer = on.take(self)
+        if not wanted:
+            self._hand_over(on, (yield from mine.weight_gradient_gen(on.rt, grad, 1.0)))
+            return grad
+        below, found = yield from ops.par(
+            mine.input_gradient_gen(on.rt, grad), mine.weight_gradient_gen(on.rt, grad, 1.0)
+        )
+        self._hand_over(on, found)
+        return below
+
+    def _hand_over(self, on: Pass, gradient: Share) -> None:
+        on.gradient(self, 0, gradient.lo << self.weights[0].f)
+
+
+def leaves(parts: Sequence[Part]) -> Iterator[Part]:
+    """All parts, those inside of blocks in their place."""
+    for part in parts:
+        if part.inner:
+            yield from leaves(part.inner)
+        else:
+            yield part
+
+
+def forward_parts_gen(on: Pass, parts: Sequence[Part], x: Share) -> Steps[Share]:
+    """Through the parts of a stage, first to last."""
+    left = list(reversed(parts))
+    while left:
+        part = left.pop()
+        following = left[-1] if left else None
+        if isinstance(part, ProductPart) and isinstance(following, Local) and following.fuses:
+            x = yield from part.into_activation_gen(on, following, x)
+            left.pop()
+        else:
+            x = yield from part.forward_gen(on, x)
+    return x
+
+
+def backward_parts_gen(on: Pass, parts: Sequence[Part], grad: Share, *, wanted: bool) -> Steps[Share]:
+    """Through the parts, last to first. Without ``wanted`` nothing is computed below the lowest weight."""
+    lowest = next((i for i, part in enumerate(parts) if any(p.weights for p in leaves([part]))), len(parts))
+    for i in range(len(parts) - 1, -1, -1):
+        if not wanted and i < lowest:
+            break
+        grad = yield from parts[i].backward_gen(on, grad, wanted or i > lowest)
+    return grad
+
+
+def keeps_layout(secret: Callable[[S, SecretContext], Layer]) -> TensorParallel[S]:
+    """The form of a layer without a weight that works entry by entry: each rank does what it sees, in any layout."""
+
+    def place(spec: S, at: PlaceContext) -> Placed:
+        return at.placed(spec, "", at.layout)
+
+    def part(spec: S, at: PartContext) -> Part:
+        return Local(secret(spec, SecretContext(None, [])))
+
+    return TensorParallel(place=place, part=part)
+
+
+def whole_weight(secret: Callable[[W, SecretContext], Layer]) -> TensorParallel[W]:
+    """The form of a layer with a weight that works line by line, each line alone: its weight lies whole at every rank,
+    which does its own lines. Fed ``rows``, or anything on one rank."""
+
+    def part(spec: W, at: PartContext) -> Part:
+        return WholeWeight(lambda weight: secret(spec, SecretContext(weight, [])), at.weight, at.dealer)
+
+    return TensorParallel(place=place_whole, part=part)
+
+
+def place_whole(spec: LayerSpec, at: PlaceContext) -> Placed:
+    """Place a weight whole at every rank. Raises ConfigError unless the layer is fed rows, or there is one rank."""
+    if at.layout != ROWS and at.tensor > 1:
+        raise at.refusal(spec)
+    return at.placed(spec, WHOLE, at.layout)
+
+
+def with_ones(rt: Runtime, x: Share) -> Share:
+    """Append the constant column that carries the bias."""
+    return ops.cat([x, ops.public(rt, ops.torch.ones(x.shape[0], 1), f=x.f)], 1)
+
+
+def my_rows(tp: Group, x: Tensor) -> Tensor:
+    """This rank's slice along the first axis."""
+    return x[bounds(x.shape[0], tp.size, tp.index)].contiguous()
+
+
+def gather_rows(tp: Group, x: Share, total: int) -> Share:
+    """All ranks' slices of the first axis (:func:`bounds` of ``total``) put together."""
+    if tp.size == 1:
+        return x
+    torch = ops.torch
+    places = [bounds(total, tp.size, k) for k in range(tp.size)]
+    longest = max(place.stop - place.start for place in places)
+    padded = torch.zeros(2, longest, *x.shape[1:], dtype=torch.int64, device=x.lo.device)
+    padded[0, : x.shape[0]], padded[1, : x.shape[0]] = x.lo, x.hi
+    parts = [found[:, : place.stop - place.start] for found, place in zip(tp.gather(padded), places, strict=True)]
+    whole = torch.cat(parts, 1)
+    return ops.Share(whole[0], whole[1], x.f)
