@@ -10,6 +10,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("UVCC_STRICT", "1")  # errors that may be the program's own are raised, not counted
 
+pytest_plugins = ("skiplist",)
+
 
 @pytest.fixture(autouse=True)
 def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine import __version__
+from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 COMMANDS: Final = {
@@ -88,7 +89,7 @@ def _main_of(command: str, module: str) -> Callable[[list[str]], int]:
         found = getattr(importlib.import_module(name), function or "main")
     except (ImportError, AttributeError) as error:
         what = f"uvcc-engine {command} is not available: {error}"
-        raise UvccError(what, "install the package with what this command needs") from error
+        raise UvccError(what, extras.cure_for(error) or "install the package with what this command needs") from error
     return lambda argv: int(found(argv) or 0)
 
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
@@ -37,20 +39,19 @@ def _uvcc(*args: str) -> list[str]:
 
 
 def memory_mib(mark: str) -> float:
-    """Proportional set size in MiB of every process whose environment names ``mark``: shared pages count once."""
+    """Proportional set size in MiB of every process whose environment names ``mark``: shared pages count once.
+
+    Where the system does not tell it (macOS), only what is each process' own counts.
+    """
     total = 0
-    needle = mark.encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    for process in psutil.process_iter():
         try:
-            if needle in (entry / "environ").read_bytes():
-                for line in (entry / "smaps_rollup").read_text().splitlines():
-                    if line.startswith("Pss:"):
-                        total += int(line.split()[1])
-        except (OSError, ValueError):
+            if any(mark in value for value in process.environ().values()):
+                found = process.memory_full_info()
+                total += getattr(found, "pss", found.uss)
+        except (psutil.Error, OSError):
             continue  # it ended, or is not ours to read
-    return total / 1024
+    return total / (1 << 20)
 
 
 def run_demo(extra: Sequence[str] = ()) -> DemoRun:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+import psutil
+
 F9, ESCAPE = b"\x1b[20~", b"\x1b"
 
 
@@ -64,15 +66,12 @@ class Terminal:
 
     def cpu_s(self) -> float:
         """Processor seconds used so far."""
-        with open(f"/proc/{self.pid}/stat", encoding="ascii") as f:
-            fields = f.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        used = psutil.Process(self.pid).cpu_times()
+        return used.user + used.system
 
     def rss_mib(self) -> float:
         """Resident memory."""
-        with open(f"/proc/{self.pid}/status", encoding="ascii") as f:
-            line = next(line for line in f if line.startswith("VmRSS"))
-        return int(line.split()[1]) / 1024
+        return psutil.Process(self.pid).memory_info().rss / (1 << 20)
 
     def close(self) -> None:
         """End the program."""

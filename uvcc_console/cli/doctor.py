@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -9,6 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
@@ -23,7 +26,7 @@ MIN_MEMORY_MIB = 3072
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """level: ok | warn | error. Only errors keep a demo from running."""
+    """level: ok | warn | error. Only errors keep a run from starting."""
 
     name: str
     level: str
@@ -37,10 +40,9 @@ def python() -> Finding:
 
 
 def system() -> Finding:
-    good = sys.platform == "linux"
-    return Finding(
-        "system", "ok" if good else "warn", platform.platform(), "" if good else "local pods need Linux /proc"
-    )
+    good = sys.platform in ("linux", "darwin")
+    remedy = "" if good else "the console and its local pods are made for Linux and macOS"
+    return Finding("system", "ok" if good else "warn", platform.platform(), remedy)
 
 
 def terminal(env: Mapping[str, str], tty: bool) -> Finding:
@@ -108,15 +110,21 @@ def disk() -> Finding:
 
 
 def memory() -> Finding:
-    try:
-        text = Path("/proc/meminfo").read_text()
-        free = next(int(line.split()[1]) >> 10 for line in text.splitlines() if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return Finding("memory", "warn", "unknown")
+    free = psutil.virtual_memory().available >> 20
     good = free >= MIN_MEMORY_MIB
     return Finding(
         "memory", "ok" if good else "warn", f"{free} MiB available", "" if good else "a demo takes about 2.5 GiB"
     )
+
+
+def computing() -> Finding:
+    """What the demo and local pods need; pods elsewhere bring their own."""
+    missing = [name for name in ("torch", "numba") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return Finding("local pods", "ok", "torch and numba are installed")
+    lacking = f"{' and '.join(missing)} not installed"
+    slower = "local pods are slower without it" if missing == ["numba"] else "the demo and local pods need torch"
+    return Finding("local pods", "warn", lacking, f"{slower}: pip install 'uvcc[local]'")
 
 
 def left_behind() -> Finding:
@@ -142,13 +150,14 @@ def findings(env: Mapping[str, str], tty: bool) -> list[Finding]:
         data_folder,
         disk,
         memory,
+        computing,
         left_behind,
     ]
     return [check() for check in checks]
 
 
 def run(argv: list[str]) -> int:
-    parser = common.Parser("doctor", "Check this machine and terminal. Exits 1 if a demo could not run.")
+    parser = common.Parser("doctor", "Check this machine and terminal. Exits 1 if no run could start.")
     parser.add_argument(
         "--end-strays", action="store_true", help="end processes whose parent or whose run's folder is gone"
     )

@@ -82,14 +82,17 @@ async def _choose_python(link: PodLink, packages: Sequence[str], say: Progress, 
     say("python", f"installing {', '.join(best['missing'])}")
     venv = f"{ROOT}/venv/bin/python"
     wanted = [*engine_requirements(), *packages, *(["torch"] if "torch" in best["missing"] else [])]
+    install = f"{venv} -m pip install --no-input --disable-pip-version-check"
+    # compiled loops for what computes on a CPU; where they cannot be had (a Python too new, say) torch does the same
+    more = shlex.join([*wanted, *engine_requirements("kernels")])
+    loops = "" if best.get("gpu") else f"{install} {more} >>{LOG} 2>&1 || :\n"
     await link.sh(
         # pip of the image is enough, so that an image without ensurepip will do; the .pth makes the image's packages
         # visible even where the image's Python is itself a venv
         f"{shlex.quote(best['python'])} -m venv --without-pip --system-site-packages {ROOT}/venv\n"
         f"for s in {ROOT}/venv/lib/python*/site-packages; do echo {shlex.quote(best['site'])} >$s/image.pth; done\n"
         f"{venv} -m pip --version >/dev/null 2>&1 || {venv} -m ensurepip >/dev/null || exit 1\n"
-        f"{venv} -m pip install --no-input --disable-pip-version-check {shlex.join(wanted)} >>{LOG} 2>&1 ||\n"
-        f"  {{ tail -n 3 {LOG} >&2; exit 1; }}\n",
+        f"{install} {shlex.join(wanted)} >>{LOG} 2>&1 || {{ tail -n 3 {LOG} >&2; exit 1; }}\n{loops}",
         timeout=INSTALL_S,
     )
     survey = await _python_on(link, venv, "survey.py", *NEEDED, "--", *packages)

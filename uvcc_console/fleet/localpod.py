@@ -87,12 +87,13 @@ class _Sessions:
 
     def reap(self) -> None:
         """Collect orphans that ended; without it they would stay visible as zombies."""
-        if self.spawning:
+        if self.spawning or not hasattr(os, "waitid"):  # without it (macOS) no orphan falls back to this process
             return
-        for pid in procs.children_of(os.getpid()):
-            if pid not in self.pids and procs.identify(pid) is None:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+        with contextlib.suppress(ChildProcessError):
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if found.si_pid in self.pids:
+                    return  # the event loop is about to collect it
+                os.waitpid(found.si_pid, os.WNOHANG)
 
 
 def _files(channel: Any) -> asyncssh.SFTPServer:

@@ -1,4 +1,4 @@
-"""Processes of this machine, told apart by pid and start time. Linux /proc, standard library only."""
+"""Processes of this machine, told apart by pid and start time."""
 
 from __future__ import annotations
 
@@ -7,56 +7,57 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-PROC = Path("/proc")
+import psutil
+
+from uvcc_engine.contract import host
+from uvcc_engine.contract.host import boot_id
+
+__all__ = [
+    "MARK",
+    "ProcessId",
+    "age_s",
+    "alive",
+    "boot_id",
+    "descendants",
+    "identify",
+    "marked",
+    "send",
+    "stop_all",
+    "stopped",
+]
+
 MARK = "UVCC_POD"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process for ever: a reused pid has another start time (clock ticks since boot)."""
+    """One process for ever: a reused pid has another start time (see ``host.Process``)."""
 
     pid: int
     starttime: int
 
 
-def boot_id() -> str:
-    """Changes at every boot; empty where /proc does not tell."""
-    try:
-        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat after the command, state first; None when there is no such process."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    return text[text.rfind(")") + 2 :].split()
-
-
 def identify(pid: int) -> ProcessId | None:
     """The identity of a running pid; a zombie has ended and counts as none."""
-    fields = _stat(pid)
-    return ProcessId(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
+    found = host.process_by_psutil(pid)
+    return ProcessId(pid, found.starttime) if found is not None and not found.ended else None
 
 
-def state(pid: int) -> str:
-    """What the kernel says the process does (R, S, D, T, ...); empty when there is none."""
-    fields = _stat(pid)
-    return fields[0] if fields else ""
+def stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped the process; False when there is none."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def age_s(who: ProcessId) -> float:
-    """Seconds since the process was started; 0 where the system does not tell."""
+    """Seconds since the process was started; 0 if it is gone."""
     try:
-        up = float((PROC / "uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
+        return max(0.0, time.time() - psutil.Process(who.pid).create_time()) if alive(who) else 0.0
+    except psutil.Error:
         return 0.0
-    return max(0.0, up - who.starttime / os.sysconf("SC_CLK_TCK"))
 
 
 def alive(who: ProcessId) -> bool:
@@ -64,49 +65,26 @@ def alive(who: ProcessId) -> bool:
     return identify(who.pid) == who
 
 
-def children() -> dict[int, list[int]]:
-    """Parent pid -> its children, zombies included."""
-    found: dict[int, list[int]] = {}
-    for entry in os.listdir(PROC):
-        if entry.isdigit() and (fields := _stat(int(entry))):
-            found.setdefault(int(fields[1]), []).append(int(entry))
-    return found
-
-
-def children_of(pid: int) -> list[int]:
-    """The children of one process, zombies included, without a look at every other process of the machine."""
-    found: list[int] = []
-    try:
-        for task in (PROC / str(pid) / "task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    except (OSError, ValueError):
-        return children().get(pid, [])  # a kernel that does not keep such lists, or a thread that just ended
-    return found
-
-
 def descendants(root: int) -> set[int]:
     """Every process below ``root``, without it."""
-    tree, found, todo = children(), set[int](), [root]
-    while todo:
-        for child in tree.get(todo.pop(), ()):
-            if child not in found:
-                found.add(child)
-                todo.append(child)
-    return found
+    try:
+        return {child.pid for child in psutil.Process(root).children(recursive=True)}
+    except psutil.Error:
+        return set()
 
 
 def marked(value: str, name: str = MARK) -> set[int]:
-    """Processes that were started with ``name=value`` in their environment, whatever session they moved to."""
-    needle, found = f"{name}={value}".encode(), set[int]()
-    for entry in os.listdir(PROC):
-        if not entry.isdigit():
-            continue
+    """Processes that were started with ``name=value`` in their environment, whatever session they moved to.
+
+    Those whose environment the system does not show are left out: other users', and on macOS the system's own programs.
+    """
+    found = set[int]()
+    for process in psutil.process_iter():  # which remembers what it has seen: this is asked again and again
         try:
-            environ = (PROC / entry / "environ").read_bytes()
-        except OSError:
+            if process.environ().get(name) == value:
+                found.add(process.pid)
+        except (psutil.Error, OSError):
             continue  # ended meanwhile, or another user's
-        if needle in environ.split(b"\0"):
-            found.add(int(entry))
     return found
 
 

@@ -23,7 +23,6 @@ BEAT_S: Final = 0.5
 STOPPED_S: Final = 2.0  # without a beat, for one that a signal has stopped
 SILENT_S: Final = 60.0  # for one that runs or waits: a crowded machine may leave it no turn for so long
 MOVING, FROZEN, DEAD = "moving", "frozen", "dead"
-_STOPPED: Final = ("T", "t")
 
 
 def _file(run_dir: Path, name: str) -> Path:
@@ -82,7 +81,7 @@ def vital(run_dir: Path, name: str, who: ProcessId | None) -> Vital:
     """How the process ``who`` of that name is. One that never gave a beat moves, unless it is stopped."""
     if who is None or not procs.alive(who):
         return Vital(None, DEAD)
-    stopped = procs.state(who.pid) in _STOPPED
+    stopped = procs.stopped(who.pid)
     silent = min(procs.age_s(who), SILENT_S) if stopped else 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
         pid, start, at = _file(run_dir, name).read_bytes()[:256].split()[:3]

@@ -6,10 +6,11 @@ Nothing here ends a process by its name: a stray is known by pid and start time,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from uvcc_console.core import paths
 from uvcc_console.fleet import procs
@@ -31,17 +32,19 @@ class Stray:
 
 
 def find(*, young_s: float = YOUNG_S) -> list[Stray]:
-    """Strays of this user, oldest first. Empty where the system does not tell (no /proc)."""
+    """Strays of this user, oldest first."""
     found = []
-    parents = {child: parent for parent, many in _children().items() for child in many}
-    for pid in sorted(parents):
-        if pid == os.getpid() or not _mine(pid) or (who := procs.identify(pid)) is None:
-            continue
-        module, args = _module(pid)
-        if not module or procs.age_s(who) < young_s:
-            continue
-        if verdict := _verdict(pid, parents[pid], module, args):
-            found.append(Stray(who, *verdict))
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.uids().real != os.getuid():
+                continue
+            module, args = _module(process.cmdline())
+            if not module or (who := procs.identify(process.pid)) is None or procs.age_s(who) < young_s:
+                continue
+            if verdict := _verdict(process, module, args):
+                found.append(Stray(who, *verdict))
+        except (psutil.Error, OSError):
+            continue  # ended meanwhile, or not ours to look at
     return sorted(found, key=lambda s: s.process.starttime)
 
 
@@ -52,50 +55,31 @@ def end(strays: list[Stray]) -> list[Stray]:
     return [s for s in strays if s.process.pid in left]
 
 
-def _verdict(pid: int, parent: int, module: str, args: list[str]) -> tuple[str, str] | None:
+def _verdict(process: psutil.Process, module: str, args: list[str]) -> tuple[str, str] | None:
     if module in _RUNS and args:
-        folder = _runs_dir(pid) / args[0]
+        folder = _runs_dir(process) / args[0]
         if not folder.is_dir():
             return f"{_RUNS[module]} of {args[0]}", "its run's folder is gone"
     elif module == _POD and "--home" in args[:-1]:
         home = Path(args[args.index("--home") + 1])
         if not home.is_dir():
             return f"local pod {home.name}", "its home is gone"
-    elif module.startswith(_BENCH) and parent == 1:
+    elif module.startswith(_BENCH) and process.ppid() == 1:
         return f"benchmark process {module.removeprefix(_BENCH)}", "the benchmark that started it is gone"
     return None
 
 
-def _children() -> Mapping[int, list[int]]:
-    try:
-        return procs.children()
-    except OSError:
-        return {}
-
-
-def _mine(pid: int) -> bool:
-    try:
-        return (procs.PROC / str(pid)).stat().st_uid == os.getuid()
-    except OSError:
-        return False
-
-
-def _module(pid: int) -> tuple[str, list[str]]:
+def _module(words: list[str]) -> tuple[str, list[str]]:
     """(module, arguments) of a ``python -m MODULE ARGS``; ("", []) for anything else."""
-    try:
-        words = (procs.PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
-        return "", []
     if len(words) > 2 and words[1] == "-m" and words[2].startswith("uvcc_console."):
         return words[2], words[3:]
     return "", []
 
 
-def _runs_dir(pid: int) -> Path:
+def _runs_dir(process: psutil.Process) -> Path:
     """Where that process looks for its run: its own UVCC_HOME, else this user's data folder."""
     try:
-        environ = (procs.PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return paths.runs_dir()
-    home = next((e.removeprefix(b"UVCC_HOME=") for e in environ if e.startswith(b"UVCC_HOME=")), b"")
-    return Path(os.fsdecode(home)) / "runs" if home else paths.runs_dir()
+        home = process.environ().get("UVCC_HOME", "")
+    except (psutil.Error, OSError):
+        home = ""
+    return Path(home) / "runs" if home else paths.runs_dir()

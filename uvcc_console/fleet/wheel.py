@@ -53,14 +53,14 @@ def _sources(package: Path) -> list[tuple[str, bytes]]:
     return sorted(found)
 
 
-def engine_requirements() -> list[str]:
-    """What a pod needs beside its image's torch: the requirements of this installation's extra ``engine``."""
+def engine_requirements(extra: str = "engine") -> list[str]:
+    """What a pod needs beside its image's torch: the requirements of one of this installation's extras."""
     try:
         wanted = importlib.metadata.requires("uvcc") or []
     except importlib.metadata.PackageNotFoundError:
         wanted = []
     found = (r.replace("'", '"').partition(";") for r in wanted)
-    return sorted(name.strip() for name, _, marker in found if 'extra == "engine"' in marker)
+    return sorted(name.strip() for name, _, marker in found if f'extra == "{extra}"' in marker)
 
 
 def _metadata(name: str, version: str) -> str:

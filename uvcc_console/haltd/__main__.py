@@ -33,9 +33,10 @@ def precede() -> str:
     sidecar starts, and its own threads take it each for itself: one that waited while it holds the interpreter's lock
     would hold up the others.
     """
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(REALTIME))
-        return "real time"
+    if sys.platform == "linux" and hasattr(os, "sched_setscheduler"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(REALTIME))
+            return "real time"
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
         return "nice"

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_engine.contract.errors import UnreachableError
+from uvcc_engine.contract.shortpath import short
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,21 +25,6 @@ SOCKET: Final = "halt.sock"
 MODES: Final = ("hold", "halt", "release")
 _LINE: Final = 64 << 10
 _TAKEN_S: Final = 2.0
-_LONGEST_PATH: Final = 100  # sun_path holds 104 to 108 bytes
-
-
-@contextmanager
-def address(run_dir: Path) -> Iterator[str]:
-    """The socket's path in a form that fits into a socket address, however deep the folder lies."""
-    path = str(run_dir / SOCKET)
-    if len(os.fsencode(path)) <= _LONGEST_PATH or not os.path.isdir("/proc/self/fd"):
-        yield path
-        return
-    folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{SOCKET}"
-    finally:
-        os.close(folder)
 
 
 def parse(line: bytes) -> ev.HaltRequested | None:
@@ -73,7 +57,7 @@ class Front:
         import asyncio  # whoever only asks is spared it: an order leaves a tenth of a second earlier
 
         (self._run_dir / SOCKET).unlink(missing_ok=True)
-        with address(self._run_dir) as path:
+        with short(self._run_dir / SOCKET) as path:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.setblocking(False)
             sock.bind(path)
@@ -126,7 +110,7 @@ class Line:
         self.closed = False
         try:
             self._socket.settimeout(_TAKEN_S)
-            with address(run_dir) as path:
+            with short(run_dir / SOCKET) as path:
                 self._socket.connect(path)
         except OSError as e:
             self._socket.close()

@@ -9,11 +9,11 @@ workers the same holds for what a bootstrap starts on every pod at once: looks a
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from typing import Final
 
 from uvcc_console.fleet.kinds import runs_here
+from uvcc_engine.contract import host
 
 NICE: Final = "UVCC_WORKER_NICE"
 _PER_LEVEL: Final = 1.25  # what one level of niceness is worth under Linux's fair scheduler (sched(7))
@@ -30,7 +30,7 @@ def niceness(workers: int, cores: int) -> int:
 
 def give_way(provider: str, crowd: int, cores: int | None = None) -> int:
     """The level at which ``crowd`` processes of pods run; 0 where the pods are machines of their own."""
-    return niceness(crowd, cores or len(os.sched_getaffinity(0))) if runs_here({"provider": provider}) else 0
+    return niceness(crowd, cores or host.usable_cpus()) if runs_here({"provider": provider}) else 0
 
 
 def stretch(provider: str, crowd: int, cores: int | None = None) -> float:
@@ -38,7 +38,7 @@ def stretch(provider: str, crowd: int, cores: int | None = None) -> float:
     as stuck: what each does alone in a moment, like its imports, they do one after the other here."""
     if not runs_here({"provider": provider}):
         return 1.0
-    return min(_LONGEST, max(1.0, crowd / (_AT_ONCE * (cores or len(os.sched_getaffinity(0))))))
+    return min(_LONGEST, max(1.0, crowd / (_AT_ONCE * (cores or host.usable_cpus()))))
 
 
 def environment(provider: str, workers: int, cores: int | None = None) -> Mapping[str, str]:

@@ -17,8 +17,10 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet import pulse
+from uvcc_console.fleet.kinds import runs_here
 from uvcc_console.fleet.procs import ProcessId, alive, identify
 from uvcc_console.fleet.runclock import RunClock
+from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 JOURNAL = paths.JOURNAL
@@ -141,6 +143,8 @@ def create_run(
     from uvcc_console.plan.profile import load
 
     short, profile = load(profile_name, settings)
+    if runs_here({"provider": profile.fleet.provider}):
+        extras.require("torch", "local pods compute on this machine")
     while True:
         run = new_run_id(name or short)
         folder = paths.run_dir(run)

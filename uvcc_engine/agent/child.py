@@ -91,7 +91,7 @@ def yield_to_console(level: str) -> None:
     if not level.isdigit():
         return
     os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), min(19, int(level))))
-    if hasattr(os, "sched_setscheduler"):
+    if sys.platform == "linux" and hasattr(os, "sched_setscheduler"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

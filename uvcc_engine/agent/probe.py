@@ -1,4 +1,4 @@
-"""What this pod is: for the PROBE command and for telemetry. Reads /proc and asks nvidia-smi; imports no torch."""
+"""What this pod is: for the PROBE command and for telemetry. Asks the system and nvidia-smi; imports no torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from uvcc_engine.contract import host
 
 _NUMBERS: Final = ("index", "memory.total", "memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total")
 GPU_FIELDS: Final = (
@@ -35,12 +37,7 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 def memory_mib() -> dict[str, float]:
     """Total and available memory in MiB, and the cgroup's limit and use where there is one."""
-    found: dict[str, float] = {}
-    with open("/proc/meminfo") as f:
-        for line in f:
-            key, _, rest = line.partition(":")
-            if key in ("MemTotal", "MemAvailable"):
-                found[key.removeprefix("Mem").lower() + "_mib"] = round(int(rest.split()[0]) / 1024, 1)
+    found = host.memory_mib()
     limit = _first_number("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
     used = _first_number("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
     if limit is not None and limit < 1 << 60:
@@ -52,7 +49,7 @@ def memory_mib() -> dict[str, float]:
 
 def cpu_limit() -> float:
     """Processors this cgroup may use; the affinity's count where it sets no quota."""
-    count = float(len(os.sched_getaffinity(0)))
+    count = float(host.usable_cpus())
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
         return min(count, int(quota) / int(period)) if quota != "max" else count
@@ -87,19 +84,13 @@ class CpuMeter:
     """Share of all processors in use since the last call, 0 to 1."""
 
     def __init__(self) -> None:
-        self._busy, self._all = self._read()
+        self._busy, self._all = host.cpu_ticks()
 
     def share(self) -> float:
-        busy, total = self._read()
+        busy, total = host.cpu_ticks()
         used, passed = busy - self._busy, total - self._all
         self._busy, self._all = busy, total
         return round(used / passed, 4) if passed > 0 else 0.0
-
-    @staticmethod
-    def _read() -> tuple[int, int]:
-        with open("/proc/stat") as f:
-            numbers = [int(n) for n in f.readline().split()[1:9]]
-        return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
 
 
 class GpuQuery:

@@ -1,4 +1,4 @@
-"""Processes known by pid, start time and boot id, never by name; signals go to their own process groups. Linux.
+"""Processes known by pid, start time and boot id, never by name; signals go to their own process groups.
 
 A process counts as absent when it is a zombie, when its pid belongs to another start time, and after a reboot.
 """
@@ -10,25 +10,16 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any
 
+from uvcc_engine.contract import host
 from uvcc_engine.contract.errors import UnreadableError
-
-
-@cache
-def boot_id() -> str:
-    """Identifies this boot of the host; "" where the kernel does not tell."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as f:
-            return f.read().strip()
-    except OSError:
-        return ""
+from uvcc_engine.contract.host import boot_id
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process for ever. ``starttime`` in clock ticks since boot (field 22 of /proc/PID/stat)."""
+    """One process for ever; ``starttime`` as in ``host.Process``."""
 
     pid: int
     starttime: int
@@ -37,8 +28,8 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
         """Of a living process; None if there is none or it has already ended."""
-        fields = _stat(pid)
-        return cls(pid, int(fields[19]), boot_id()) if fields and fields[0] not in "ZX" else None
+        found = host.process(pid)
+        return cls(pid, found.starttime, boot_id()) if found is not None and not found.ended else None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProcessId:
@@ -68,8 +59,8 @@ class ProcessId:
         group after its leader has gone; False if nothing is left."""
         if self.boot_id != boot_id():
             return False
-        leader = _stat(self.pid)
-        if leader is not None and int(leader[19]) != self.starttime:
+        leader = host.process(self.pid)
+        if leader is not None and leader.starttime not in (self.starttime, -1):
             return False  # the pid was given to another process, so the group is long gone
         if not self.alive() and not group_members(self.pid):
             return False
@@ -81,11 +72,24 @@ class ProcessId:
 
 def group_members(group: int) -> list[int]:
     """Living processes of a process group."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (fields := _stat(int(name))) and int(fields[2]) == group and fields[0] not in "ZX":
-            found.append(int(name))
-    return found
+    found = ((pid, host.process(pid)) for pid in host.pids())
+    return [pid for pid, seen in found if seen is not None and seen.group == group and not seen.ended]
+
+
+def has_ended(child: int) -> bool:
+    """Whether a child of this process has ended and waits to be collected, which this does not do."""
+    if hasattr(os, "waitid"):
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    found = host.process(child)  # macOS' Python has it since 3.13 only
+    return found is None or found.ended
+
+
+def wake_pipe() -> tuple[int, int]:
+    """A pipe for ``signal.set_wakeup_fd``: both ends do not wait, and neither is inherited."""
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
 
 
 def exit_of(status: int) -> tuple[int, str]:
@@ -97,13 +101,3 @@ def exit_of(status: int) -> tuple[int, str]:
         return code, signal.Signals(-code).name
     except ValueError:
         return code, f"signal {-code}"
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields 3 and on of /proc/PID/stat: state first, then ppid, pgrp, session; start time is the 20th."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as f:
-            text = f.read().decode(errors="replace")
-    except OSError:
-        return None
-    return text[text.rfind(")") + 2 :].split()

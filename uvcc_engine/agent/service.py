@@ -22,7 +22,7 @@ from uvcc_engine.agent.ending import Ending
 from uvcc_engine.agent.front import Front, Key
 from uvcc_engine.agent.halts import REFUSALS, HaltWatch
 from uvcc_engine.agent.lease import Lease
-from uvcc_engine.agent.process import ProcessId
+from uvcc_engine.agent.process import ProcessId, wake_pipe
 from uvcc_engine.agent.relays import RelayTable
 from uvcc_engine.agent.spawner import Spawner
 from uvcc_engine.agent.workers import Worker, WorkerTable
@@ -79,7 +79,7 @@ class Agent:
 
     def run(self) -> int:
         """Serve until stopped. Returns the exit code."""
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wake_read, wake_write = wake_pipe()
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.begin_stop(10.0))

@@ -1,15 +1,12 @@
-"""Unix sockets in directories of any depth: a path of more than 107 bytes goes through /proc/self/fd."""
+"""Unix sockets in directories of any depth, that only this user can reach."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
-LONGEST = 100
-T = TypeVar("T")
+from uvcc_engine.contract.shortpath import short
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
@@ -17,7 +14,8 @@ def connect(path: Path, timeout: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout)
     try:
-        _with_short(path, sock.connect)
+        with short(path) as address:
+            sock.connect(address)
     except OSError:
         sock.close()
         raise
@@ -30,19 +28,10 @@ def listen(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        _with_short(path, sock.bind)
+        with short(path) as address:
+            sock.bind(address)
     finally:
         os.umask(before)
     sock.listen(64)
     sock.setblocking(False)
     return sock
-
-
-def _with_short(path: Path, use: Callable[[str], T]) -> T:
-    if len(os.fsencode(path)) <= LONGEST:
-        return use(os.fspath(path))
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return use(f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.close(folder)

@@ -24,7 +24,8 @@ from typing import Any
 
 from uvcc_engine.agent.child import become_worker, yield_to_console
 from uvcc_engine.agent.lines import LineBuffer
-from uvcc_engine.agent.process import ProcessId, boot_id
+from uvcc_engine.agent.process import ProcessId, has_ended, wake_pipe
+from uvcc_engine.contract import host
 from uvcc_engine.contract.spec import WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class _Zygote:
         self._live: set[int] = set()
         self._environ = dict(os.environ)
         self._missing: dict[str, str] = {}
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_read, self._wake_write = wake_pipe()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the agent ends it by closing the socket
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -90,7 +91,7 @@ class _Zygote:
             error = f"torch cannot be imported: {self._missing['torch']}"
             self._tell({"failed": spec.coord, "run": spec.run, "error": error})
             return
-        ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
+        ready_read, ready_write = os.pipe()
         try:
             pid = os.fork()
         except OSError as e:
@@ -104,13 +105,13 @@ class _Zygote:
         os.close(ready_write)
         os.read(ready_read, 1)  # now it leads its own group and its state file is written (or it has ended)
         os.close(ready_read)
-        who = ProcessId.of(pid) or ProcessId(pid, 0, boot_id())
+        who = ProcessId.of(pid) or ProcessId(pid, 0, host.boot_id())
         self._tell({"started": spec.coord, "run": spec.run, "id": who.to_json()})
 
     def _reap(self) -> None:
         """Report who ended. What is left of its process group dies first, while the pid is still taken."""
         for pid in tuple(self._live):
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if not has_ended(pid):
                 continue
             try:
                 os.killpg(pid, signal.SIGKILL)
@@ -147,7 +148,7 @@ def _import_once(preload: Sequence[str]) -> dict[str, Any]:
             missing[name] = f"{type(error).__name__}: {error}"
     gc.collect()
     gc.freeze()
-    threads = len(os.listdir("/proc/self/task"))
+    threads = host.threads()
     torch = sys.modules.get("torch")
     return {
         "ready": True,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, Final
+
+_LOOK_S: Final = 0.01
 
 
 def child(request: dict[str, Any]) -> None:
@@ -35,19 +36,18 @@ def child(request: dict[str, Any]) -> None:
 def wait(pids: list[int], seconds: float) -> dict[str, int]:
     """Exit codes of these children, which have so long to end by themselves."""
     ended: dict[str, int] = {}
-    fds = {os.pidfd_open(pid): pid for pid in pids}
-    end = time.monotonic() + seconds
-    while fds:
-        left = end - time.monotonic()
-        ready, _, _ = select.select(list(fds), [], [], max(0.0, left))
-        if not ready and left <= 0:
-            for pid in fds.values():
+    left, end = set(pids), time.monotonic() + seconds
+    while left:
+        late = time.monotonic() >= end
+        for pid in tuple(left):
+            if late:
                 os.kill(pid, signal.SIGKILL)
-            ready = list(fds)
-        for fd in ready:
-            pid = fds.pop(fd)
-            os.close(fd)
-            ended[str(pid)] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            found, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+            if found:
+                left.discard(pid)
+                ended[str(pid)] = os.waitstatus_to_exitcode(status)
+        if left:
+            time.sleep(_LOOK_S)
     return ended
 
 

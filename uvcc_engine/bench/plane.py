@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.bench._plane_links import RelayProcess, direct_links, relay
+from uvcc_engine.contract import files
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.relay import wire
@@ -104,7 +105,7 @@ def disk_rate(size: int = _MIB, count: int = 64) -> float:
             f.write(body)
             if (n + 1) * size % (4 << 20) == 0:
                 f.flush()
-                os.fdatasync(f.fileno())
+                files.sync_data(f.fileno())
         return size * count / (time.perf_counter() - begun)
 
 

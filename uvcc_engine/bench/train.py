@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import torch
 
 from uvcc_engine.bench._lm import Step, dense, shape
 from uvcc_engine.bench._turns import in_turn, ratio
+from uvcc_engine.contract import host
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.writer import RunWriter
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--threads", default="", help="numbers of CPU threads, comma-separated (default: all, then 1)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    every = len(os.sched_getaffinity(0))
+    every = host.usable_cpus()
     threads = [int(n) for n in args.threads.split(",") if n] or sorted({every, 1}, reverse=True)
     names = pick(
         args.rows,

@@ -86,6 +86,14 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
+def sync_data(fd: int) -> None:
+    """Make a file's content durable; its times need not be. Raises OSError."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:  # macOS
+        os.fsync(fd)
+
+
 def write_all(fd: int, data: bytes) -> None:
     """Write every byte or raise OSError."""
     view = memoryview(data)

@@ -24,6 +24,7 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolErro
 from uvcc_engine.contract.eventlog import EventLog
 from uvcc_engine.contract.files import LineFile
 from uvcc_engine.contract.flight import Recorder
+from uvcc_engine.contract.host import resident_mib
 from uvcc_engine.contract.records import STATUSES
 from uvcc_engine.contract.table import Table
 
@@ -33,13 +34,6 @@ WAIT_TOLD_S: Final = 2.0
 MEMORY_EVERY_S: Final = 1.0
 COUNTS: Final = ("sent_bytes",)  # totals: true until the next one, whatever phase says so in between
 HEARTBEAT_KEEP_BYTES: Final = 16 << 20
-_PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-
-
-def resident_mib() -> float:
-    """Resident memory of this process in MiB."""
-    with open("/proc/self/statm", "rb", buffering=0) as f:
-        return round(int(f.read(256).split()[1]) * _PAGE_MIB, 1)
 
 
 class RunWriter:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.data.sets import Floats, Ints
 
@@ -121,7 +122,11 @@ def _read_npz(path: Path) -> tuple[Any, Any]:
 def _read_pt(path: Path) -> tuple[Any, Any]:
     import pickle
 
-    import torch  # only the owner of .pt files pays for this import
+    try:
+        import torch  # only the owner of .pt files pays for this import
+    except ImportError as error:
+        cure = f"{extras.cure_for(error)}, or save the arrays as .npz"
+        raise ConfigError(f"reading {path.name} needs torch, which is not installed", cure) from error
 
     try:
         found = torch.load(path, weights_only=True, map_location="cpu")

@@ -288,6 +288,8 @@ def _backend(device: str, place: Place) -> str:
         return "nccl"
     here = place.address.startswith("127.")
     wanted = os.environ.get(BACKEND_VARIABLE) or (unix_group.NAME if here and sys.platform == "linux" else "gloo")
+    if wanted == unix_group.NAME and sys.platform != "linux":
+        raise ConfigError(f"{BACKEND_VARIABLE} is {wanted!r}", "it needs Linux' abstract sockets; use gloo here")
     if wanted not in ("gloo", unix_group.NAME):
         raise ConfigError(f"{BACKEND_VARIABLE} is {wanted!r}", f"use gloo or {unix_group.NAME}")
     return unix_group.register() if wanted == unix_group.NAME else wanted

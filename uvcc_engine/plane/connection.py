@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from typing import Final
 
 from uvcc_engine.plane import frame as fr
@@ -15,6 +16,7 @@ _SOCKET_BUFFER: Final = 4 << 20
 _BACKLOG_BYTES: Final = 1 << 20  # frames taken but not written yet, per peer; few, so that they are still in the cache
 _LOWAT: Final = 256 << 10
 _DEAD_PATH_MS: Final = 10_000
+_TCP_RXT_CONNDROPTIME: Final = 0x80  # macOS: seconds of retransmission; Python has no name for it
 
 
 class Connection:
@@ -39,7 +41,10 @@ class Connection:
         self._lowat = 1
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PATH_MS)
+        if sys.platform == "darwin":
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, _DEAD_PATH_MS // 1000)
+        elif hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PATH_MS)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
 

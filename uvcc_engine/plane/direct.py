@@ -7,9 +7,10 @@ nobody who recorded a knock can displace a peer either.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import select
+import selectors
 import socket
 import time
 import weakref
@@ -33,6 +34,8 @@ _ACCEPTS: Final = 64  # at a time, so that a flood does not keep the peers waiti
 _BACKLOG: Final = 1024  # a peer waits behind a stranger's connects, not outside
 _BRISK_S: Final = 200e-6  # an answer this soon: stay awake for the next one
 _GLANCES: Final = 200  # about 200 us
+_NUDGES: Final = 1 << 16  # as many as a pipe holds
+_yield: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -80,11 +83,13 @@ class DirectLink:
         self._met: set[int] = set()
         self._resets: list[int] = []
         self._notices: list[Notice] = []
-        self._poll = select.epoll()
-        self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._nudge)  # not at close: another thread may still nudge
+        self._poll = selectors.DefaultSelector()
+        self._nudge, self._nudger = os.pipe()  # an eventfd would do with one, but only Linux has it
+        for end in (self._nudge, self._nudger):
+            os.set_blocking(end, False)
+            weakref.finalize(self, os.close, end)  # not at close: another thread may still nudge
         self._nudged = False
-        self._poll.register(self._nudge, select.EPOLLIN)
+        self._poll.register(self._nudge, selectors.EVENT_READ)
         self._spins = spins
         self._brisk = False  # the last wait was very short
         self._by_fd: dict[int, Connection] = {}
@@ -92,7 +97,7 @@ class DirectLink:
         self._listener: socket.socket | None = None
         if listen:
             self._listener = _listen(listen)
-            self._poll.register(self._listener.fileno(), select.EPOLLIN)
+            self._poll.register(self._listener.fileno(), selectors.EVENT_READ)
 
     @property
     def address(self) -> str:
@@ -124,7 +129,8 @@ class DirectLink:
 
     def nudge(self) -> None:
         """See ``api.Nudged``."""
-        os.eventfd_write(self._nudge, 1)
+        with contextlib.suppress(BlockingIOError):  # full of nudges that were not looked at yet
+            os.write(self._nudger, b"!")
 
     def flush(self) -> None:
         for connection in tuple(self._dirty):
@@ -171,7 +177,7 @@ class DirectLink:
         for fd, event in self._events(max(0.0, until - now)):
             found = self._by_fd.get(fd)
             if fd == self._nudge:
-                os.eventfd_read(fd)
+                os.read(fd, _NUDGES)
                 self._nudged = True
             elif found is None:
                 stranger = self._lobby.by_fd.get(fd)
@@ -179,9 +185,9 @@ class DirectLink:
             elif found.connecting:
                 self._connected(found, now)
             else:
-                if event & select.EPOLLOUT:
+                if event & selectors.EVENT_WRITE:
                     self.flush()
-                if event & ~select.EPOLLOUT:
+                if event & selectors.EVENT_READ:
                     arrivals += self._read(found)
         return arrivals
 
@@ -193,17 +199,18 @@ class DirectLink:
         """
         if self._brisk and wait > 0:
             for _ in range(_GLANCES):
-                if found := self._poll.poll(0):
-                    return found
-                os.sched_yield()
+                if found := self._poll.select(0):
+                    return [(key.fd, event) for key, event in found]
+                _yield()
         begun = self._clock()
-        found = self._poll.poll(wait)
+        found = self._poll.select(wait)
         self._brisk = self._spins and bool(found) and self._clock() - begun < _BRISK_S
-        return found
+        return [(key.fd, event) for key, event in found]
 
     def _watch(self, connection: Connection) -> None:
         """Tell the poll what we want to know of a connection."""
-        want = select.EPOLLIN | (select.EPOLLOUT if connection.out or connection.connecting else 0)
+        writes = connection.out or connection.connecting
+        want = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
         if want != connection.mask and connection.sock.fileno() >= 0:
             change = self._poll.modify if connection.mask else self._poll.register
             change(connection.sock.fileno(), want)
@@ -294,7 +301,7 @@ class DirectLink:
             stranger = Stranger(sock, str(address[0]), now)
             if (leaves := self._lobby.enter(stranger)) is not None:
                 self._turn_away(leaves, "silent", now)
-            self._poll.register(stranger.fd, select.EPOLLIN)
+            self._poll.register(stranger.fd, selectors.EVENT_READ)
             self._greet(stranger, now)
 
     def _greet(self, stranger: Stranger, now: float) -> None:
@@ -318,7 +325,8 @@ class DirectLink:
 
     def _turn_away(self, stranger: Stranger, why: str, now: float) -> None:
         self._lobby.leave(stranger)
-        stranger.close()  # which takes it out of the poll
+        self._poll.unregister(stranger.fd)
+        stranger.close()
         self._reject(stranger.address, why, now)
 
     def _reject(self, address: str, why: str, now: float) -> None:
@@ -342,9 +350,13 @@ class DirectLink:
             self._resets.append(src)
 
     def _forget(self, connection: Connection) -> None:
-        self._by_fd.pop(connection.sock.fileno(), None)
+        fd = connection.sock.fileno()
+        self._by_fd.pop(fd, None)
         self._dirty.discard(connection)
-        connection.close()  # which takes it out of the poll
+        if connection.mask:
+            connection.mask = 0
+            self._poll.unregister(fd)
+        connection.close()
 
     def _drop(self, connection: Connection, error: Exception) -> None:
         self._forget(connection)
@@ -387,7 +399,7 @@ class DirectLink:
     def sever(self) -> None:
         """Fault injection: the network between the parties is gone, and stays gone."""
         self.close()
-        self._poll = select.epoll()
+        self._poll = selectors.DefaultSelector()
         self._dial.clear()
 
     def close(self) -> None:

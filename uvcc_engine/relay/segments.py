@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from uvcc_engine.contract import files
 from uvcc_engine.relay.wire import Buffer
 
 LARGE: Final = 64 << 10  # payloads from this size on are kept here
@@ -61,7 +62,7 @@ class Segments:
         try:
             for start in range(0, len(payloads), _IOV):
                 self._write(payloads[start : start + _IOV])
-            os.fdatasync(self._fd)
+            files.sync_data(self._fd)
         except OSError:
             self._roll()  # what was written in part is never referred to
             raise

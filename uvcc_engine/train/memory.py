@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from uvcc_engine.contract import host
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.layout import forget
@@ -108,7 +109,7 @@ def free_mib(device: torch.device) -> int:
     """Memory that is free now: of one GPU, or of this machine and its control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // MIB
-    free = _meminfo_mib("MemAvailable")
+    free = int(host.memory_mib()["available_mib"])
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -130,14 +131,6 @@ def check(cfg: LMConfig, ranks: int, device: torch.device) -> Room:
             CURE,
         )
     return room
-
-
-def _meminfo_mib(key: str) -> int:
-    with open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith(f"{key}:"):
-                return int(line.split()[1]) // 1024
-    raise ConfigError(f"/proc/meminfo names no {key}", "is this Linux?")
 
 
 def _number(path: Path) -> int | None:

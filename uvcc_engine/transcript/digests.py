@@ -124,8 +124,10 @@ class Hasher:
 
     @property
     def cpu_s(self) -> float:
-        """The processor time of the thread, in seconds."""
+        """The processor time of the thread, in seconds; 0 where the system does not tell."""
         thread = self._thread
+        if not hasattr(time, "pthread_getcpuclockid"):  # macOS
+            return 0.0
         return time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) if thread and thread.ident else 0.0
 
     def close(self) -> None:

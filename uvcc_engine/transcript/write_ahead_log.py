@@ -120,7 +120,7 @@ class OpenLog:
         if size <= self._claimed:
             return
         try:
-            os.posix_fallocate(self._fd, 0, size)
+            _allocate(self._fd, size)
         except OSError as e:
             raise UvccError(f"cannot write {self._path}: {e.strerror}", "free disk space, then resume") from e
         self._claimed = size
@@ -198,3 +198,16 @@ def open_records(folder: Path, epoch: int) -> Iterator[bytes]:
                 yield from _records(file.fileno(), epoch, count)
     except OSError:
         return
+
+
+def _allocate(fd: int, size: int) -> None:
+    """Make the file ``size`` bytes long with room for all of them, so that no store to its map meets a full disk.
+
+    Raises OSError.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+        return
+    at = os.fstat(fd).st_size  # macOS: only what has been written has its room
+    while at < size:
+        at += os.pwrite(fd, bytes(min(size - at, _WINDOW)), at)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+import psutil
 from primefake import KEY
 from primehost import PrimeHost
 
@@ -170,7 +171,7 @@ class Life:
     def _processes(self, *, sidecar: bool = True) -> set[int]:
         """The console's processes here: command line, conductor and, unless it is spared, the sidecar."""
         mine = procs.marked(str(self.home), "UVCC_HOME")
-        return {pid for pid in mine if sidecar or b"uvcc_console.haltd" not in _command(pid)}
+        return {pid for pid in mine if sidecar or "uvcc_console.haltd" not in _command(pid)}
 
     async def _kill(self, sidecar: bool) -> None:
         """SIGKILL, until none is left: a process may have been starting another."""
@@ -187,15 +188,15 @@ class Life:
                 while self._processes() or self.host.standing(self.prefix):
                     await asyncio.sleep(10 * LOOK_S)
         except TimeoutError:
-            mine = [_command(pid).replace(b"\0", b" ").decode() for pid in self._processes()]
+            mine = [_command(pid) for pid in self._processes()]
             raise TimeoutError(f"left: {mine} {self.host.standing(self.prefix)}") from None
 
 
-def _command(pid: int) -> bytes:
+def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""
 
 
 def deaths(seed: int) -> Iterator[tuple[tuple[Death, ...], str]]:

@@ -96,17 +96,14 @@ def test_a_folder_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     beat.close()
 
 
-def test_a_process_knows_its_children_without_looking_at_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_process_is_told() -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:
-        asked: list[int] = []
-        stat = procs._stat
-        monkeypatch.setattr(procs, "_stat", lambda pid: asked.append(pid) or stat(pid))
-        assert child.pid in procs.children_of(os.getpid())
-        assert asked == []
-        monkeypatch.setattr(procs, "PROC", Path("/nowhere"))
-        with pytest.raises(OSError):  # (without /proc there is nothing to fall back to)
-            procs.children_of(os.getpid())
+        assert not procs.stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert procs.stopped(child.pid)
     finally:
         child.kill()
         child.wait()
+    assert not procs.stopped(child.pid)

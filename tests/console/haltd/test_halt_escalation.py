@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 
+import psutil
 import pytest
 
 from uvcc_console.bench import halts
@@ -32,8 +33,7 @@ async def test_unknown_then_terminated_by_policy(frozen: str, monkeypatch: pytes
             await found.verdict((await found.ask("hold", drill=True))[0])
             pod = next(p for p in found.pods if p.name == "uvcc-halts-p1r0")
             for pid in procs.marked(pod.provider_id):
-                with open(f"/proc/{pid}/cmdline", "rb") as f:
-                    carries = b"localpod" in f.read()
+                carries = "uvcc_console.fleet.localpod" in psutil.Process(pid).cmdline()
                 if frozen == "pod" or carries:  # the link is what carries it: the SSH server alone
                     os.kill(pid, signal.SIGSTOP)
                     stopped.append(pid)

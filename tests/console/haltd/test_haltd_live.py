@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from uvcc_console.core import events as ev
@@ -35,6 +36,7 @@ from uvcc_console.haltd import front
 from uvcc_console.haltd.service import Service, run_halt
 from uvcc_console.runs import processes
 from uvcc_engine.contract import wire
+from uvcc_engine.contract.shortpath import short
 
 WORKER = (Path(__file__).parent / "haltworker.py").read_bytes()
 QUICK = Times(commit=0.3, hold=3.0, release=3.0, halt=2.0, term=1.0, kill=1.0)
@@ -215,7 +217,7 @@ async def test_a_frozen_pod_is_unknown_in_time_and_the_others_are_halted(run: Ru
     frozen = [
         p
         for p in procs.marked(run.fleet.pods["p1r0"].provider_id)
-        if b"localpod" in Path(f"/proc/{p}/cmdline").read_bytes()
+        if "uvcc_console.fleet.localpod" in psutil.Process(p).cmdline()
     ]
     try:
         for pid in frozen:
@@ -359,7 +361,7 @@ async def test_a_drill_and_a_release_go_by_the_door_too(run: Run) -> None:
 async def test_what_is_no_request_is_hung_up_on(run: Run) -> None:
     async with sidecar_of(run):
         for junk in (b"\n", b"[]\n", b'{"mode": "explode", "nonce": "n"}\n', b"x" * 200_000, b'{"mode": "halt"}\n'):
-            with front.address(run.dir) as path:
+            with short(run.dir / front.SOCKET) as path:
                 reader, writer = await asyncio.open_unix_connection(path)
             writer.write(junk)
             async with asyncio.timeout(10):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 PATIENCE_S = 300.0
 Event = dict[str, Any]
@@ -76,16 +79,11 @@ class Uvcc:
 
 
 def _processes(mark: str) -> Iterator[tuple[int, str]]:
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            environ = Path("/proc", entry, "environ").read_bytes()
-            command = Path("/proc", entry, "cmdline").read_bytes()
-        except OSError:
-            continue
-        if mark.encode() in environ.split(b"\0"):
-            yield int(entry), command.replace(b"\0", b" ").decode(errors="replace")
+    name, _, value = mark.partition("=")
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or not ours
+            if process.pid != os.getpid() and process.environ().get(name) == value:
+                yield process.pid, " ".join(process.cmdline())
 
 
 @dataclass

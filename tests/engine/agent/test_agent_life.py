@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 from agent_harness import Console, Pod, pod_at, wait_until
 
 import uvcc_engine
@@ -146,8 +147,8 @@ def test_a_killed_zygote_costs_no_worker(pod: Pod) -> None:
 
 
 def _child_of(pid: int) -> int:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(text[0]) if text else 0
+    found = psutil.Process(pid).children()
+    return found[0].pid if found else 0
 
 
 def test_root_deeper_than_a_socket_path_may_be(tmp_path: Path) -> None:

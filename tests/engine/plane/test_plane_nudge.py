@@ -43,7 +43,7 @@ def test_a_nudge_before_the_wait_ends_it_and_is_used_up() -> None:
     link.nudge()
     link.nudge()
     assert link.exchange(3600.0, None) == []
-    assert link._poll.poll(0) == []
+    assert link._poll.select(0) == []
     link.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +176,23 @@ def test_openssh_alone_checks_policy_roots_and_result(target: Target, tmp_path: 
         assert not holds(f"P{party}", "uvcc-root", plain(signed[0][1]), signed[0][2])
         assert not holds(f"P{party}", "uvcc-result", plain({**signed[-1][1], "steps": 1}), signed[-1][2])
     assert tried == 3 * (1 + EPOCHS + 1)
+
+
+@pytest.mark.parametrize("program", ["uvcc_engine.cli", "uvcc_console.cli.main"])
+def test_an_auditor_needs_no_torch(target: Target, tmp_path: Path, program: str) -> None:
+    allowed = tmp_path / "allowed_signers"
+    sshsig.write_allowed_signers(allowed, target.pins)
+    lean = Path(__file__).resolve().parents[2] / "lean"
+    code = f"import sys; from {program} import main; sys.exit(main())"
+    words = [sys.executable, "-c", code, "verify", str(target.bundle), "--allowed-signers", str(allowed)]
+    env = os.environ | {"PYTHONPATH": str(lean)}
+    required = subprocess.run([*words, "--require", "pinned,transcripts"], env=env, capture_output=True, text=True)
+    assert required.returncode not in (1, 2), required.stdout + required.stderr
+    target.bundle.write_bytes(target.text.replace(b'"steps":', b'"stepz":', 1))
+    try:
+        assert subprocess.run(words, env=env, capture_output=True).returncode in (1, 2)
+    finally:
+        target.bundle.write_bytes(target.text)
 
 
 # ---- falsified -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ LONGEST_S = 60.0
 
 
 def boottime() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def starttime(pid: int) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import sys
 import sysconfig
 
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> None:
         "python": os.path.abspath(sys.executable),
         "site": sysconfig.get_paths()["platlib"],
         "missing": missing,
+        "gpu": shutil.which("nvidia-smi") is not None,
         "versions": versions,
         "boot_id": boot_id,
         "home": os.path.expanduser("~"),
