@@ -6,16 +6,17 @@ of queues longer. A caller learns of its commit after it is durable.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.relay.segments import LARGE, Segments
-from uvcc_engine.relay.wire import Buffer
+from uvcc_engine.relay.store import MessageRow, QueueRow, SeenRow, Write
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS queues (
@@ -40,22 +41,6 @@ PAYLOAD: Final = "SELECT payload, segment, offset, size FROM messages WHERE id =
 _SEGMENTS: Final = "SELECT segment FROM messages WHERE segment > 0"
 _SEGMENT_OF: Final = "SELECT segment FROM messages WHERE id = ? AND segment > 0"
 _SEGMENT_COLUMN: Final = 7
-
-MessageRow = tuple[int, int, bytes, int, int, float, int, Buffer]
-SeenRow = tuple[int, bytes, int, int, float]
-QueueRow = tuple[int, str, int, int, bytes]
-
-
-class Write(NamedTuple):
-    """One caller's part of a transaction. ``done`` is called on the writer thread with None or the failure."""
-
-    queues: list[QueueRow]
-    inserts: list[MessageRow]
-    deletes: list[tuple[int]]
-    seen: list[SeenRow]
-    forget_before: float
-    done: Callable[[Exception | None], None]
-    forgotten: Sequence[tuple[int, bytes]] = ()  # of what is remembered, by queue and id
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -188,3 +173,32 @@ class Reader:
 
     def close(self) -> None:
         self._db.close()
+
+
+class SqliteStore:
+    """The store in a folder: one connection that reads, one thread that writes."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UnreadableError where the database cannot be used."""
+        self._segments = Segments(path.with_name(path.name + "-segments"))
+        self._db, self._reader = connect(path), Reader(path, self._segments)
+        os.chmod(path, 0o600)
+        self._writer = Writer(self._db, self._segments)
+        self.put = self._writer.put
+        self.queues, self.pending, self.seen = self._reader.queues, self._reader.pending, self._reader.seen
+        self.next_start, self.payload = self._reader.next_start, self._reader.payload
+
+    @property
+    def commits(self) -> int:
+        return self._writer.commits
+
+    @property
+    def rows(self) -> int:
+        return self._writer.rows
+
+    def close(self) -> None:
+        """Commit what is left and close every file."""
+        self._writer.close()
+        self._reader.close()
+        self._db.close()
+        self._segments.close()

@@ -14,9 +14,9 @@ from typing import Any, Final
 from uvcc_engine.relay import wire
 from uvcc_engine.relay.checksum import crc32c
 from uvcc_engine.relay.config import Credential, RelayConfig
-from uvcc_engine.relay.db import MessageRow, Reader, SeenRow, Write
 from uvcc_engine.relay.queues import Book, Held, Mailbox, NoRoomError, Queue, Totals, Usage, Waiter
 from uvcc_engine.relay.segments import LARGE
+from uvcc_engine.relay.store import MessageRow, SeenRow, Store, Write
 
 PASSING_S: Final = 10.0  # life of a message in a slot
 NOTICE_TTL_S: Final = 86_400
@@ -30,19 +30,17 @@ Schedule = Callable[[Callable[[], None]], None]
 
 
 class Hub:
-    """All queues of a relay. ``write`` hands a transaction to the writer; ``schedule`` calls back on this thread."""
+    """All queues of a relay, over a store; ``schedule`` calls back on this thread."""
 
     def __init__(
         self,
         config: RelayConfig,
-        reader: Reader,
-        write: Callable[[Write], None],
+        store: Store,
         schedule: Schedule,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
-        self._reader = reader
-        self._write = write
+        self._store = store
         self._schedule = schedule
         self._clock = clock
         self.totals = Totals()
@@ -54,7 +52,7 @@ class Hub:
         self._expiry: list[tuple[float, int, Held]] = []
         self._gone = 0  # of them, messages that were taken meanwhile
         self._in_memory = 0
-        self._next = reader.next_start() << _ID_BITS
+        self._next = store.next_start() << _ID_BITS
         self._load()
 
     # -- enqueue -----------------------------------------------------------------------------------------------------
@@ -136,7 +134,7 @@ class Hub:
                 self._forgotten[:0] = forgotten
             then(failure)
 
-        self._write(Write(queues, rows, deletes, seen, 0.0, done, forgotten))
+        self._store.put(Write(queues, rows, deletes, seen, 0.0, done, forgotten))
 
     def _stored(
         self, held: list[Held], fates: bytearray, failure: Exception | None, done: Callable[[bytes], None]
@@ -207,7 +205,7 @@ class Hub:
         size = 0
         while mailbox.ready and (not size or size + mailbox.ready[0].size <= max_bytes):
             message = mailbox.ready.popleft()
-            payload_or_none = message.payload if message.payload is not None else self._reader.payload(message.id)
+            payload_or_none = message.payload if message.payload is not None else self._store.payload(message.id)
             if payload_or_none is None:
                 continue  # expired or acknowledged in the meantime
             message.lease = now + self._config.lease_s
@@ -340,7 +338,7 @@ class Hub:
 
     def forget(self) -> None:
         """Call about once a minute: drop remembered ids whose time is over."""
-        self._write(Write([], [], [], [], self._clock(), lambda failure: None))
+        self._store.put(Write([], [], [], [], self._clock(), lambda failure: None))
 
     def drain(self) -> None:
         """Stop is near: every waiting consumer returns at once."""
@@ -352,15 +350,15 @@ class Hub:
     # -- bookkeeping -------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        for number, group, sender, receiver, box in self._reader.queues():
+        for number, group, sender, receiver, box in self._store.queues():
             self._book.add(number, group, sender, receiver, int.from_bytes(box, "big"))
             self._book.used(group, sender).boxes += 1
-        for ident, number, msg_id, slot, crc, expires, size in self._reader.pending():
+        for ident, number, msg_id, slot, crc, expires, size in self._store.pending():
             queue = self._book.by_number[number]
             message = Held(ident, queue, msg_id, slot, crc, expires, size)
             self._book.hold(message)
             self._arrive(message)
-        for number, msg_id, crc, size, until in self._reader.seen():
+        for number, msg_id, crc, size, until in self._store.seen():
             queue = self._book.by_number[number]
             queue.seen[msg_id] = (crc, size, until)
             self._book.used(queue.group, queue.sender).seen += 1

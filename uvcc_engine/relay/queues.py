@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from uvcc_engine.relay import wire
-from uvcc_engine.relay.db import QueueRow
+from uvcc_engine.relay.store import QueueRow
 
 
 class Waiter(Protocol):

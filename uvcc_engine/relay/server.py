@@ -13,6 +13,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -21,11 +22,11 @@ from uvcc_engine.contract.errors import UnreachableError
 from uvcc_engine.contract.files import write_json
 from uvcc_engine.relay.app import Front, RelayApp
 from uvcc_engine.relay.config import RelayConfig
-from uvcc_engine.relay.db import Reader, Writer, connect
+from uvcc_engine.relay.db import SqliteStore
 from uvcc_engine.relay.gate import Gate, Visitor, admit
 from uvcc_engine.relay.http import GuardedHttp, guarded
 from uvcc_engine.relay.hub import Hub
-from uvcc_engine.relay.segments import Segments
+from uvcc_engine.relay.store import Store
 from uvcc_engine.relay.stream import StreamProtocol
 
 _TICK_S = 1.0
@@ -70,10 +71,10 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def metrics_text(hub: Hub, writer: Writer, gate: Gate) -> str:
+def metrics_text(hub: Hub, store: Store, gate: Gate) -> str:
     """Prometheus text format."""
     figures: dict[str, Any] = {f"{name}_total": getattr(hub.totals, name) for name in hub.totals.__slots__}
-    figures |= hub.state() | gate.state() | {"commits_total": writer.commits, "rows_total": writer.rows}
+    figures |= hub.state() | gate.state() | {"commits_total": store.commits, "rows_total": store.rows}
     lines = [f"uvcc_relay_{name} {value}" for name, value in figures.items()]
     for (group, party), usage in sorted(hub.usage.items()):
         labels = f'{{group={json.dumps(group)},party="{party}"}}'
@@ -92,18 +93,17 @@ def bind(listen: str) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def running_hub(config: RelayConfig) -> AsyncIterator[tuple[Hub, Writer]]:
-    """The store and its periodic work, for as long as the context lasts."""
+async def running_hub(
+    config: RelayConfig, open_store: Callable[[Path], Store] = SqliteStore
+) -> AsyncIterator[tuple[Hub, Store]]:
+    """A hub over the store at ``config.db``, and its periodic work, for as long as the context lasts."""
     loop = asyncio.get_running_loop()
-    segments = Segments(config.db.with_name(config.db.name + "-segments"))
-    db, reader = connect(config.db), Reader(config.db, segments)
-    os.chmod(config.db, 0o600)
-    writer = Writer(db, segments)
+    store = open_store(config.db)
 
     def schedule(then: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(then)
 
-    hub = Hub(config, reader, writer.put, schedule, time.time)
+    hub = Hub(config, store, schedule, time.time)
 
     async def tick() -> None:
         n = 0
@@ -116,14 +116,11 @@ async def running_hub(config: RelayConfig) -> AsyncIterator[tuple[Hub, Writer]]:
 
     ticking = asyncio.create_task(tick())
     try:
-        yield hub, writer
+        yield hub, store
     finally:
         ticking.cancel()
         hub.tick()
-        writer.close()
-        reader.close()
-        db.close()
-        segments.close()
+        store.close()
 
 
 @contextlib.asynccontextmanager
@@ -184,13 +181,13 @@ async def serving(config: RelayConfig) -> AsyncIterator[Running]:
     sock = bind(config.listen)
     host, port = sock.getsockname()[:2]
     url = f"{'https' if config.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-    async with running_hub(config) as (hub, writer), contextlib.AsyncExitStack() as stack:
+    async with running_hub(config) as (hub, store), contextlib.AsyncExitStack() as stack:
         gate, tls = Gate(config, time.monotonic), _tls(config)
         watching = asyncio.create_task(_watch(gate))
         stack.callback(watching.cancel)
         front = Front(hub, config, gate)
         stream = await stack.enter_async_context(_stream_front(config, front, tls))
-        app = RelayApp(front, config, lambda: metrics_text(hub, writer, gate), stream)
+        app = RelayApp(front, config, lambda: metrics_text(hub, store, gate), stream)
         options = uvicorn.Config(
             app,
             loop="none",

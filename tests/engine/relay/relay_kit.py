@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from uvcc_engine.relay import wire
 from uvcc_engine.relay.config import Credential, RelayConfig
-from uvcc_engine.relay.db import Reader, Write, Writer, connect
+from uvcc_engine.relay.db import Reader, Writer, connect
 from uvcc_engine.relay.hub import Hub
 from uvcc_engine.relay.segments import Segments
+from uvcc_engine.relay.store import Write
 
 PARTIES = {p: Credential(p, "g", frozenset({0, 1, 2} - {p})) for p in range(3)}
 
@@ -57,7 +59,10 @@ class Bench:
         config = RelayConfig(db=self.folder / "relay.db", credentials={}, **self.settings)
         self.writer = InlineWriter(self.folder)
         self.reader = Reader(config.db, self.writer.segments)
-        self.hub = Hub(config, self.reader, self.writer.put, lambda then: then(), lambda: self.now)
+        r = self.reader
+        parts = {"queues": r.queues, "pending": r.pending, "seen": r.seen, "next_start": r.next_start}
+        store: Any = SimpleNamespace(put=self.writer.put, payload=r.payload, **parts)
+        self.hub = Hub(config, store, lambda then: then(), lambda: self.now)
 
     def reopen(self) -> None:
         """As after kill -9: nothing is flushed."""
