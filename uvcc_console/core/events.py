@@ -137,7 +137,7 @@ class PhaseStarted(Event):
 @_event("heartbeat")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat(Event):
-    """One heartbeat record of one worker, as written on the pod (``record``: DESIGN section 4)."""
+    """One heartbeat record of one worker, as written on the pod (``record``: contract/records.py)."""
 
     pod: str
     coord: str

@@ -93,7 +93,7 @@ def new_run_id(name: str, now: float | None = None, token: str = "") -> str:
 
 
 def stage_names(profile: Profile) -> tuple[str, ...]:
-    """The stages of DESIGN section 3 that this profile goes through, in order; names are unique in a run."""
+    """The stages (docs/architecture.md, "A rollout") of this profile, in order; names are unique in a run."""
     verified = isinstance(profile.job, PrivateJob | LmJob)
     before = ["plan", "quote", "provision", "bootstrap", "preflight"]
     smoke = ["drill", SMOKE, *(["verify-smoke"] if verified else []), "gate"] if profile.smoke.steps else []

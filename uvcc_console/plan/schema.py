@@ -1,4 +1,4 @@
-"""What a profile may say: strict models, every field with its meaning and default (DESIGN section 12)."""
+"""What a profile may say: strict models, every field with its meaning and default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of seed 002 from a run's own events, as PNG and SVG, each with its numbers as CSV.
+"""The figures of a report, from a run's own events, as PNG and SVG, each with its numbers as CSV.
 
 Needs matplotlib (extra ``report``), imported only here and only when drawing. A figure without data is not drawn: it is
 named with the reason instead.

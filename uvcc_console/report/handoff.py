@@ -1,4 +1,4 @@
-"""The hand-over checklist of seed 001, filled from facts: what was delivered, where it ran, if it met the criteria.
+"""The hand-over checklist, filled from facts: what was delivered, where it ran, if it met the criteria.
 
 Nothing is taken from the journal that a file can show: proofs are verified anew with the identities that the console
 saw, files are held against the checksums that came with them, signatures are checked before anything is called

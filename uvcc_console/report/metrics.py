@@ -1,4 +1,4 @@
-"""Key figures of a run, counted from its events: the table of seed 002, and what the figures draw."""
+"""Key figures of a run, counted from its events: the table of a report, and what the figures draw."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from uvcc_console.ui.glyphs import UNICODE, Glyphs
 LATE_S = 6.0  # a heartbeat is due at least every 5 s
 SILENT_S = 15.0
 LOST_S = 60.0
-HOLD_S = 3.0  # a hold becomes a halt after this long (DESIGN section 6)
+HOLD_S = 3.0  # a hold becomes a halt after this long
 _COORD = re.compile(r"p([0-9]{1,9})r([0-9]{1,9})s([0-9]{1,9})t([0-9]{1,9})")
 
 

@@ -1,4 +1,4 @@
-"""Deterministic identifiers (seed 002, section 3; DESIGN section 9). Standard library only.
+"""Deterministic identifiers (docs/architecture.md, "Evidence"). Standard library only.
 
 32- and 64-bit ids are labels on the wire. Anything that must be unique carries the whole tuple.
 """

@@ -59,7 +59,7 @@ class RuntimeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DDPConfig:
-    """Knobs of DistributedDataParallel (seed 004). The first iteration always synchronises: static graphs need it."""
+    """Knobs of DistributedDataParallel. The first iteration always synchronises: static graphs need it."""
 
     compress: str = "bf16"  # bf16 | off
     bucket_mb: int = 25
@@ -212,7 +212,7 @@ def load(name_or_path: str) -> dict[str, Any]:
 
 
 def pick_for_vram(mib: int) -> str:
-    """The M7C config for a GPU's memory (seed 001): at least 75,000 MiB, 35,000 MiB, or less."""
+    """The M7C config for a GPU's memory: at least 75,000 MiB, 35,000 MiB, or less."""
     return "m7c_125m_80g" if mib >= 75_000 else "m7c_125m_40g" if mib >= 35_000 else "m7c_125m_24g"
 
 

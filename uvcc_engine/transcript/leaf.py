@@ -1,4 +1,4 @@
-"""The transcript leaf: a fixed little-endian record, its blinded digest and its hash (DESIGN section 9).
+"""The transcript leaf: a fixed little-endian record, its blinded digest and its hash (docs/architecture.md).
 
 A record is 60 bytes: direction, kind, src, dst (u8 each), op u32, chunk u32, stream u64, payload bytes u64, digest 32.
 The session id and the epoch are common to all leaves of an epoch and enter every leaf hash as its prefix, so a record

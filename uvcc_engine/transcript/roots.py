@@ -1,4 +1,4 @@
-"""Roots above a worker's epoch root (seed 002 section 6, DESIGN section 9), and the digest two peers must share."""
+"""Roots above a worker's epoch root (docs/architecture.md, "Evidence"), and the digest two peers must share."""
 
 from __future__ import annotations
 
