@@ -17,7 +17,6 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet import pulse
-from uvcc_console.fleet.kinds import runs_here
 from uvcc_console.fleet.procs import ProcessId, alive, identify
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_engine.contract import extras
@@ -139,6 +138,7 @@ def create_run(
 
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
+    from uvcc_console.fleet.kinds import runs_here
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
 

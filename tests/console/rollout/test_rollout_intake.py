@@ -104,7 +104,7 @@ def test_how_a_worker_ended_is_told_with_its_words() -> None:
             pod="p1r0",
             level="error",
             event="exit",
-            fields={"status": "failed", "step": 4, "error": "P2 lied", "party": 2},
+            fields={"status": "failed", "step": 4, "error": "P2 lied", "party": 2, "coord": "p1r0s0t0"},
         )
     ]
     killed = {"op": "proc", "run": RUN, "coord": "p1r0s0t0", "state": "exited", "pid": 7, "rc": -9, "signal": "SIGKILL"}
