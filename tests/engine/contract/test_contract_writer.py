@@ -5,6 +5,8 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -192,20 +194,24 @@ def test_heartbeat_file_is_rotated_before_it_fills_the_disk(tmp_path: Path, monk
     assert (tmp_path / "heartbeat_rank0.jsonl").stat().st_size <= 1200
 
 
-@pytest.fixture
-def small_disk() -> Any:
-    """Files of this process may not grow past 4000 bytes: the kernel refuses as it does on a full disk."""
+@contextmanager
+def small_disk() -> Iterator[None]:
+    """Files of this process may not grow past 4000 bytes: the kernel refuses as it does on a full disk.
+
+    Not a fixture: pytest reports a test before it takes the fixtures down, and its own log is such a file too.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
 
 
-@pytest.mark.usefixtures("small_disk")
 def test_full_disk_is_a_clear_error_and_leaves_whole_lines(tmp_path: Path) -> None:
-    with RunWriter.open(tmp_path, run="r") as w:
+    with small_disk(), RunWriter.open(tmp_path, run="r") as w:
         with pytest.raises(UvccError, match=r"cannot write .*training\.csv") as caught:
             for step in range(10_000):
                 w.metrics(step, 1.0, 0.1, 0.0)
