@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.arithmetic import matmul_gen, mul_gen, sub
-from uvcc_engine.mpc.boolean import drelu_bits_gen
-from uvcc_engine.mpc.gated import matmul_gated_gen
+from uvcc_engine.mpc.arithmetic import matmul_protocol, mul_protocol, sub
+from uvcc_engine.mpc.boolean import drelu_bits_protocol
+from uvcc_engine.mpc.gated import matmul_gated_protocol
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
-from uvcc_engine.mpc.maximum import matmul_max_gen
-from uvcc_engine.mpc.nonlinear import softmax_of_shifted_gen
+from uvcc_engine.mpc.maximum import matmul_max_protocol
+from uvcc_engine.mpc.nonlinear import softmax_of_shifted_protocol
 from uvcc_engine.mpc.prg import PairKeys
-from uvcc_engine.mpc.runtime import Runtime, Steps, par
-from uvcc_engine.mpc.selection import matmul_relu_gen, relu_only_gen
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
+from uvcc_engine.mpc.selection import matmul_relu_protocol, relu_only_protocol
 from uvcc_engine.mpc.share import Share, share_of, split
 from uvcc_engine.plane.api import Buffer, Plane, Tag
 from uvcc_engine.plane.connect import open_plane
@@ -82,7 +82,9 @@ def normal(party: int, *shape: int, scale: float = 1.0, seed: int = 1) -> Share:
     return share_of(split(x, 16, source), party)
 
 
-def mlp_step_gen(rt: Runtime, x: Share, y: Share, weights: list[Share], lr: float = 0.125) -> Steps[list[Share]]:
+def mlp_step_protocol(
+    rt: Runtime, x: Share, y: Share, weights: list[Share], lr: float = 0.125
+) -> MpcProtocol[list[Share]]:
     """One SGD step of a fully connected network with ReLU and softmax cross-entropy; lr / batch is folded in.
 
     Both are powers of two, as in Mohassel and Zhang, "SecureML", IEEE S&P 2017, section IV: the gradient is shifted.
@@ -91,20 +93,20 @@ def mlp_step_gen(rt: Runtime, x: Share, y: Share, weights: list[Share], lr: floa
     value = x
     for i, weight in enumerate(weights):
         if i + 1 == len(weights):
-            value, top = yield from matmul_max_gen(rt, value, weight)
+            value, top = yield from matmul_max_protocol(rt, value, weight)
             break
-        value, bit = yield from matmul_relu_gen(rt, value, weight)
+        value, bit = yield from matmul_relu_protocol(rt, value, weight)
         inputs.append(value)
         bits.append(bit)
-    probability, _ = yield from softmax_of_shifted_gen(rt, sub(value, top.reshape(-1, 1)))
+    probability, _ = yield from softmax_of_shifted_protocol(rt, sub(value, top.reshape(-1, 1)))
     delta = sub(probability, y)
     new: list[Share] = []
     for i in reversed(range(len(weights))):
-        gradient = matmul_gen(rt, inputs[i].T, delta, scale=lr / BATCH)
+        gradient = matmul_protocol(rt, inputs[i].T, delta, scale=lr / BATCH)
         if i == 0:
             change = yield from gradient
         else:
-            change, delta = yield from par(gradient, matmul_gated_gen(rt, delta, weights[i].T, bits[i - 1]))
+            change, delta = yield from par(gradient, matmul_gated_protocol(rt, delta, weights[i].T, bits[i - 1]))
         new.insert(0, sub(weights[i], change))
     return new
 
@@ -114,9 +116,9 @@ def works(party: int) -> dict[str, Callable[[], Work]]:
 
     def matmul(n: int) -> Work:
         x, y = normal(party, n, n), normal(party, n, n, seed=2)
-        return Work(lambda rt: rt.run(matmul_gen(rt, x, y)), lambda: two_products(x, y))
+        return Work(lambda rt: rt.run(matmul_protocol(rt, x, y)), lambda: two_products(x, y))
 
-    def elements(build: Callable[[Runtime, Share], Steps[Any]], n: int = 1_000_000) -> Work:
+    def elements(build: Callable[[Runtime, Share], MpcProtocol[Any]], n: int = 1_000_000) -> Work:
         x = normal(party, n)
         return Work(lambda rt: rt.run(build(rt, x)))
 
@@ -124,15 +126,15 @@ def works(party: int) -> dict[str, Callable[[], Work]]:
         x = normal(party, BATCH, LAYERS[0], scale=0.3)
         y = normal(party, BATCH, LAYERS[-1], scale=0.1)
         weights = [normal(party, a, b, scale=a**-0.5) for a, b in itertools.pairwise(LAYERS)]
-        return Work(lambda rt: rt.run(mlp_step_gen(rt, x, y, weights)), lambda: _mlp_products(x, y, weights))
+        return Work(lambda rt: rt.run(mlp_step_protocol(rt, x, y, weights)), lambda: _mlp_products(x, y, weights))
 
     return {
         "matmul_512": lambda: matmul(512),
         "matmul_1024": lambda: matmul(1024),
-        "mul_1e6": lambda: elements(lambda rt, x: mul_gen(rt, x, x)),
-        "drelu_1e6": lambda: elements(drelu_bits_gen),
-        "relu_1e6": lambda: elements(relu_only_gen),
-        "relu_1e6_k32": lambda: elements(lambda rt, x: relu_only_gen(rt, x, width=32)),
+        "mul_1e6": lambda: elements(lambda rt, x: mul_protocol(rt, x, x)),
+        "drelu_1e6": lambda: elements(drelu_bits_protocol),
+        "relu_1e6": lambda: elements(relu_only_protocol),
+        "relu_1e6_k32": lambda: elements(lambda rt, x: relu_only_protocol(rt, x, width=32)),
         "mlp_step": mlp,
         "mlp_step_20ms": mlp,
     }
@@ -140,11 +142,11 @@ def works(party: int) -> dict[str, Callable[[], Work]]:
 
 def two_products(x: Share, y: Share) -> Tensor:
     """The textbook's local arithmetic of one party: six int64 matrix products over the three."""
-    return (x.lo @ (y.lo + y.hi)).add_(x.hi @ y.lo)
+    return (x.first @ (y.first + y.second)).add_(x.second @ y.first)
 
 
 def _mlp_products(x: Share, y: Share, weights: list[Share]) -> None:
-    """The matrix products of ``mlp_step_gen`` alone."""
+    """The matrix products of ``mlp_step_protocol`` alone."""
     value = x
     inputs = []
     for weight in weights:

@@ -19,7 +19,7 @@ from uvcc_engine.checkpoint.reshard import cut_state, join_state
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
-from uvcc_engine.model.digests import HALVES, component_digest, whole_digest
+from uvcc_engine.model.digests import HALVES, component_digest, stored_name, whole_digest
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.sealing.box import unseal
@@ -74,7 +74,7 @@ def read_start(
         parts = _component(folder, policy, old, identity, coord, component, start.step, said)
         whole = join_state(model, old.topology, parts)
         mine = cut_state(model, policy.topology, coord.stage, coord.tensor, whole)
-        found.update({f"{name}.{half}": torch.from_numpy(value) for name, value in mine.items()})
+        found.update({stored_name(name, half): torch.from_numpy(value) for name, value in mine.items()})
     return found
 
 

@@ -11,22 +11,22 @@ from torch import Tensor
 
 from uvcc_engine.mpc.arithmetic import integer_scale, partners, terms
 from uvcc_engine.mpc.roles import roles
-from uvcc_engine.mpc.runtime import Runtime, Steps
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.mpc.truncation import truncate_product_gen
+from uvcc_engine.mpc.truncation import truncate_product_protocol
 
 
 def product(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:
     """This party's additive term of ``x @ y`` (two dimensions each), at scale ``x.f + y.f``. Local.
 
-    Terms may be added up only if they were made for one dealer, who is the dealer of :func:`settle_gen`, too. They are
-    not re-randomised: they may be moved inside the party only.
+    Terms may be added up only if they were made for one dealer, who is the dealer of :func:`settle_protocol`, too. They
+    are not re-randomised: they may be moved inside the party only.
     """
     role = roles(rt, dealer)
     return rt.kernels.right_factor(partners(role, y), x.shape[0])(terms(role, x))
 
 
-def settle_gen(rt: Runtime, z: Tensor, shift: int, f: int, dealer: int, scale: float = 1.0) -> Steps[Share]:
+def settle_protocol(rt: Runtime, z: Tensor, shift: int, f: int, dealer: int, scale: float = 1.0) -> MpcProtocol[Share]:
     """``scale * z / 2^shift`` from additive terms ``z`` at scale ``f + shift``, re-randomised and truncated.
 
     2 rounds; the result has ``f`` fractional bits. ``z`` is used up.
@@ -36,4 +36,4 @@ def settle_gen(rt: Runtime, z: Tensor, shift: int, f: int, dealer: int, scale: f
         factor, extra = factor << -extra, 0
     draws = rt.draws()
     z = rt.kernels.blind(z, factor, draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape))
-    return (yield from truncate_product_gen(rt, z, shift + extra, f, dealer))
+    return (yield from truncate_product_protocol(rt, z, shift + extra, f, dealer))

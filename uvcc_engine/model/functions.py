@@ -9,10 +9,10 @@ from typing import Final
 import torch
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.arithmetic import add_ring, mul_gen, rescale_gen
-from uvcc_engine.mpc.nonlinear import chebyshev_gen
-from uvcc_engine.mpc.runtime import Runtime, Steps
-from uvcc_engine.mpc.selection import drelu_arithmetic_gen
+from uvcc_engine.mpc.arithmetic import add_ring, mul_protocol, rescale_protocol
+from uvcc_engine.mpc.nonlinear import chebyshev_protocol
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.selection import drelu_arithmetic_protocol
 from uvcc_engine.mpc.share import Share, stack
 
 EXP_SCALE: Final = 16
@@ -25,21 +25,21 @@ def exp_scale(f: int) -> int:
     return f if f in (4, 8, 12) else EXP_SCALE
 
 
-def to_exp_scale_gen(rt: Runtime, x: Share) -> Steps[Share]:
+def to_exp_scale_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
     """``x`` at a scale that the exponential takes: 2 rounds if it has another one, none otherwise."""
     if x.f == exp_scale(x.f):
         return x
-    return (yield from rescale_gen(rt, x, exp_scale(x.f)))
+    return (yield from rescale_protocol(rt, x, exp_scale(x.f)))
 
 
-def square_gen(rt: Runtime, x: Share, f: int, scale: float = 1.0) -> Steps[Share]:
+def square_protocol(rt: Runtime, x: Share, f: int, scale: float = 1.0) -> MpcProtocol[Share]:
     """``scale x^2`` at ``f`` fractional bits, which may be more than ``x`` has: 2 rounds."""
     if not 0 < f < 2 * x.f:
         raise ConfigError(f"a square at f={f} of a number at f={x.f}", "choose f below twice that of the number")
-    return (yield from mul_gen(rt, x.with_f(f), x.with_f(2 * x.f - f), scale=scale))
+    return (yield from mul_protocol(rt, x.with_f(f), x.with_f(2 * x.f - f), scale=scale))
 
 
-def rsqrt_gen(rt: Runtime, x: Share, low: int, high: int, f: int) -> Steps[Share]:
+def rsqrt_protocol(rt: Runtime, x: Share, low: int, high: int, f: int) -> MpcProtocol[Share]:
     """``1 / sqrt(x)`` at scale ``f`` for ``4^low <= x < 4^(high + 1)`` (secret where in it).
 
     ``high - low`` comparisons place x in [4^j, 4^(j+1)); the products with the secret powers 4^-j and 2^-j around a
@@ -50,19 +50,19 @@ def rsqrt_gen(rt: Runtime, x: Share, low: int, high: int, f: int) -> Steps[Share
         raise ConfigError(f"an inverse square root on 4^{low} to 4^{high}", "the range must not be empty")
     places = range(low + 1, high + 1)
     shifted = stack([add_ring(rt, x, -round(4.0**j * 2.0**x.f)) for j in places])
-    bits = (yield from drelu_arithmetic_gen(rt, shifted)).reshape(*shifted.shape)
+    bits = (yield from drelu_arithmetic_protocol(rt, shifted)).reshape(*shifted.shape)
     whole = max(0, high)
     squares = _steps(rt, bits, [4.0**-j for j in (low, *places)], 2 * whole)
     roots = _steps(rt, bits, [2.0**-j for j in (low, *places)], whole)
-    near = yield from mul_gen(rt, x.with_f(f), squares.with_f(squares.f + x.f - f))
-    curve = yield from chebyshev_gen(rt, near, lambda t: t**-0.5, 1.0, 4.0, _RSQRT_DEGREE)
-    return (yield from mul_gen(rt, curve, roots))
+    near = yield from mul_protocol(rt, x.with_f(f), squares.with_f(squares.f + x.f - f))
+    curve = yield from chebyshev_protocol(rt, near, lambda t: t**-0.5, 1.0, 4.0, _RSQRT_DEGREE)
+    return (yield from mul_protocol(rt, curve, roots))
 
 
 def _steps(rt: Runtime, bits: Share, values: Sequence[float], f: int) -> Share:
     """The step function that goes from one value to the next with every bit (first axis) that is one. Local."""
     ring = [round(v * 2.0**f) for v in values]
     jumps = torch.tensor([b - a for a, b in pairwise(ring)])
-    jumps = jumps.reshape(-1, *[1] * (bits.lo.dim() - 1))
+    jumps = jumps.reshape(-1, *[1] * (bits.first.dim() - 1))
     total = bits.map(lambda t: (t * jumps).sum(0))
     return add_ring(rt, total, ring[0]).with_f(f)

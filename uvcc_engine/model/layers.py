@@ -14,10 +14,19 @@ from uvcc_engine.model.secret_layer import Block, FusedActivation, Layer, Produc
 if TYPE_CHECKING:
     from uvcc_engine.model.secret_layer import Then, Update
     from uvcc_engine.model.specs import ModelSpec
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
-__all__ = ["Layer", "backward_gen", "build", "flat", "forward_gen", "forward_max_gen", "set_training", "weighted"]
+__all__ = [
+    "Layer",
+    "backward_protocol",
+    "build",
+    "flat",
+    "forward_max_protocol",
+    "forward_protocol",
+    "set_training",
+    "weighted",
+]
 
 
 def build(model: ModelSpec, weights: Sequence[Share]) -> list[Layer]:
@@ -55,7 +64,7 @@ def set_training(layers: Sequence[Layer], on: bool) -> None:
         layer.training = on
 
 
-def forward_gen(rt: Runtime, layers: Sequence[Layer], x: Share) -> Steps[Share]:
+def forward_protocol(rt: Runtime, layers: Sequence[Layer], x: Share) -> MpcProtocol[Share]:
     """Through all layers, first to last: (rows, features) to (rows * positions, classes).
 
     An activation that fuses takes part in the rounds of the product before it.
@@ -65,26 +74,26 @@ def forward_gen(rt: Runtime, layers: Sequence[Layer], x: Share) -> Steps[Share]:
         layer = left.pop()
         following = left[-1] if left else None
         if isinstance(layer, ProductLayer) and isinstance(following, FusedActivation):
-            x = yield from following.after_gen(rt, layer, x)
+            x = yield from following.after_protocol(rt, layer, x)
             left.pop()
         else:
-            x = yield from layer.forward_gen(rt, x)
+            x = yield from layer.forward_protocol(rt, x)
     return x
 
 
-def forward_max_gen(rt: Runtime, layers: Sequence[Layer], x: Share) -> Steps[tuple[Share, Share]]:
+def forward_max_protocol(rt: Runtime, layers: Sequence[Layer], x: Share) -> MpcProtocol[tuple[Share, Share]]:
     """Logits (rows, classes) and the largest of every row (rows,): for up to 10 classes the maximum costs 4 rounds."""
     *below, last = layers
     if not (isinstance(last, ProductLayer) and last.direct):
-        logits = yield from forward_gen(rt, layers, x)
-        return logits, (yield from ops.max_gen(rt, logits))
-    x = yield from forward_gen(rt, below, x)
-    return (yield from ops.matmul_max_gen(rt, *last.factors(rt, x)))
+        logits = yield from forward_protocol(rt, layers, x)
+        return logits, (yield from ops.max_protocol(rt, logits))
+    x = yield from forward_protocol(rt, below, x)
+    return (yield from ops.matmul_max_protocol(rt, *last.factors(rt, x)))
 
 
-def backward_gen(
+def backward_protocol(
     rt: Runtime, layers: Sequence[Layer], grad: Share, update: Update, then: Then | None = None
-) -> Steps[None]:
+) -> MpcProtocol[None]:
     """Through all layers, last to first, updating weights beside the gradient's way down.
 
     Without ``then``, which takes the gradient of the inputs, the lowest weighted layer needs none. Input gradients use
@@ -93,28 +102,28 @@ def backward_gen(
     lowest = 0
     if then is None:
         lowest = next((i for i, layer in enumerate(layers) if weighted([layer])), len(layers))
-    yield from _backward_from_gen(rt, layers, len(layers) - 1, lowest, grad, update, then)
+    yield from _backward_from_protocol(rt, layers, len(layers) - 1, lowest, grad, update, then)
 
 
-def _backward_from_gen(
+def _backward_from_protocol(
     rt: Runtime, layers: Sequence[Layer], at: int, lowest: int, grad: Share, update: Update, then: Then | None
-) -> Steps[None]:
+) -> MpcProtocol[None]:
     if at < lowest:
         if then is not None:
             yield from then(grad)
         return
     layer, last = layers[at], at == lowest and then is None
 
-    def below_gen(inner: Share) -> Steps[None]:
-        yield from _backward_from_gen(rt, layers, at - 1, lowest, inner, update, then)
+    def below_protocol(inner: Share) -> MpcProtocol[None]:
+        yield from _backward_from_protocol(rt, layers, at - 1, lowest, inner, update, then)
 
     if isinstance(layer, Block):
-        yield from layer.backward_gen(rt, grad, update, None if last else below_gen)
+        yield from layer.backward_protocol(rt, grad, update, None if last else below_protocol)
         return
     if last:
         yield from update(layer, grad)
         return
-    down = _descend_gen(rt, layers, at, lowest, grad, update, then)
+    down = _descend_protocol(rt, layers, at, lowest, grad, update, then)
     if layer.weight is None:
         yield from down
     else:
@@ -122,13 +131,13 @@ def _backward_from_gen(
         yield from ops.par(down, update(layer, grad))
 
 
-def _descend_gen(
+def _descend_protocol(
     rt: Runtime, layers: Sequence[Layer], at: int, lowest: int, grad: Share, update: Update, then: Then | None
-) -> Steps[None]:
+) -> MpcProtocol[None]:
     layer, following = layers[at], layers[at - 1] if at > lowest else None
     if isinstance(layer, ProductLayer) and isinstance(following, FusedActivation):
         at -= 1
-        below = yield from following.before_gen(rt, layer, grad)
+        below = yield from following.before_protocol(rt, layer, grad)
     else:
-        below = yield from layer.input_gradient_gen(rt, grad)
-    yield from _backward_from_gen(rt, layers, at - 1, lowest, below, update, then)
+        below = yield from layer.input_gradient_protocol(rt, grad)
+    yield from _backward_from_protocol(rt, layers, at - 1, lowest, below, update, then)

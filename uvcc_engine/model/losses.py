@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from uvcc_engine.model.functions import to_exp_scale_gen
+from uvcc_engine.model.functions import to_exp_scale_protocol
 from uvcc_engine.mpc import exponential
-from uvcc_engine.mpc.arithmetic import mul_gen, product_with_gen, rescale_gen, sub
-from uvcc_engine.mpc.exponential import INVERSE, LOG, SUM_LIMIT, exp_gen
-from uvcc_engine.mpc.maximum import argmax_one_hot_gen, max_gen
-from uvcc_engine.mpc.nonlinear import divide_gen, log_gen
-from uvcc_engine.mpc.opening import open_ring_gen
-from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.arithmetic import mul_protocol, product_with_protocol, rescale_protocol, sub
+from uvcc_engine.mpc.exponential import INVERSE, LOG, SUM_LIMIT, exp_protocol
+from uvcc_engine.mpc.maximum import argmax_one_hot_protocol, max_protocol
+from uvcc_engine.mpc.nonlinear import divide_protocol, log_protocol
+from uvcc_engine.mpc.opening import open_ring_protocol
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.share import Share
 
 _LEAST = 1.0 - 2.0**-8  # the largest power is 1, up to rounding
@@ -37,79 +37,81 @@ class Powers:
     log: Share | None = None
 
 
-def powers_gen(rt: Runtime, logits: Share, top: Share | None = None, *, loss: bool = True) -> Steps[Powers]:
+def powers_protocol(rt: Runtime, logits: Share, top: Share | None = None, *, loss: bool = True) -> MpcProtocol[Powers]:
     """Exponentials of the logits less their row maximum ``top``: 6 rounds, and 6 for the maximum of up to 10 classes.
 
     At a scale that the exponential does not take, 2 more, and the result has f = 16. ``loss``: whether it will be
     asked for.
     """
     if top is None:
-        top = yield from max_gen(rt, logits)
-    shifted = yield from to_exp_scale_gen(rt, sub(logits, top.map(lambda t: t.unsqueeze(-1))))
+        top = yield from max_protocol(rt, logits)
+    shifted = yield from to_exp_scale_protocol(rt, sub(logits, top.map(lambda t: t.unsqueeze(-1))))
     if shifted.shape[-1] > SUM_LIMIT:
-        powers = yield from exp_gen(rt, shifted)
+        powers = yield from exp_protocol(rt, shifted)
         return Powers(shifted, powers, powers.sum(-1, keepdim=True))
-    return Powers(shifted, *(yield from exponential.powers_gen(rt, shifted, (INVERSE, LOG) if loss else (INVERSE,))))
+    return Powers(
+        shifted, *(yield from exponential.powers_protocol(rt, shifted, (INVERSE, LOG) if loss else (INVERSE,)))
+    )
 
 
-def gradient_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[Share]:
+def gradient_protocol(rt: Runtime, at: Powers, targets: Share) -> MpcProtocol[Share]:
     """softmax - y, the gradient of the summed cross-entropy by the logits: 2 rounds for up to 15 classes."""
     if at.inverse is None:
         classes = at.powers.shape[-1]
-        probabilities = yield from divide_gen(rt, at.powers, at.total, _LEAST, float(classes))
+        probabilities = yield from divide_protocol(rt, at.powers, at.total, _LEAST, float(classes))
     else:
-        probabilities = yield from mul_gen(rt, at.powers, at.inverse)
-    return sub((yield from rescale_gen(rt, probabilities, targets.f)), targets)
+        probabilities = yield from mul_protocol(rt, at.powers, at.inverse)
+    return sub((yield from rescale_protocol(rt, probabilities, targets.f)), targets)
 
 
-def total_loss_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[Share]:
+def total_loss_protocol(rt: Runtime, at: Powers, targets: Share) -> MpcProtocol[Share]:
     """The summed cross-entropy of the rows, log(sum e^shifted) - shifted[label], still shared: one element.
 
     2 rounds for up to 15 classes, 10 for more; the logarithm and the product with the targets go side by side.
     """
     if at.log is not None:
-        logs = rescale_gen(rt, at.log.sum(0), at.shifted.f)
+        logs = rescale_protocol(rt, at.log.sum(0), at.shifted.f)
     else:
-        logs = _log_gen(rt, at)
-    total, picked = yield from par(logs, product_with_gen(rt, at.shifted, targets, _dot))
+        logs = _log_protocol(rt, at)
+    total, picked = yield from par(logs, product_with_protocol(rt, at.shifted, targets, _dot))
     return sub(total, picked)
 
 
-def _log_gen(rt: Runtime, at: Powers) -> Steps[Share]:
-    return (yield from log_gen(rt, at.total, _LEAST, float(at.powers.shape[-1]))).sum(0)
+def _log_protocol(rt: Runtime, at: Powers) -> MpcProtocol[Share]:
+    return (yield from log_protocol(rt, at.total, _LEAST, float(at.powers.shape[-1]))).sum(0)
 
 
-def mean_loss_gen(rt: Runtime, at: Powers, targets: Share) -> Steps[float]:
+def mean_loss_protocol(rt: Runtime, at: Powers, targets: Share) -> MpcProtocol[float]:
     """Open the mean cross-entropy of the batch; nothing else is revealed. 3 rounds for up to 15 classes."""
-    total = yield from total_loss_gen(rt, at, targets)
-    opened = yield from open_ring_gen(rt, total)
+    total = yield from total_loss_protocol(rt, at, targets)
+    opened = yield from open_ring_protocol(rt, total)
     return float(opened.item()) / 2.0**total.f / at.powers.shape[0]
 
 
-def hits_gen(rt: Runtime, logits: Share, targets: Share) -> Steps[Share]:
+def hits_protocol(rt: Runtime, logits: Share, targets: Share) -> MpcProtocol[Share]:
     """How many rows have their largest logit (the first in a tie) at the target, still shared: one element.
 
     7 rounds for up to 10 classes. The count is exact: the one-hot argmax is an integer, and so is the product read at
     the targets' scale.
     """
-    chosen = yield from argmax_one_hot_gen(rt, logits)
-    return (yield from product_with_gen(rt, targets, chosen, _dot))
+    chosen = yield from argmax_one_hot_protocol(rt, logits)
+    return (yield from product_with_protocol(rt, targets, chosen, _dot))
 
 
-def mean_square_gen(rt: Runtime, difference: Share) -> Steps[float]:
+def mean_square_protocol(rt: Runtime, difference: Share) -> MpcProtocol[float]:
     """Open the mean over the rows of half the squared difference to the targets, summed over the outputs: 3 rounds.
 
     The difference itself is the gradient of the summed loss.
     """
-    total = yield from product_with_gen(rt, difference, difference, _dot, scale=0.5)
-    opened = yield from open_ring_gen(rt, total)
+    total = yield from product_with_protocol(rt, difference, difference, _dot, scale=0.5)
+    opened = yield from open_ring_protocol(rt, total)
     return float(opened.item()) / 2.0**difference.f / difference.shape[0]
 
 
-def correct_gen(rt: Runtime, logits: Share, targets: Share) -> Steps[int]:
-    """Open the count of :func:`hits_gen`: 8 rounds for up to 10 classes."""
-    hits = yield from hits_gen(rt, logits, targets)
-    opened = yield from open_ring_gen(rt, hits)
+def correct_protocol(rt: Runtime, logits: Share, targets: Share) -> MpcProtocol[int]:
+    """Open the count of :func:`hits_protocol`: 8 rounds for up to 10 classes."""
+    hits = yield from hits_protocol(rt, logits, targets)
+    opened = yield from open_ring_protocol(rt, hits)
     return int(opened.item()) >> targets.f
 
 

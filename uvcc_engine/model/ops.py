@@ -1,7 +1,7 @@
 """What layers are written with: torch, and operations on shares, each loaded when it is first used.
 
 A layer type is one file, and the data owner's client, which has no torch, reads its shapes from that file. So a layer
-says ``ops.matmul_gen(rt, x, y)`` and ``ops.torch.eye(3)`` where other modules import by name: nothing of torch is
+says ``ops.matmul_protocol(rt, x, y)`` and ``ops.torch.eye(3)`` where other modules import by name: nothing of torch is
 loaded before a layer is built. (The scientific-python projects call it lazy loading, SPEC 1.)
 """
 
@@ -15,51 +15,53 @@ if TYPE_CHECKING:
     import torch as torch
 
     from uvcc_engine.model.additive import product as product
-    from uvcc_engine.model.additive import settle_gen as settle_gen
-    from uvcc_engine.model.functions import to_exp_scale_gen as to_exp_scale_gen
-    from uvcc_engine.mpc.activations import gelu_gen as gelu_gen
+    from uvcc_engine.model.additive import settle_protocol as settle_protocol
+    from uvcc_engine.model.functions import to_exp_scale_protocol as to_exp_scale_protocol
+    from uvcc_engine.mpc.activations import gelu_protocol as gelu_protocol
     from uvcc_engine.mpc.arithmetic import DEALER as DEALER
     from uvcc_engine.mpc.arithmetic import add as add
     from uvcc_engine.mpc.arithmetic import add_public as add_public
-    from uvcc_engine.mpc.arithmetic import matmul_gen as matmul_gen
-    from uvcc_engine.mpc.arithmetic import mul_gen as mul_gen
-    from uvcc_engine.mpc.arithmetic import mul_public_gen as mul_public_gen
+    from uvcc_engine.mpc.arithmetic import matmul_protocol as matmul_protocol
+    from uvcc_engine.mpc.arithmetic import mul_protocol as mul_protocol
+    from uvcc_engine.mpc.arithmetic import mul_public_protocol as mul_public_protocol
     from uvcc_engine.mpc.arithmetic import partners as partners
-    from uvcc_engine.mpc.arithmetic import product_with_gen as product_with_gen
+    from uvcc_engine.mpc.arithmetic import product_with_protocol as product_with_protocol
     from uvcc_engine.mpc.arithmetic import public as public
-    from uvcc_engine.mpc.arithmetic import rescale_gen as rescale_gen
+    from uvcc_engine.mpc.arithmetic import rescale_protocol as rescale_protocol
     from uvcc_engine.mpc.arithmetic import scale_int as scale_int
     from uvcc_engine.mpc.arithmetic import sub as sub
     from uvcc_engine.mpc.arithmetic import terms as terms
-    from uvcc_engine.mpc.gated import matmul_gated_gen as matmul_gated_gen
-    from uvcc_engine.mpc.gated import product_gated_gen as product_gated_gen
-    from uvcc_engine.mpc.maximum import matmul_max_gen as matmul_max_gen
-    from uvcc_engine.mpc.maximum import max_and_place_gen as max_and_place_gen
-    from uvcc_engine.mpc.maximum import max_gen as max_gen
-    from uvcc_engine.mpc.nonlinear import softmax_gen as softmax_gen
-    from uvcc_engine.mpc.normalize import normalize_gen as normalize_gen
-    from uvcc_engine.mpc.normalize import normalize_gradient_gen as normalize_gradient_gen
-    from uvcc_engine.mpc.normalize import rsqrt_gen as rsqrt_gen
+    from uvcc_engine.mpc.gated import matmul_gated_protocol as matmul_gated_protocol
+    from uvcc_engine.mpc.gated import product_gated_protocol as product_gated_protocol
+    from uvcc_engine.mpc.maximum import matmul_max_protocol as matmul_max_protocol
+    from uvcc_engine.mpc.maximum import max_and_place_protocol as max_and_place_protocol
+    from uvcc_engine.mpc.maximum import max_protocol as max_protocol
+    from uvcc_engine.mpc.nonlinear import softmax_protocol as softmax_protocol
+    from uvcc_engine.mpc.normalize import normalize_gradient_protocol as normalize_gradient_protocol
+    from uvcc_engine.mpc.normalize import normalize_protocol as normalize_protocol
+    from uvcc_engine.mpc.normalize import rsqrt_protocol as rsqrt_protocol
     from uvcc_engine.mpc.roles import roles as roles
     from uvcc_engine.mpc.runtime import par as par
-    from uvcc_engine.mpc.selection import matmul_relu_gen as matmul_relu_gen
-    from uvcc_engine.mpc.selection import relu_gen as relu_gen
+    from uvcc_engine.mpc.selection import matmul_relu_protocol as matmul_relu_protocol
+    from uvcc_engine.mpc.selection import relu_protocol as relu_protocol
     from uvcc_engine.mpc.share import Share as Share
     from uvcc_engine.mpc.share import cat as cat
 
-_ARITHMETIC: Final = "DEALER add add_public matmul_gen mul_gen mul_public_gen partners product_with_gen public"
+_ARITHMETIC: Final = (
+    "DEALER add add_public matmul_protocol mul_protocol mul_public_protocol partners product_with_protocol public"
+)
 _NAMES: Final = {
-    "model.additive": "product settle_gen",
-    "model.functions": "to_exp_scale_gen",
-    "mpc.activations": "gelu_gen",
-    "mpc.arithmetic": f"{_ARITHMETIC} rescale_gen scale_int sub terms",
-    "mpc.gated": "matmul_gated_gen product_gated_gen",
-    "mpc.maximum": "matmul_max_gen max_and_place_gen max_gen",
-    "mpc.nonlinear": "softmax_gen",
-    "mpc.normalize": "normalize_gen normalize_gradient_gen rsqrt_gen",
+    "model.additive": "product settle_protocol",
+    "model.functions": "to_exp_scale_protocol",
+    "mpc.activations": "gelu_protocol",
+    "mpc.arithmetic": f"{_ARITHMETIC} rescale_protocol scale_int sub terms",
+    "mpc.gated": "matmul_gated_protocol product_gated_protocol",
+    "mpc.maximum": "matmul_max_protocol max_and_place_protocol max_protocol",
+    "mpc.nonlinear": "softmax_protocol",
+    "mpc.normalize": "normalize_protocol normalize_gradient_protocol rsqrt_protocol",
     "mpc.roles": "roles",
     "mpc.runtime": "par",
-    "mpc.selection": "matmul_relu_gen relu_gen",
+    "mpc.selection": "matmul_relu_protocol relu_protocol",
     "mpc.share": "Share cat",
 }
 _HOMES: Final = {name: f"uvcc_engine.{home}" for home, names in _NAMES.items() for name in names.split()}

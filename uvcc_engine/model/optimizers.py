@@ -7,11 +7,11 @@ from typing import Final, Protocol
 
 import torch
 
-from uvcc_engine.model.functions import rsqrt_gen, square_gen
+from uvcc_engine.model.functions import rsqrt_protocol, square_protocol
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.layers import Layer, weighted
-from uvcc_engine.mpc.arithmetic import add, add_public, mul_gen, mul_public_gen, public, sub
-from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.arithmetic import add, add_public, mul_protocol, mul_public_protocol, public, sub
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.share import Share
 
 _EXTRA_BITS: Final = 8
@@ -25,7 +25,7 @@ class Optimizer(Protocol):
     moments: dict[str, list[Share]]
     step: int
 
-    def update_gen(self, rt: Runtime, layer: Layer, grad: Share) -> Steps[None]:
+    def update_protocol(self, rt: Runtime, layer: Layer, grad: Share) -> MpcProtocol[None]:
         """Update one layer's weight from the gradient of its outputs (summed over the rows)."""
 
 
@@ -43,14 +43,14 @@ class Sgd:
         self.moments = {"velocity": velocity}
         self.step = 0
 
-    def update_gen(self, rt: Runtime, layer: Layer, grad: Share) -> Steps[None]:
+    def update_protocol(self, rt: Runtime, layer: Layer, grad: Share) -> MpcProtocol[None]:
         """2 rounds."""
         assert layer.weight is not None
         at = self._weighted.index(layer)
         velocity = self.moments["velocity"]
         fresh, kept = yield from par(
-            layer.weight_gradient_gen(rt, grad, self._job.rate_at(self.step) / self._positions),
-            mul_public_gen(rt, velocity[at], self._job.decay_at(self.step)),
+            layer.weight_gradient_protocol(rt, grad, self._job.rate_at(self.step) / self._positions),
+            mul_public_protocol(rt, velocity[at], self._job.decay_at(self.step)),
         )
         velocity[at] = add(kept, fresh)
         layer.weight = sub(layer.weight, velocity[at])
@@ -98,21 +98,21 @@ class Adam:
         }
         self.step = 0
 
-    def update_gen(self, rt: Runtime, layer: Layer, grad: Share) -> Steps[None]:
+    def update_protocol(self, rt: Runtime, layer: Layer, grad: Share) -> MpcProtocol[None]:
         """22 rounds."""
         assert layer.weight is not None
         job, at = self._job, self._weighted.index(layer)
         first, second = self.moments["velocity"], self.moments["second"]
         f, wide = first[at].f, second[at].f
-        g = yield from layer.weight_gradient_gen(rt, grad, self._gain)
+        g = yield from layer.weight_gradient_protocol(rt, grad, self._gain)
         kept, fresh, kept_square, square = yield from par(
-            mul_public_gen(rt, first[at], job.momentum),
-            mul_public_gen(rt, g, 1.0 - job.momentum),
-            mul_public_gen(rt, second[at], job.beta2),
-            square_gen(rt, g, wide, 1.0 - job.beta2),
+            mul_public_protocol(rt, first[at], job.momentum),
+            mul_public_protocol(rt, g, 1.0 - job.momentum),
+            mul_public_protocol(rt, second[at], job.beta2),
+            square_protocol(rt, g, wide, 1.0 - job.beta2),
         )
         first[at], second[at] = add(kept, fresh), add(kept_square, square)
         safe = add_public(rt, second[at], smallest(f))
-        root = yield from rsqrt_gen(rt, safe, (4 - wide) // 2, _HIGHEST, f)
-        move = yield from mul_gen(rt, first[at], root, scale=adam_rate(job, self.step))
+        root = yield from rsqrt_protocol(rt, safe, (4 - wide) // 2, _HIGHEST, f)
+        move = yield from mul_protocol(rt, first[at], root, scale=adam_rate(job, self.step))
         layer.weight = sub(layer.weight, move)

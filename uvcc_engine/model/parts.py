@@ -21,7 +21,7 @@ from uvcc_engine.model.tensor_parallel import ROWS, WHOLE, PartContext, PlaceCon
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
     from uvcc_engine.parallel.group import Group
 
@@ -64,10 +64,10 @@ class Part(Protocol):
     shared: bool
     inner: tuple[Part, ...]
 
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         """Outputs of inputs, each in its layout."""
 
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         """Hand over the weights' gradient terms; the gradient of the inputs if ``wanted``, else ``grad``."""
 
 
@@ -86,15 +86,15 @@ class ProductPart(Plain):
     """A part whose outputs are a matrix product, so that the activation behind it can take part in its rounds."""
 
     @abstractmethod
-    def into_activation_gen(self, on: Pass, activation: Local, x: Share) -> Steps[Share]:
+    def into_activation_protocol(self, on: Pass, activation: Local, x: Share) -> MpcProtocol[Share]:
         """Outputs of inputs, through the activation, which ``fuses``."""
 
     @abstractmethod
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         """See ``Part``."""
 
     @abstractmethod
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         """See ``Part``."""
 
 
@@ -110,21 +110,21 @@ class Local(Plain):
         """Whether it can take part in the rounds of a product before it."""
         return isinstance(self._layer, FusedActivation)
 
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         mine = copy.copy(self._layer)  # remembers its own microbatch
         on.keep(self, mine)
-        return (yield from mine.forward_gen(on.rt, x))
+        return (yield from mine.forward_protocol(on.rt, x))
 
-    def of_product_gen(self, on: Pass, left: Share, right: Share, dealer: int) -> Steps[Share]:
+    def of_product_protocol(self, on: Pass, left: Share, right: Share, dealer: int) -> MpcProtocol[Share]:
         """The activation of a product, in fewer rounds than one after the other."""
         mine = copy.copy(self._layer)
         assert isinstance(mine, FusedActivation)
         on.keep(self, mine)
-        return (yield from mine.of_product_gen(on.rt, left, right, dealer=dealer))
+        return (yield from mine.of_product_protocol(on.rt, left, right, dealer=dealer))
 
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         layer: Layer = on.take(self)
-        return (yield from layer.input_gradient_gen(on.rt, grad)) if wanted else grad
+        return (yield from layer.input_gradient_protocol(on.rt, grad)) if wanted else grad
 
 
 class WholeWeight(Plain):
@@ -140,24 +140,24 @@ class WholeWeight(Plain):
         super().__init__(weight, dealer)
         self._build = build
 
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         mine = self._build(self.weights[0])
         on.keep(self, mine)
-        return (yield from mine.forward_gen(on.rt, x))
+        return (yield from mine.forward_protocol(on.rt, x))
 
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         mine: Layer = on.take(self)
         if not wanted:
-            self._hand_over(on, (yield from mine.weight_gradient_gen(on.rt, grad, 1.0)))
+            self._hand_over(on, (yield from mine.weight_gradient_protocol(on.rt, grad, 1.0)))
             return grad
         below, found = yield from ops.par(
-            mine.input_gradient_gen(on.rt, grad), mine.weight_gradient_gen(on.rt, grad, 1.0)
+            mine.input_gradient_protocol(on.rt, grad), mine.weight_gradient_protocol(on.rt, grad, 1.0)
         )
         self._hand_over(on, found)
         return below
 
     def _hand_over(self, on: Pass, gradient: Share) -> None:
-        on.gradient(self, 0, gradient.lo << self.weights[0].f)
+        on.gradient(self, 0, gradient.first << self.weights[0].f)
 
 
 def leaves(parts: Sequence[Part]) -> Iterator[Part]:
@@ -169,27 +169,27 @@ def leaves(parts: Sequence[Part]) -> Iterator[Part]:
             yield part
 
 
-def forward_parts_gen(on: Pass, parts: Sequence[Part], x: Share) -> Steps[Share]:
+def forward_parts_protocol(on: Pass, parts: Sequence[Part], x: Share) -> MpcProtocol[Share]:
     """Through the parts of a stage, first to last."""
     left = list(reversed(parts))
     while left:
         part = left.pop()
         following = left[-1] if left else None
         if isinstance(part, ProductPart) and isinstance(following, Local) and following.fuses:
-            x = yield from part.into_activation_gen(on, following, x)
+            x = yield from part.into_activation_protocol(on, following, x)
             left.pop()
         else:
-            x = yield from part.forward_gen(on, x)
+            x = yield from part.forward_protocol(on, x)
     return x
 
 
-def backward_parts_gen(on: Pass, parts: Sequence[Part], grad: Share, *, wanted: bool) -> Steps[Share]:
+def backward_parts_protocol(on: Pass, parts: Sequence[Part], grad: Share, *, wanted: bool) -> MpcProtocol[Share]:
     """Through the parts, last to first. Without ``wanted`` nothing is computed below the lowest weight."""
     lowest = next((i for i, part in enumerate(parts) if any(p.weights for p in leaves([part]))), len(parts))
     for i in range(len(parts) - 1, -1, -1):
         if not wanted and i < lowest:
             break
-        grad = yield from parts[i].backward_gen(on, grad, wanted or i > lowest)
+        grad = yield from parts[i].backward_protocol(on, grad, wanted or i > lowest)
     return grad
 
 
@@ -239,8 +239,8 @@ def gather_rows(tp: Group, x: Share, total: int) -> Share:
     torch = ops.torch
     places = [bounds(total, tp.size, k) for k in range(tp.size)]
     longest = max(place.stop - place.start for place in places)
-    padded = torch.zeros(2, longest, *x.shape[1:], dtype=torch.int64, device=x.lo.device)
-    padded[0, : x.shape[0]], padded[1, : x.shape[0]] = x.lo, x.hi
+    padded = torch.zeros(2, longest, *x.shape[1:], dtype=torch.int64, device=x.first.device)
+    padded[0, : x.shape[0]], padded[1, : x.shape[0]] = x.first, x.second
     parts = [found[:, : place.stop - place.start] for found, place in zip(tp.gather(padded), places, strict=True)]
     whole = torch.cat(parts, 1)
     return ops.Share(whole[0], whole[1], x.f)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 from uvcc_engine.contract.errors import ConfigError
 
 if TYPE_CHECKING:
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
 
 class Layer(ABC):
-    """One layer. ``forward_gen`` remembers what ``input_gradient_gen`` and ``weight_gradient_gen`` need.
+    """One layer. ``forward_protocol`` remembers what ``input_gradient_protocol`` and ``weight_gradient_protocol`` need.
 
     ``weight``: this party's share of the weight, which the optimiser replaces; None for a layer without one.
     ``training``: whether a step of training is going on; normalisation over a batch asks for it.
@@ -28,14 +28,14 @@ class Layer(ABC):
     training: bool = False
 
     @abstractmethod
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         """Outputs (rows, ...) of inputs (rows, ...), at the scale of the inputs."""
 
     @abstractmethod
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         """Gradient of the inputs from the gradient of the outputs, in the shapes of the forward pass."""
 
-    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+    def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         """``scale`` times the gradient of the weight, summed over the rows; for layers that have one.
 
         Raises ConfigError for a layer without a weight.
@@ -61,7 +61,7 @@ class ProductLayer(Layer):
         """The layout of the outputs, from that of the product. Local."""
 
     @abstractmethod
-    def gated_gradient_gen(self, rt: Runtime, grad: Share, bits: Share) -> Steps[Share]:
+    def gated_gradient_protocol(self, rt: Runtime, grad: Share, bits: Share) -> MpcProtocol[Share]:
         """The input gradient times bits of its shape."""
 
 
@@ -69,22 +69,24 @@ class FusedActivation(Layer):
     """An activation that takes part in the rounds of the product before it, forward as backward."""
 
     @abstractmethod
-    def after_gen(self, rt: Runtime, layer: ProductLayer, x: Share) -> Steps[Share]:
+    def after_protocol(self, rt: Runtime, layer: ProductLayer, x: Share) -> MpcProtocol[Share]:
         """The layer's outputs for ``x``, through this activation."""
 
     @abstractmethod
-    def before_gen(self, rt: Runtime, layer: ProductLayer, grad: Share) -> Steps[Share]:
+    def before_protocol(self, rt: Runtime, layer: ProductLayer, grad: Share) -> MpcProtocol[Share]:
         """The gradient of this activation's inputs from that of the outputs of the layer above."""
 
     @abstractmethod
-    def of_product_gen(self, rt: Runtime, left: Share, right: Share, *, dealer: int | None = None) -> Steps[Share]:
+    def of_product_protocol(
+        self, rt: Runtime, left: Share, right: Share, *, dealer: int | None = None
+    ) -> MpcProtocol[Share]:
         """This activation of ``left @ right`` (two dimensions each); ``dealer`` of the truncation, if not the usual."""
 
 
 if TYPE_CHECKING:
-    Update = Callable[[Layer, Share], Steps[None]]
+    Update = Callable[[Layer, Share], MpcProtocol[None]]
     """Compute a layer's weight gradient from the gradient of its outputs, and apply it."""
-    Then = Callable[[Share], Steps[None]]
+    Then = Callable[[Share], MpcProtocol[None]]
     """What goes on below, from the gradient that arrives there."""
 
 
@@ -95,6 +97,6 @@ class Block(Layer):
         self.inner = inner
 
     @abstractmethod
-    def backward_gen(self, rt: Runtime, grad: Share, update: Update, then: Then | None) -> Steps[None]:
+    def backward_protocol(self, rt: Runtime, grad: Share, update: Update, then: Then | None) -> MpcProtocol[None]:
         """Through the inner layers, last to first, each weight handed to ``update``; what arrives at the inputs goes to
         ``then``. Without it nothing is computed below the lowest inner weight."""

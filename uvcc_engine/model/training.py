@@ -12,12 +12,12 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
-from uvcc_engine.model.digests import component_digest
+from uvcc_engine.model.digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.optimizers import Adam, Optimizer, Sgd
 from uvcc_engine.model.specs import ModelSpec, initial_weights
 from uvcc_engine.mpc.arithmetic import public, sub
-from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
@@ -40,8 +40,8 @@ class Trainer:
         self._rt = rt
         self._job = job
         self._tensors = {
-            name: Share(torch.from_numpy(lo), torch.from_numpy(hi), inputs.frac_bits)
-            for name, (lo, hi) in inputs.tensors.items()
+            name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits)
+            for name, (first, second) in inputs.tensors.items()
         }
         starts = initial_weights(model, job.seed, job.frac_bits)
         weights = [public(rt, torch.from_numpy(w), f=job.frac_bits) for w in starts]
@@ -66,50 +66,50 @@ class Trainer:
         """Train on the batch of step ``step`` (from 0). 23 rounds for a two-layer network of 10 classes."""
         rows = torch.from_numpy(batch_rows(self._job.seed, step, self._job.batch, self._tensors["train_x"].shape[0]))
         self._optimizer.step = step
-        return self._rt.run(self._step_gen(rows, reveal=self._job.reveals_loss(step)))
+        return self._rt.run(self._step_protocol(rows, reveal=self._job.reveals_loss(step)))
 
-    def _step_gen(self, rows: Tensor, *, reveal: bool) -> Steps[StepResult]:
+    def _step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[StepResult]:
         x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
         y = y.reshape(-1, self._model.classes)
         nn.set_training(self._layers, True)
         if self._job.objective == "mse":
-            outputs = yield from nn.forward_gen(self._rt, self._layers, x)
-            return (yield from self._squares_gen(outputs, y, reveal=reveal))
-        logits, top = yield from nn.forward_max_gen(self._rt, self._layers, x)
-        powers = yield from losses.powers_gen(self._rt, logits, top, loss=reveal)
+            outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
+            return (yield from self._squares_protocol(outputs, y, reveal=reveal))
+        logits, top = yield from nn.forward_max_protocol(self._rt, self._layers, x)
+        powers = yield from losses.powers_protocol(self._rt, logits, top, loss=reveal)
         if not reveal:
-            yield from self._learn_gen(powers, y)
+            yield from self._learn_protocol(powers, y)
             return StepResult(None)
-        _, loss = yield from par(self._learn_gen(powers, y), losses.mean_loss_gen(self._rt, powers, y))
+        _, loss = yield from par(self._learn_protocol(powers, y), losses.mean_loss_protocol(self._rt, powers, y))
         return StepResult(loss)
 
-    def _squares_gen(self, outputs: Share, y: Share, *, reveal: bool) -> Steps[StepResult]:
+    def _squares_protocol(self, outputs: Share, y: Share, *, reveal: bool) -> MpcProtocol[StepResult]:
         difference = sub(outputs, y)
-        down = self._backward_gen(difference)
+        down = self._backward_protocol(difference)
         if not reveal:
             yield from down
             return StepResult(None)
-        _, loss = yield from par(down, losses.mean_square_gen(self._rt, difference))
+        _, loss = yield from par(down, losses.mean_square_protocol(self._rt, difference))
         return StepResult(loss)
 
-    def _learn_gen(self, powers: losses.Powers, targets: Share) -> Steps[None]:
-        grad = yield from losses.gradient_gen(self._rt, powers, targets)
-        yield from self._backward_gen(grad)
+    def _learn_protocol(self, powers: losses.Powers, targets: Share) -> MpcProtocol[None]:
+        grad = yield from losses.gradient_protocol(self._rt, powers, targets)
+        yield from self._backward_protocol(grad)
 
-    def _backward_gen(self, grad: Share) -> Steps[None]:
-        yield from nn.backward_gen(
-            self._rt, self._layers, grad, lambda layer, g: self._optimizer.update_gen(self._rt, layer, g)
+    def _backward_protocol(self, grad: Share) -> MpcProtocol[None]:
+        yield from nn.backward_protocol(
+            self._rt, self._layers, grad, lambda layer, g: self._optimizer.update_protocol(self._rt, layer, g)
         )
 
     def count_correct(self) -> int:
         """Open how many test rows are classified correctly; nothing else about them is revealed."""
-        return self._rt.run(self._count_gen())
+        return self._rt.run(self._count_protocol())
 
-    def _count_gen(self) -> Steps[int]:
+    def _count_protocol(self) -> MpcProtocol[int]:
         nn.set_training(self._layers, False)
-        logits = yield from nn.forward_gen(self._rt, self._layers, self._tensors["test_x"])
+        logits = yield from nn.forward_protocol(self._rt, self._layers, self._tensors["test_x"])
         targets = self._tensors["test_y"].reshape(-1, self._model.classes)
-        return (yield from losses.correct_gen(self._rt, logits, targets))
+        return (yield from losses.correct_protocol(self._rt, logits, targets))
 
     @property
     def test_rows(self) -> int:
@@ -123,14 +123,12 @@ class Trainer:
         found: dict[str, Tensor] = {}
         for kind, shares in self._kept():
             for i, share in enumerate(shares):
-                found[f"{kind}.{i}.lo"] = share.lo.contiguous()
-                found[f"{kind}.{i}.hi"] = share.hi.contiguous()
+                found |= stored(f"{kind}.{i}", share)
         return found
 
     def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
         """Both components of the weights by name, as the owner's box holds them."""
-        lo, hi = ({f"weight.{i}": getattr(w, c).numpy() for i, w in enumerate(self.weights)} for c in ("lo", "hi"))
-        return lo, hi
+        return rings((f"weight.{i}", w) for i, w in enumerate(self.weights))
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what :meth:`state` gave. Raises ConfigError if it does not fit the model."""
@@ -141,7 +139,7 @@ class Trainer:
             raise ConfigError("the checkpoint does not fit the model", "resume with the job that wrote it")
         for kind, shares in self._kept():
             for i, old in enumerate(shares):
-                shares[i] = Share(state[f"{kind}.{i}.lo"], state[f"{kind}.{i}.hi"], old.f)
+                shares[i] = loaded(state, f"{kind}.{i}", old.f)
             if kind == "weight":
                 self._set_weights(shares)
 
@@ -149,12 +147,10 @@ class Trainer:
         for layer, weight in zip(nn.weighted(self._layers), weights, strict=True):
             layer.weight = weight
 
-    def component_digest(self, component: str, blind: bytes) -> str:
-        """Blinded SHA-256 (hex) of one component ("lo" or "hi") of the whole state; equal at both of its holders."""
+    def component_digest(self, half: Half, blind: bytes) -> str:
+        """Blinded SHA-256 (hex) of one component of the whole state; equal at both of its holders."""
         named = [
-            (f"{kind}.{i}", getattr(share, component))
-            for kind, shares in self._kept()
-            for i, share in enumerate(shares)
+            (f"{kind}.{i}", component(share, half)) for kind, shares in self._kept() for i, share in enumerate(shares)
         ]
         return component_digest(named, blind)
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.chunking import CHUNK, chunk_slices, in_chunks_protocol
 from uvcc_engine.mpc.kernels.base import RightFactor
-from uvcc_engine.mpc.pieces import PIECE, cuts, in_pieces_gen
 from uvcc_engine.mpc.roles import Roles, roles
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import Share, encode
-from uvcc_engine.mpc.truncation import Opened, truncate_product_gen
+from uvcc_engine.mpc.truncation import Opened, truncate_product_protocol
 from uvcc_engine.transcript import kinds
 
 DEALER = 2
@@ -31,18 +31,18 @@ Pair = tuple[Share, Share]
 def add(x: Share, y: Share) -> Share:
     """``x + y``, broadcasting. Local. ConfigError if the scales differ."""
     _same_scale(x, y, "add")
-    return Share(x.lo + y.lo, x.hi + y.hi, x.f)
+    return Share(x.first + y.first, x.second + y.second, x.f)
 
 
 def sub(x: Share, y: Share) -> Share:
     """``x - y``, broadcasting. Local."""
     _same_scale(x, y, "subtract")
-    return Share(x.lo - y.lo, x.hi - y.hi, x.f)
+    return Share(x.first - y.first, x.second - y.second, x.f)
 
 
 def neg(x: Share) -> Share:
     """``-x``. Local."""
-    return Share(-x.lo, -x.hi, x.f)
+    return Share(-x.first, -x.second, x.f)
 
 
 def public(rt: Runtime, value: Tensor | float, like: Share | None = None, *, f: int | None = None) -> Share:
@@ -64,15 +64,15 @@ def add_public(rt: Runtime, x: Share, value: Tensor | float) -> Share:
 def add_ring(rt: Runtime, x: Share, ring: Tensor | int) -> Share:
     """``x + ring / 2^f`` for a public ring element. Local."""
     if rt.party == 0:
-        return Share(x.lo + ring, x.hi, x.f)
+        return Share(x.first + ring, x.second, x.f)
     if rt.next == 0:
-        return Share(x.lo, x.hi + ring, x.f)
+        return Share(x.first, x.second + ring, x.f)
     return x
 
 
 def scale_int(x: Share, factor: Tensor | int) -> Share:
     """``x * factor`` for public integers. Local."""
-    return Share(x.lo * factor, x.hi * factor, x.f)
+    return Share(x.first * factor, x.second * factor, x.f)
 
 
 def integer_scale(scale: float, *, bits: int = _SCALE_BITS) -> tuple[int, int]:
@@ -105,77 +105,79 @@ def terms(role: Roles | None, x: Share) -> list[Tensor]:
     of them in one product, ``(x_d + x_{d+1}) (y_d + y_{d+1})``: five local products over the three parties, not six.
     """
     if role is not None and role.is_dealer:
-        return [x.lo + x.hi]
-    return [x.lo, x.hi]
+        return [x.first + x.second]
+    return [x.first, x.second]
 
 
 def partners(role: Roles | None, y: Share) -> list[Tensor]:
     """See ``terms``."""
     if role is None:
-        return [y.lo + y.hi, y.lo]
+        return [y.first + y.second, y.first]
     if role.is_dealer:
-        return [y.lo + y.hi]
+        return [y.first + y.second]
     if role.is_left:
-        return [y.hi, y.lo + y.hi]
-    return [y.hi, y.lo]
+        return [y.second, y.first + y.second]
+    return [y.second, y.first]
 
 
-def mul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> Steps[Share]:
+def mul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
     """Elementwise ``x * y * scale``, broadcasting; the result keeps ``x.f``.
 
     ``y.f = 0`` and an integer scale (a bit times a value): 1 round, 24 bytes per output. Otherwise 2 rounds, 40 bytes.
     """
     _fit_together(x, y, "multiply")
-    if x.shape != y.shape or len(places := cuts(x.n)) == 1:
-        return (yield from _product_gen(rt, x, y, rt.kernels.mul, scale, dealer))
+    if x.shape != y.shape or len(places := chunk_slices(x.n)) == 1:
+        return (yield from _product_protocol(rt, x, y, rt.kernels.mul, scale, dealer))
     a, b = x.reshape(-1), y.reshape(-1)
 
-    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
         parts = a.index(place), b.index(place)
-        return [(yield from _product_gen(rt, *parts, rt.kernels.mul, scale, dealer, out=outs[0]))]
+        return [(yield from _product_protocol(rt, *parts, rt.kernels.mul, scale, dealer, out=outs[0]))]
 
-    (product,) = yield from in_pieces_gen(places, a.shape, [x.f], build, dealer)
+    (product,) = yield from in_chunks_protocol(places, a.shape, [x.f], build, dealer)
     return product.reshape(*x.shape)
 
 
-def matmul_gen(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> Steps[Share]:
+def matmul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``(x @ y) * scale`` for ``[..., m, k] @ [..., k, n]``; the result keeps ``x.f``.
 
-    Rounds and bytes as ``mul_gen``, per output element; five local matrix products over the three parties.
+    Rounds and bytes as ``mul_protocol``, per output element; five local matrix products over the three parties.
     """
     _check_matmul(x, y)
     rows = [slice(0, 1)]
-    if x.lo.dim() == 2 and y.lo.dim() == 2:
-        rows = cuts(x.shape[0], max(64, PIECE // max(1, y.shape[1])))
+    if x.first.dim() == 2 and y.first.dim() == 2:
+        rows = chunk_slices(x.shape[0], max(64, CHUNK // max(1, y.shape[1])))
     if len(rows) == 1:
-        return (yield from _product_gen(rt, x, y, matmul_local(rt, x), scale, dealer))
-    ready: dict[int, RightFactor] = {}  # by dealer: pieces with one dealer share their prepared right factor
+        return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), scale, dealer))
+    ready: dict[int, RightFactor] = {}  # by dealer: chunks with one dealer share their prepared right factor
 
-    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
         def local(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
             if dealer not in ready:
                 ready[dealer] = rt.kernels.right_factor(ys, rows[0].stop)
             return ready[dealer](xs)
 
-        return [(yield from _product_gen(rt, x.index(place), y, local, scale, dealer, out=outs[0]))]
+        return [(yield from _product_protocol(rt, x.index(place), y, local, scale, dealer, out=outs[0]))]
 
-    (product,) = yield from in_pieces_gen(rows, torch.Size((x.shape[0], y.shape[1])), [x.f], build, dealer)
+    (product,) = yield from in_chunks_protocol(rows, torch.Size((x.shape[0], y.shape[1])), [x.f], build, dealer)
     return product
 
 
 def matmul_local(rt: Runtime, x: Share) -> Local:
     """The matrix products of one party's factors, added up."""
-    rows = x.shape[0] if x.lo.dim() == 2 else 0
+    rows = x.shape[0] if x.first.dim() == 2 else 0
     return lambda xs, ys: rt.kernels.right_factor(ys, rows)(xs)
 
 
-def matmul_open_gen(rt: Runtime, x: Share, y: Share, opened: Opened, *, dealer: int = DEALER) -> Steps[Share]:
-    """``matmul_gen`` that lets a comparison beside it start from the masked product (``opened``)."""
+def matmul_open_protocol(
+    rt: Runtime, x: Share, y: Share, opened: Opened, *, dealer: int = DEALER
+) -> MpcProtocol[Share]:
+    """``matmul_protocol`` that lets a comparison beside it start from the masked product (``opened``)."""
     _check_matmul(x, y)
-    return (yield from _product_gen(rt, x, y, matmul_local(rt, x), 1.0, dealer, opened))
+    return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), 1.0, dealer, opened))
 
 
-def product_with_gen(
+def product_with_protocol(
     rt: Runtime,
     x: Share,
     y: Share,
@@ -183,10 +185,10 @@ def product_with_gen(
     *,
     scale: float = 1.0,
     dealer: int = DEALER,
-) -> Steps[Share]:
-    """Any bilinear ``local(x, y)`` (convolution, einsum) as a secure product. Costs as ``mul_gen`` per output."""
+) -> MpcProtocol[Share]:
+    """Any bilinear ``local(x, y)`` (convolution, einsum) as a secure product. Costs as ``mul_protocol`` per output."""
 
-    return (yield from _product_gen(rt, x, y, bilinear(local), scale, dealer))
+    return (yield from _product_protocol(rt, x, y, bilinear(local), scale, dealer))
 
 
 def bilinear(local: Callable[[Tensor, Tensor], Tensor]) -> Local:
@@ -201,11 +203,11 @@ def bilinear(local: Callable[[Tensor, Tensor], Tensor]) -> Local:
 
 def _check_matmul(x: Share, y: Share) -> None:
     _one_device(x, y, "multiply")
-    if x.shape[-1] != y.shape[-2 if y.lo.dim() > 1 else -1]:
+    if x.shape[-1] != y.shape[-2 if y.first.dim() > 1 else -1]:
         raise ConfigError(f"matrix product of shapes {tuple(x.shape)} and {tuple(y.shape)}", "inner sizes must agree")
 
 
-def _product_gen(
+def _product_protocol(
     rt: Runtime,
     x: Share,
     y: Share,
@@ -214,11 +216,11 @@ def _product_gen(
     dealer: int,
     opened: Opened | None = None,
     out: Share | None = None,
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     z, shift = additive_product(rt, x, y, local, scale, dealer)
     if shift > 0:
-        return (yield from truncate_product_gen(rt, z, shift, x.f, dealer, opened=opened, out=out))
-    return (yield from reshare_gen(rt, z, x.f, out))
+        return (yield from truncate_product_protocol(rt, z, shift, x.f, dealer, opened=opened, out=out))
+    return (yield from reshare_protocol(rt, z, x.f, out))
 
 
 def additive_product(rt: Runtime, x: Share, y: Share, local: Local, scale: float, dealer: int) -> tuple[Tensor, int]:
@@ -233,7 +235,7 @@ def additive_product(rt: Runtime, x: Share, y: Share, local: Local, scale: float
     return rt.kernels.blind(z, factor, draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape)), shift
 
 
-def reshare_gen(rt: Runtime, z: Tensor, f: int, out: Share | None = None) -> Steps[Share]:
+def reshare_protocol(rt: Runtime, z: Tensor, f: int, out: Share | None = None) -> MpcProtocol[Share]:
     """Additive shares (masked by a zero share) to replicated ones: 1 round, 24 bytes per element."""
     message = Round()
     message.send(rt.prev, kinds.RESHARE, z)
@@ -241,58 +243,60 @@ def reshare_gen(rt: Runtime, z: Tensor, f: int, out: Share | None = None) -> Ste
     (other,) = yield message
     if out is None:
         return Share(z, other, f)
-    out.lo.copy_(z)
-    out.hi.copy_(other)
+    out.first.copy_(z)
+    out.second.copy_(other)
     return out
 
 
 def mul(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0) -> Share:
-    """``mul_gen``, run."""
-    return rt.run(mul_gen(rt, x, y, scale=scale))
+    """``mul_protocol``, run."""
+    return rt.run(mul_protocol(rt, x, y, scale=scale))
 
 
 def matmul(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0) -> Share:
-    """``matmul_gen``, run."""
-    return rt.run(matmul_gen(rt, x, y, scale=scale))
+    """``matmul_protocol``, run."""
+    return rt.run(matmul_protocol(rt, x, y, scale=scale))
 
 
 def mul_many(rt: Runtime, pairs: Sequence[Pair]) -> list[Share]:
     """Independent elementwise products in the rounds of one."""
-    return rt.run(par(*[mul_gen(rt, x, y) for x, y in pairs]))
+    return rt.run(par(*[mul_protocol(rt, x, y) for x, y in pairs]))
 
 
 def matmul_many(rt: Runtime, pairs: Sequence[Pair], *, scales: Sequence[float] | None = None) -> list[Share]:
     """Independent matrix products in the rounds of one."""
     factors = scales if scales is not None else [1.0] * len(pairs)
-    return rt.run(par(*[matmul_gen(rt, x, y, scale=s) for (x, y), s in zip(pairs, factors, strict=True)]))
+    return rt.run(par(*[matmul_protocol(rt, x, y, scale=s) for (x, y), s in zip(pairs, factors, strict=True)]))
 
 
-def mul_public_gen(rt: Runtime, x: Share, value: float, *, dealer: int = DEALER) -> Steps[Share]:
+def mul_public_protocol(rt: Runtime, x: Share, value: float, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``x * value`` for a public real value: local if it is an integer, else a truncation (2 rounds, 40 bytes)."""
     factor, shift = integer_scale(value, bits=15)
     if shift <= 0:
         return scale_int(x, factor << -shift)
-    z = x.lo * factor + zero_share(rt, x.shape)
-    return (yield from truncate_product_gen(rt, z, shift, x.f, dealer))
+    z = x.first * factor + zero_share(rt, x.shape)
+    return (yield from truncate_product_protocol(rt, z, shift, x.f, dealer))
 
 
 def mul_public(rt: Runtime, x: Share, value: float) -> Share:
-    """``mul_public_gen``, run."""
-    return rt.run(mul_public_gen(rt, x, value))
+    """``mul_public_protocol``, run."""
+    return rt.run(mul_public_protocol(rt, x, value))
 
 
-def rescale_gen(rt: Runtime, x: Share, f: int, *, dealer: int = DEALER) -> Steps[Share]:
+def rescale_protocol(rt: Runtime, x: Share, f: int, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """The same number at another scale: local upwards, a truncation downwards (2 rounds, 40 bytes)."""
     if f >= x.f:
         return scale_int(x, 1 << (f - x.f)).with_f(f)
-    z = x.lo + zero_share(rt, x.shape)
-    return (yield from truncate_product_gen(rt, z, x.f - f, f, dealer))
+    z = x.first + zero_share(rt, x.shape)
+    return (yield from truncate_product_protocol(rt, z, x.f - f, f, dealer))
 
 
 def _same_scale(x: Share, y: Share, verb: str) -> None:
     _fit_together(x, y, verb)
     if x.f != y.f:
-        raise ConfigError(f"cannot {verb} shares at f={x.f} and f={y.f}", "bring them to one scale with rescale_gen")
+        raise ConfigError(
+            f"cannot {verb} shares at f={x.f} and f={y.f}", "bring them to one scale with rescale_protocol"
+        )
 
 
 def _fit_together(x: Share, y: Share, verb: str) -> None:
@@ -304,5 +308,5 @@ def _fit_together(x: Share, y: Share, verb: str) -> None:
 
 
 def _one_device(x: Share, y: Share, verb: str) -> None:
-    if x.lo.device != y.lo.device:
-        raise ConfigError(f"cannot {verb} shares on {x.lo.device} and {y.lo.device}", "move both to one device")
+    if x.first.device != y.first.device:
+        raise ConfigError(f"cannot {verb} shares on {x.first.device} and {y.first.device}", "move both to one device")

@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.mpc.arithmetic import DEALER, add_ring, public, scale_int, sub
-from uvcc_engine.mpc.boolean import PairBits, to_bool_share_gen
-from uvcc_engine.mpc.carry import Batch, BatchMasks, merge_gen
+from uvcc_engine.mpc.boolean import PairBits, to_bool_share_protocol
+from uvcc_engine.mpc.carry import Batch, BatchMasks, merge_protocol
 from uvcc_engine.mpc.layout import level
 from uvcc_engine.mpc.roles import known, online_part, roles
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps
-from uvcc_engine.mpc.selection import b2a_gen, drelu_arithmetic_gen
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime
+from uvcc_engine.mpc.selection import b2a_protocol, drelu_arithmetic_protocol
 from uvcc_engine.mpc.share import BoolShare, Share, stack
 from uvcc_engine.transcript import kinds
 
 
-def decompose_gen(rt: Runtime, x: Share, *, bits: int = 64, fan: int = 2, dealer: int = DEALER) -> Steps[PairBits]:
+def decompose_protocol(
+    rt: Runtime, x: Share, *, bits: int = 64, fan: int = 2, dealer: int = DEALER
+) -> MpcProtocol[PairBits]:
     """The lowest ``bits`` bits of every element (two's complement): pair-shared bits of shape ``[bits, x.n]``.
 
     ``1 + ceil(log_fan bits)`` rounds: 7 for 64 bits, or 4 with ``fan=4``, which sends 4 times as much. 200 bytes per
@@ -42,7 +44,7 @@ def decompose_gen(rt: Runtime, x: Share, *, bits: int = 64, fan: int = 2, dealer
     if role.is_dealer:
         both, mine = known(right), known(left)
         dealt = torch.empty(bits + len(strides) * q, words, dtype=torch.int64, device=both.device)
-        torch.bitwise_xor(rt.kernels.to_planes(flat.lo + flat.hi, bits), both[:bits], out=dealt[:bits])
+        torch.bitwise_xor(rt.kernels.to_planes(flat.first + flat.second, bits), both[:bits], out=dealt[:bits])
         for i in range(len(strides)):
             at, to = bits + i * (s + q), bits + i * q
             rt.kernels.mask_products(
@@ -72,7 +74,7 @@ def decompose_gen(rt: Runtime, x: Share, *, bits: int = 64, fan: int = 2, dealer
             at = bits + i * (s + q)
             single, product = known(right)[at : at + s], known(right)[at + s : at + s + q]
         masks = BatchMasks(batch, single.view(-1, bits, words), product.view(-1, bits, words))
-        g, p = yield from merge_gen(rt, role, [masks], _reach(g, stride, fan, 0), _reach(p, stride, fan, one))
+        g, p = yield from merge_protocol(rt, role, [masks], _reach(g, stride, fan, 0), _reach(p, stride, fan, one))
     carry = torch.cat([torch.zeros_like(g[:1]), g[:-1]])
     return PairBits(role.d, shape, half ^ carry)
 
@@ -90,38 +92,40 @@ def pair_bits(rt: Runtime, b: BoolShare, shape: torch.Size, *, dealer: int = DEA
     role = roles(rt, dealer)
     if role.is_dealer:
         return PairBits(role.d, shape, None)
-    return PairBits(role.d, shape, b.lo ^ b.hi if role.is_left else b.hi)
+    return PairBits(role.d, shape, b.first ^ b.second if role.is_left else b.second)
 
 
-def a2b_gen(rt: Runtime, x: Share, *, bits: int = 64, dealer: int = DEALER) -> Steps[BoolShare]:
+def a2b_protocol(rt: Runtime, x: Share, *, bits: int = 64, dealer: int = DEALER) -> MpcProtocol[BoolShare]:
     """LIFT from numbers to bits: replicated XOR shares ``[bits, ceil(x.n / 64)]``. One round more than
-    ``decompose_gen``."""
-    found = yield from decompose_gen(rt, x, bits=bits, dealer=dealer)
-    return (yield from to_bool_share_gen(rt, found))
+    ``decompose_protocol``."""
+    found = yield from decompose_protocol(rt, x, bits=bits, dealer=dealer)
+    return (yield from to_bool_share_protocol(rt, found))
 
 
-def b2a_words_gen(rt: Runtime, b: BoolShare, bits: int, n: int, f: int, *, dealer: int = DEALER) -> Steps[Share]:
+def b2a_words_protocol(
+    rt: Runtime, b: BoolShare, bits: int, n: int, f: int, *, dealer: int = DEALER
+) -> MpcProtocol[Share]:
     """LIFT from bits to numbers: planes ``[bits, ceil(n / 64)]`` to ``[n]``; the top plane is the sign if there are 64.
 
     2 rounds, 24 bytes per bit.
     """
     planes = pair_bits(rt, b, torch.Size((bits, n)), dealer=dealer)
-    numbers = yield from b2a_gen(rt, planes)
+    numbers = yield from b2a_protocol(rt, planes)
     weights = torch.ones(bits, 1, dtype=torch.int64, device=rt.device) << torch.arange(bits, device=rt.device)[:, None]
     return scale_int(numbers, weights).sum(0).with_f(f)
 
 
-def at_least_gen(rt: Runtime, x: Share, thresholds: Tensor, *, dealer: int = DEALER) -> Steps[Share]:
+def at_least_protocol(rt: Runtime, x: Share, thresholds: Tensor, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``[x >= t]`` for every public threshold, as arithmetic bits (``f = 0``) ``[thresholds, *x.shape]``: 5 rounds."""
     ring = torch.round(thresholds.to(torch.float64) * 2.0**x.f).to(torch.int64)
-    return (yield from drelu_arithmetic_gen(rt, stack([add_ring(rt, x, -int(t)) for t in ring]), dealer=dealer))
+    return (yield from drelu_arithmetic_protocol(rt, stack([add_ring(rt, x, -int(t)) for t in ring]), dealer=dealer))
 
 
-def one_hot_gen(rt: Runtime, index: Share, classes: int, *, dealer: int = DEALER) -> Steps[Share]:
+def one_hot_protocol(rt: Runtime, index: Share, classes: int, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """Secret integers ``0 <= index < classes`` (any scale) to one-hot bits (``f = 0``) ``[..., classes]``: 5 rounds."""
-    steps = yield from at_least_gen(rt, index, torch.arange(1, classes) - 0.5, dealer=dealer)
+    steps = yield from at_least_protocol(rt, index, torch.arange(1, classes) - 0.5, dealer=dealer)
     one = public(rt, torch.ones(1, *index.shape), f=0)
     zero = scale_int(one, 0)
-    above = Share(torch.cat([one.lo, steps.lo]), torch.cat([one.hi, steps.hi]), 0)
-    below = Share(torch.cat([steps.lo, zero.lo]), torch.cat([steps.hi, zero.hi]), 0)
+    above = Share(torch.cat([one.first, steps.first]), torch.cat([one.second, steps.second]), 0)
+    below = Share(torch.cat([steps.first, zero.first]), torch.cat([steps.second, zero.second]), 0)
     return sub(above, below).map(lambda t: t.movedim(0, -1).contiguous())

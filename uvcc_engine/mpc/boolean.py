@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.carry import Tree, and_level_gen, carry_gen, tree
+from uvcc_engine.mpc.carry import Tree, and_level_protocol, carry_protocol, tree
+from uvcc_engine.mpc.chunking import chunk_slices
 from uvcc_engine.mpc.layout import level
-from uvcc_engine.mpc.pieces import cuts
 from uvcc_engine.mpc.roles import known, online_part, roles
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import BoolShare, Share
 from uvcc_engine.transcript import kinds
 
@@ -61,7 +61,7 @@ def padded(x: Share) -> Share:
     return x.map(lambda t: torch.nn.functional.pad(t, (0, short))) if short else x
 
 
-def drelu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> Steps[PairBits]:
+def drelu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> MpcProtocol[PairBits]:
     """``[x >= 0]`` for every element, exact over all 64 bits: ``x.n`` pair-shared bits in one row.
 
     3 rounds, 51 bytes per element over the three parties; from ``BULK`` elements on 4 rounds, 43 bytes. ``width=32``
@@ -70,8 +70,8 @@ def drelu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -
     """
     role = roles(rt, dealer)
     flat = x.reshape(-1)
-    value = (flat.lo + flat.hi) if role.is_dealer else online_part(rt, role, flat)
-    return (yield from sign_gen(rt, dealer, x.n, value if role.is_dealer else None, lambda: value, width=width))
+    value = (flat.first + flat.second) if role.is_dealer else online_part(rt, role, flat)
+    return (yield from sign_protocol(rt, dealer, x.n, value if role.is_dealer else None, lambda: value, width=width))
 
 
 def _planes(rt: Runtime, x: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -82,9 +82,9 @@ def _planes(rt: Runtime, x: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return (torch.cat([torch.zeros_like(body[:short]), body]) if short else body), planes[width - 1]
 
 
-def sign_gen(
+def sign_protocol(
     rt: Runtime, dealer: int, n: int, u: Tensor | None, v: Callable[[], Tensor], *, width: int = 64
-) -> Steps[PairBits]:
+) -> MpcProtocol[PairBits]:
     """``[u + v >= 0]`` for ``u`` known to the dealer and ``v()`` to the online parties, ``[n]`` each.
 
     ``v`` is asked for after the first round, so a value that is just being opened can be compared without delay.
@@ -101,7 +101,7 @@ def sign_gen(
         return planes
 
     steps = HALF if width == 32 else SPARING if n >= BULK else QUICK
-    carry, theirs = yield from carry_gen(rt, dealer, DIGIT, steps, -(-n // 64), mine, online, sign)
+    carry, theirs = yield from carry_protocol(rt, dealer, DIGIT, steps, -(-n // 64), mine, online, sign)
     shape = torch.Size((n,))
     if carry is None or theirs is None:
         return PairBits(role.d, shape, None)
@@ -109,7 +109,7 @@ def sign_gen(
     return PairBits(role.d, shape, ~(bits ^ top[0]) if role.is_left else bits)
 
 
-def and_gen(rt: Runtime, b: PairBits, *, fan: int = 9) -> Steps[PairBits]:
+def and_protocol(rt: Runtime, b: PairBits, *, fan: int = 9) -> MpcProtocol[PairBits]:
     """AND over the first axis of ``b`` in ``ceil(log_fan(len))`` rounds of at most ``fan`` inputs each."""
     role = roles(rt, b.d)
     m, rest = b.shape[0], b.shape[1:]
@@ -124,12 +124,12 @@ def and_gen(rt: Runtime, b: PairBits, *, fan: int = 9) -> Steps[PairBits]:
         if words is not None and groups * take > m:  # neutral ones
             fill = torch.full_like(words[:1], -1 if role.is_left else 0).expand(groups * take - m, flat)
             words = torch.cat([words, fill])
-        words = yield from and_level_gen(rt, b.d, level(take, generate=False, carry_on=True), groups, flat, words)
+        words = yield from and_level_protocol(rt, b.d, level(take, generate=False, carry_on=True), groups, flat, words)
         m = groups
     return PairBits(b.d, rest, None if words is None else words[0].reshape(inner))
 
 
-def to_bool_share_gen(rt: Runtime, b: PairBits) -> Steps[BoolShare]:
+def to_bool_share_protocol(rt: Runtime, b: PairBits) -> MpcProtocol[BoolShare]:
     """Pair-shared bits to replicated XOR shares: 1 round, 2 bits per bit."""
     role = roles(rt, b.d)
     draws = rt.draws()
@@ -149,13 +149,13 @@ def to_bool_share_gen(rt: Runtime, b: PairBits) -> Steps[BoolShare]:
     return BoolShare(mask, online, b.n) if role.is_left else BoolShare(online, mask, b.n)
 
 
-def drelu_bits_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[BoolShare]:
-    """``[x >= 0]`` as replicated XOR shares, in one row: one round and 2 bits more than ``drelu_gen``."""
+def drelu_bits_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[BoolShare]:
+    """``[x >= 0]`` as replicated XOR shares, in one row: one round and 2 bits more than ``drelu_protocol``."""
 
-    def piece_gen(at: int, place: slice) -> Steps[BoolShare]:
-        b = yield from drelu_gen(rt, flat.index(place), dealer=(dealer + at) % 3)
-        return (yield from to_bool_share_gen(rt, b))
+    def chunk_protocol(at: int, place: slice) -> MpcProtocol[BoolShare]:
+        b = yield from drelu_protocol(rt, flat.index(place), dealer=(dealer + at) % 3)
+        return (yield from to_bool_share_protocol(rt, b))
 
     flat = x.reshape(-1)
-    found = yield from par(*[piece_gen(at, place) for at, place in enumerate(cuts(flat.n))])
-    return BoolShare(torch.cat([b.lo for b in found]), torch.cat([b.hi for b in found]), x.n)
+    found = yield from par(*[chunk_protocol(at, place) for at, place in enumerate(chunk_slices(flat.n))])
+    return BoolShare(torch.cat([b.first for b in found]), torch.cat([b.second for b in found]), x.n)

@@ -23,7 +23,7 @@ from torch import Tensor
 from uvcc_engine.mpc.layout import Level, level
 from uvcc_engine.mpc.prg import Draws
 from uvcc_engine.mpc.roles import Roles, known, roles
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.transcript import kinds
 
 
@@ -71,7 +71,7 @@ class BatchMasks:
     product: Tensor
 
 
-def carry_gen(
+def carry_protocol(
     rt: Runtime,
     dealer: int,
     k: int,
@@ -80,7 +80,7 @@ def carry_gen(
     u: Tensor | None,
     v: Callable[[], Tensor],
     extra: Tensor | None,
-) -> Steps[tuple[Tensor | None, Tensor | None]]:
+) -> MpcProtocol[tuple[Tensor | None, Tensor | None]]:
     """Pair shares ``(carry, extra)``, each ``[words]`` (None at the dealer). 1 + len(steps) rounds.
 
     ``u`` (dealer) and ``v()`` (online, asked for after the first round) are bit planes ``[k * digits, words]``, lowest
@@ -117,7 +117,7 @@ def carry_gen(
     at = 0
     for level_batches in steps:
         count = len(level_batches)
-        g, p = yield from merge_gen(rt, role, masks[at : at + count], g, p)
+        g, p = yield from merge_protocol(rt, role, masks[at : at + count], g, p)
         at += count
     return g[0], table[rows]
 
@@ -162,9 +162,9 @@ def _masks(batches: Sequence[Batch], single: Tensor | None, rest: Tensor) -> lis
     return out
 
 
-def merge_gen(
+def merge_protocol(
     rt: Runtime, role: Roles, masks: Sequence[BatchMasks], g: Tensor, p: Tensor
-) -> Steps[tuple[Tensor, Tensor]]:
+) -> MpcProtocol[tuple[Tensor, Tensor]]:
     """An online party's merging step: (generate, propagate) shares ``[blocks, words]`` to those of the groups. 1
     round."""
     words = p.shape[-1]
@@ -192,9 +192,9 @@ def merge_gen(
     return out[0], out[1]
 
 
-def and_level_gen(
+def and_level_protocol(
     rt: Runtime, dealer: int, plan: Level, groups: int, words: int, p: Tensor | None
-) -> Steps[Tensor | None]:
+) -> MpcProtocol[Tensor | None]:
     """AND of ``plan.m`` pair-shared bits each: ``[groups * m, words]`` to ``[groups, words]``. 1 round.
 
     The dealt products are needed only after the opening, so both travel in the same round.

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.arithmetic import DEALER, matmul_gen, mul_gen, mul_public_gen
-from uvcc_engine.mpc.maximum import max_and_place_gen
-from uvcc_engine.mpc.runtime import Runtime, Steps
+from uvcc_engine.mpc.arithmetic import DEALER, matmul_protocol, mul_protocol, mul_public_protocol
+from uvcc_engine.mpc.maximum import max_and_place_protocol
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.share import Share
 
 
@@ -44,21 +44,21 @@ def _rows(x: Tensor, size: tuple[int, int], stride: int, padding: int) -> Tensor
     return w.permute(0, 2, 3, 1, 4, 5).reshape(w.shape[0] * w.shape[2] * w.shape[3], -1)
 
 
-def conv2d_gen(
+def conv2d_protocol(
     rt: Runtime, x: Share, weight: Share, *, stride: int = 1, padding: int = 0, dealer: int = DEALER
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """Cross-correlation of ``[b, c, h, w]`` with ``[o, c, kh, kw]``: ``[b, o, h', w']``. 2 rounds, 40 bytes per
     output."""
     if x.shape[1] != weight.shape[1]:
         raise ConfigError(f"{x.shape[1]} input channels, a weight for {weight.shape[1]}", "the model does not fit")
     size = (weight.shape[2], weight.shape[3])
     rows = x.map(lambda t: _rows(t, size, stride, padding))
-    product = yield from matmul_gen(rt, rows, weight.map(lambda t: t.reshape(t.shape[0], -1).t()), dealer=dealer)
-    out_h, out_w = (windows(x.lo, size, stride, padding).shape[i] for i in (2, 3))
+    product = yield from matmul_protocol(rt, rows, weight.map(lambda t: t.reshape(t.shape[0], -1).t()), dealer=dealer)
+    out_h, out_w = (windows(x.first, size, stride, padding).shape[i] for i in (2, 3))
     return product.map(lambda t: t.reshape(x.shape[0], out_h, out_w, -1).permute(0, 3, 1, 2).contiguous())
 
 
-def conv2d_weight_gradient_gen(
+def conv2d_weight_gradient_protocol(
     rt: Runtime,
     x: Share,
     grad: Share,
@@ -68,16 +68,16 @@ def conv2d_weight_gradient_gen(
     padding: int = 0,
     scale: float = 1.0,
     dealer: int = DEALER,
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """Gradient of the weight ``[o, c, kh, kw]`` from that of the output, times ``scale``. 2 rounds."""
     channels = x.shape[1]
     rows = x.map(lambda t: _rows(t, size, stride, padding).t())
     flat = grad.map(lambda t: t.permute(0, 2, 3, 1).reshape(-1, t.shape[1]))
-    product = yield from matmul_gen(rt, rows, flat, scale=scale, dealer=dealer)
+    product = yield from matmul_protocol(rt, rows, flat, scale=scale, dealer=dealer)
     return product.map(lambda t: t.t().reshape(-1, channels, *size).contiguous())
 
 
-def conv2d_input_gradient_gen(
+def conv2d_input_gradient_protocol(
     rt: Runtime,
     grad: Share,
     weight: Share,
@@ -86,7 +86,7 @@ def conv2d_input_gradient_gen(
     stride: int = 1,
     padding: int = 0,
     dealer: int = DEALER,
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """Gradient of the input (of ``shape``) from that of the output: the transposed convolution. 2 rounds.
 
     The gradient is spread out by the stride and padded, then correlated with the flipped weight, so only the input's
@@ -102,21 +102,21 @@ def conv2d_input_gradient_gen(
         return out[:, :, padding : padding + shape[2] + kh - 1, padding : padding + shape[3] + kw - 1]
 
     flipped = weight.map(lambda t: t.flip(2, 3).transpose(0, 1).contiguous())
-    return (yield from conv2d_gen(rt, grad.map(spread), flipped, dealer=dealer))
+    return (yield from conv2d_protocol(rt, grad.map(spread), flipped, dealer=dealer))
 
 
-def avg_pool_gen(rt: Runtime, x: Share, size: int, *, stride: int = 0, dealer: int = DEALER) -> Steps[Share]:
+def avg_pool_protocol(rt: Runtime, x: Share, size: int, *, stride: int = 0, dealer: int = DEALER) -> MpcProtocol[Share]:
     """Mean over ``size x size`` windows (``stride`` 0: as large as the window). 2 rounds, 40 bytes per output."""
     step = stride or size
     total = x.map(lambda t: windows(t, (size, size), step, 0).sum((-1, -2)))
-    return (yield from mul_public_gen(rt, total, 1.0 / (size * size), dealer=dealer))
+    return (yield from mul_public_protocol(rt, total, 1.0 / (size * size), dealer=dealer))
 
 
-def avg_pool_gradient_gen(
+def avg_pool_gradient_protocol(
     rt: Runtime, grad: Share, shape: torch.Size, size: int, *, stride: int = 0, dealer: int = DEALER
-) -> Steps[Share]:
-    """Gradient of the input of ``avg_pool_gen``. 2 rounds on the output's elements; spreading it is local."""
-    part = yield from mul_public_gen(rt, grad, 1.0 / (size * size), dealer=dealer)
+) -> MpcProtocol[Share]:
+    """Gradient of the input of ``avg_pool_protocol``. 2 rounds on the output's elements; spreading it is local."""
+    part = yield from mul_public_protocol(rt, grad, 1.0 / (size * size), dealer=dealer)
 
     def spread(t: Tensor) -> Tensor:
         return fold(t[..., None, None].expand(*t.shape, size, size), shape, (size, size), stride or size, 0)
@@ -124,9 +124,9 @@ def avg_pool_gradient_gen(
     return part.map(spread)
 
 
-def max_pool_gen(
+def max_pool_protocol(
     rt: Runtime, x: Share, size: int, *, stride: int = 0, dealer: int = DEALER
-) -> Steps[tuple[Share, Share]]:
+) -> MpcProtocol[tuple[Share, Share]]:
     """Maximum over ``size x size`` windows, size 2 or 3, and its one-hot ``[..., size^2]`` (``f = 0``) for the way
     back.
 
@@ -135,17 +135,17 @@ def max_pool_gen(
     if size not in (2, 3):
         raise ConfigError(f"a maximum over {size} x {size} windows", "use size 2 or 3, or average pooling")
     cells = x.map(lambda t: windows(t, (size, size), stride or size, 0).reshape(*t.shape[:2], -1, size * size))
-    view = windows(x.lo, (size, size), stride or size, 0)
+    view = windows(x.first, (size, size), stride or size, 0)
     flat = cells.reshape(-1, size * size)
-    best, one_hot = yield from max_and_place_gen(rt, flat, dealer=dealer)
+    best, one_hot = yield from max_and_place_protocol(rt, flat, dealer=dealer)
     out = view.shape[:4]
     return best.reshape(*out), one_hot.map(lambda t: t.reshape(*out, size * size).contiguous())
 
 
-def max_pool_gradient_gen(
+def max_pool_gradient_protocol(
     rt: Runtime, grad: Share, one_hot: Share, shape: torch.Size, size: int, *, stride: int = 0, dealer: int = DEALER
-) -> Steps[Share]:
-    """Gradient of the input of ``max_pool_gen``: the output's gradient goes to each window's winner. 1 round."""
+) -> MpcProtocol[Share]:
+    """Gradient of the input of ``max_pool_protocol``: the output's gradient goes to each window's winner. 1 round."""
     spread = grad.map(lambda t: t.unsqueeze(-1).expand(*t.shape, size * size).contiguous())
-    cells = yield from mul_gen(rt, spread, one_hot, dealer=dealer)
+    cells = yield from mul_protocol(rt, spread, one_hot, dealer=dealer)
     return cells.map(lambda t: fold(t.reshape(*t.shape[:4], size, size), shape, (size, size), stride or size, 0))

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import DEALER, add_public
-from uvcc_engine.mpc.boolean import PairBits, drelu_gen, padded
-from uvcc_engine.mpc.carry import carry_gen, tree
+from uvcc_engine.mpc.boolean import PairBits, drelu_protocol, padded
+from uvcc_engine.mpc.carry import carry_protocol, tree
 from uvcc_engine.mpc.roles import known, online_part, roles
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
-from uvcc_engine.mpc.selection import open_bits, pair_to_share_gen, select_dealt_gen
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
+from uvcc_engine.mpc.selection import open_bits, pair_to_share_protocol, select_dealt_protocol
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.mpc.truncation import Opened, truncate_pair_gen
+from uvcc_engine.mpc.truncation import Opened, truncate_pair_protocol
 from uvcc_engine.transcript import kinds
 
 EXP_RANGE = 16
@@ -76,18 +76,18 @@ class _Parts:
     less: Tensor | None  # online: e^(v - 16)
 
 
-def _parts_gen(rt: Runtime, flat: Share, dealer: int) -> Steps[_Parts]:
+def _parts_protocol(rt: Runtime, flat: Share, dealer: int) -> MpcProtocol[_Parts]:
     """2 rounds. ``flat`` is one row, a multiple of 64 long."""
     if flat.f not in (4, 8, 12, 16):
         raise ConfigError(f"the exponential at f={flat.f}", "use f = 4, 8, 12 or 16 here")
     bits = flat.f + 4
     role = roles(rt, dealer)
-    value = (flat.lo + flat.hi) if role.is_dealer else online_part(rt, role, flat)
+    value = (flat.first + flat.second) if role.is_dealer else online_part(rt, role, flat)
     if role.is_dealer:
         value = value - 1  # so that zero, too, lies below the upper end; the unit comes back in the power
     value = value & ((1 << bits) - 1)
     planes = rt.kernels.to_planes(value, bits)
-    carry, _ = yield from carry_gen(
+    carry, _ = yield from carry_protocol(
         rt,
         dealer,
         _DIGIT,
@@ -106,22 +106,22 @@ def _parts_gen(rt: Runtime, flat: Share, dealer: int) -> Steps[_Parts]:
     return _Parts(wrapped, None, plain, exp_public(value, flat.f, Decimal(-EXP_RANGE), _ONLINE_BITS))
 
 
-def exp_in_range_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
+def exp_in_range_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``e^x`` for ``-16 < x <= 0``; outside, a wrong number (still secret). Shape and scale kept; f = 4, 8, 12 or 16.
 
     5 rounds. Absolute error below 2^-17 + one unit.
     """
     flat = padded(x.reshape(-1))
-    at = yield from _parts_gen(rt, flat, dealer)
-    whole, over = yield from select_dealt_gen(rt, at.wrapped, at.dealt)
+    at = yield from _parts_protocol(rt, flat, dealer)
+    whole, over = yield from select_dealt_protocol(rt, at.wrapped, at.dealt)
     z: Tensor | None = None
     if whole is not None and over is not None:
         z = whole * known(at.plain) + over * (known(at.less) - known(at.plain))
-    out = yield from truncate_pair_gen(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer)
+    out = yield from truncate_pair_protocol(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer)
     return out.map(lambda t: t[: x.n].reshape(x.shape))
 
 
-def _gated_gen(rt: Runtime, at: _Parts, keep: PairBits) -> Steps[Tensor | None]:
+def _gated_protocol(rt: Runtime, at: _Parts, keep: PairBits) -> MpcProtocol[Tensor | None]:
     """Pair shares of ``keep * e^x``, 60 fractional bits. 1 round: both bits open under masks, 32 bytes from the
     dealer."""
     role = roles(rt, keep.d)
@@ -151,24 +151,24 @@ def _gated_gen(rt: Runtime, at: _Parts, keep: PairBits) -> Steps[Tensor | None]:
     return kept
 
 
-def exp_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
+def exp_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``e^x`` for any ``x <= 0``; zero below -16. 6 rounds: the comparison runs beside the exponential."""
     flat = padded(x.reshape(-1))
-    z = yield from _before_truncation_gen(rt, flat, dealer)
-    out = yield from truncate_pair_gen(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer)
+    z = yield from _before_truncation_protocol(rt, flat, dealer)
+    out = yield from truncate_pair_protocol(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer)
     return out.map(lambda t: t[: x.n].reshape(x.shape))
 
 
-def _before_truncation_gen(rt: Runtime, flat: Share, dealer: int) -> Steps[Tensor | None]:
+def _before_truncation_protocol(rt: Runtime, flat: Share, dealer: int) -> MpcProtocol[Tensor | None]:
     inside = add_public(rt, flat, EXP_RANGE - 2.0**-flat.f)
-    both: Steps[list[Any]] = par(_parts_gen(rt, flat, dealer), drelu_gen(rt, inside, dealer=dealer))
+    both: MpcProtocol[list[Any]] = par(_parts_protocol(rt, flat, dealer), drelu_protocol(rt, inside, dealer=dealer))
     at, keep = yield from both
-    return (yield from _gated_gen(rt, at, keep))
+    return (yield from _gated_protocol(rt, at, keep))
 
 
-def powers_gen(
+def powers_protocol(
     rt: Runtime, x: Share, look_up: Sequence[str] = (INVERSE,), *, dealer: int = DEALER
-) -> Steps[list[Share]]:
+) -> MpcProtocol[list[Share]]:
     """``e^x`` of ``[rows, n]``, ``n <= 15``, ``x <= 0`` with a zero in every row: powers, their sum, what to look up.
 
     The sum, its ``INVERSE`` and its ``LOG`` are ``[rows, 1]``; what is looked up has ``LOOKUP_F`` fractional bits and
@@ -176,29 +176,29 @@ def powers_gen(
     """
     rows, n = x.shape
     if n > SUM_LIMIT:
-        raise ConfigError(f"a sum of {n} powers", f"up to {SUM_LIMIT} fit; use exp_gen and divide_gen")
+        raise ConfigError(f"a sum of {n} powers", f"up to {SUM_LIMIT} fit; use exp_protocol and divide_protocol")
     flat = padded(x.reshape(-1))
-    z = yield from _before_truncation_gen(rt, flat, dealer)
+    z = yield from _before_truncation_protocol(rt, flat, dealer)
     opened = Opened()
 
     def total(part: Tensor | None) -> Tensor:
         return known(part)[: x.n].reshape(rows, n).sum(1)
 
-    truncation = truncate_pair_gen(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer, opened=opened)
-    looked_up = _look_up_gen(rt, rows, look_up, dealer, lambda: total(opened.u), lambda: total(opened.v))
+    truncation = truncate_pair_protocol(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer, opened=opened)
+    looked_up = _look_up_protocol(rt, rows, look_up, dealer, lambda: total(opened.u), lambda: total(opened.v))
     out, found = yield from par(truncation, looked_up)
     powers = out.map(lambda t: t[: x.n].reshape(rows, n))
     return [powers, powers.sum(1, keepdim=True), *[found.index(i).reshape(rows, 1) for i in range(len(look_up))]]
 
 
-def _look_up_gen(
+def _look_up_protocol(
     rt: Runtime,
     rows: int,
     functions: Sequence[str],
     dealer: int,
     u: Callable[[], Tensor],
     v: Callable[[], Tensor],
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """Functions of ``1 <= s < 16``, ``[functions, rows]``, from ``u + v = s 2^60 (mod 2^64)``, to run beside what
     opens ``v``.
 
@@ -229,7 +229,7 @@ def _look_up_gen(
         table = got[0] if role.is_left else known(right)
         a, b, c = table.gather(3, cell[:, None].expand(count, 3, rows, 1)).squeeze(3).unbind(1)
         y = a + place * (b + place * c)
-    return (yield from pair_to_share_gen(rt, y, torch.Size((count, rows)), LOOKUP_F, dealer))
+    return (yield from pair_to_share_protocol(rt, y, torch.Size((count, rows)), LOOKUP_F, dealer))
 
 
 def _cell_and_place(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -263,5 +263,5 @@ def _parabola(name: str, i: int) -> tuple[int, int, int]:
 
 
 def exp(rt: Runtime, x: Share) -> Share:
-    """``exp_gen``, run."""
-    return rt.run(exp_gen(rt, x))
+    """``exp_protocol``, run."""
+    return rt.run(exp_protocol(rt, x))

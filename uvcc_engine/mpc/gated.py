@@ -17,42 +17,44 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import DEALER, Local, additive_product, bilinear, matmul_local
 from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
 from uvcc_engine.mpc.roles import Roles, known, mine_part, online_part, roles
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps
-from uvcc_engine.mpc.selection import pair_to_share_gen
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime
+from uvcc_engine.mpc.selection import pair_to_share_protocol
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.mpc.truncation import check_shift, from_wire, to_wire, wire_form
 from uvcc_engine.transcript import kinds
 
 
-def matmul_gated_gen(
+def matmul_gated_protocol(
     rt: Runtime, x: Share, y: Share, bit: Share, *, scale: float = 1.0, dealer: int = DEALER
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """``(x @ y) * scale * bit`` for arithmetic bits (``f = 0``) of the product's shape; the result keeps ``x.f``.
 
     2 rounds, as the product alone: 56 bytes + 3 elements modulo 2^s per output over the three parties (62 bytes for
     s <= 16, where product and choice one after the other take 64 and 3 rounds).
     """
-    return (yield from _gated_gen(rt, x, y, bit, matmul_local(rt, x), scale, dealer))
+    return (yield from _gated_protocol(rt, x, y, bit, matmul_local(rt, x), scale, dealer))
 
 
-def product_gated_gen(
+def product_gated_protocol(
     rt: Runtime, x: Share, y: Share, bit: Share, local: Callable[[Tensor, Tensor], Tensor], *, dealer: int = DEALER
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """The same for any bilinear ``local(x, y)``."""
-    return (yield from _gated_gen(rt, x, y, bit, bilinear(local), 1.0, dealer))
+    return (yield from _gated_protocol(rt, x, y, bit, bilinear(local), 1.0, dealer))
 
 
-def _gated_gen(rt: Runtime, x: Share, y: Share, bit: Share, local: Local, scale: float, dealer: int) -> Steps[Share]:
+def _gated_protocol(
+    rt: Runtime, x: Share, y: Share, bit: Share, local: Local, scale: float, dealer: int
+) -> MpcProtocol[Share]:
     if bit.f:
         raise ConfigError(f"a gate at f={bit.f}", "give bits: integers, f = 0")
     z, shift = additive_product(rt, x, y, local, scale, dealer)
     if z.shape != bit.shape:
         raise ConfigError(f"a gate of shape {tuple(bit.shape)} for a product of shape {tuple(z.shape)}")
-    return (yield from truncate_gated_gen(rt, z, bit, shift, x.f, dealer))
+    return (yield from truncate_gated_protocol(rt, z, bit, shift, x.f, dealer))
 
 
-def truncate_gated_gen(rt: Runtime, z: Tensor, bit: Share, s: int, f: int, dealer: int) -> Steps[Share]:
-    """``bit`` times the truncation of an additive product share (see ``truncate_product_gen``). 2 rounds."""
+def truncate_gated_protocol(rt: Runtime, z: Tensor, bit: Share, s: int, f: int, dealer: int) -> MpcProtocol[Share]:
+    """``bit`` times the truncation of an additive product share (see ``truncate_product_protocol``). 2 rounds."""
     check_shift(s)
     role = roles(rt, dealer)
     draws = rt.draws()
@@ -66,7 +68,7 @@ def truncate_gated_gen(rt: Runtime, z: Tensor, bit: Share, s: int, f: int, deale
         low = draws.narrow(-1, s, *z.shape)
         k, m, third = known(shares)
         masked, dealt = rt.kernels.truncate_deal(z, known(left), known(right), k, m, low, s)
-        r, total = masked - z, bit.lo + bit.hi
+        r, total = masked - z, bit.first + bit.second
         message.send(role.left, kinds.DEALER, to_wire(rt, dealt, s))
         message.send(role.left, kinds.DEALER, to_wire(rt, narrow(total * shift_logical(r, 63) - third, s), s))
         message.send(role.left, kinds.DEALER, known(cover) - shift_logical(r, s) * total)
@@ -90,7 +92,7 @@ def truncate_gated_gen(rt: Runtime, z: Tensor, bit: Share, s: int, f: int, deale
             (k, m, third), plus = known(shares), -known(cover)
         c, part = rt.kernels.truncate_open(z, got[-2], got[-1], k, m, s)
         y = _online(rt, role, bit, (c, part, known(left if role.is_left else right), third), s).add_(plus)
-    return (yield from pair_to_share_gen(rt, y, z.shape, f, role.d))
+    return (yield from pair_to_share_protocol(rt, y, z.shape, f, role.d))
 
 
 def _online(rt: Runtime, role: Roles, bit: Share, seen: tuple[Tensor, Tensor, Tensor, Tensor], s: int) -> Tensor:

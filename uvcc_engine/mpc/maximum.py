@@ -13,26 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.arithmetic import DEALER, matmul_gen, matmul_open_gen
-from uvcc_engine.mpc.boolean import PairBits, and_gen, drelu_gen, sign_gen
+from uvcc_engine.mpc.arithmetic import DEALER, matmul_open_protocol, matmul_protocol
+from uvcc_engine.mpc.boolean import PairBits, and_protocol, drelu_protocol, sign_protocol
 from uvcc_engine.mpc.roles import known, roles
-from uvcc_engine.mpc.runtime import Runtime, Steps, par
-from uvcc_engine.mpc.selection import pair_to_share_gen, select_pair_gen
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
+from uvcc_engine.mpc.selection import pair_to_share_protocol, select_pair_protocol
 from uvcc_engine.mpc.share import Share, cat
 from uvcc_engine.mpc.truncation import Opened
 
 ALL_PAIRS = 10
 
 
-def winner_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[PairBits]:
+def winner_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[PairBits]:
     """One-hot of the maximum (first in a tie): ``[rows, n]`` to pair-shared bits ``[n, rows]``.
 
     n (n - 1) / 2 comparisons per row at once (3 rounds), then an AND of n - 1 bits (1 round for n <= 10).
     """
     rows, n = x.shape
     difference = x.map(_differences)
-    wins = yield from drelu_gen(rt, difference, dealer=dealer)
-    return (yield from _unbeaten_gen(rt, wins, rows, n))
+    wins = yield from drelu_protocol(rt, difference, dealer=dealer)
+    return (yield from _unbeaten_protocol(rt, wins, rows, n))
 
 
 def _differences(x: Tensor) -> Tensor:
@@ -42,16 +42,16 @@ def _differences(x: Tensor) -> Tensor:
     return columns[first] - columns[second]
 
 
-def _unbeaten_gen(rt: Runtime, wins: PairBits, rows: int, n: int) -> Steps[PairBits]:
+def _unbeaten_protocol(rt: Runtime, wins: PairBits, rows: int, n: int) -> MpcProtocol[PairBits]:
     """From the signs of all differences to the one-hot: 1 round for n <= 10."""
     shape = torch.Size((n - 1, n, rows))
     if wins.words is None:
-        return (yield from and_gen(rt, PairBits(wins.d, shape, None)))
+        return (yield from and_protocol(rt, PairBits(wins.d, shape, None)))
     place, lost = _duels(n, wins.words.device)
     table = wins.words.reshape(n * (n - 1) // 2, -1)[place]
     if roles(rt, wins.d).is_left:
         table ^= lost  # the loser's bit is the complement
-    return (yield from and_gen(rt, PairBits(wins.d, shape, table)))
+    return (yield from and_protocol(rt, PairBits(wins.d, shape, table)))
 
 
 @lru_cache(maxsize=64)
@@ -71,7 +71,7 @@ def _pairs(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def max_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
+def max_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """Maximum over the last axis: ``[..., n]`` -> ``[...]``.
 
     6 rounds for n <= 10; 6 more for every further factor of 10.
@@ -86,20 +86,20 @@ def max_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
         if short:  # repeat the last entry: a tie changes nothing
             flat = cat([flat, flat.index((slice(None), slice(-1, None))).expand(rows, short)], 1)
         block = flat.reshape(rows * blocks, width)
-        hot = yield from winner_gen(rt, block, dealer=dealer)
-        best = yield from _picked_gen(rt, hot, block)
+        hot = yield from winner_protocol(rt, block, dealer=dealer)
+        best = yield from _picked_protocol(rt, hot, block)
         flat = best.reshape(rows, blocks)
     return flat.reshape(*lead)
 
 
-def _picked_gen(rt: Runtime, hot: PairBits, x: Share) -> Steps[Share]:
+def _picked_protocol(rt: Runtime, hot: PairBits, x: Share) -> MpcProtocol[Share]:
     """The entry of every row of ``[rows, n]`` at its one-hot ``[n, rows]``: 2 rounds."""
-    (picked,) = yield from select_pair_gen(rt, hot, [x.map(lambda t: t.transpose(0, 1).contiguous())])
+    (picked,) = yield from select_pair_protocol(rt, hot, [x.map(lambda t: t.transpose(0, 1).contiguous())])
     total = None if picked is None else picked.sum(0)
-    return (yield from pair_to_share_gen(rt, total, torch.Size((x.shape[0],)), x.f, hot.d))
+    return (yield from pair_to_share_protocol(rt, total, torch.Size((x.shape[0],)), x.f, hot.d))
 
 
-def matmul_max_gen(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
+def matmul_max_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER) -> MpcProtocol[tuple[Share, Share]]:
     """``x @ y`` (``[rows, n]``, ``n <= 10``) and the maximum of each row: 6 rounds instead of 8.
 
     The comparisons start from the masked product while it is truncated. For longer rows the two run one after the
@@ -107,54 +107,54 @@ def matmul_max_gen(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER) -> 
     """
     rows, n = x.shape[0], y.shape[1]
     if not 1 < n <= ALL_PAIRS:
-        product = yield from matmul_gen(rt, x, y, dealer=dealer)
-        return product, (yield from max_gen(rt, product, dealer=dealer))
+        product = yield from matmul_protocol(rt, x, y, dealer=dealer)
+        return product, (yield from max_protocol(rt, product, dealer=dealer))
     opened = Opened()
     role = roles(rt, dealer)
     pairs = n * (n - 1) // 2 * (-(-rows // 64) * 64)
 
-    def signs_gen() -> Steps[PairBits]:
+    def signs_protocol() -> MpcProtocol[PairBits]:
         u = _differences(known(opened.u)).reshape(-1) if role.is_dealer else None
-        wins = yield from sign_gen(rt, dealer, pairs, u, lambda: _differences(known(opened.v)).reshape(-1))
-        return (yield from _unbeaten_gen(rt, wins, rows, n))
+        wins = yield from sign_protocol(rt, dealer, pairs, u, lambda: _differences(known(opened.v)).reshape(-1))
+        return (yield from _unbeaten_protocol(rt, wins, rows, n))
 
-    both: Steps[list[Any]] = par(matmul_open_gen(rt, x, y, opened, dealer=dealer), signs_gen())
+    both: MpcProtocol[list[Any]] = par(matmul_open_protocol(rt, x, y, opened, dealer=dealer), signs_protocol())
     product, hot = yield from both
-    return product, (yield from _picked_gen(rt, hot, product))
+    return product, (yield from _picked_protocol(rt, hot, product))
 
 
-def argmax_one_hot_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
+def argmax_one_hot_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """One-hot of the maximum over the last axis as arithmetic bits (``f = 0``), first in a tie: ``[..., n]``.
 
     6 rounds for n <= 10. All pairs are compared, so the cost grows with n squared.
     """
     flat = x.reshape(-1, x.shape[-1])
-    hot = yield from winner_gen(rt, flat, dealer=dealer)
-    (own,) = yield from select_pair_gen(rt, hot, [], bit=True)
-    bits = yield from pair_to_share_gen(rt, own, hot.shape, 0, hot.d)
+    hot = yield from winner_protocol(rt, flat, dealer=dealer)
+    (own,) = yield from select_pair_protocol(rt, hot, [], bit=True)
+    bits = yield from pair_to_share_protocol(rt, own, hot.shape, 0, hot.d)
     return bits.map(lambda t: t.transpose(0, 1).reshape(x.shape))
 
 
-def max_and_place_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
+def max_and_place_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[tuple[Share, Share]]:
     """Maximum of every row of ``[rows, n]``, ``[rows]``, and its one-hot ``[rows, n]`` (``f = 0``), first in a tie.
 
     6 rounds for n <= 10 (7 from ``boolean.BULK`` comparisons on): value and place are chosen by the same opened bits.
     n (n - 1) / 2 comparisons, one AND of n - 1 bits and 48 bytes per entry.
     """
-    hot = yield from winner_gen(rt, x, dealer=dealer)
-    picked, bits = yield from select_pair_gen(rt, hot, [x.map(lambda t: t.t().contiguous())], bit=True)
+    hot = yield from winner_protocol(rt, x, dealer=dealer)
+    picked, bits = yield from select_pair_protocol(rt, hot, [x.map(lambda t: t.t().contiguous())], bit=True)
     best, one_hot = yield from par(
-        pair_to_share_gen(rt, None if picked is None else picked.sum(0), torch.Size((x.shape[0],)), x.f, hot.d),
-        pair_to_share_gen(rt, bits, hot.shape, 0, hot.d),
+        pair_to_share_protocol(rt, None if picked is None else picked.sum(0), torch.Size((x.shape[0],)), x.f, hot.d),
+        pair_to_share_protocol(rt, bits, hot.shape, 0, hot.d),
     )
     return best, one_hot.map(lambda t: t.t())
 
 
 def max_(rt: Runtime, x: Share) -> Share:
-    """``max_gen``, run."""
-    return rt.run(max_gen(rt, x))
+    """``max_protocol``, run."""
+    return rt.run(max_protocol(rt, x))
 
 
 def argmax_one_hot(rt: Runtime, x: Share) -> Share:
-    """``argmax_one_hot_gen``, run."""
-    return rt.run(argmax_one_hot_gen(rt, x))
+    """``argmax_one_hot_protocol``, run."""
+    return rt.run(argmax_one_hot_protocol(rt, x))

@@ -16,27 +16,27 @@ from uvcc_engine.mpc.arithmetic import (
     add_public,
     add_ring,
     integer_scale,
-    mul_gen,
+    mul_protocol,
     neg,
     public,
-    rescale_gen,
+    rescale_protocol,
     scale_int,
     sub,
 )
-from uvcc_engine.mpc.exponential import SUM_LIMIT, powers_gen
+from uvcc_engine.mpc.exponential import SUM_LIMIT, powers_protocol
 from uvcc_engine.mpc.exponential import exp as exp
-from uvcc_engine.mpc.exponential import exp_gen as exp_gen
-from uvcc_engine.mpc.maximum import max_gen
-from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.exponential import exp_protocol as exp_protocol
+from uvcc_engine.mpc.maximum import max_protocol
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.share import Share
 
 LEAST_SUM = 1.0 - 2.0**-8  # of powers of which the largest is one, up to rounding
 _SQUARE_BITS = 60  # of a square below 2 in absolute value, so that it can be truncated
 
 
-def divide_gen(
+def divide_protocol(
     rt: Runtime, numerator: Share, denominator: Share, low: float, high: float, *, dealer: int = DEALER
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """``numerator / denominator`` for ``low <= denominator <= high`` (public, positive), broadcasting.
 
     Goldschmidt: with ``y0`` the best line for ``1/s`` on the range and ``e = 1 - s y0``, the quotient is
@@ -49,13 +49,13 @@ def divide_gen(
     factors = max(1, math.ceil(math.log2(14 / -math.log2(worst)))) if worst > 2.0**-14 else 1
     guess = affine(rt, denominator, slope, offset)
     product, quotient = yield from par(
-        mul_gen(rt, denominator, guess, dealer=dealer), mul_gen(rt, numerator, guess, dealer=dealer)
+        mul_protocol(rt, denominator, guess, dealer=dealer), mul_protocol(rt, numerator, guess, dealer=dealer)
     )
     e = add_public(rt, neg(product), 1.0)
     for k in range(factors):
-        step = mul_gen(rt, quotient, e, dealer=dealer)
+        step = mul_protocol(rt, quotient, e, dealer=dealer)
         if k + 1 < factors:
-            correction, e = yield from par(step, mul_gen(rt, e, e, dealer=dealer))
+            correction, e = yield from par(step, mul_protocol(rt, e, e, dealer=dealer))
         else:
             correction = yield from step
         quotient = add(quotient, correction)
@@ -79,12 +79,12 @@ def affine(rt: Runtime, x: Share, slope: float, offset: float) -> Share:
     return add_ring(rt, scaled, round(offset * 2.0**scaled.f))
 
 
-def reciprocal_gen(rt: Runtime, x: Share, low: float, high: float, *, dealer: int = DEALER) -> Steps[Share]:
-    """``1 / x`` on a known positive range: as ``divide_gen`` with a public one (10 rounds on [1, 10])."""
-    return (yield from divide_gen(rt, public(rt, 1.0, x), x, low, high, dealer=dealer))
+def reciprocal_protocol(rt: Runtime, x: Share, low: float, high: float, *, dealer: int = DEALER) -> MpcProtocol[Share]:
+    """``1 / x`` on a known positive range: as ``divide_protocol`` with a public one (10 rounds on [1, 10])."""
+    return (yield from divide_protocol(rt, public(rt, 1.0, x), x, low, high, dealer=dealer))
 
 
-def softmax_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share, Share]]:
+def softmax_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[tuple[Share, Share, Share]]:
     """Softmax over the last axis of ``[..., n]``: (probabilities, maximum ``[..., 1]``, sum of ``e^(x - max)``).
 
     14 rounds for n <= 10: maximum 6, exponential and inverse 6, their product 2. Longer rows take more for the maximum
@@ -92,26 +92,26 @@ def softmax_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[S
     """
     n = x.shape[-1]
     flat = x.reshape(-1, n)
-    top = (yield from max_gen(rt, flat, dealer=dealer)).reshape(-1, 1)
-    probability, total = yield from softmax_of_shifted_gen(rt, sub(flat, top), dealer=dealer)
+    top = (yield from max_protocol(rt, flat, dealer=dealer)).reshape(-1, 1)
+    probability, total = yield from softmax_of_shifted_protocol(rt, sub(flat, top), dealer=dealer)
     lead = x.shape[:-1]
     return probability.reshape(*x.shape), top.reshape(*lead, 1), total.reshape(*lead, 1)
 
 
-def softmax_of_shifted_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
+def softmax_of_shifted_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[tuple[Share, Share]]:
     """(probabilities, sum of powers) of ``[rows, n]`` whose rows have maximum zero: 8 rounds for n <= 15."""
     n = x.shape[-1]
     if n > SUM_LIMIT:
-        powers = yield from exp_gen(rt, x, dealer=dealer)
+        powers = yield from exp_protocol(rt, x, dealer=dealer)
         total = powers.sum(-1, keepdim=True)
-        return (yield from divide_gen(rt, powers, total, LEAST_SUM, float(n), dealer=dealer)), total
-    powers, total, inverse = yield from powers_gen(rt, x, dealer=dealer)
-    return (yield from mul_gen(rt, powers, inverse, dealer=dealer)), total
+        return (yield from divide_protocol(rt, powers, total, LEAST_SUM, float(n), dealer=dealer)), total
+    powers, total, inverse = yield from powers_protocol(rt, x, dealer=dealer)
+    return (yield from mul_protocol(rt, powers, inverse, dealer=dealer)), total
 
 
-def chebyshev_gen(
+def chebyshev_protocol(
     rt: Runtime, x: Share, fn: Callable[[float], float], low: float, high: float, degree: int, *, dealer: int = DEALER
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """``fn(x)`` for ``low <= x <= high`` by Chebyshev interpolation: ``2 ceil(log2 degree) + 2`` rounds.
 
     Basis values come from ``T_{a+b} = 2 T_a T_b - T_{|a-b|}``, so every intermediate stays in [-1, 1]. 2 rounds more
@@ -119,17 +119,17 @@ def chebyshev_gen(
     """
     coefficients = chebyshev_coefficients(fn, low, high, degree)
     wide = affine(rt, x, 2.0 / (high - low), -(high + low) / (high - low))
-    scaled = rescale_gen(rt, wide, x.f, dealer=dealer)
+    scaled = rescale_protocol(rt, wide, x.f, dealer=dealer)
     if degree < 2 or 2 * wide.f > _SQUARE_BITS:
         basis = {1: (yield from scaled)}
     else:
-        square = mul_gen(rt, wide.with_f(x.f), wide.with_f(2 * wide.f - x.f), dealer=dealer)
+        square = mul_protocol(rt, wide.with_f(x.f), wide.with_f(2 * wide.f - x.f), dealer=dealer)
         first, second = yield from par(scaled, square)
         basis = {1: first, 2: add_public(rt, scale_int(second, 2), -1.0)}
     while max(basis) < degree:
         have = max(basis)
         new = range(have + 1, min(2 * have, degree) + 1)
-        products = yield from par(*[mul_gen(rt, basis[have], basis[k - have], dealer=dealer) for k in new])
+        products = yield from par(*[mul_protocol(rt, basis[have], basis[k - have], dealer=dealer) for k in new])
         for k, product in zip(new, products, strict=True):
             twice = scale_int(product, 2)
             basis[k] = add_public(rt, twice, -1.0) if k == 2 * have else sub(twice, basis[2 * have - k])
@@ -138,7 +138,7 @@ def chebyshev_gen(
     for k in range(2, degree + 1):
         total = add(total, scale_int(basis[k], round(coefficients[k] * 2**bits)))
     total = add_ring(rt, total.with_f(x.f + bits), round(coefficients[0] * 2.0 ** (x.f + bits)))
-    return (yield from rescale_gen(rt, total, x.f, dealer=dealer))
+    return (yield from rescale_protocol(rt, total, x.f, dealer=dealer))
 
 
 def chebyshev_coefficients(fn: Callable[[float], float], low: float, high: float, degree: int) -> list[float]:
@@ -152,21 +152,23 @@ def chebyshev_coefficients(fn: Callable[[float], float], low: float, high: float
     return [sums[0] / 2.0, *sums[1:]]
 
 
-def log_gen(rt: Runtime, x: Share, low: float, high: float, *, degree: int = 12, dealer: int = DEALER) -> Steps[Share]:
+def log_protocol(
+    rt: Runtime, x: Share, low: float, high: float, *, degree: int = 12, dealer: int = DEALER
+) -> MpcProtocol[Share]:
     """Natural logarithm on a known positive range: 10 rounds at degree 12, error below 1e-3 on [1, 10]."""
-    return (yield from chebyshev_gen(rt, x, math.log, low, high, degree, dealer=dealer))
+    return (yield from chebyshev_protocol(rt, x, math.log, low, high, degree, dealer=dealer))
 
 
 def reciprocal(rt: Runtime, x: Share, low: float, high: float) -> Share:
-    """``reciprocal_gen``, run."""
-    return rt.run(reciprocal_gen(rt, x, low, high))
+    """``reciprocal_protocol``, run."""
+    return rt.run(reciprocal_protocol(rt, x, low, high))
 
 
 def softmax(rt: Runtime, x: Share) -> Share:
-    """The probabilities of ``softmax_gen``, run."""
-    return rt.run(softmax_gen(rt, x))[0]
+    """The probabilities of ``softmax_protocol``, run."""
+    return rt.run(softmax_protocol(rt, x))[0]
 
 
 def log(rt: Runtime, x: Share, low: float, high: float) -> Share:
-    """``log_gen``, run."""
-    return rt.run(log_gen(rt, x, low, high))
+    """``log_protocol``, run."""
+    return rt.run(log_protocol(rt, x, low, high))

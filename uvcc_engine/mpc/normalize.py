@@ -20,30 +20,30 @@ from uvcc_engine.mpc.arithmetic import (
     add,
     add_public,
     add_ring,
-    mul_gen,
-    mul_public_gen,
+    mul_protocol,
+    mul_public_protocol,
     neg,
-    product_with_gen,
+    product_with_protocol,
     scale_int,
     sub,
 )
-from uvcc_engine.mpc.bits import at_least_gen
-from uvcc_engine.mpc.runtime import Runtime, Steps, par
+from uvcc_engine.mpc.bits import at_least_protocol
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.share import Share
 
 
-def staircase_gen(
+def staircase_protocol(
     rt: Runtime, x: Share, edges: list[float], values: list[float], *, dealer: int = DEALER
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """``values[i]`` for ``edges[i-1] <= x < edges[i]``: a public step function of a secret. 5 rounds, no product."""
-    bits = yield from at_least_gen(rt, x, torch.tensor(edges, dtype=torch.float64), dealer=dealer)
+    bits = yield from at_least_protocol(rt, x, torch.tensor(edges, dtype=torch.float64), dealer=dealer)
     ring = [round(v * 2.0**x.f) for v in values]
     steps = torch.tensor([b - a for a, b in itertools.pairwise(ring)], dtype=torch.int64, device=rt.device)
     total = scale_int(bits, steps.reshape(-1, *[1] * len(x.shape))).sum(0).with_f(x.f)
     return add_ring(rt, total, ring[0])
 
 
-def rsqrt_gen(rt: Runtime, x: Share, low: float, high: float, *, dealer: int = DEALER) -> Steps[Share]:
+def rsqrt_protocol(rt: Runtime, x: Share, low: float, high: float, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``x^(-1/2)`` for ``low <= x <= high`` (public, positive): 23 rounds. Relative error about 2^-12 + 2 units."""
     if not 0 < low < high:
         raise ConfigError(f"an inverse root on [{low}, {high}]", "the range must be positive")
@@ -51,12 +51,12 @@ def rsqrt_gen(rt: Runtime, x: Share, low: float, high: float, *, dealer: int = D
     last = math.ceil(math.log2(high))
     edges = [2.0**k for k in range(first + 1, last)]
     middle = [2.0 ** -((k + 0.5) / 2) for k in range(first, last)]
-    y = yield from staircase_gen(rt, x, edges, middle, dealer=dealer)
+    y = yield from staircase_protocol(rt, x, edges, middle, dealer=dealer)
     for _ in range(3):
         # (x y) y keeps small y exact where y^2 would lose its bits
-        xy = yield from mul_gen(rt, x, y, dealer=dealer)
-        xyy = yield from mul_gen(rt, xy, y, dealer=dealer)
-        y = yield from mul_gen(rt, add_public(rt, neg(xyy), 3.0), y, scale=0.5, dealer=dealer)
+        xy = yield from mul_protocol(rt, x, y, dealer=dealer)
+        xyy = yield from mul_protocol(rt, xy, y, dealer=dealer)
+        y = yield from mul_protocol(rt, add_public(rt, neg(xyy), 3.0), y, scale=0.5, dealer=dealer)
     return y
 
 
@@ -64,48 +64,48 @@ def _square_sum(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1, keepdim=True)
 
 
-def normalize_gen(
+def normalize_protocol(
     rt: Runtime, x: Share, *, epsilon: float = 1e-3, high: float = 4096.0, dealer: int = DEALER
-) -> Steps[tuple[Share, Share]]:
+) -> MpcProtocol[tuple[Share, Share]]:
     """``(x - mean) / sqrt(variance + epsilon)`` over the last axis, and that inverse root ``[..., 1]``: 29 rounds.
 
     The variance must stay below ``high``.
     """
     n = x.shape[-1]
-    mean = yield from mul_public_gen(rt, x.sum(-1, keepdim=True), 1.0 / n, dealer=dealer)
+    mean = yield from mul_public_protocol(rt, x.sum(-1, keepdim=True), 1.0 / n, dealer=dealer)
     centred = sub(x, mean)
-    variance = yield from product_with_gen(rt, centred, centred, _square_sum, scale=1.0 / n, dealer=dealer)
-    inverse = yield from rsqrt_gen(rt, add_public(rt, variance, epsilon), epsilon / 2, high, dealer=dealer)
-    normal = yield from mul_gen(rt, centred, inverse, dealer=dealer)
+    variance = yield from product_with_protocol(rt, centred, centred, _square_sum, scale=1.0 / n, dealer=dealer)
+    inverse = yield from rsqrt_protocol(rt, add_public(rt, variance, epsilon), epsilon / 2, high, dealer=dealer)
+    normal = yield from mul_protocol(rt, centred, inverse, dealer=dealer)
     return normal, inverse
 
 
-def layer_norm_gen(
+def layer_norm_protocol(
     rt: Runtime, x: Share, weight: Share, bias: Share, *, epsilon: float = 1e-3, dealer: int = DEALER
-) -> Steps[tuple[Share, Share, Share]]:
+) -> MpcProtocol[tuple[Share, Share, Share]]:
     """Layer normalisation over the last axis: (output, normalised input, inverse deviation). 31 rounds."""
-    normal, inverse = yield from normalize_gen(rt, x, epsilon=epsilon, dealer=dealer)
-    scaled = yield from mul_gen(rt, normal, weight, dealer=dealer)
+    normal, inverse = yield from normalize_protocol(rt, x, epsilon=epsilon, dealer=dealer)
+    scaled = yield from mul_protocol(rt, normal, weight, dealer=dealer)
     return add(scaled, bias), normal, inverse
 
 
-def normalize_gradient_gen(
+def normalize_gradient_protocol(
     rt: Runtime, grad: Share, normal: Share, inverse: Share, *, dealer: int = DEALER
-) -> Steps[Share]:
-    """Gradient of the input of ``normalize_gen``: ``inverse (g - mean(g) - normal mean(g normal))``. 6 rounds."""
+) -> MpcProtocol[Share]:
+    """Gradient of the input of ``normalize_protocol``: ``inverse (g - mean(g) - normal mean(g normal))``. 6 rounds."""
     n = grad.shape[-1]
-    work: list[Steps[Share]] = [
-        mul_public_gen(rt, grad.sum(-1, keepdim=True), 1.0 / n, dealer=dealer),
-        product_with_gen(rt, grad, normal, _square_sum, scale=1.0 / n, dealer=dealer),
+    work: list[MpcProtocol[Share]] = [
+        mul_public_protocol(rt, grad.sum(-1, keepdim=True), 1.0 / n, dealer=dealer),
+        product_with_protocol(rt, grad, normal, _square_sum, scale=1.0 / n, dealer=dealer),
     ]
     mean, along = yield from par(*work)
-    back = yield from mul_gen(rt, normal, along, dealer=dealer)
-    return (yield from mul_gen(rt, sub(sub(grad, mean), back), inverse, dealer=dealer))
+    back = yield from mul_protocol(rt, normal, along, dealer=dealer)
+    return (yield from mul_protocol(rt, sub(sub(grad, mean), back), inverse, dealer=dealer))
 
 
-def batch_norm_gen(
+def batch_norm_protocol(
     rt: Runtime, x: Share, weight: Share, bias: Share, *, epsilon: float = 1e-3, dealer: int = DEALER
-) -> Steps[tuple[Share, Share, Share]]:
+) -> MpcProtocol[tuple[Share, Share, Share]]:
     """Batch normalisation of ``[b, c, ...]`` by channel: (output, normalised ``[c, b ...]``, inverse deviation ``[c,
     1]``).
 
@@ -113,8 +113,8 @@ def batch_norm_gen(
     """
     shape = x.shape
     to_rows, to_shape = channel_views(shape)
-    normal, inverse = yield from normalize_gen(rt, x.map(to_rows), epsilon=epsilon, dealer=dealer)
-    scaled = yield from mul_gen(rt, normal, weight.reshape(-1, 1), dealer=dealer)
+    normal, inverse = yield from normalize_protocol(rt, x.map(to_rows), epsilon=epsilon, dealer=dealer)
+    scaled = yield from mul_protocol(rt, normal, weight.reshape(-1, 1), dealer=dealer)
     return add(scaled, bias.reshape(-1, 1)).map(to_shape), normal, inverse
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import Share, decode
 from uvcc_engine.transcript import kinds
 
@@ -26,20 +26,20 @@ def _digest(x: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
 
 
-def open_ring_gen(rt: Runtime, x: Share) -> Steps[Tensor]:
+def open_ring_protocol(rt: Runtime, x: Share) -> MpcProtocol[Tensor]:
     """Everybody learns ``x``: int64, its shape. 1 round, 24 bytes per element + 96. Reveals ``x``.
 
     ProtocolError naming the pair if the two holders of the missing component disagree.
     """
     message = Round()
-    message.send(rt.next, kinds.OPEN, x.lo)
-    message.send(rt.prev, kinds.OPEN, _digest(x.hi))
+    message.send(rt.next, kinds.OPEN, x.first)
+    message.send(rt.prev, kinds.OPEN, _digest(x.second))
     message.want(rt.prev, kinds.OPEN, torch.int64, *x.shape)
     message.want(rt.next, kinds.OPEN, torch.uint8, 32)
     got: list[Tensor] = yield message
     missing, digest = got
     _check(rt, missing, digest)
-    return x.lo + x.hi + missing
+    return x.first + x.second + missing
 
 
 def _check(rt: Runtime, missing: Tensor, digest: Tensor) -> None:
@@ -50,13 +50,13 @@ def _check(rt: Runtime, missing: Tensor, digest: Tensor) -> None:
         )
 
 
-def open_to_gen(rt: Runtime, x: Share, party: int) -> Steps[Tensor | None]:
+def open_to_protocol(rt: Runtime, x: Share, party: int) -> MpcProtocol[Tensor | None]:
     """Only ``party`` learns ``x`` (None elsewhere). 1 round, 8 bytes per element + 32."""
     message = Round()
     if rt.next == party:
-        message.send(party, kinds.OPEN, x.lo)
+        message.send(party, kinds.OPEN, x.first)
     elif rt.prev == party:
-        message.send(party, kinds.OPEN, _digest(x.hi))
+        message.send(party, kinds.OPEN, _digest(x.second))
     else:
         message.want(rt.prev, kinds.OPEN, torch.int64, *x.shape)
         message.want(rt.next, kinds.OPEN, torch.uint8, 32)
@@ -64,12 +64,12 @@ def open_to_gen(rt: Runtime, x: Share, party: int) -> Steps[Tensor | None]:
     if rt.party != party:
         return None
     _check(rt, got[0], got[1])
-    return x.lo + x.hi + got[0]
+    return x.first + x.second + got[0]
 
 
 def open_ring(rt: Runtime, x: Share) -> Tensor:
-    """``open_ring_gen``, run."""
-    return rt.run(open_ring_gen(rt, x))
+    """``open_ring_protocol``, run."""
+    return rt.run(open_ring_protocol(rt, x))
 
 
 def open_(rt: Runtime, x: Share) -> Tensor:
@@ -79,11 +79,11 @@ def open_(rt: Runtime, x: Share) -> Tensor:
 
 def open_many(rt: Runtime, xs: Sequence[Share]) -> list[Tensor]:
     """Several openings in one round."""
-    rings = rt.run(par(*[open_ring_gen(rt, x) for x in xs]))
+    rings = rt.run(par(*[open_ring_protocol(rt, x) for x in xs]))
     return [decode(ring, x.f) for ring, x in zip(rings, xs, strict=True)]
 
 
 def open_to(rt: Runtime, x: Share, party: int) -> Tensor | None:
     """Only ``party`` learns the number: float64, None at the others. 1 round."""
-    ring = rt.run(open_to_gen(rt, x, party))
+    ring = rt.run(open_to_protocol(rt, x, party))
     return None if ring is None else decode(ring, x.f)

@@ -90,12 +90,12 @@ def roles(rt: Runtime, dealer: int) -> Roles:
 
 def online_part(rt: Runtime, role: Roles, x: Share) -> Tensor:
     """For an online party: its copy of component ``d + 2``."""
-    return x.hi if role.is_left else x.lo
+    return x.second if role.is_left else x.first
 
 
 def mine_part(role: Roles, x: Share) -> Tensor:
     """For an online party: its copy of the component that it shares with the dealer."""
-    return x.lo if role.is_left else x.hi
+    return x.first if role.is_left else x.second
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,10 @@ def places(role: Roles, out: Share | None) -> Places:
     if out is None:
         return Places()
     if role.is_dealer:
-        return Places(with_left=out.hi, with_right=out.lo)
+        return Places(with_left=out.second, with_right=out.first)
     if role.is_left:
-        return Places(with_left=out.lo, online=out.hi)
-    return Places(with_right=out.hi, online=out.lo)
+        return Places(with_left=out.first, online=out.second)
+    return Places(with_right=out.second, online=out.first)
 
 
 def assemble(

@@ -2,7 +2,7 @@
 
 A protocol is a generator that yields one ``Round`` per communication round and is resumed with what it asked for.
 ``par`` runs several in lock-step. Small parts for one peer leave as one message; large ones leave as soon as they
-exist, so that a long vector cut into pieces is computed, sent and received at the same time.
+exist, so that a long vector cut into chunks is computed, sent and received at the same time.
 """
 
 from __future__ import annotations
@@ -54,11 +54,15 @@ class Fork:
     branches: list[Generator[Any, Any, Any]]
 
 
-Steps = Generator[Any, Any, T]
-"""A protocol with result ``T``: yields ``Round`` (answered with a list of tensors) or ``Fork``."""
+MpcProtocol = Generator[Any, Any, T]
+"""A protocol of multi-party computation with result ``T``: yields ``Round`` (answered with tensors) or ``Fork``.
+
+Functions named ``..._protocol`` return one, and ``Runtime.run`` executes it. It is not called ``Protocol`` because
+several modules that import it import ``typing.Protocol``, too.
+"""
 
 
-def par(*steps: Steps[T]) -> Steps[list[T]]:
+def par(*steps: MpcProtocol[T]) -> MpcProtocol[list[T]]:
     """Run protocols side by side, one round of each per round. Results in the order given."""
     results: list[T] = yield Fork(list(steps))
     return results

@@ -11,10 +11,10 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.prg import OWN, STREAMS, Draws, PairKeys, derive_key
-from uvcc_engine.mpc.rounds import Fork, Inbox, Outbox, Round, Steps, message_kind, par
+from uvcc_engine.mpc.rounds import Fork, Inbox, MpcProtocol, Outbox, Round, message_kind, par
 from uvcc_engine.plane.api import Plane, Tag
 
-__all__ = ["Progress", "Round", "Runtime", "Steps", "par"]
+__all__ = ["MpcProtocol", "Progress", "Round", "Runtime", "par"]
 
 T = TypeVar("T")
 
@@ -101,11 +101,11 @@ class Runtime:
         self._op += 1
         return draws
 
-    def run(self, steps: Steps[T]) -> T:
+    def run(self, steps: MpcProtocol[T]) -> T:
         """Drive a protocol to its result. One round at a time, at most a few messages per peer and round.
 
         Within a round every protocol is resumed as soon as its own parts are there, and what it sends next leaves at
-        once if it is large: a vector in pieces flows through several rounds at a time. Protocols run in torch's
+        once if it is large: a vector in chunks flows through several rounds at a time. Protocols run in torch's
         inference mode: there are no gradients of ring elements, and small operations take a tenth less without.
         """
         progress = self.start(steps)
@@ -113,7 +113,7 @@ class Runtime:
             progress.advance()
         return progress.result
 
-    def start(self, steps: Steps[T]) -> Progress[T]:
+    def start(self, steps: MpcProtocol[T]) -> Progress[T]:
         """Bring a protocol to its first round; one at a time. The caller advances it, and others on other streams."""
         if self._epoch < 0:
             self.begin_epoch(0)
@@ -173,7 +173,7 @@ class Runtime:
 class Progress(Generic[T]):
     """A protocol between two of its rounds."""
 
-    def __init__(self, rt: Runtime, steps: Steps[T]) -> None:
+    def __init__(self, rt: Runtime, steps: MpcProtocol[T]) -> None:
         """See :meth:`Runtime.start`."""
         self._rt = rt
         self._root = _Task(steps, None, 0)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.arithmetic import DEALER, matmul_open_gen, mul_gen, sub
-from uvcc_engine.mpc.boolean import PairBits, drelu_gen, sign_gen
-from uvcc_engine.mpc.pieces import cuts, in_pieces_gen
+from uvcc_engine.mpc.arithmetic import DEALER, matmul_open_protocol, mul_protocol, sub
+from uvcc_engine.mpc.boolean import PairBits, drelu_protocol, sign_protocol
+from uvcc_engine.mpc.chunking import chunk_slices, in_chunks_protocol
 from uvcc_engine.mpc.roles import Roles, assemble, known, mine_part, online_part, places, roles
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.mpc.truncation import Opened
 from uvcc_engine.transcript import kinds
@@ -34,7 +34,9 @@ def open_bits(role: Roles, b: PairBits, message: Round, left: Tensor | None, rig
     return closed
 
 
-def select_pair_gen(rt: Runtime, b: PairBits, xs: Sequence[Share], *, bit: bool = False) -> Steps[list[Tensor | None]]:
+def select_pair_protocol(
+    rt: Runtime, b: PairBits, xs: Sequence[Share], *, bit: bool = False
+) -> MpcProtocol[list[Tensor | None]]:
     """Pair shares of ``b * x`` for every ``x`` of ``b``'s shape, then of ``b`` itself (as an integer) if ``bit``.
 
     1 round; 2 bits between the online parties and 8 (1 + len(xs)) bytes from the dealer per element.
@@ -47,7 +49,7 @@ def select_pair_gen(rt: Runtime, b: PairBits, xs: Sequence[Share], *, bit: bool 
     dealt = draws.ring(role.with_right, n_out, *b.shape) if not role.is_left else None
     message = Round()
     if role.is_dealer:
-        us = [x.lo + x.hi for x in xs]
+        us = [x.first + x.second for x in xs]
         message.send(role.left, kinds.DEALER, rt.kernels.select_deal(known(left) ^ known(right), us, known(dealt)))
         yield message
         return [None] * (len(xs) + bit)
@@ -62,7 +64,9 @@ def select_pair_gen(rt: Runtime, b: PairBits, xs: Sequence[Share], *, bit: bool 
     return [*products, own] if bit else [*products]
 
 
-def select_dealt_gen(rt: Runtime, b: PairBits, value: Tensor | None) -> Steps[tuple[Tensor | None, Tensor | None]]:
+def select_dealt_protocol(
+    rt: Runtime, b: PairBits, value: Tensor | None
+) -> MpcProtocol[tuple[Tensor | None, Tensor | None]]:
     """Pair shares of a number ``value`` that only the dealer knows (ring elements of ``b``'s shape), and of ``b *
     value``.
 
@@ -89,9 +93,9 @@ def select_dealt_gen(rt: Runtime, b: PairBits, value: Tensor | None) -> Steps[tu
     return whole, delta * whole + (1 - 2 * delta) * part
 
 
-def pair_to_share_gen(
+def pair_to_share_protocol(
     rt: Runtime, y: Tensor | None, shape: torch.Size, f: int, dealer: int, out: Share | None = None
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """A pair-shared number to replicated form (in place in ``out``): 1 round, 16 bytes per element."""
     role = roles(rt, dealer)
     draws = rt.draws()
@@ -110,31 +114,32 @@ def pair_to_share_gen(
     return assemble(role, with_left=left, with_right=right, online=online, f=f)
 
 
-def select_gen(rt: Runtime, b: PairBits, x: Share, out: Share | None = None) -> Steps[Share]:
+def select_protocol(rt: Runtime, b: PairBits, x: Share, out: Share | None = None) -> MpcProtocol[Share]:
     """``b * x`` for ``x`` with as many elements as ``b``: 2 rounds, 32 bytes per element. Shape of ``x``."""
-    (y,) = yield from select_pair_gen(rt, b, [x.reshape(*b.shape)])
-    return (yield from pair_to_share_gen(rt, None if y is None else y.reshape(x.shape), x.shape, x.f, b.d, out))
+    (y,) = yield from select_pair_protocol(rt, b, [x.reshape(*b.shape)])
+    return (yield from pair_to_share_protocol(rt, None if y is None else y.reshape(x.shape), x.shape, x.f, b.d, out))
 
 
-def b2a_gen(rt: Runtime, b: PairBits, out: Share | None = None) -> Steps[Share]:
+def b2a_protocol(rt: Runtime, b: PairBits, out: Share | None = None) -> MpcProtocol[Share]:
     """The bits as arithmetic shares of 0 and 1 (``f = 0``): 2 rounds, 24 bytes per bit."""
-    (own,) = yield from select_pair_gen(rt, b, [], bit=True)
-    return (yield from pair_to_share_gen(rt, own, b.shape, 0, b.d, out))
+    (own,) = yield from select_pair_protocol(rt, b, [], bit=True)
+    return (yield from pair_to_share_protocol(rt, own, b.shape, 0, b.d, out))
 
 
-def _value_and_bit_gen(
+def _value_and_bit_protocol(
     rt: Runtime, b: PairBits, x: Share, outs: Sequence[Share | None] = (None, None)
-) -> Steps[list[Share]]:
+) -> MpcProtocol[list[Share]]:
     """``b * x`` and ``b`` (``f = 0``), flat: 2 rounds, 48 bytes per element."""
-    y, own = yield from select_pair_gen(rt, b, [x.reshape(*b.shape)], bit=True)
+    y, own = yield from select_pair_protocol(rt, b, [x.reshape(*b.shape)], bit=True)
     return (
         yield from par(
-            pair_to_share_gen(rt, y, b.shape, x.f, b.d, outs[0]), pair_to_share_gen(rt, own, b.shape, 0, b.d, outs[1])
+            pair_to_share_protocol(rt, y, b.shape, x.f, b.d, outs[0]),
+            pair_to_share_protocol(rt, own, b.shape, 0, b.d, outs[1]),
         )
     )
 
 
-def relu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> Steps[tuple[Share, Share]]:
+def relu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> MpcProtocol[tuple[Share, Share]]:
     """``max(x, 0)`` and the bit ``[x >= 0]`` (``f = 0``) for the backward pass.
 
     5 rounds, 51 + 48 bytes per element over the three parties; from ``boolean.BULK`` elements on 6 rounds, 43 + 48
@@ -142,78 +147,78 @@ def relu_gen(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) ->
     """
     flat = x.reshape(-1)
 
-    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
         part = flat.index(place)
-        b = yield from drelu_gen(rt, part, dealer=dealer, width=width)
-        return (yield from _value_and_bit_gen(rt, b, part, outs))
+        b = yield from drelu_protocol(rt, part, dealer=dealer, width=width)
+        return (yield from _value_and_bit_protocol(rt, b, part, outs))
 
-    value, bit = yield from in_pieces_gen(cuts(x.n), flat.shape, [x.f, 0], build, dealer)
+    value, bit = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [x.f, 0], build, dealer)
     return value.reshape(*x.shape), bit.reshape(*x.shape)
 
 
-def relu_only_gen(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> Steps[Share]:
-    """``max(x, 0)`` without the bit: rounds as ``relu_gen``; 32 bytes per element after the comparison."""
+def relu_only_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> MpcProtocol[Share]:
+    """``max(x, 0)`` without the bit: rounds as ``relu_protocol``; 32 bytes per element after the comparison."""
     flat = x.reshape(-1)
 
-    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
         part = flat.index(place)
-        b = yield from drelu_gen(rt, part, dealer=dealer, width=width)
-        return [(yield from select_gen(rt, b, part, outs[0]))]
+        b = yield from drelu_protocol(rt, part, dealer=dealer, width=width)
+        return [(yield from select_protocol(rt, b, part, outs[0]))]
 
-    (value,) = yield from in_pieces_gen(cuts(x.n), flat.shape, [x.f], build, dealer)
+    (value,) = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [x.f], build, dealer)
     return value.reshape(*x.shape)
 
 
-def drelu_arithmetic_gen(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Steps[Share]:
-    """``[x >= 0]`` as an arithmetic bit (``f = 0``): rounds as ``relu_gen``; 24 bytes per element after the
+def drelu_arithmetic_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
+    """``[x >= 0]`` as an arithmetic bit (``f = 0``): rounds as ``relu_protocol``; 24 bytes per element after the
     comparison."""
     flat = x.reshape(-1)
 
-    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> Steps[list[Share]]:
-        b = yield from drelu_gen(rt, flat.index(place), dealer=dealer)
-        return [(yield from b2a_gen(rt, b, outs[0]))]
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
+        b = yield from drelu_protocol(rt, flat.index(place), dealer=dealer)
+        return [(yield from b2a_protocol(rt, b, outs[0]))]
 
-    (bit,) = yield from in_pieces_gen(cuts(x.n), flat.shape, [0], build, dealer)
+    (bit,) = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [0], build, dealer)
     return bit.reshape(*x.shape)
 
 
-def matmul_relu_gen(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER) -> Steps[tuple[Share, Share]]:
-    """``relu_gen(x @ y)`` in 5 rounds instead of 7: the comparison starts from the masked product while it is
+def matmul_relu_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER) -> MpcProtocol[tuple[Share, Share]]:
+    """``relu_protocol(x @ y)`` in 5 rounds instead of 7: the comparison starts from the masked product while it is
     truncated.
 
     The bit is the sign of the product before rounding.
     """
     opened = Opened()
     shape = torch.Size((*x.shape[:-1], y.shape[-1]))
-    product = matmul_open_gen(rt, x, y, opened, dealer=dealer)
-    both: Steps[list[Any]] = par(product, sign_of_opened_gen(rt, opened, shape, dealer))
+    product = matmul_open_protocol(rt, x, y, opened, dealer=dealer)
+    both: MpcProtocol[list[Any]] = par(product, sign_of_opened_protocol(rt, opened, shape, dealer))
     z, b = yield from both
-    value, bit = yield from _value_and_bit_gen(rt, b, z)
+    value, bit = yield from _value_and_bit_protocol(rt, b, z)
     return value.reshape(*shape), bit.reshape(*shape)
 
 
-def sign_of_opened_gen(rt: Runtime, opened: Opened, shape: torch.Size, dealer: int) -> Steps[PairBits]:
+def sign_of_opened_protocol(rt: Runtime, opened: Opened, shape: torch.Size, dealer: int) -> MpcProtocol[PairBits]:
     """``[z >= 0]`` for a product that runs beside this (before it in ``par``) and fills ``opened``. 3 rounds in all."""
     u = known(opened.u).reshape(-1) if roles(rt, dealer).is_dealer else None
-    return (yield from sign_gen(rt, dealer, shape.numel(), u, lambda: known(opened.v).reshape(-1)))
+    return (yield from sign_protocol(rt, dealer, shape.numel(), u, lambda: known(opened.v).reshape(-1)))
 
 
-def mux_gen(rt: Runtime, bit: Share, x: Share, y: Share) -> Steps[Share]:
+def mux_protocol(rt: Runtime, bit: Share, x: Share, y: Share) -> MpcProtocol[Share]:
     """``x`` where the arithmetic bit (``f = 0``) is one, else ``y``: 1 round, 24 bytes per element."""
-    chosen = yield from mul_gen(rt, sub(x, y), bit)
-    return Share(chosen.lo + y.lo, chosen.hi + y.hi, y.f)
+    chosen = yield from mul_protocol(rt, sub(x, y), bit)
+    return Share(chosen.first + y.first, chosen.second + y.second, y.f)
 
 
 def relu(rt: Runtime, x: Share) -> tuple[Share, Share]:
-    """``relu_gen``, run."""
-    return rt.run(relu_gen(rt, x))
+    """``relu_protocol``, run."""
+    return rt.run(relu_protocol(rt, x))
 
 
 def drelu(rt: Runtime, x: Share) -> Share:
-    """``drelu_arithmetic_gen``, run."""
-    return rt.run(drelu_arithmetic_gen(rt, x))
+    """``drelu_arithmetic_protocol``, run."""
+    return rt.run(drelu_arithmetic_protocol(rt, x))
 
 
 def mux(rt: Runtime, bit: Share, x: Share, y: Share) -> Share:
-    """``mux_gen``, run."""
-    return rt.run(mux_gen(rt, bit, x, y))
+    """``mux_protocol``, run."""
+    return rt.run(mux_protocol(rt, bit, x, y))

@@ -21,38 +21,38 @@ RandomBytes = Callable[[int], bytes]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """One party's view of a secret tensor: ``lo`` = component ``party``, ``hi`` = component ``party + 1``.
+    """One party's view of a secret tensor: ``first`` = component ``party``, ``second`` = component ``party + 1``.
 
     Both have the shape of the secret. The secret number is ``(x_0 + x_1 + x_2) / 2^f`` with the sum read as a signed
     64-bit integer.
     """
 
-    lo: Tensor
-    hi: Tensor
+    first: Tensor
+    second: Tensor
     f: int = DEFAULT_F
 
     def __post_init__(self) -> None:
-        if self.lo.dtype != torch.int64 or self.hi.dtype != torch.int64:
-            raise ConfigError(f"a share has dtype {self.lo.dtype}/{self.hi.dtype}", "encode the tensor first")
-        if self.lo.shape != self.hi.shape:
-            raise ConfigError(f"share components have shapes {tuple(self.lo.shape)} and {tuple(self.hi.shape)}")
-        if self.lo.device != self.hi.device:
+        if self.first.dtype != torch.int64 or self.second.dtype != torch.int64:
+            raise ConfigError(f"a share has dtype {self.first.dtype}/{self.second.dtype}", "encode the tensor first")
+        if self.first.shape != self.second.shape:
+            raise ConfigError(f"share components have shapes {tuple(self.first.shape)} and {tuple(self.second.shape)}")
+        if self.first.device != self.second.device:
             raise ConfigError(
-                f"share components lie on {self.lo.device} and {self.hi.device}", "move both to one device"
+                f"share components lie on {self.first.device} and {self.second.device}", "move both to one device"
             )
 
     @property
     def shape(self) -> torch.Size:
-        return self.lo.shape
+        return self.first.shape
 
     @property
     def n(self) -> int:
         """Number of elements."""
-        return self.lo.numel()
+        return self.first.numel()
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Share:
         """Apply a linear, value-independent map (reshape, transpose, index, sum, integer factor) to both components."""
-        return Share(fn(self.lo), fn(self.hi), self.f)
+        return Share(fn(self.first), fn(self.second), self.f)
 
     def reshape(self, *shape: int) -> Share:
         return self.map(lambda t: t.reshape(*shape))
@@ -82,12 +82,12 @@ class Share:
 class BoolShare:
     """XOR-shared words, replicated like ``Share``: ``x = x_0 ^ x_1 ^ x_2``, bit-sliced 64 elements to the word.
 
-    ``lo`` and ``hi`` are int64 tensors of shape ``[..., ceil(n / 64)]``; bit ``e`` of word ``w`` belongs to element
-    ``64 w + e``.
+    ``first`` and ``second`` are int64 tensors of shape ``[..., ceil(n / 64)]``; bit ``e`` of word ``w`` belongs to
+    element ``64 w + e``.
     """
 
-    lo: Tensor
-    hi: Tensor
+    first: Tensor
+    second: Tensor
     n: int
 
 
@@ -96,7 +96,7 @@ def cat(parts: list[Share], dim: int = 0) -> Share:
     scales = {p.f for p in parts}
     if len(scales) != 1:
         raise ConfigError(f"shares of different scales {sorted(scales)} cannot be concatenated", "bring them to one f")
-    return Share(torch.cat([p.lo for p in parts], dim), torch.cat([p.hi for p in parts], dim), parts[0].f)
+    return Share(torch.cat([p.first for p in parts], dim), torch.cat([p.second for p in parts], dim), parts[0].f)
 
 
 def stack(parts: list[Share], dim: int = 0) -> Share:
@@ -163,6 +163,6 @@ def reconstruct(shares: list[Share]) -> Tensor:
     if len(shares) != 3:
         raise ConfigError(f"{len(shares)} shares given", "a secret needs the shares of all three parties")
     for i in range(3):
-        if not torch.equal(shares[i].hi, shares[(i + 1) % 3].lo):
+        if not torch.equal(shares[i].second, shares[(i + 1) % 3].first):
             raise ConfigError(f"parties {i} and {(i + 1) % 3} hold different copies of component {(i + 1) % 3}")
-    return decode(shares[0].lo + shares[1].lo + shares[2].lo, shares[0].f)
+    return decode(shares[0].first + shares[1].first + shares[2].first, shares[0].f)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.roles import mine_part, online_part, roles
-from uvcc_engine.mpc.runtime import Runtime, Steps
-from uvcc_engine.mpc.selection import pair_to_share_gen
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.selection import pair_to_share_protocol
 from uvcc_engine.mpc.share import Share, cat
 
 
-def shuffle_gen(rt: Runtime, x: Share) -> Steps[Share]:
+def shuffle_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
     """The rows of ``[n, ...]`` in a uniformly random secret order. 3 rounds, 48 bytes per element."""
     for left_out in range(3):
         role = roles(rt, left_out)
@@ -27,17 +27,17 @@ def shuffle_gen(rt: Runtime, x: Share) -> Steps[Share]:
             order = _order(draws.ring(role.online, 2, x.shape[0]))
             own = mine_part(role, x) + online_part(rt, role, x) if role.is_left else mine_part(role, x)
             part = own[order]
-        x = yield from pair_to_share_gen(rt, part, x.shape, x.f, role.d)
+        x = yield from pair_to_share_protocol(rt, part, x.shape, x.f, role.d)
     return x
 
 
-def shuffle_together_gen(rt: Runtime, xs: list[Share]) -> Steps[list[Share]]:
+def shuffle_together_protocol(rt: Runtime, xs: list[Share]) -> MpcProtocol[list[Share]]:
     """Several tensors of equal length and scale in one common secret order (data and labels). 3 rounds."""
     rows = {x.shape[0] for x in xs}
     if len(rows) != 1:
         raise ConfigError(f"tensors of {sorted(rows)} rows cannot share an order", "give each as many rows")
     flat = cat([x.reshape(x.shape[0], -1) for x in xs], 1)
-    mixed = yield from shuffle_gen(rt, flat)
+    mixed = yield from shuffle_protocol(rt, flat)
     out, at = [], 0
     for x in xs:
         width = x.n // x.shape[0]

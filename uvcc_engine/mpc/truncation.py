@@ -31,7 +31,7 @@ from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
 from uvcc_engine.mpc.layout import wire_dtype
 from uvcc_engine.mpc.prg import OWN
 from uvcc_engine.mpc.roles import Roles, assemble, known, places, roles
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.transcript import kinds
 
@@ -111,14 +111,14 @@ def _read_packed(x: Tensor) -> Tensor:
     return torch.from_numpy(words.copy()).view(x.shape[:-1])
 
 
-def _finish_gen(
+def _finish_protocol(
     rt: Runtime,
     role: Roles,
     mask: Mask,
     masked: tuple[Tensor, Tensor, Tensor] | None,
     f: int,
     opened: Opened | None,
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """From the three summands of ``c`` (online parties) to the replicated result: 1 round, 2 elements modulo 2^s.
 
     What the online parties exchange is masked by the overflow ``k``, uniform modulo 2^s to each of them.
@@ -165,9 +165,9 @@ def _product_mask(
     return mask, masked, dealt
 
 
-def truncate_product_gen(
+def truncate_product_protocol(
     rt: Runtime, z: Tensor, s: int, f: int, dealer: int, *, opened: Opened | None = None, out: Share | None = None
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """Additive product share ``z`` (already re-randomised by a zero share), ``|sum z| < 2^62`` -> share of ``sum z >>
     s``.
 
@@ -177,7 +177,7 @@ def truncate_product_gen(
     """
     check_shift(s)
     if s > 16 and z.numel() >= SPARING and opened is None:
-        return (yield from _truncate_sparing_gen(rt, z, s, f, dealer, out))
+        return (yield from _truncate_sparing_protocol(rt, z, s, f, dealer, out))
     role = roles(rt, dealer)
     mask, masked, dealt = _product_mask(rt, role, z, s, out)
     message = Round()
@@ -188,7 +188,7 @@ def truncate_product_gen(
         message.send(role.left, kinds.RESHARE, known(masked))
         message.send(role.right, kinds.RESHARE, known(masked))
         yield message
-        return (yield from _finish_gen(rt, role, mask, None, f, opened))
+        return (yield from _finish_protocol(rt, role, mask, None, f, opened))
     if role.is_left:
         dtype, shape = wire_form(s, z.shape)
         message.want(role.d, kinds.DEALER, dtype, 2, *shape)
@@ -198,11 +198,13 @@ def truncate_product_gen(
     got: list[Tensor] = yield message
     if role.is_left:
         mask.k, mask.m = from_wire(got[0], s)
-    return (yield from _finish_gen(rt, role, mask, (z, got[-2], got[-1]), f, opened))
+    return (yield from _finish_protocol(rt, role, mask, (z, got[-2], got[-1]), f, opened))
 
 
-def _truncate_sparing_gen(rt: Runtime, z: Tensor, s: int, f: int, dealer: int, out: Share | None) -> Steps[Share]:
-    """See ``truncate_product_gen``: 24 bytes + 4 elements modulo 2^s, 3 rounds."""
+def _truncate_sparing_protocol(
+    rt: Runtime, z: Tensor, s: int, f: int, dealer: int, out: Share | None
+) -> MpcProtocol[Share]:
+    """See ``truncate_product_protocol``: 24 bytes + 4 elements modulo 2^s, 3 rounds."""
     role = roles(rt, dealer)
     mask, masked, dealt = _product_mask(rt, role, z, s, out)
     dtype, shape = wire_form(s, z.shape)
@@ -239,7 +241,7 @@ def _truncate_sparing_gen(rt: Runtime, z: Tensor, s: int, f: int, dealer: int, o
     return _close(rt, role, mask, c, part, from_wire(got[1], s), f)
 
 
-def truncate_pair_gen(
+def truncate_pair_protocol(
     rt: Runtime,
     z: Tensor | None,
     shape: torch.Size,
@@ -248,7 +250,7 @@ def truncate_pair_gen(
     dealer: int,
     *,
     opened: Opened | None = None,
-) -> Steps[Share]:
+) -> MpcProtocol[Share]:
     """The same for a value that is pair-shared between the online parties (``z`` is None at the dealer).
 
     The halves of the mask come from the pairwise streams, and the dealer sends the component that fits them to the
@@ -275,7 +277,7 @@ def truncate_pair_gen(
         if opened is not None:
             opened.u = -r
         yield message
-        return (yield from _finish_gen(rt, role, mask, None, f, opened))
+        return (yield from _finish_protocol(rt, role, mask, None, f, opened))
     r_mine, n_mine = half[role.mine]
     mask.k, mask.m = n_mine
     masked = known(z) + r_mine
@@ -288,4 +290,4 @@ def truncate_pair_gen(
     got: list[Tensor] = yield message
     if role.is_right:
         mask.right, mask.m = got[0], from_wire(got[1], s)
-    return (yield from _finish_gen(rt, role, mask, (masked, got[-1], torch.zeros_like(masked)), f, opened))
+    return (yield from _finish_protocol(rt, role, mask, (masked, got[-1], torch.zeros_like(masked)), f, opened))

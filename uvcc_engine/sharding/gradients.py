@@ -103,7 +103,7 @@ class Gradients:
 
     def joined(self, mine: Sequence[Share], like: Sequence[Share]) -> list[Share]:
         """All workers' slices of the updates, put together in the shapes of the weights: equal at every replica."""
-        wide = torch.stack([torch.cat([s.lo for s in mine]), torch.cat([s.hi for s in mine])])
+        wide = torch.stack([torch.cat([s.first for s in mine]), torch.cat([s.second for s in mine])])
         by_replica = self._groups.dp.gather(wide)
         sizes = [s.n for s in mine]
         found = []

@@ -5,12 +5,12 @@ of the layer types: ``model.parts``, ``model.tensor_parallel``.)
 from __future__ import annotations
 
 from uvcc_engine.model.parts import Part, Pass, Plain, gather_rows, leaves, my_rows
-from uvcc_engine.model.parts import backward_parts_gen as backward_gen
-from uvcc_engine.model.parts import forward_parts_gen as forward_gen
-from uvcc_engine.mpc.runtime import Steps
+from uvcc_engine.model.parts import backward_parts_protocol as backward_protocol
+from uvcc_engine.model.parts import forward_parts_protocol as forward_protocol
+from uvcc_engine.mpc.runtime import MpcProtocol
 from uvcc_engine.mpc.share import Share
 
-__all__ = ["Part", "Pass", "Plain", "ToRows", "backward_gen", "forward_gen", "leaves", "my_rows"]
+__all__ = ["Part", "Pass", "Plain", "ToRows", "backward_protocol", "forward_protocol", "leaves", "my_rows"]
 
 
 class ToRows(Plain):
@@ -20,12 +20,12 @@ class ToRows(Plain):
         super().__init__()
         self._columns = columns
 
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         whole = gather_rows(on.tp, x.T, self._columns)
         return whole.T.map(lambda t: my_rows(on.tp, t))
         yield  # a generator like its siblings
 
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         whole = gather_rows(on.tp, grad, on.rows)
         return whole.T.map(lambda t: my_rows(on.tp, t)).T
         yield  # a generator like its siblings

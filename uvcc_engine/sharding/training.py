@@ -22,15 +22,15 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import losses
-from uvcc_engine.model.additive import settle_gen
-from uvcc_engine.model.digests import component_digest
+from uvcc_engine.model.additive import settle_protocol
+from uvcc_engine.model.digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.functions import exp_scale
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import ModelSpec, initial_weights
 from uvcc_engine.model.training import StepResult
-from uvcc_engine.mpc.arithmetic import add, mul_public_gen, public, sub
-from uvcc_engine.mpc.opening import open_ring_gen
-from uvcc_engine.mpc.runtime import Progress, Runtime, Steps, par
+from uvcc_engine.mpc.arithmetic import add, mul_public_protocol, public, sub
+from uvcc_engine.mpc.opening import open_ring_protocol
+from uvcc_engine.mpc.runtime import MpcProtocol, Progress, Runtime, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.parallel.group import OnEvent
 from uvcc_engine.parallel.groups import PartyGroups
@@ -44,12 +44,12 @@ from uvcc_engine.sharding.layout import bounds
 from uvcc_engine.sharding.microbatches import MainRuntime, StreamRuntimes, in_flight, stream_of
 from uvcc_engine.sharding.overlap import Overlap, Passage
 from uvcc_engine.sharding.stage import build_stage
-from uvcc_engine.sharding.tensor_parallel import Pass, backward_gen, forward_gen, my_rows
+from uvcc_engine.sharding.tensor_parallel import Pass, backward_protocol, forward_protocol, my_rows
 
 __all__ = ["Learner", "ParallelTrainer", "stream_of"]
 
 _EVAL_ROWS: Final = 256
-PassSteps = Callable[[Runtime, int, Tensor, Share | None], Steps[Share | None]]
+PassSteps = Callable[[Runtime, int, Tensor, Share | None], MpcProtocol[Share | None]]
 
 
 class Learner(Protocol):
@@ -74,7 +74,7 @@ class Learner(Protocol):
     def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
         """Both components of this worker's weights by name."""
 
-    def component_digest(self, component: str, blind: bytes) -> str:
+    def component_digest(self, half: Half, blind: bytes) -> str:
         """Blinded digest of one component of this worker's state."""
 
 
@@ -104,13 +104,13 @@ class ParallelTrainer:
         self._whole_job = replace(job, batch=job.batch * size.replicas)
         self._runtimes = StreamRuntimes(runtime, main)
         self._tensors = {
-            name: Share(torch.from_numpy(lo), torch.from_numpy(hi), inputs.frac_bits)
-            for name, (lo, hi) in inputs.tensors.items()
+            name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits)
+            for name, (first, second) in inputs.tensors.items()
         }
         starts = initial_weights(model, job.seed, job.frac_bits)
         self._stage = build_stage(main, model, starts, job.frac_bits, pp=groups.pp, tp=groups.tp)
         self._slots = self._stage.slots
-        self.velocity = [public(main, torch.zeros_like(w.lo), f=job.frac_bits) for w in self.weights]
+        self.velocity = [public(main, torch.zeros_like(w.first), f=job.frac_bits) for w in self.weights]
         self._gradients = Gradients(self._slots, groups)
         self._pipe = Pipe(groups.pp, groups.pp_back, record)
         if not isinstance(main.plane, WatchedPlane):
@@ -214,45 +214,47 @@ class ParallelTrainer:
             self._send(direction, m, out)
         gantt.end(direction, m)
 
-    def _forward(self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None) -> Steps[Share | None]:
+    def _forward(self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None) -> MpcProtocol[Share | None]:
         """What goes to the next stage; the last one keeps what its loss needs."""
         self._passes[m] = on = self._pass(rt, rows)
         x = self._tensors["train_x"].index(rows) if incoming is None else incoming
-        out = yield from forward_gen(on, self._stage.parts, x)
+        out = yield from forward_protocol(on, self._stage.parts, x)
         if not self._pipe.last:
             return out
-        self._grads[m] = (yield from losses.powers_gen(rt, out)), self._targets("train_y", rows)
+        self._grads[m] = (yield from losses.powers_protocol(rt, out)), self._targets("train_y", rows)
         return None
 
     def _backward(
         self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None, *, reveal: bool
-    ) -> Steps[Share | None]:
+    ) -> MpcProtocol[Share | None]:
         """What goes to the stage before."""
         on = self._passes.pop(m)
         on.rt = rt
         if incoming is None:
-            grad = yield from self._descend_gen(on, *self._grads.pop(m), reveal)
+            grad = yield from self._descend_protocol(on, *self._grads.pop(m), reveal)
         else:
-            grad = yield from backward_gen(on, self._stage.parts, incoming, wanted=not self._pipe.first)
+            grad = yield from backward_protocol(on, self._stage.parts, incoming, wanted=not self._pipe.first)
         return None if self._pipe.first else grad
 
-    def _descend_gen(self, on: Pass, at: losses.Powers, targets: Share, reveal: bool) -> Steps[Share]:
+    def _descend_protocol(self, on: Pass, at: losses.Powers, targets: Share, reveal: bool) -> MpcProtocol[Share]:
         if reveal:
-            grad, loss = yield from par(self._from_loss_gen(on, at, targets), losses.total_loss_gen(on.rt, at, targets))
+            grad, loss = yield from par(
+                self._from_loss_protocol(on, at, targets), losses.total_loss_protocol(on.rt, at, targets)
+            )
             self._losses.append(loss)
             return grad
-        return (yield from self._from_loss_gen(on, at, targets))
+        return (yield from self._from_loss_protocol(on, at, targets))
 
-    def _from_loss_gen(self, on: Pass, at: losses.Powers, targets: Share) -> Steps[Share]:
-        grad = yield from losses.gradient_gen(on.rt, at, targets)
-        return (yield from backward_gen(on, self._stage.parts, grad, wanted=not self._pipe.first))
+    def _from_loss_protocol(self, on: Pass, at: losses.Powers, targets: Share) -> MpcProtocol[Share]:
+        grad = yield from losses.gradient_protocol(on.rt, at, targets)
+        return (yield from backward_protocol(on, self._stage.parts, grad, wanted=not self._pipe.first))
 
     def _receive(self, direction: str, m: int) -> Share:
         both = self._pipe.receive(direction, m, self._runtimes.main.device)
         return Share(both[0], both[1], self._job.frac_bits)
 
     def _send(self, direction: str, m: int, x: Share) -> None:
-        self._pipe.send(direction, m, torch.stack([x.lo, x.hi]))
+        self._pipe.send(direction, m, torch.stack([x.first, x.second]))
 
     # -- the update --------------------------------------------------------------------------------------------------
 
@@ -265,7 +267,7 @@ class ParallelTrainer:
             if groups.dp.size > 1:
                 self._on_event("dp_ok", {"coord": str(groups.place.coord)})
         total = self._fleet_sum(self._losses) if reveal and self._pipe.last else None
-        *found, opened = self._runtimes.main.run(self._update_gen(step, slices, total if self._opener else None))
+        *found, opened = self._runtimes.main.run(self._update_protocol(step, slices, total if self._opener else None))
         self.velocity = self._gradients.joined(found, self.weights)
         for (part, k), fresh in zip(self._slots, self.velocity, strict=True):
             part.weights[k] = sub(part.weights[k], fresh)
@@ -274,22 +276,22 @@ class ParallelTrainer:
         loss = self._told(opened) / 2.0 ** exp_scale(self._job.frac_bits)
         return loss / (self._whole_job.batch * self._model.positions)
 
-    def _update_gen(self, step: int, slices: list[Tensor], loss: Share | None) -> Steps[list[Any]]:
-        steps: list[Steps[Any]] = [self._slice_gen(step, at, z) for at, z in enumerate(slices)]
+    def _update_protocol(self, step: int, slices: list[Tensor], loss: Share | None) -> MpcProtocol[list[Any]]:
+        steps: list[MpcProtocol[Any]] = [self._slice_protocol(step, at, z) for at, z in enumerate(slices)]
         if loss is not None:
-            steps.append(open_ring_gen(self._runtimes.main, loss))
+            steps.append(open_ring_protocol(self._runtimes.main, loss))
         else:
-            steps.append(_nothing_gen())
+            steps.append(_nothing_protocol())
         return (yield from par(*steps))
 
-    def _slice_gen(self, step: int, at: int, z: Tensor) -> Steps[Share]:
+    def _slice_protocol(self, step: int, at: int, z: Tensor) -> MpcProtocol[Share]:
         """The update u <- m u + (lr / B) g of this replica's slice of one weight: 2 rounds."""
         job, rt = self._whole_job, self._runtimes.main
         part, k = self._slots[at]
         before = self.velocity[at].map(lambda t: self._gradients.mine(at, t))
         rate, f = job.rate_at(step) / self._model.positions, job.frac_bits
         fresh, kept = yield from par(
-            settle_gen(rt, z, f, f, part.dealers[k], rate), mul_public_gen(rt, before, job.decay_at(step))
+            settle_protocol(rt, z, f, f, part.dealers[k], rate), mul_public_protocol(rt, before, job.decay_at(step))
         )
         return add(kept, fresh)
 
@@ -297,7 +299,7 @@ class ParallelTrainer:
 
     def _fleet_sum(self, shares: list[Share]) -> Share:
         """The sum of some shares of one element over this list, the tensor ranks and the replicas of the last stage."""
-        both = torch.stack([torch.stack([s.lo, s.hi]) for s in shares]).sum(0)
+        both = torch.stack([torch.stack([s.first, s.second]) for s in shares]).sum(0)
         self._groups.dp.sum_(self._groups.tp.sum_(both))
         return Share(both[0], both[1], shares[0].f)
 
@@ -323,19 +325,19 @@ class ParallelTrainer:
             on = self._pass(rt, some)
             x = self._tensors["test_x"].index(some) if self._pipe.first else self._receive(FORWARD, m)
             if self._pipe.last:
-                hits.append(rt.run(self._hits_gen(on, x, self._targets("test_y", some))))
+                hits.append(rt.run(self._hits_protocol(on, x, self._targets("test_y", some))))
             else:
-                self._send(FORWARD, m, rt.run(forward_gen(on, self._stage.parts, x)))
+                self._send(FORWARD, m, rt.run(forward_protocol(on, self._stage.parts, x)))
         self._pipe.finish()
         opened = None
         if self._pipe.last:
             total = self._fleet_sum(hits)
-            opened = self._runtimes.main.run(open_ring_gen(self._runtimes.main, total)) if self._opener else None
+            opened = self._runtimes.main.run(open_ring_protocol(self._runtimes.main, total)) if self._opener else None
         return self._told(opened) >> self._job.frac_bits
 
-    def _hits_gen(self, on: Pass, x: Share, targets: Share) -> Steps[Share]:
-        logits = yield from forward_gen(on, self._stage.parts, x)
-        return (yield from losses.hits_gen(on.rt, logits, targets))
+    def _hits_protocol(self, on: Pass, x: Share, targets: Share) -> MpcProtocol[Share]:
+        logits = yield from forward_protocol(on, self._stage.parts, x)
+        return (yield from losses.hits_protocol(on.rt, logits, targets))
 
     @property
     def test_rows(self) -> int:
@@ -349,8 +351,7 @@ class ParallelTrainer:
         found: dict[str, Tensor] = {}
         for kind, shares in (("weight", self.weights), ("velocity", self.velocity)):
             for number, share in zip(self._stage.numbers, shares, strict=True):
-                found[f"{kind}.{number}.lo"] = share.lo.contiguous()
-                found[f"{kind}.{number}.hi"] = share.hi.contiguous()
+                found |= stored(f"{kind}.{number}", share)
         return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -363,19 +364,17 @@ class ParallelTrainer:
         f = self._job.frac_bits
         for at, number in enumerate(self._stage.numbers):
             part, k = self._slots[at]
-            part.weights[k] = Share(state[f"weight.{number}.lo"], state[f"weight.{number}.hi"], f)
-            self.velocity[at] = Share(state[f"velocity.{number}.lo"], state[f"velocity.{number}.hi"], f)
+            part.weights[k] = loaded(state, f"weight.{number}", f)
+            self.velocity[at] = loaded(state, f"velocity.{number}", f)
 
     def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
         """Both components of this worker's weights by name, as the owner's box holds them."""
-        named = list(zip(self._stage.numbers, self.weights, strict=True))
-        lo, hi = ({f"weight.{n}": getattr(w, c).numpy() for n, w in named} for c in ("lo", "hi"))
-        return lo, hi
+        return rings((f"weight.{n}", w) for n, w in zip(self._stage.numbers, self.weights, strict=True))
 
-    def component_digest(self, component: str, blind: bytes) -> str:
+    def component_digest(self, half: Half, blind: bytes) -> str:
         """Blinded SHA-256 (hex) of one component of this worker's state; equal at its holder in the other party."""
         named = [
-            (f"{kind}.{number}", getattr(share, component))
+            (f"{kind}.{number}", component(share, half))
             for kind, shares in (("weight", self.weights), ("velocity", self.velocity))
             for number, share in zip(self._stage.numbers, shares, strict=True)
         ]
@@ -386,7 +385,7 @@ def _nobody() -> None:
     """What is called where nobody waits."""
 
 
-def _nothing_gen() -> Steps[None]:
+def _nothing_protocol() -> MpcProtocol[None]:
     return None
     yield  # a generator like its siblings
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import layers as nn
-from uvcc_engine.model.digests import component_digest
+from uvcc_engine.model.digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import ModelSpec
 from uvcc_engine.model.training import StepResult
 from uvcc_engine.mpc.arithmetic import public, scale_int
-from uvcc_engine.mpc.maximum import argmax_one_hot_gen
-from uvcc_engine.mpc.runtime import Runtime, Steps
+from uvcc_engine.mpc.maximum import argmax_one_hot_protocol
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
@@ -33,8 +33,8 @@ class Predictor:
         """Raises ConfigError if the weights among the inputs do not fit the model."""
         self._rt, self._job, self._model = rt, job, model
         tensors = {
-            name: Share(torch.from_numpy(lo), torch.from_numpy(hi), inputs.frac_bits)
-            for name, (lo, hi) in inputs.tensors.items()
+            name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits)
+            for name, (first, second) in inputs.tensors.items()
         }
         self._queries = tensors[QUERY]
         self._layers = nn.build(model, [tensors[f"weight.{i}"] for i in range(len(model.weights))])
@@ -45,19 +45,19 @@ class Predictor:
         """Answer batch ``step`` (from 0). Opens nothing. 2 rounds a product, 5 with its ReLU, 6 the maximum of 10."""
         size = self._job.batch
         rows = slice(step * size, (step + 1) * size)
-        found = self._rt.run(self._answer_gen(self._queries.index(rows)))
+        found = self._rt.run(self._answer_protocol(self._queries.index(rows)))
         place = slice(rows.start * self._model.positions, rows.start * self._model.positions + found.shape[0])
         self._answers = self._with(place, found)
         return StepResult(None)
 
     def _with(self, place: slice, found: Share) -> Share:
-        lo, hi = self._answers.lo.clone(), self._answers.hi.clone()
-        lo[place], hi[place] = found.lo, found.hi
-        return Share(lo, hi, self._answers.f)
+        first, second = self._answers.first.clone(), self._answers.second.clone()
+        first[place], second[place] = found.first, found.second
+        return Share(first, second, self._answers.f)
 
-    def _answer_gen(self, x: Share) -> Steps[Share]:
-        logits = yield from nn.forward_gen(self._rt, self._layers, x)
-        bits = yield from argmax_one_hot_gen(self._rt, logits)
+    def _answer_protocol(self, x: Share) -> MpcProtocol[Share]:
+        logits = yield from nn.forward_protocol(self._rt, self._layers, x)
+        bits = yield from argmax_one_hot_protocol(self._rt, logits)
         f = self._job.frac_bits
         return scale_int(bits, 1 << f).with_f(f)
 
@@ -72,18 +72,18 @@ class Predictor:
 
     def state(self) -> dict[str, Tensor]:
         """Both components of the answers so far."""
-        return {f"{PREDICTION}.lo": self._answers.lo.contiguous(), f"{PREDICTION}.hi": self._answers.hi.contiguous()}
+        return stored(PREDICTION, self._answers)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what :meth:`state` gave. Raises ConfigError if it does not fit the queries."""
         if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in self.state().items()}:
             raise ConfigError("the checkpoint does not fit the queries", "resume with the job that wrote it")
-        self._answers = Share(state[f"{PREDICTION}.lo"], state[f"{PREDICTION}.hi"], self._answers.f)
+        self._answers = loaded(state, PREDICTION, self._answers.f)
 
     def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
         """Both components of what goes to the owner of the queries: the answers, (queries, classes) one-hot."""
-        return {PREDICTION: self._answers.lo.numpy()}, {PREDICTION: self._answers.hi.numpy()}
+        return rings([(PREDICTION, self._answers)])
 
-    def component_digest(self, component: str, blind: bytes) -> str:
+    def component_digest(self, half: Half, blind: bytes) -> str:
         """Blinded digest of one component of the answers."""
-        return component_digest([(PREDICTION, getattr(self._answers, component))], blind)
+        return component_digest([(PREDICTION, component(self._answers, half))], blind)

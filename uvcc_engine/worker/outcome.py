@@ -28,8 +28,8 @@ def own_digests(trainer: Learner, blinds: bytes, party: int) -> dict[int, str]:
     digest reaches, cannot test guesses of the component with it.
     """
     return {
-        party: trainer.component_digest("lo", blinds[:32]),
-        (party + 1) % PARTIES: trainer.component_digest("hi", blinds[32:]),
+        party: trainer.component_digest("first", blinds[:32]),
+        (party + 1) % PARTIES: trainer.component_digest("second", blinds[32:]),
     }
 
 

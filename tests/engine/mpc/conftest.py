@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.opening import open_ring_gen
-from uvcc_engine.mpc.runtime import Runtime, Steps
+from uvcc_engine.mpc.opening import open_ring_protocol
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.share import Share, decode, share_of, split
 
 
@@ -37,7 +37,11 @@ def seeded_bytes(seed: int) -> Callable[[int], bytes]:
 
 
 def run_protocol(
-    build: Callable[..., Steps[Any]], *inputs: Tensor, f: int = 16, seed: int = 0, planes: LocalPlanes | None = None
+    build: Callable[..., MpcProtocol[Any]],
+    *inputs: Tensor,
+    f: int = 16,
+    seed: int = 0,
+    planes: LocalPlanes | None = None,
 ) -> Outcome:
     """Share ``inputs``, run ``build(rt, *shares)`` at the three parties and open every share it returns."""
     source = seeded_bytes(seed + 1)
@@ -48,7 +52,7 @@ def run_protocol(
         out = rt.run(build(rt, *[share_of(p, rt.party, f) for p in parts]))
         shares = [out] if isinstance(out, Share) else list(out)
         rounds, sent = rt.rounds, rt.bytes_sent
-        return shares, rounds, sent, [rt.run(open_ring_gen(rt, s)) for s in shares]
+        return shares, rounds, sent, [rt.run(open_ring_protocol(rt, s)) for s in shares]
 
     results = three.run_three(body)
     for _, _, _, rings in results[1:]:

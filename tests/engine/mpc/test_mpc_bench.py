@@ -31,7 +31,7 @@ def test_the_benchmarked_step_is_a_training_step(monkeypatch: pytest.MonkeyPatch
         return x, y, weights
 
     def body(rt: Runtime) -> list[torch.Tensor]:
-        return open_many(rt, rt.run(party_side.mlp_step_gen(rt, *inputs(rt.party))))
+        return open_many(rt, rt.run(party_side.mlp_step_protocol(rt, *inputs(rt.party))))
 
     found = LocalPlanes().run_three(body)[0]
     all_inputs = [inputs(p) for p in range(3)]

@@ -58,10 +58,10 @@ def test_warming_up_compiles_whatever_the_protocols_call() -> None:
 
     def body(rt: Runtime) -> None:
         x = Share(random(N).clone(), random(N + 1)[1:].clone())
-        rt.run(selection.relu_gen(rt, x))
-        rt.run(selection.relu_only_gen(rt, x, width=32))
+        rt.run(selection.relu_protocol(rt, x))
+        rt.run(selection.relu_only_protocol(rt, x, width=32))
         for shift in (12, 24, 40):
-            rt.run(arithmetic.mul_gen(rt, x, x.with_f(shift)))
+            rt.run(arithmetic.mul_protocol(rt, x, x.with_f(shift)))
 
     LocalPlanes(3).run_three(body)
     assert {name: list(fn.signatures) for name, fn in compiled.items()} == before

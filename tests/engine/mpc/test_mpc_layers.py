@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc import activations, arithmetic, bits, convolution, normalize, shuffle
-from uvcc_engine.mpc.runtime import Runtime, Steps
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.share import Share
 
 Run = Callable[..., Any]
@@ -35,12 +35,12 @@ def test_convolution_and_its_gradients(
     y.backward(grad)
     place = {"stride": stride, "padding": padding}
 
-    def build(rt: Runtime, a: Share, b: Share, g: Share) -> Steps[list[Share]]:
+    def build(rt: Runtime, a: Share, b: Share, g: Share) -> MpcProtocol[list[Share]]:
         return (
             yield from arithmetic.par(
-                convolution.conv2d_gen(rt, a, b, **place),
-                convolution.conv2d_weight_gradient_gen(rt, a, g, size, **place),
-                convolution.conv2d_input_gradient_gen(rt, g, b, a.shape, **place),
+                convolution.conv2d_protocol(rt, a, b, **place),
+                convolution.conv2d_weight_gradient_protocol(rt, a, g, size, **place),
+                convolution.conv2d_input_gradient_protocol(rt, g, b, a.shape, **place),
             )
         )
 
@@ -54,9 +54,9 @@ def test_convolution_and_its_gradients(
 
 def test_a_convolution_that_does_not_fit_is_refused(run: Run, gen: torch.Generator) -> None:
     with pytest.raises(ConfigError, match="3 input channels, a weight for 2"):
-        run(convolution.conv2d_gen, normal(gen, 1, 3, 4, 4), normal(gen, 1, 2, 3, 3))
+        run(convolution.conv2d_protocol, normal(gen, 1, 3, 4, 4), normal(gen, 1, 2, 3, 3))
     with pytest.raises(ConfigError, match="do not fit"):
-        run(convolution.conv2d_gen, normal(gen, 1, 3, 2, 2), normal(gen, 1, 3, 3, 3))
+        run(convolution.conv2d_protocol, normal(gen, 1, 3, 2, 2), normal(gen, 1, 3, 3, 3))
 
 
 @pytest.mark.parametrize(("size", "stride"), [(2, 0), (3, 2)])
@@ -67,11 +67,11 @@ def test_pooling(run: Run, gen: torch.Generator, size: int, stride: int) -> None
     (back_average,) = torch.autograd.grad(average, x, grad)
     (back_peak,) = torch.autograd.grad(peak, x, grad)
 
-    def build(rt: Runtime, a: Share, g: Share) -> Steps[list[Share]]:
-        mean = yield from convolution.avg_pool_gen(rt, a, size, stride=stride)
-        mean_back = yield from convolution.avg_pool_gradient_gen(rt, g, a.shape, size, stride=stride)
-        best, hot = yield from convolution.max_pool_gen(rt, a, size, stride=stride)
-        best_back = yield from convolution.max_pool_gradient_gen(rt, g, hot, a.shape, size, stride=stride)
+    def build(rt: Runtime, a: Share, g: Share) -> MpcProtocol[list[Share]]:
+        mean = yield from convolution.avg_pool_protocol(rt, a, size, stride=stride)
+        mean_back = yield from convolution.avg_pool_gradient_protocol(rt, g, a.shape, size, stride=stride)
+        best, hot = yield from convolution.max_pool_protocol(rt, a, size, stride=stride)
+        best_back = yield from convolution.max_pool_gradient_protocol(rt, g, hot, a.shape, size, stride=stride)
         return [mean, mean_back, best, best_back]
 
     out = run(build, x.detach(), grad)
@@ -90,18 +90,18 @@ def test_bit_decomposition_and_back(
     ring = torch.randint(-(2**62), 2**62, (150,), generator=gen)
     ring[:5] = torch.tensor([0, -1, 2**62 - 1, -(2**62), 1])
 
-    def build(rt: Runtime, zero: Share) -> Steps[list[Share]]:
+    def build(rt: Runtime, zero: Share) -> MpcProtocol[list[Share]]:
         x = arithmetic.add_ring(rt, zero, ring)
-        found = yield from bits.decompose_gen(rt, x, bits=width, fan=fan, dealer=dealer)
+        found = yield from bits.decompose_protocol(rt, x, bits=width, fan=fan, dealer=dealer)
         assert rt.rounds == rounds
-        words = yield from bits.to_bool_share_gen(rt, found)
-        back = yield from bits.b2a_words_gen(rt, words, width, x.n, 0)
-        return [Share(words.lo, words.hi, 0), back]
+        words = yield from bits.to_bool_share_protocol(rt, found)
+        back = yield from bits.b2a_words_protocol(rt, words, width, x.n, 0)
+        return [Share(words.first, words.second, 0), back]
 
     out = run(build, torch.zeros(ring.shape, dtype=torch.float64))
     expected = ring if width == 64 else ring & ((1 << width) - 1)
     assert torch.equal(out.rings[1], expected)
-    words = out.shares[0][0].lo ^ out.shares[1][0].lo ^ out.shares[2][0].lo
+    words = out.shares[0][0].first ^ out.shares[1][0].first ^ out.shares[2][0].first
     assert (int(words[0, 0]) & 1, int(words[0, 0]) >> 1 & 1) == (0, 1)
 
 
@@ -109,9 +109,9 @@ def test_one_hots_select_rows_of_a_table(run: Run, gen: torch.Generator) -> None
     index = torch.tensor([[0.0, 3.0, 6.0], [2.0, 2.0, 5.0]])
     table = normal(gen, 7, 4)
 
-    def build(rt: Runtime, i: Share, t: Share) -> Steps[list[Share]]:
-        hot = yield from bits.one_hot_gen(rt, i, 7)
-        return [hot, (yield from activations.embedding_gen(rt, hot, t))]
+    def build(rt: Runtime, i: Share, t: Share) -> MpcProtocol[list[Share]]:
+        hot = yield from bits.one_hot_protocol(rt, i, 7)
+        return [hot, (yield from activations.embedding_protocol(rt, hot, t))]
 
     out = run(build, index, table)
     assert torch.equal(out.values[0], F.one_hot(index.long(), 7).to(torch.float64))
@@ -122,9 +122,9 @@ def test_one_hots_select_rows_of_a_table(run: Run, gen: torch.Generator) -> None
 def test_shuffle_is_a_permutation_nobody_can_redo(run: Run, gen: torch.Generator) -> None:
     x, y = normal(gen, 60, 2, 3), torch.arange(60, dtype=torch.float64)[:, None]
 
-    def build(rt: Runtime, a: Share, b: Share) -> Steps[list[Share]]:
-        once = yield from shuffle.shuffle_together_gen(rt, [a, b])
-        return [*once, (yield from shuffle.shuffle_gen(rt, b))]
+    def build(rt: Runtime, a: Share, b: Share) -> MpcProtocol[list[Share]]:
+        once = yield from shuffle.shuffle_together_protocol(rt, [a, b])
+        return [*once, (yield from shuffle.shuffle_protocol(rt, b))]
 
     out = run(build, x, y)
     order = out.values[1][:, 0].long()
@@ -134,13 +134,13 @@ def test_shuffle_is_a_permutation_nobody_can_redo(run: Run, gen: torch.Generator
     assert not torch.equal(out.values[2], out.values[1])
     assert out.rounds == 6
     with pytest.raises(ConfigError, match="60"):
-        run(lambda rt, a, b: shuffle.shuffle_together_gen(rt, [a, b.index(slice(0, 5))]), x, y)
+        run(lambda rt, a, b: shuffle.shuffle_together_protocol(rt, [a, b.index(slice(0, 5))]), x, y)
 
 
 def test_inverse_root(run: Run, gen: torch.Generator) -> None:
     x = torch.exp(torch.rand(300, generator=gen, dtype=torch.float64) * 13 - 6)
     x = torch.round(x * 2**16) / 2**16
-    out = run(lambda rt, s: normalize.rsqrt_gen(rt, s, 2.0**-9, 1200.0), x)
+    out = run(lambda rt, s: normalize.rsqrt_protocol(rt, s, 2.0**-9, 1200.0), x)
     assert ((out.value - x.rsqrt()).abs() < 4e-3 * x.rsqrt() + 3 * UNIT).all()
     assert out.rounds == 23
 
@@ -152,9 +152,9 @@ def test_layer_norm_and_its_gradient(run: Run, gen: torch.Generator) -> None:
     grad = normal(gen, 6, 32)
     plain.backward(grad)
 
-    def build(rt: Runtime, a: Share, weight: Share, bias: Share, g: Share) -> Steps[list[Share]]:
-        out, hat, inverse = yield from normalize.layer_norm_gen(rt, a, weight, bias)
-        return [out, (yield from normalize.normalize_gradient_gen(rt, g, hat, inverse))]
+    def build(rt: Runtime, a: Share, weight: Share, bias: Share, g: Share) -> MpcProtocol[list[Share]]:
+        out, hat, inverse = yield from normalize.layer_norm_protocol(rt, a, weight, bias)
+        return [out, (yield from normalize.normalize_gradient_protocol(rt, g, hat, inverse))]
 
     out = run(build, x.detach(), w, b, grad)
     assert (out.values[0] - (plain.detach() * w + b)).abs().max() < 5e-3
@@ -165,8 +165,8 @@ def test_layer_norm_and_its_gradient(run: Run, gen: torch.Generator) -> None:
 def test_batch_norm(run: Run, gen: torch.Generator) -> None:
     x, w, b = normal(gen, 5, 3, 4, 4, scale=3), normal(gen, 3) + 1, normal(gen, 3)
 
-    def build(rt: Runtime, a: Share, weight: Share, bias: Share) -> Steps[Share]:
-        return (yield from normalize.batch_norm_gen(rt, a, weight, bias))[0]
+    def build(rt: Runtime, a: Share, weight: Share, bias: Share) -> MpcProtocol[Share]:
+        return (yield from normalize.batch_norm_protocol(rt, a, weight, bias))[0]
 
     expected = F.batch_norm(x, None, None, w, b, training=True, eps=1e-3)
     assert (run(build, x, w, b).value - expected).abs().max() < 5e-3
@@ -175,8 +175,8 @@ def test_batch_norm(run: Run, gen: torch.Generator) -> None:
 def test_sigmoid_and_tanh(run: Run, gen: torch.Generator) -> None:
     x = torch.cat([normal(gen, 300, scale=4), torch.tensor([0.0, 30.0, -30.0, 900.0, -900.0], dtype=torch.float64)])
 
-    def build(rt: Runtime, a: Share) -> Steps[list[Share]]:
-        return (yield from arithmetic.par(activations.sigmoid_gen(rt, a), activations.tanh_gen(rt, a)))
+    def build(rt: Runtime, a: Share) -> MpcProtocol[list[Share]]:
+        return (yield from arithmetic.par(activations.sigmoid_protocol(rt, a), activations.tanh_protocol(rt, a)))
 
     out = run(build, x)
     assert (out.values[0] - x.sigmoid()).abs().max() < 8 * UNIT
@@ -191,7 +191,7 @@ def test_gelu_and_its_derivative(run: Run, gen: torch.Generator) -> None:
     x = (torch.round(x * 2**16) / 2**16).requires_grad_()
     y = F.gelu(x)
     y.sum().backward()
-    out = run(activations.gelu_gen, x.detach())
+    out = run(activations.gelu_protocol, x.detach())
     assert (out.values[0] - y.detach()).abs().max() < 2e-3
     assert (out.values[1] - x.grad).abs().max() < 4e-3
     assert out.rounds == 13

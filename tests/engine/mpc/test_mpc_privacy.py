@@ -38,7 +38,9 @@ def program(name: str, x: Tensor, seed: int = 7) -> Program:
         if name == "mul":
             return arithmetic.mul(rt, value, value)
         if name == "matmul":
-            return rt.run(arithmetic.matmul_gen(rt, matrix, matrix.T.index((slice(None), slice(0, 8))), scale=0.1 / 64))
+            return rt.run(
+                arithmetic.matmul_protocol(rt, matrix, matrix.T.index((slice(None), slice(0, 8))), scale=0.1 / 64)
+            )
         if name == "relu":
             return selection.relu(rt, value)
         if name == "max":
@@ -50,22 +52,22 @@ def program(name: str, x: Tensor, seed: int = 7) -> Program:
         if name == "divide":
             return nonlinear.reciprocal(rt, share_of(near, rt.party), 1.0, 4.0)
         if name == "bits":
-            return rt.run(bits.a2b_gen(rt, value, bits=40))
+            return rt.run(bits.a2b_protocol(rt, value, bits=40))
         if name == "shuffle":
-            return rt.run(shuffle.shuffle_gen(rt, value))
+            return rt.run(shuffle.shuffle_protocol(rt, value))
         if name == "reduced":
-            return rt.run(selection.relu_only_gen(rt, value, width=32))
+            return rt.run(selection.relu_only_protocol(rt, value, width=32))
         if name == "winner":
-            return rt.run(maximum.matmul_max_gen(rt, matrix, matrix.T.index((slice(None), slice(0, 4)))))
+            return rt.run(maximum.matmul_max_protocol(rt, matrix, matrix.T.index((slice(None), slice(0, 4)))))
         if name == "sparing":
             wide = matrix.T.index((slice(None), slice(0, truncation.SPARING // N * 4)))
-            return rt.run(arithmetic.matmul_gen(rt, matrix, wide, scale=0.1 / 2**16))
+            return rt.run(arithmetic.matmul_protocol(rt, matrix, wide, scale=0.1 / 2**16))
         if name == "gated":
             kept, columns = share_of(signs, rt.party, 0), matrix.T.index((slice(None), slice(0, 4)))
-            return rt.run(gated.matmul_gated_gen(rt, matrix, columns, kept, scale=0.1 / 64))
+            return rt.run(gated.matmul_gated_protocol(rt, matrix, columns, kept, scale=0.1 / 64))
         if name == "fused":
             columns = matrix.T.index((slice(None), slice(0, 4)))
-            return rt.run(selection.matmul_relu_gen(rt, matrix, columns))
+            return rt.run(selection.matmul_relu_protocol(rt, matrix, columns))
         assert name == "softmax"
         return nonlinear.softmax(rt, matrix)
 

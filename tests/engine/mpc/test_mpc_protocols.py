@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc import arithmetic, boolean, exponential, gated, maximum, nonlinear, pieces, selection, truncation
-from uvcc_engine.mpc.runtime import Runtime, Steps
+from uvcc_engine.mpc import arithmetic, boolean, chunking, exponential, gated, maximum, nonlinear, selection, truncation
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.share import Share
 
 Run = Callable[..., Any]
@@ -31,7 +31,7 @@ def fixed(x: Tensor, f: int = 16) -> Tensor:
 
 def test_product_truncates_within_a_unit_in_two_rounds(run: Run, gen: torch.Generator) -> None:
     x, y = fixed(normal(gen, 40, 50, scale=30)), fixed(normal(gen, 40, 50, scale=30))
-    out = run(arithmetic.mul_gen, x, y)
+    out = run(arithmetic.mul_protocol, x, y)
     error = (out.value - x * y) / UNIT
     assert error.min() > -1.0
     assert error.max() <= 1.0
@@ -42,12 +42,12 @@ def test_product_truncates_within_a_unit_in_two_rounds(run: Run, gen: torch.Gene
 
 def test_matrix_product_with_folded_scale(run: Run, gen: torch.Generator) -> None:
     x, y = fixed(normal(gen, 33, 64)), fixed(normal(gen, 64, 10))
-    out = run(arithmetic.matmul_gen, x, y)
+    out = run(arithmetic.matmul_protocol, x, y)
     assert (out.value - x @ y).abs().max() <= UNIT
     assert (out.rounds, out.bytes_total) == (2, 40 * 330)
-    scaled = run(lambda rt, a, b: arithmetic.matmul_gen(rt, a, b, scale=2.0**-9), x, y)
+    scaled = run(lambda rt, a, b: arithmetic.matmul_protocol(rt, a, b, scale=2.0**-9), x, y)
     assert (scaled.value - x @ y / 512).abs().max() <= UNIT
-    rough = run(lambda rt, a, b: arithmetic.matmul_gen(rt, a, b, scale=0.1 / 48), x, y)
+    rough = run(lambda rt, a, b: arithmetic.matmul_protocol(rt, a, b, scale=0.1 / 48), x, y)
     assert (rough.value - x @ y * (0.1 / 48)).abs().max() <= 2 * UNIT
 
 
@@ -59,9 +59,9 @@ def test_a_product_and_the_choice_by_a_bit_take_the_product_s_rounds(
     x, y = fixed(normal(gen, 30, 40, scale=20)), fixed(normal(gen, 40, 20, scale=20))
     bits = (torch.rand(30, 20, generator=gen) < 0.5).to(torch.float64)
 
-    def build(rt: Runtime, a: Share, b: Share, kept: Share) -> Steps[Share]:
+    def build(rt: Runtime, a: Share, b: Share, kept: Share) -> MpcProtocol[Share]:
         whole = kept.with_f(0)
-        return (yield from gated.matmul_gated_gen(rt, a, b, whole, scale=scale, dealer=dealer))
+        return (yield from gated.matmul_gated_protocol(rt, a, b, whole, scale=scale, dealer=dealer))
 
     out = run(build, x, y, bits / 2.0**16)
     assert (out.value - (x @ y) * bits * scale).abs().max() <= UNIT
@@ -72,21 +72,21 @@ def test_a_product_and_the_choice_by_a_bit_take_the_product_s_rounds(
 def test_a_gate_that_does_not_fit_is_refused(run: Run) -> None:
     x = torch.ones(4, 4, dtype=torch.float64)
     with pytest.raises(ConfigError, match="gate at f=16"):
-        run(gated.matmul_gated_gen, x, x, x)
+        run(gated.matmul_gated_protocol, x, x, x)
     with pytest.raises(ConfigError, match=r"gate of shape \(3, 4\)"):
-        run(lambda rt, a, b, c: gated.matmul_gated_gen(rt, a, b, c.with_f(0)), x, x, x[:3])
+        run(lambda rt, a, b, c: gated.matmul_gated_protocol(rt, a, b, c.with_f(0)), x, x, x[:3])
 
 
 def test_batched_matrix_product_broadcasts(run: Run, gen: torch.Generator) -> None:
     x, y = fixed(normal(gen, 3, 5, 7)), fixed(normal(gen, 7, 4))
-    assert (run(arithmetic.matmul_gen, x, y).value - x @ y).abs().max() <= UNIT
+    assert (run(arithmetic.matmul_protocol, x, y).value - x @ y).abs().max() <= UNIT
 
 
 def test_independent_products_share_their_rounds(run: Run, gen: torch.Generator) -> None:
     x, y = fixed(normal(gen, 8, 8)), fixed(normal(gen, 8, 8))
 
-    def build(rt: Runtime, a: Share, b: Share) -> Steps[list[Share]]:
-        return (yield from arithmetic.par(arithmetic.mul_gen(rt, a, b), arithmetic.matmul_gen(rt, a, b)))
+    def build(rt: Runtime, a: Share, b: Share) -> MpcProtocol[list[Share]]:
+        return (yield from arithmetic.par(arithmetic.mul_protocol(rt, a, b), arithmetic.matmul_protocol(rt, a, b)))
 
     out = run(build, x, y)
     assert (out.values[0] - x * y).abs().max() <= UNIT
@@ -97,7 +97,7 @@ def test_independent_products_share_their_rounds(run: Run, gen: torch.Generator)
 def test_linear_operations_are_local(run: Run, gen: torch.Generator) -> None:
     x, y = fixed(normal(gen, 6, 5)), fixed(normal(gen, 6, 5))
 
-    def build(rt: Runtime, a: Share, b: Share) -> Steps[Share]:
+    def build(rt: Runtime, a: Share, b: Share) -> MpcProtocol[Share]:
         total = arithmetic.sub(arithmetic.add(a, b), arithmetic.scale_int(arithmetic.neg(b), 3))
         return arithmetic.add_public(rt, arithmetic.add(total, arithmetic.public(rt, 0.5, total)), -2.0)
         yield
@@ -115,9 +115,9 @@ def test_truncation_never_errs_in_the_top_bits(run: Run, gen: torch.Generator, s
     narrow = torch.randint(-(2**20), 2**20, (1000,), generator=gen)
     ring = torch.cat([edge, wide, narrow])
 
-    def build(rt: Runtime, zero: Share) -> Steps[Share]:
+    def build(rt: Runtime, zero: Share) -> MpcProtocol[Share]:
         x = arithmetic.add_ring(rt, zero, ring).with_f(shift)
-        return (yield from arithmetic.rescale_gen(rt, x, 0, dealer=dealer))
+        return (yield from arithmetic.rescale_protocol(rt, x, 0, dealer=dealer))
 
     out = run(build, torch.zeros(ring.shape, dtype=torch.float64))
     difference = out.rings[0] - (ring >> shift)
@@ -131,8 +131,8 @@ def test_comparison_is_exact_over_the_whole_range(run: Run, gen: torch.Generator
     powers = torch.tensor([s * 2**k + d for k in range(62) for s in (1, -1) for d in (-1, 0, 1)])
     ring = torch.cat([edge, powers, torch.randint(-(2**62), 2**62, (500,), generator=gen)])
 
-    def build(rt: Runtime, zero: Share) -> Steps[Share]:
-        return selection.drelu_arithmetic_gen(rt, arithmetic.add_ring(rt, zero, ring), dealer=dealer)
+    def build(rt: Runtime, zero: Share) -> MpcProtocol[Share]:
+        return selection.drelu_arithmetic_protocol(rt, arithmetic.add_ring(rt, zero, ring), dealer=dealer)
 
     out = run(build, torch.zeros(ring.shape, dtype=torch.float64))
     assert torch.equal(out.rings[0], (ring >= 0).to(torch.int64))
@@ -141,7 +141,7 @@ def test_comparison_is_exact_over_the_whole_range(run: Run, gen: torch.Generator
 
 def test_relu_gives_value_and_bit_in_five_rounds(run: Run, gen: torch.Generator) -> None:
     x = fixed(normal(gen, 64, 32, scale=4))
-    out = run(selection.relu_gen, x)
+    out = run(selection.relu_protocol, x)
     assert torch.equal(out.values[0], x.clamp(min=0))
     assert torch.equal(out.values[1], (x >= 0).to(torch.float64))
     assert out.rounds == 5
@@ -150,7 +150,7 @@ def test_relu_gives_value_and_bit_in_five_rounds(run: Run, gen: torch.Generator)
 
 def test_relu_alone_costs_less(run: Run, gen: torch.Generator) -> None:
     x = fixed(normal(gen, 128, 64, scale=4))
-    out = run(selection.relu_only_gen, x)
+    out = run(selection.relu_only_protocol, x)
     assert torch.equal(out.value, x.clamp(min=0))
     assert out.bytes_total <= 86 * x.numel()
 
@@ -159,9 +159,9 @@ def test_mux_chooses_by_a_shared_bit_in_one_round(run: Run, gen: torch.Generator
     x, y = fixed(normal(gen, 9)), fixed(normal(gen, 9))
     bit = torch.tensor([1, 0, 0, 1, 1, 0, 1, 0, 1])
 
-    def build(rt: Runtime, a: Share, b: Share) -> Steps[Share]:
+    def build(rt: Runtime, a: Share, b: Share) -> MpcProtocol[Share]:
         chooser = arithmetic.add_ring(rt, arithmetic.public(rt, 0.0, a), bit).with_f(0)
-        return selection.mux_gen(rt, chooser, a, b)
+        return selection.mux_protocol(rt, chooser, a, b)
 
     out = run(build, x, y)
     assert torch.equal(out.value, torch.where(bit == 1, x, y))
@@ -171,23 +171,23 @@ def test_mux_chooses_by_a_shared_bit_in_one_round(run: Run, gen: torch.Generator
 def test_replicated_bits_agree_with_the_pair_shared_ones(run: Run, gen: torch.Generator) -> None:
     x = fixed(normal(gen, 130))
 
-    def build(rt: Runtime, a: Share) -> Steps[Share]:
-        bits = yield from boolean.drelu_gen(rt, a)
-        words = yield from boolean.to_bool_share_gen(rt, bits)
-        return Share(words.lo, words.hi, 0)
+    def build(rt: Runtime, a: Share) -> MpcProtocol[Share]:
+        bits = yield from boolean.drelu_protocol(rt, a)
+        words = yield from boolean.to_bool_share_protocol(rt, bits)
+        return Share(words.first, words.second, 0)
 
     from uvcc_engine.mpc.kernels.cpu import CpuKernels
 
     shares = [s[0] for s in run(build, x).shares]
-    total = shares[0].lo ^ shares[1].lo ^ shares[2].lo
-    assert torch.equal(shares[0].hi, shares[1].lo)
+    total = shares[0].first ^ shares[1].first ^ shares[2].first
+    assert torch.equal(shares[0].second, shares[1].first)
     assert torch.equal(CpuKernels().bits_to_ints(total, 130), (x >= 0).to(torch.int64))
 
 
 @pytest.mark.parametrize(("shape", "rounds"), [((17, 10), 6), ((5, 3), 6), ((3, 37), 12), ((2, 4, 7), 6), ((4, 1), 0)])
 def test_maximum(run: Run, gen: torch.Generator, shape: tuple[int, ...], rounds: int) -> None:
     x = fixed(normal(gen, *shape, scale=3))
-    out = run(maximum.max_gen, x)
+    out = run(maximum.max_protocol, x)
     assert torch.equal(out.value, x.max(-1).values)
     assert out.rounds == rounds
 
@@ -196,7 +196,7 @@ def test_argmax_takes_the_first_of_a_tie(run: Run, gen: torch.Generator) -> None
     x = fixed(normal(gen, 70, 10))
     x[0] = 1.0
     x[1, 3] = x[1, 8] = 9.0
-    out = run(maximum.argmax_one_hot_gen, x)
+    out = run(maximum.argmax_one_hot_protocol, x)
     assert torch.equal(out.value, torch.nn.functional.one_hot(x.argmax(-1), 10).to(torch.float64))
     assert out.value[1, 3] == 1
     assert out.rounds == 6
@@ -205,7 +205,7 @@ def test_argmax_takes_the_first_of_a_tie(run: Run, gen: torch.Generator) -> None
 def test_exponential(run: Run, gen: torch.Generator) -> None:
     x = fixed(-torch.rand(2000, generator=gen, dtype=torch.float64) * 40)
     x[:6] = torch.tensor([0.0, -UNIT, -16.0, -16.0 + UNIT, -15.999, -20000.0])
-    out = run(nonlinear.exp_gen, x)
+    out = run(nonlinear.exp_protocol, x)
     assert (out.value - x.exp()).abs().max() < 1.6 * UNIT
     assert out.rounds == 6
 
@@ -213,7 +213,7 @@ def test_exponential(run: Run, gen: torch.Generator) -> None:
 @pytest.mark.parametrize(("low", "high", "rounds"), [(1.0, 10.0, 10), (1.0, 2.0, 6), (0.5, 40.0, 16)])
 def test_reciprocal(run: Run, gen: torch.Generator, low: float, high: float, rounds: int) -> None:
     x = fixed(low + (high - low) * torch.rand(500, generator=gen, dtype=torch.float64))
-    out = run(lambda rt, s: nonlinear.reciprocal_gen(rt, s, low, high), x)
+    out = run(lambda rt, s: nonlinear.reciprocal_protocol(rt, s, low, high), x)
     assert (out.value * x - 1).abs().max() < max(2e-4, 10 * high * UNIT)
     assert out.rounds == rounds
 
@@ -222,7 +222,7 @@ def test_softmax_in_14_rounds(run: Run, gen: torch.Generator) -> None:
     x = fixed(normal(gen, 64, 10, scale=5))
     x[0] = 0.0
     x[1, 0] = 100.0
-    out = run(nonlinear.softmax_gen, x)
+    out = run(nonlinear.softmax_protocol, x)
     assert (out.values[0] - x.softmax(-1)).abs().max() < 8 * UNIT
     assert torch.equal(out.values[1], x.max(-1, keepdim=True).values)
     assert out.rounds == 14
@@ -230,7 +230,7 @@ def test_softmax_in_14_rounds(run: Run, gen: torch.Generator) -> None:
 
 def test_softmax_of_long_rows(run: Run, gen: torch.Generator) -> None:
     x = fixed(normal(gen, 5, 40, scale=3))
-    out = run(nonlinear.softmax_gen, x)
+    out = run(nonlinear.softmax_protocol, x)
     assert (out.values[0] - x.softmax(-1)).abs().max() < 20 * UNIT
 
 
@@ -240,7 +240,7 @@ def test_powers_come_with_inverse_and_logarithm_of_their_sum(run: Run, gen: torc
     x[0] = 0.0
     x[1:200, 1:] = -100.0
     x[2:200, 1] = fixed(-torch.linspace(0.0, 16.0, 198, dtype=torch.float64))
-    out = run(lambda rt, s: exponential.powers_gen(rt, s, (exponential.INVERSE, exponential.LOG)), x)
+    out = run(lambda rt, s: exponential.powers_protocol(rt, s, (exponential.INVERSE, exponential.LOG)), x)
     powers, total, inverse, log = out.values
     assert (powers - x.exp()).abs().max() < 1.6 * UNIT
     assert torch.equal(total, powers.sum(1, keepdim=True))
@@ -248,7 +248,7 @@ def test_powers_come_with_inverse_and_logarithm_of_their_sum(run: Run, gen: torc
     assert (total.log() - log).abs().max() < exponential.LOOKUP_ERROR
     assert out.rounds == 6
     with pytest.raises(ConfigError, match="16 powers"):
-        run(exponential.powers_gen, -torch.ones(2, 16))
+        run(exponential.powers_protocol, -torch.ones(2, 16))
 
 
 def test_public_powers_are_rounded_the_same_everywhere() -> None:
@@ -265,17 +265,17 @@ def test_public_powers_are_rounded_the_same_everywhere() -> None:
 
 def test_matrix_product_with_row_maximum(run: Run, gen: torch.Generator) -> None:
     x, w = fixed(normal(gen, 70, 20)), fixed(normal(gen, 20, 10))
-    out = run(maximum.matmul_max_gen, x, w)
+    out = run(maximum.matmul_max_protocol, x, w)
     assert (out.values[0] - x @ w).abs().max() <= UNIT
     assert (out.values[1] - out.values[0].max(1).values).abs().max() <= UNIT
     assert out.rounds == 6
-    longer = run(maximum.matmul_max_gen, x, fixed(normal(gen, 20, 12)))
+    longer = run(maximum.matmul_max_protocol, x, fixed(normal(gen, 20, 12)))
     assert torch.equal(longer.values[1], longer.values[0].max(1).values)
 
 
 def test_logarithm(run: Run, gen: torch.Generator) -> None:
     x = fixed(1 + 9 * torch.rand(500, generator=gen, dtype=torch.float64))
-    out = run(lambda rt, s: nonlinear.log_gen(rt, s, 1.0, 10.0), x)
+    out = run(lambda rt, s: nonlinear.log_protocol(rt, s, 1.0, 10.0), x)
     assert (out.value - x.log()).abs().max() < 1e-3
     assert math.isclose(float(out.value.mean()), float(x.log().mean()), abs_tol=1e-4)
     assert out.rounds == 10
@@ -286,10 +286,10 @@ def test_comparison_in_the_reduced_ring(run: Run, gen: torch.Generator, n: int) 
     ring = torch.randint(-(2**31), 2**31, (n,), generator=gen)
     ring[:6] = torch.tensor([0, 1, -1, 2**31 - 1, -(2**31), 2**16])
 
-    def build(rt: Runtime, zero: Share) -> Steps[list[Share]]:
+    def build(rt: Runtime, zero: Share) -> MpcProtocol[list[Share]]:
         x = arithmetic.add_ring(rt, zero, ring)
-        value, bit = yield from selection.relu_gen(rt, x, width=32)
-        return [value, bit, (yield from selection.relu_only_gen(rt, x, width=32))]
+        value, bit = yield from selection.relu_protocol(rt, x, width=32)
+        return [value, bit, (yield from selection.relu_only_protocol(rt, x, width=32))]
 
     out = run(build, torch.zeros(n, dtype=torch.float64))
     assert torch.equal(out.rings[0], ring.clamp(min=0))
@@ -301,7 +301,7 @@ def test_comparison_in_the_reduced_ring(run: Run, gen: torch.Generator, n: int) 
 
 def test_a_reduced_ring_of_another_size_is_refused(run: Run) -> None:
     with pytest.raises(ConfigError, match="40 bits"):
-        run(lambda rt, x: selection.relu_only_gen(rt, x, width=40), torch.ones(3))
+        run(lambda rt, x: selection.relu_only_protocol(rt, x, width=40), torch.ones(3))
 
 
 @pytest.mark.parametrize("shift", [33, 40, 41, 50])
@@ -309,9 +309,9 @@ def test_wide_shifts_travel_packed_and_sparing(run: Run, gen: torch.Generator, s
     n = truncation.SPARING + 100
     ring = torch.randint(-(2**62) + 1, 2**62, (n,), generator=gen)
 
-    def build(rt: Runtime, zero: Share) -> Steps[Share]:
+    def build(rt: Runtime, zero: Share) -> MpcProtocol[Share]:
         x = arithmetic.add_ring(rt, zero, ring).with_f(shift)
-        return (yield from arithmetic.rescale_gen(rt, x, 0))
+        return (yield from arithmetic.rescale_protocol(rt, x, 0))
 
     out = run(build, torch.zeros(n, dtype=torch.float64))
     assert set((out.rings[0] - (ring >> shift)).unique().tolist()) == {0, 1}
@@ -321,23 +321,23 @@ def test_wide_shifts_travel_packed_and_sparing(run: Run, gen: torch.Generator, s
 
 def test_a_comparison_starts_from_a_product_that_is_being_truncated(run: Run, gen: torch.Generator) -> None:
     x, w = fixed(normal(gen, 20, 30)), fixed(normal(gen, 30, 17))
-    out = run(selection.matmul_relu_gen, x, w)
+    out = run(selection.matmul_relu_protocol, x, w)
     assert (out.values[0] - (x @ w).clamp(min=0)).abs().max() <= UNIT
     assert torch.equal(out.values[1], (x @ w >= 0).to(torch.float64))
     assert out.rounds == 5
 
 
-def test_long_vectors_flow_in_pieces_with_the_rounds_of_one(
+def test_long_vectors_flow_in_chunks_with_the_rounds_of_one(
     run: Run, gen: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces.cuts, "__defaults__", (512,))
+    monkeypatch.setattr(chunking.chunk_slices, "__defaults__", (512,))
     x, y = fixed(normal(gen, 5000, scale=3)), fixed(normal(gen, 5000))
 
-    def build(rt: Runtime, a: Share, b: Share) -> Steps[list[Share]]:
-        product = yield from arithmetic.mul_gen(rt, a, b)
-        value, bit = yield from selection.relu_gen(rt, a.reshape(50, 100))
-        only = yield from selection.relu_only_gen(rt, a)
-        return [product, value, bit, only, (yield from selection.drelu_arithmetic_gen(rt, a))]
+    def build(rt: Runtime, a: Share, b: Share) -> MpcProtocol[list[Share]]:
+        product = yield from arithmetic.mul_protocol(rt, a, b)
+        value, bit = yield from selection.relu_protocol(rt, a.reshape(50, 100))
+        only = yield from selection.relu_only_protocol(rt, a)
+        return [product, value, bit, only, (yield from selection.drelu_arithmetic_protocol(rt, a))]
 
     out = run(build, x, y)
     product, value, bit, only, drelu = out.values
@@ -349,19 +349,19 @@ def test_long_vectors_flow_in_pieces_with_the_rounds_of_one(
     assert out.rounds == 2 + 5 + 5 + 5
 
 
-def test_matrix_products_in_pieces(run: Run, gen: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "PIECE", 32)
+def test_matrix_products_in_chunks(run: Run, gen: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "CHUNK", 32)
     x, y = fixed(normal(gen, 300, 20)), fixed(normal(gen, 20, 16))
-    out = run(arithmetic.matmul_gen, x, y)
+    out = run(arithmetic.matmul_protocol, x, y)
     assert (out.value - x @ y).abs().max() <= UNIT
     assert (out.rounds, out.bytes_total) == (2, 40 * 300 * 16)
 
 
 @pytest.mark.parametrize(
-    ("n", "piece", "count"), [(10, 10, 1), (11, 10, 3), (1_000_000, 1 << 18, 6), (300, 64, 6), (0, 5, 1)]
+    ("n", "size", "count"), [(10, 10, 1), (11, 10, 3), (1_000_000, 1 << 18, 6), (300, 64, 6), (0, 5, 1)]
 )
-def test_cuts_cover_everything(n: int, piece: int, count: int) -> None:
-    places = pieces.cuts(n, piece)
+def test_chunks_cover_everything(n: int, size: int, count: int) -> None:
+    places = chunking.chunk_slices(n, size)
     assert [i for p in places for i in range(p.start, p.stop)] == list(range(n))
     assert len(places) <= count
-    assert all(p.stop - p.start <= max(64, piece) for p in places)
+    assert all(p.stop - p.start <= max(64, size) for p in places)

@@ -14,7 +14,7 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolErro
 from uvcc_engine.mpc import arithmetic, maximum, nonlinear, opening, selection
 from uvcc_engine.mpc.local import LocalPlanes, rehearsal_keys
 from uvcc_engine.mpc.prg import OWN, ChaChaStream, PairKeys, Stream, derive_key
-from uvcc_engine.mpc.runtime import Round, Runtime, Steps, par
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import Share, share_of, split
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.transcript import kinds
@@ -133,7 +133,7 @@ def test_one_message_per_peer_and_round_however_many_protocols() -> None:
 
     def body(rt: Runtime) -> int:
         x = share_of(parts, rt.party)
-        rt.run(par(*[arithmetic.mul_gen(rt, x, x) for _ in range(5)]))
+        rt.run(par(*[arithmetic.mul_protocol(rt, x, x) for _ in range(5)]))
         return rt.rounds
 
     assert planes.run_three(body) == [2, 2, 2]
@@ -148,7 +148,7 @@ def test_protocols_of_different_length_run_side_by_side() -> None:
 
     def body(rt: Runtime) -> list[torch.Tensor]:
         x = share_of(parts, rt.party)
-        short, long = rt.run(par(arithmetic.mul_gen(rt, x, x), selection.relu_only_gen(rt, x)))
+        short, long = rt.run(par(arithmetic.mul_protocol(rt, x, x), selection.relu_only_protocol(rt, x)))
         return opening.open_many(rt, [short, long])
 
     square, relu = LocalPlanes().run_three(body)[1]
@@ -190,7 +190,7 @@ def test_a_party_that_stops_is_reported() -> None:
         LocalPlanes().run_three(body)
 
 
-def _wait(rt: Runtime) -> Steps[None]:
+def _wait(rt: Runtime) -> MpcProtocol[None]:
     message = Round()
     message.want(1, kinds.RESHARE, torch.int64, 4)
     yield message
@@ -236,17 +236,17 @@ def test_a_training_step_of_a_small_network_takes_few_rounds(run: Callable[..., 
     x, w1, w2 = rand(32, 64), rand(64, 32), rand(32, 10)
     y = torch.nn.functional.one_hot(torch.arange(32) % 10, 10).to(torch.float64)
 
-    def step(rt: Runtime, xs: Share, a: Share, b: Share, ys: Share) -> Steps[list[Share]]:
-        hidden, bit = yield from selection.matmul_relu_gen(rt, xs, a)
-        logits, top = yield from maximum.matmul_max_gen(rt, hidden, b)
+    def step(rt: Runtime, xs: Share, a: Share, b: Share, ys: Share) -> MpcProtocol[list[Share]]:
+        hidden, bit = yield from selection.matmul_relu_protocol(rt, xs, a)
+        logits, top = yield from maximum.matmul_max_protocol(rt, hidden, b)
         shifted = arithmetic.sub(logits, top.reshape(-1, 1))
-        probability, _ = yield from nonlinear.softmax_of_shifted_gen(rt, shifted)
+        probability, _ = yield from nonlinear.softmax_of_shifted_protocol(rt, shifted)
         delta = arithmetic.sub(probability, ys)
         grad_b, back = yield from par(
-            arithmetic.matmul_gen(rt, hidden.T, delta, scale=0.1 / 32), arithmetic.matmul_gen(rt, delta, b.T)
+            arithmetic.matmul_protocol(rt, hidden.T, delta, scale=0.1 / 32), arithmetic.matmul_protocol(rt, delta, b.T)
         )
-        back = yield from arithmetic.mul_gen(rt, back, bit)
-        grad_a = yield from arithmetic.matmul_gen(rt, xs.T, back, scale=0.1 / 32)
+        back = yield from arithmetic.mul_protocol(rt, back, bit)
+        grad_a = yield from arithmetic.matmul_protocol(rt, xs.T, back, scale=0.1 / 32)
         return [arithmetic.sub(a, grad_a), arithmetic.sub(b, grad_b)]
 
     out = run(step, x, w1, w2, y)

@@ -34,7 +34,7 @@ def shares_of(values: list[int], seed: int) -> list[Share]:
 
 
 def total(shares: list[Share]) -> list[int]:
-    return [int(v) for v in shares[0].lo + shares[1].lo + shares[2].lo]
+    return [int(v) for v in shares[0].first + shares[1].first + shares[2].first]
 
 
 @given(vector, st.integers(0, 2**31), ring)
@@ -93,7 +93,7 @@ def test_wrong_sets_of_shares_are_refused() -> None:
     shares = [share_of(parts, p) for p in range(3)]
     with pytest.raises(ConfigError, match="2 shares"):
         reconstruct(shares[:2])
-    altered = Share(shares[1].lo + 1, shares[1].hi)
+    altered = Share(shares[1].first + 1, shares[1].second)
     with pytest.raises(ConfigError, match="component 1"):
         reconstruct([shares[0], altered, shares[2]])
 
@@ -105,7 +105,7 @@ def test_mismatches_are_refused_before_any_message() -> None:
     with pytest.raises(ConfigError, match="different scales"):
         cat([one, one.with_f(12)])
     with pytest.raises(ConfigError, match="shapes"):
-        Share(one.lo, torch.zeros(4, dtype=torch.int64))
+        Share(one.first, torch.zeros(4, dtype=torch.int64))
     with pytest.raises(ConfigError, match="dtype"):
         Share(torch.zeros(3), torch.zeros(3))
     with pytest.raises(ConfigError, match=r"add shares of shapes \(3,\) and \(4,\)"):
@@ -114,20 +114,20 @@ def test_mismatches_are_refused_before_any_message() -> None:
     with pytest.raises(ConfigError, match="subtract shares on cpu and meta"):
         arithmetic.sub(one, elsewhere)
     with pytest.raises(ConfigError, match="lie on cpu and meta"):
-        Share(one.lo, elsewhere.lo, 16)
+        Share(one.first, elsewhere.first, 16)
 
 
 def test_products_of_what_does_not_fit_send_nothing(run: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"multiply shares of shapes \(3,\) and \(4,\)"):
-        run(arithmetic.mul_gen, torch.ones(3), torch.ones(4))
-    for product in (arithmetic.mul_gen, arithmetic.matmul_gen):
+        run(arithmetic.mul_protocol, torch.ones(3), torch.ones(4))
+    for product in (arithmetic.mul_protocol, arithmetic.matmul_protocol):
         with pytest.raises(ConfigError, match="multiply shares on cpu and meta"):
             run(lambda rt, x, act=product: act(rt, x, x.map(lambda t: t.to("meta"))), torch.ones(3, 3))
 
 
 def test_matrix_product_names_the_shapes(run: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"\(2, 3\) and \(2, 3\)"):
-        run(arithmetic.matmul_gen, torch.ones(2, 3), torch.ones(2, 3))
+        run(arithmetic.matmul_protocol, torch.ones(2, 3), torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1, 2.0**-9, 3.0, 0.1 / 64, 1e-6, 1 / 3])

@@ -124,7 +124,7 @@ def test_slices_of_replicas_and_tensor_ranks_come_together_again() -> None:
         got = [Share(s, -s, 16) for s in sums.slices()]
         like = [Share(torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), 16)]
         like += [Share(torch.zeros(1, 5, dtype=torch.int64), torch.zeros(1, 5, dtype=torch.int64), 16)]
-        return [(s.lo.tolist(), s.hi.tolist()) for s in sums.joined(got, like)]
+        return [(s.first.tolist(), s.second.tolist()) for s in sums.joined(got, like)]
 
     for rank, found in enumerate(run_ranks(Topology(2, 1, 2), body)):
         mine = [2 * (k + 10 * (rank % 2)) for k in range(3)]  # over two replicas

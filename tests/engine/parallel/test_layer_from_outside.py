@@ -59,7 +59,7 @@ from uvcc_engine.model.specs import (
 from uvcc_engine.model.tensor_parallel import COLUMNS, WHOLE, PartContext, PlaceContext, Placed, TensorParallel
 from uvcc_engine.model.training import Trainer
 from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime, Steps
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sharding.layout import place_layers, slice_of, stage_bounds, weights_of
@@ -86,18 +86,18 @@ class ScaleLayer(Layer):
         self.weight = weight
         self._seen: Share | None = None
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         self._seen = x
-        return (yield from ops.mul_gen(rt, x, self.weight))
+        return (yield from ops.mul_protocol(rt, x, self.weight))
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
-        return (yield from ops.mul_gen(rt, grad, self.weight))
+        return (yield from ops.mul_protocol(rt, grad, self.weight))
 
-    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+    def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._seen is not None
-        sums = ops.product_with_gen(rt, grad, self._seen, lambda g, x: (g * x).sum(0, keepdim=True), scale=scale)
+        sums = ops.product_with_protocol(rt, grad, self._seen, lambda g, x: (g * x).sum(0, keepdim=True), scale=scale)
         return (yield from sums)
 
 
@@ -108,17 +108,17 @@ class ScalePart(Plain):
         super().__init__(weight, dealer)
         self.shared = shared
 
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         on.keep(self, x)
-        return (yield from ops.mul_gen(on.rt, x, self.weights[0], dealer=self.dealers[0]))
+        return (yield from ops.mul_protocol(on.rt, x, self.weights[0], dealer=self.dealers[0]))
 
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         role = ops.roles(on.rt, self.dealers[0])
         pairs = zip(ops.terms(role, grad), ops.partners(role, on.take(self)), strict=True)
         on.gradient(self, 0, torch.stack([(g * x).sum(0, keepdim=True) for g, x in pairs]).sum(0))
         if not wanted:
             return grad
-        return (yield from ops.mul_gen(on.rt, grad, self.weights[0], dealer=self.dealers[0]))
+        return (yield from ops.mul_protocol(on.rt, grad, self.weights[0], dealer=self.dealers[0]))
 
 
 def _same_width(spec: Any, shape: Shape) -> Shape:
@@ -177,17 +177,17 @@ class OffsetLayer(Layer):
     def __init__(self, weight: Share) -> None:
         self.weight = weight
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         return ops.add(x, self.weight)
         yield  # a generator like its siblings
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         return grad
         yield  # a generator like its siblings
 
-    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
-        return (yield from ops.mul_public_gen(rt, grad.sum(0, keepdim=True), scale))
+    def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
+        return (yield from ops.mul_public_protocol(rt, grad.sum(0, keepdim=True), scale))
 
 
 def _offset(spec: Offset, at: SecretContext) -> Layer:
@@ -205,13 +205,13 @@ class SquareLayer(Layer):
     def __init__(self) -> None:
         self._seen: Share | None = None
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         self._seen = x
-        return (yield from ops.mul_gen(rt, x, x, scale=0.5))
+        return (yield from ops.mul_protocol(rt, x, x, scale=0.5))
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self._seen is not None
-        return (yield from ops.mul_gen(rt, grad, self._seen))
+        return (yield from ops.mul_protocol(rt, grad, self._seen))
 
 
 def _square(spec: Square, at: SecretContext) -> Layer:
@@ -506,5 +506,5 @@ def test_layers_are_read_without_torch_and_every_operation_is_there() -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert all(getattr(ops, name) is not None for name in ops.OPERATIONS)
-    with pytest.raises(AttributeError, match="matmull_gen"):
-        _ = ops.matmull_gen  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="matmull_protocol"):
+        _ = ops.matmull_protocol  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ from uvcc_engine.owner.client import _whole
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.sharding.layout import HEADS, join_weight, place_layers, slice_of, stage_bounds, weights_of
 from uvcc_engine.sharding.stage import build_stage
-from uvcc_engine.sharding.tensor_parallel import Pass, backward_gen, forward_gen
+from uvcc_engine.sharding.tensor_parallel import Pass, backward_protocol, forward_protocol
 
 F = 16
 UNIT = 2.0**-F
@@ -51,12 +51,12 @@ def through(model: ModelSpec, weights: list[np.ndarray], x: np.ndarray, tensor: 
         terms: dict[int, torch.Tensor] = {}
         order = {id(part): at for at, (part, _) in enumerate(stage.slots)}
         on = Pass(rt, groups.tp, len(x) * model.positions, lambda part, k, t: terms.__setitem__(order[id(part)], t))
-        out = rt.run(forward_gen(on, stage.parts, public(rt, torch.from_numpy(x), f=F)))
+        out = rt.run(forward_protocol(on, stage.parts, public(rt, torch.from_numpy(x), f=F)))
         ones = public(rt, torch.ones(out.shape), f=F)
-        rt.run(backward_gen(on, stage.parts, ones, wanted=False))
+        rt.run(backward_protocol(on, stage.parts, ones, wanted=False))
         shared = stage.slots[-1][0].shared
         last = groups.tp.sum_(terms[len(order) - 1]) if shared else terms[len(order) - 1]
-        return out.lo.numpy(), last.numpy()
+        return out.first.numpy(), last.numpy()
 
     found = run_fleet(Topology(1, 1, tensor), work)
 

@@ -66,10 +66,10 @@ def test_every_gradient_is_torchs(name: str, f: int) -> None:
         order, found = nn.weighted(layers), {}
 
         def update(layer: nn.Layer, g: Share) -> Any:
-            found[order.index(layer)] = yield from layer.weight_gradient_gen(rt, g, 0.5)
+            found[order.index(layer)] = yield from layer.weight_gradient_protocol(rt, g, 0.5)
 
-        out = rt.run(nn.forward_gen(rt, layers, public(rt, x, f=f)))
-        rt.run(nn.backward_gen(rt, layers, public(rt, grad, f=f), update))
+        out = rt.run(nn.forward_protocol(rt, layers, public(rt, x, f=f)))
+        rt.run(nn.backward_protocol(rt, layers, public(rt, grad, f=f), update))
         return out, found, [layer.weight for layer in order if layer.weight is not None]
 
     results = LocalPlanes(4).run_three(body)
@@ -89,7 +89,7 @@ def test_a_secret_lookup_is_the_table_row() -> None:
 
     def body(rt: Runtime) -> Share:
         layers = nn.build(model, [public(rt, table, f=16)])
-        return rt.run(nn.forward_gen(rt, layers, public(rt, letters.reshape(2, 15), f=16)))
+        return rt.run(nn.forward_protocol(rt, layers, public(rt, letters.reshape(2, 15), f=16)))
 
     got = reconstruct(LocalPlanes(4).run_three(body))
     assert (got - forward(model, [table], letters.reshape(2, 15))).abs().max() < 1e-4

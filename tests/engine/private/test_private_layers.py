@@ -62,11 +62,11 @@ def passes(layer_of: Callable[[Runtime], nn.Layer], x: Tensor, grad: Tensor) -> 
         layer = layer_of(rt)
 
         def steps() -> Any:
-            found = [(yield from layer.forward_gen(rt, public(rt, x, f=16)))]
+            found = [(yield from layer.forward_protocol(rt, public(rt, x, f=16)))]
             g = public(rt, grad, f=16)
-            found.append((yield from layer.input_gradient_gen(rt, g)))
+            found.append((yield from layer.input_gradient_protocol(rt, g)))
             if layer.weight is not None:
-                found.append((yield from layer.weight_gradient_gen(rt, g, 0.5)))
+                found.append((yield from layer.weight_gradient_protocol(rt, g, 0.5)))
             return found
 
         return rt.run(steps())

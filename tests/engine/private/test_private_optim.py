@@ -11,7 +11,7 @@ from private_kit import opened_digits
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import load_digits
-from uvcc_engine.model.functions import rsqrt_gen
+from uvcc_engine.model.functions import rsqrt_protocol
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import find_model
@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 def test_inverse_square_root_over_thirty_bits(f: int) -> None:
     x = torch.logspace(-5.9, 3.5, 400, dtype=torch.float64)
     x = torch.round(x * 2**24) / 2**24
-    got = LocalPlanes(1).run_three(lambda rt: rt.run(rsqrt_gen(rt, public(rt, x, f=24), -10, 5, f)))
+    got = LocalPlanes(1).run_three(lambda rt: rt.run(rsqrt_protocol(rt, public(rt, x, f=24), -10, 5, f)))
     relative = (reconstruct(got) * x.sqrt() - 1.0).abs()
     assert relative.max() < 2e-4 + 8 * 2.0**-f * x.max().sqrt()
 

@@ -46,7 +46,7 @@ def train(job: PrivateJob, planes: LocalPlanes | None = None) -> list[dict[str, 
         rt.begin_epoch(job.steps)
         found["correct"] = trainer.count_correct()
         found["weights"] = trainer.weights
-        found["digests"] = [trainer.component_digest(c, b"blind") for c in ("lo", "hi")]
+        found["digests"] = [trainer.component_digest(c, b"blind") for c in ("first", "second")]
         return found
 
     return (planes or LocalPlanes(3)).run_three(body)
@@ -116,8 +116,8 @@ def test_the_same_job_gives_the_same_shares_and_component_digests_agree(tiny: li
         assert tiny[party]["digests"] == again[party]["digests"]
         assert tiny[party]["digests"][1] == tiny[(party + 1) % 3]["digests"][0]
         for one, two in zip(tiny[party]["weights"], again[party]["weights"], strict=True):
-            assert one.lo.equal(two.lo)
-            assert one.hi.equal(two.hi)
+            assert one.first.equal(two.first)
+            assert one.second.equal(two.second)
     assert train(replace(TINY, steps=3))[0]["digests"][0] != tiny[0]["digests"][0]
 
 
@@ -152,18 +152,18 @@ def test_gradients_are_those_of_autograd() -> None:
         stack: list[nn.Layer] = [first, relu, second]
 
         def update(layer: nn.Layer, grad: Share) -> Any:
-            found.append((yield from layer.weight_gradient_gen(rt, grad, 1.0)))
+            found.append((yield from layer.weight_gradient_protocol(rt, grad, 1.0)))
 
         def steps() -> Any:
-            z = yield from nn.forward_gen(rt, stack, public(rt, torch.from_numpy(x), f=16))
-            powers = yield from losses.powers_gen(rt, z)
+            z = yield from nn.forward_protocol(rt, stack, public(rt, torch.from_numpy(x), f=16))
+            powers = yield from losses.powers_protocol(rt, z)
             targets = public(rt, torch.from_numpy(y), f=16)
-            grad = yield from losses.gradient_gen(rt, powers, targets)
-            mean = yield from losses.mean_loss_gen(rt, powers, targets)
-            yield from nn.backward_gen(rt, stack, grad, update)
-            below = yield from second.input_gradient_gen(rt, grad)
-            below = yield from relu.input_gradient_gen(rt, below)
-            return (yield from first.input_gradient_gen(rt, below)), mean
+            grad = yield from losses.gradient_protocol(rt, powers, targets)
+            mean = yield from losses.mean_loss_protocol(rt, powers, targets)
+            yield from nn.backward_protocol(rt, stack, grad, update)
+            below = yield from second.input_gradient_protocol(rt, grad)
+            below = yield from relu.input_gradient_protocol(rt, below)
+            return (yield from first.input_gradient_protocol(rt, below)), mean
 
         below, mean = rt.run(steps())
         return found, below, mean
@@ -184,7 +184,7 @@ def test_the_count_of_correct_rows_is_exact() -> None:
 
     def body(rt: Runtime) -> int:
         z, y = public(rt, torch.from_numpy(logits), f=16), public(rt, torch.from_numpy(np.eye(10)[labels]), f=16)
-        return rt.run(losses.correct_gen(rt, z, y))
+        return rt.run(losses.correct_protocol(rt, z, y))
 
     assert LocalPlanes(1).run_three(body) == [int((logits.argmax(1) == labels).sum())] * 3
 
@@ -214,13 +214,13 @@ def test_state_goes_on_exactly_where_it_was() -> None:
         state = one.state()
         names = [f"{k}.{i}.{c}" for k in ("weight", "velocity") for i in (0, 1) for c in ("lo", "hi")]
         assert sorted(state) == sorted(names)
-        before = one.component_digest("lo", b""), one.component_digest("hi", b"")
+        before = one.component_digest("first", b""), one.component_digest("second", b"")
         two.load_state(state)
         with pytest.raises(ConfigError, match="does not fit"):
             two.load_state({k: v for k, v in state.items() if k != "weight.0.lo"})
         with pytest.raises(ConfigError, match="does not fit"):
             two.load_state({k: v.to(torch.int32) for k, v in state.items()})
-        return before == (two.component_digest("lo", b""), two.component_digest("hi", b""))
+        return before == (two.component_digest("first", b""), two.component_digest("second", b""))
 
     assert LocalPlanes(3).run_three(body) == [True] * 3
 

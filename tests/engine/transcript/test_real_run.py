@@ -19,9 +19,9 @@ from mutation_kit import Target, every_value, random_bundles, random_transcripts
 from uvcc_engine.bench._fleet import Fleet, Forker
 from uvcc_engine.contract.topology import Topology
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.mpc.bits import a2b_gen, b2a_words_gen
+from uvcc_engine.mpc.bits import a2b_protocol, b2a_words_protocol
 from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
-from uvcc_engine.mpc.opening import open_ring_gen
+from uvcc_engine.mpc.opening import open_ring_protocol
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import share_of, split
 from uvcc_engine.plane.api import Buffer, Tag
@@ -126,9 +126,9 @@ def test_lifts_and_chunks_are_leaves_too(tmp_path: Path) -> None:
         rt.plane = Noted(three.planes[rt.party], store)
         store.begin_epoch(0)
         rt.begin_epoch(0)
-        bits = rt.run(a2b_gen(rt, share_of(numbers, rt.party)))
-        rt.run(b2a_words_gen(rt, bits, 64, 700, 16))
-        rt.run(open_ring_gen(rt, share_of(large, rt.party)))
+        bits = rt.run(a2b_protocol(rt, share_of(numbers, rt.party)))
+        rt.run(b2a_words_protocol(rt, bits, 64, 700, 16))
+        rt.run(open_ring_protocol(rt, share_of(large, rt.party)))
         store.finalize_epoch()
         store.close()
         return [

@@ -21,7 +21,7 @@ from uvcc_engine.model.tensor_parallel import COLUMNS, PartContext, PlaceContext
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
 _MASKED: Final = -64.0  # e^-64 is zero here, as below -16
@@ -56,34 +56,34 @@ class AttentionLayer(Layer):
             split = t.reshape(-1, spec.positions, parts, spec.heads, spec.width // spec.heads)
             return split[:, :, k].transpose(1, 2).contiguous()
 
-        return [ops.Share(cut(x.lo, k), cut(x.hi, k), x.f) for k in range(parts)]
+        return [ops.Share(cut(x.first, k), cut(x.second, k), x.f) for k in range(parts)]
 
     def _lay(self, parts: list[Share]) -> Share:
         """The inverse of ``_heads``."""
         width = self._spec.width
         return ops.cat([p.map(lambda t: t.transpose(1, 2).reshape(-1, width)) for p in parts], 1)
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         torch = ops.torch
         self._parts = q, k, v = self._heads(x, 3)
-        scores = yield from ops.matmul_gen(rt, q, k.T, scale=self._scale)
-        narrow = yield from ops.to_exp_scale_gen(rt, scores)
+        scores = yield from ops.matmul_protocol(rt, q, k.T, scale=self._scale)
+        narrow = yield from ops.to_exp_scale_protocol(rt, scores)
         seen = torch.ones(self._spec.positions, self._spec.positions).tril()
         masked = ops.add_public(rt, ops.scale_int(narrow, seen.to(torch.int64)), (1.0 - seen) * _MASKED)
-        share, _, _ = yield from ops.softmax_gen(rt, masked)
-        self._weights = yield from ops.rescale_gen(rt, share, x.f)
-        mixed = yield from ops.matmul_gen(rt, self._weights, v)
+        share, _, _ = yield from ops.softmax_protocol(rt, masked)
+        self._weights = yield from ops.rescale_protocol(rt, share, x.f)
+        mixed = yield from ops.matmul_protocol(rt, self._weights, v)
         return self._lay([mixed])
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self._weights is not None
         q, k, v = self._parts
         p, (g,) = self._weights, self._heads(grad, 1)
-        dv, dp = yield from ops.par(ops.matmul_gen(rt, p.T, g), ops.matmul_gen(rt, g, v.T))
-        along = yield from ops.product_with_gen(rt, dp, p, lambda a, b: (a * b).sum(-1, keepdim=True))
-        ds = yield from ops.mul_gen(rt, ops.sub(dp, along), p)
+        dv, dp = yield from ops.par(ops.matmul_protocol(rt, p.T, g), ops.matmul_protocol(rt, g, v.T))
+        along = yield from ops.product_with_protocol(rt, dp, p, lambda a, b: (a * b).sum(-1, keepdim=True))
+        ds = yield from ops.mul_protocol(rt, ops.sub(dp, along), p)
         dq, dk = yield from ops.par(
-            ops.matmul_gen(rt, ds, k, scale=self._scale), ops.matmul_gen(rt, ds.T, q, scale=self._scale)
+            ops.matmul_protocol(rt, ds, k, scale=self._scale), ops.matmul_protocol(rt, ds.T, q, scale=self._scale)
         )
         return self._lay([dq, dk, dv])
 

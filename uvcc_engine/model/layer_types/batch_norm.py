@@ -24,7 +24,7 @@ from uvcc_engine.model.shapes import Image, Shape, check_features, check_image
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
 KEEP: Final = 0.9
@@ -65,38 +65,38 @@ class BatchNormLayer(Layer):
         image = self._spec.image
         return x.map(lambda t: t.reshape(image.channels, -1, image.height * image.width).transpose(0, 1).flatten(1))
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         weight = self.weight
         gain, mean, variance, bias = (weight.index(i).reshape(-1, 1) for i in range(4))
         cut = self._channels(x)
         if self.training:
-            mean, variance = yield from self._measure_gen(rt, cut)
+            mean, variance = yield from self._measure_protocol(rt, cut)
         centred = ops.sub(cut, mean)
-        inverse = yield from ops.rsqrt_gen(rt, ops.add_public(rt, variance, EPSILON), EPSILON / 2, HIGHEST)
+        inverse = yield from ops.rsqrt_protocol(rt, ops.add_public(rt, variance, EPSILON), EPSILON / 2, HIGHEST)
         self._inverse = inverse
-        self._normal = yield from ops.mul_gen(rt, centred, inverse)
-        scaled = yield from ops.mul_gen(rt, self._normal, gain)
+        self._normal = yield from ops.mul_protocol(rt, centred, inverse)
+        scaled = yield from ops.mul_protocol(rt, self._normal, gain)
         return self._rows(ops.add(scaled, bias))
 
-    def _measure_gen(self, rt: Runtime, cut: Share) -> Steps[tuple[Share, Share]]:
+    def _measure_protocol(self, rt: Runtime, cut: Share) -> MpcProtocol[tuple[Share, Share]]:
         n = cut.shape[-1]
-        mean = yield from ops.mul_public_gen(rt, cut.sum(-1, keepdim=True), 1.0 / n)
+        mean = yield from ops.mul_public_protocol(rt, cut.sum(-1, keepdim=True), 1.0 / n)
         centred = ops.sub(cut, mean)
-        variance = yield from ops.product_with_gen(
+        variance = yield from ops.product_with_protocol(
             rt, centred, centred, lambda a, b: (a * b).sum(-1, keepdim=True), scale=1.0 / n
         )
         self._statistics = ops.cat([mean.T, variance.T])
         return mean, variance
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         assert self._normal is not None
         assert self._inverse is not None
-        gained = yield from ops.mul_gen(rt, self._channels(grad), self.weight.index(0).reshape(-1, 1))
-        return self._rows((yield from ops.normalize_gradient_gen(rt, gained, self._normal, self._inverse)))
+        gained = yield from ops.mul_protocol(rt, self._channels(grad), self.weight.index(0).reshape(-1, 1))
+        return self._rows((yield from ops.normalize_gradient_protocol(rt, gained, self._normal, self._inverse)))
 
-    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+    def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         """The gradient of gain and bias; moves the running statistics, too."""
         assert self.weight is not None
         assert self._normal is not None
@@ -104,9 +104,9 @@ class BatchNormLayer(Layer):
         cut = self._channels(grad)
         running = self.weight.index(slice(1, 3))
         gain, bias, drift = yield from ops.par(
-            ops.product_with_gen(rt, cut, self._normal, lambda g, n: (g * n).sum(-1), scale=scale),
-            ops.mul_public_gen(rt, cut.sum(-1), scale),
-            ops.mul_public_gen(rt, ops.sub(self._statistics, running), 1.0 - KEEP),
+            ops.product_with_protocol(rt, cut, self._normal, lambda g, n: (g * n).sum(-1), scale=scale),
+            ops.mul_public_protocol(rt, cut.sum(-1), scale),
+            ops.mul_public_protocol(rt, ops.sub(self._statistics, running), 1.0 - KEEP),
         )
         self.weight = ops.cat([self.weight.index(slice(0, 1)), ops.add(running, drift), self.weight.index(slice(3, 4))])
         still = ops.public(rt, ops.torch.zeros(2, gain.shape[0]), f=gain.f)

@@ -23,7 +23,7 @@ from uvcc_engine.model.shapes import Image, Shape, check_features, check_image, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
 
@@ -68,8 +68,8 @@ class ConvLayer(ProductLayer):
         self._spec = spec
         self._seen: Share | None = None
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
-        return self.outputs((yield from ops.matmul_gen(rt, *self.factors(rt, x))))
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
+        return self.outputs((yield from ops.matmul_protocol(rt, *self.factors(rt, x))))
 
     def factors(self, rt: Runtime, x: Share) -> tuple[Share, Share]:
         assert self.weight is not None
@@ -79,25 +79,25 @@ class ConvLayer(ProductLayer):
     def outputs(self, product: Share) -> Share:
         return product.map(lambda t: im2col.channels_first(t, self._spec.out))
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         kernel = self.weight.index(slice(0, -1))
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        return (yield from ops.product_with_gen(rt, last, kernel, self._back))
+        return (yield from ops.product_with_protocol(rt, last, kernel, self._back))
 
-    def gated_gradient_gen(self, rt: Runtime, grad: Share, bits: Share) -> Steps[Share]:
+    def gated_gradient_protocol(self, rt: Runtime, grad: Share, bits: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         kernel = self.weight.index(slice(0, -1))
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        return (yield from ops.product_gated_gen(rt, last, kernel, bits, self._back))
+        return (yield from ops.product_gated_protocol(rt, last, kernel, bits, self._back))
 
     def _back(self, grad: Tensor, kernel: Tensor) -> Tensor:
         return im2col.add_patches(grad @ kernel.T, self._spec)
 
-    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+    def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._seen is not None
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        return (yield from ops.matmul_gen(rt, self._seen.T, last, scale=scale))
+        return (yield from ops.matmul_protocol(rt, self._seen.T, last, scale=scale))
 
 
 def _output_shape(spec: Conv2d, shape: Shape) -> Shape:

@@ -40,7 +40,7 @@ from uvcc_engine.model.tensor_parallel import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
 
@@ -68,8 +68,8 @@ class DenseLayer(ProductLayer):
         self.weight = weight
         self._seen: Share | None = None
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
-        return (yield from ops.matmul_gen(rt, *self.factors(rt, x)))
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
+        return (yield from ops.matmul_protocol(rt, *self.factors(rt, x)))
 
     def factors(self, rt: Runtime, x: Share) -> tuple[Share, Share]:
         assert self.weight is not None
@@ -79,17 +79,17 @@ class DenseLayer(ProductLayer):
     def outputs(self, product: Share) -> Share:
         return product
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
-        return (yield from ops.matmul_gen(rt, grad, self.weight.index(slice(0, -1)).T))
+        return (yield from ops.matmul_protocol(rt, grad, self.weight.index(slice(0, -1)).T))
 
-    def gated_gradient_gen(self, rt: Runtime, grad: Share, bits: Share) -> Steps[Share]:
+    def gated_gradient_protocol(self, rt: Runtime, grad: Share, bits: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
-        return (yield from ops.matmul_gated_gen(rt, grad, self.weight.index(slice(0, -1)).T, bits))
+        return (yield from ops.matmul_gated_protocol(rt, grad, self.weight.index(slice(0, -1)).T, bits))
 
-    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+    def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._seen is not None
-        return (yield from ops.matmul_gen(rt, self._seen.T, grad, scale=scale))
+        return (yield from ops.matmul_protocol(rt, self._seen.T, grad, scale=scale))
 
 
 class ColumnDense(ProductPart):
@@ -102,19 +102,19 @@ class ColumnDense(ProductPart):
         super().__init__(weight, dealer)
         self._layout = layout
 
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
-        return (yield from ops.matmul_gen(on.rt, *self._factors(on, x), dealer=self.dealers[0]))
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
+        return (yield from ops.matmul_protocol(on.rt, *self._factors(on, x), dealer=self.dealers[0]))
 
-    def into_activation_gen(self, on: Pass, activation: Local, x: Share) -> Steps[Share]:
+    def into_activation_protocol(self, on: Pass, activation: Local, x: Share) -> MpcProtocol[Share]:
         """Through this and a ReLU behind it: 5 rounds, where one after the other take 7."""
-        return (yield from activation.of_product_gen(on, *self._factors(on, x), self.dealers[0]))
+        return (yield from activation.of_product_protocol(on, *self._factors(on, x), self.dealers[0]))
 
     def _factors(self, on: Pass, x: Share) -> tuple[Share, Share]:
         seen = with_ones(on.rt, gather_rows(on.tp, x, on.rows) if self._layout == ROWS else x)
         on.keep(self, seen)
         return seen, self.weights[0]
 
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         seen: Share = on.take(self)
         dealer = self.dealers[0]
         on.gradient(self, 0, ops.product(on.rt, seen.T, grad, dealer))
@@ -122,9 +122,9 @@ class ColumnDense(ProductPart):
             return grad
         back = self.weights[0].index(slice(0, -1)).T
         if on.tp.size == 1:
-            return (yield from ops.matmul_gen(on.rt, grad, back, dealer=dealer))
+            return (yield from ops.matmul_protocol(on.rt, grad, back, dealer=dealer))
         term = on.tp.sum_(ops.product(on.rt, grad, back, dealer))
-        return (yield from ops.settle_gen(on.rt, my_rows(on.tp, term), back.f, grad.f, dealer))
+        return (yield from ops.settle_protocol(on.rt, my_rows(on.tp, term), back.f, grad.f, dealer))
 
 
 class RowDense(Plain):
@@ -133,23 +133,23 @@ class RowDense(Plain):
     Forward 2 rounds, its terms summed over the ranks before the truncation; backward 2 rounds.
     """
 
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         seen = with_ones(on.rt, x) if on.tp.index == 0 else x
         on.keep(self, seen)
         weight, dealer = self.weights[0], self.dealers[0]
         if on.tp.size == 1:
-            return (yield from ops.matmul_gen(on.rt, seen, weight, dealer=dealer))
+            return (yield from ops.matmul_protocol(on.rt, seen, weight, dealer=dealer))
         term = on.tp.sum_(ops.product(on.rt, seen, weight, dealer))
-        return (yield from ops.settle_gen(on.rt, my_rows(on.tp, term), weight.f, x.f, dealer))
+        return (yield from ops.settle_protocol(on.rt, my_rows(on.tp, term), weight.f, x.f, dealer))
 
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         seen: Share = on.take(self)
         whole = gather_rows(on.tp, grad, on.rows)
         on.gradient(self, 0, ops.product(on.rt, seen.T, whole, self.dealers[0]))
         if not wanted:
             return grad
         inputs = slice(0, -1) if on.tp.index == 0 else slice(None)
-        return (yield from ops.matmul_gen(on.rt, whole, self.weights[0].index(inputs).T, dealer=self.dealers[0]))
+        return (yield from ops.matmul_protocol(on.rt, whole, self.weights[0].index(inputs).T, dealer=self.dealers[0]))
 
 
 def _output_shape(spec: Dense, shape: Shape) -> Shape:

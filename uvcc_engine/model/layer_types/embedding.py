@@ -26,7 +26,7 @@ from uvcc_engine.model.tensor_parallel import ROWS, WHOLE, PartContext, PlaceCon
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
 
@@ -52,18 +52,18 @@ class EmbeddingLayer(Layer):
         self._spec = spec
         self._seen: Share | None = None
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         self._seen = _letters_and_places(self._spec, rt, x)
-        return (yield from ops.matmul_gen(rt, self._seen, self.weight))
+        return (yield from ops.matmul_protocol(rt, self._seen, self.weight))
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         raise ConfigError("an embedding has no input gradient", "put it first")
         yield  # a generator like its siblings
 
-    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+    def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._seen is not None
-        return (yield from ops.matmul_gen(rt, self._seen.T, grad, scale=scale))
+        return (yield from ops.matmul_protocol(rt, self._seen.T, grad, scale=scale))
 
 
 def _letters_and_places(spec: Embedding, rt: Runtime, x: Share) -> Share:
@@ -83,17 +83,17 @@ class LookUp(Plain):
         super().__init__(weight, dealer)
         self._spec = spec
 
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         rt, dealer = on.rt, self.dealers[0]
         mine = bounds(self._spec.vocabulary + self._spec.positions, on.tp.size, on.tp.index)
         seen = _letters_and_places(self._spec, rt, x).index((slice(None), mine))
         on.keep(self, seen)
         if on.tp.size == 1:
-            return (yield from ops.matmul_gen(rt, seen, self.weights[0], dealer=dealer))
+            return (yield from ops.matmul_protocol(rt, seen, self.weights[0], dealer=dealer))
         term = on.tp.sum_(ops.product(rt, seen, self.weights[0], dealer))
-        return (yield from ops.settle_gen(rt, my_rows(on.tp, term), self.weights[0].f, x.f, dealer))
+        return (yield from ops.settle_protocol(rt, my_rows(on.tp, term), self.weights[0].f, x.f, dealer))
 
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         if wanted:
             raise ConfigError("an embedding has no input gradient", "put it first")
         seen: Share = on.take(self)

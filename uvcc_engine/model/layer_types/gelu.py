@@ -14,7 +14,7 @@ from uvcc_engine.model.shapes import Shape, check_features, check_positive
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
 
@@ -31,13 +31,13 @@ class GeluLayer(Layer):
     def __init__(self) -> None:
         self._slope: Share | None = None
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
-        y, self._slope = yield from ops.gelu_gen(rt, x)
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
+        y, self._slope = yield from ops.gelu_protocol(rt, x)
         return y
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self._slope is not None
-        return (yield from ops.mul_gen(rt, grad, self._slope))
+        return (yield from ops.mul_protocol(rt, grad, self._slope))
 
 
 def _output_shape(spec: Gelu, shape: Shape) -> Shape:

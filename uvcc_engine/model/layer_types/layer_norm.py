@@ -26,7 +26,7 @@ from uvcc_engine.model.tensor_parallel import PartContext, TensorParallel
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
 
@@ -52,24 +52,24 @@ class LayerNormLayer(Layer):
         self._normal: Share | None = None
         self._inverse: Share | None = None
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
-        self._normal, self._inverse = yield from ops.normalize_gen(rt, x, epsilon=EPSILON, high=HIGHEST)
-        scaled = yield from ops.mul_gen(rt, self._normal, self.weight.index(0))
+        self._normal, self._inverse = yield from ops.normalize_protocol(rt, x, epsilon=EPSILON, high=HIGHEST)
+        scaled = yield from ops.mul_protocol(rt, self._normal, self.weight.index(0))
         return ops.add(scaled, self.weight.index(1))
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         assert self._normal is not None
         assert self._inverse is not None
-        gained = yield from ops.mul_gen(rt, grad, self.weight.index(0))
-        return (yield from ops.normalize_gradient_gen(rt, gained, self._normal, self._inverse))
+        gained = yield from ops.mul_protocol(rt, grad, self.weight.index(0))
+        return (yield from ops.normalize_gradient_protocol(rt, gained, self._normal, self._inverse))
 
-    def weight_gradient_gen(self, rt: Runtime, grad: Share, scale: float) -> Steps[Share]:
+    def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._normal is not None
         gain, bias = yield from ops.par(
-            ops.product_with_gen(rt, grad, self._normal, lambda g, n: (g * n).sum(0), scale=scale),
-            ops.mul_public_gen(rt, grad.sum(0), scale),
+            ops.product_with_protocol(rt, grad, self._normal, lambda g, n: (g * n).sum(0), scale=scale),
+            ops.mul_public_protocol(rt, grad.sum(0), scale),
         )
         return ops.cat([gain.reshape(1, -1), bias.reshape(1, -1)])
 
@@ -82,20 +82,20 @@ class NormPart(Plain):
 
     shared: bool = True
 
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         gain, bias = self.weights[0].index(0), self.weights[0].index(1)
-        normal, inverse = yield from ops.normalize_gen(on.rt, x, epsilon=EPSILON, high=HIGHEST)
+        normal, inverse = yield from ops.normalize_protocol(on.rt, x, epsilon=EPSILON, high=HIGHEST)
         on.keep(self, (normal, inverse))
-        return ops.add((yield from ops.mul_gen(on.rt, normal, gain)), bias)
+        return ops.add((yield from ops.mul_protocol(on.rt, normal, gain)), bias)
 
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         normal, inverse = on.take(self)
-        bias = grad.lo.sum(0) << normal.f
+        bias = grad.first.sum(0) << normal.f
         on.gradient(self, 0, ops.torch.stack([_column_sums(on.rt, grad, normal, self.dealers[0]), bias]))
         if not wanted:
             return grad
-        gained = yield from ops.mul_gen(on.rt, grad, self.weights[0].index(0))
-        return (yield from ops.normalize_gradient_gen(on.rt, gained, normal, inverse))
+        gained = yield from ops.mul_protocol(on.rt, grad, self.weights[0].index(0))
+        return (yield from ops.normalize_gradient_protocol(on.rt, gained, normal, inverse))
 
 
 def _column_sums(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:

@@ -14,7 +14,7 @@ from uvcc_engine.model.shapes import Image, Shape, check_features, check_image, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
 
@@ -37,13 +37,13 @@ class AvgPoolLayer(Layer):
     def __init__(self, spec: Pool) -> None:
         self._spec = spec
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         total = x.map(lambda t: im2col.cut_windows(t, self._spec).sum(-1).reshape(-1, self._spec.out.size))
-        return (yield from ops.mul_public_gen(rt, total, self._spec.size**-2))
+        return (yield from ops.mul_public_protocol(rt, total, self._spec.size**-2))
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         spread = grad.map(lambda t: im2col.lay_windows(_spread(t, self._spec), self._spec))
-        return (yield from ops.mul_public_gen(rt, spread, self._spec.size**-2))
+        return (yield from ops.mul_public_protocol(rt, spread, self._spec.size**-2))
 
 
 class MaxPoolLayer(Layer):
@@ -53,14 +53,14 @@ class MaxPoolLayer(Layer):
         self._spec = spec
         self._place: Share | None = None
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         windows = x.map(lambda t: im2col.cut_windows(t, self._spec))
-        best, self._place = yield from ops.max_and_place_gen(rt, windows)
+        best, self._place = yield from ops.max_and_place_protocol(rt, windows)
         return best.reshape(-1, self._spec.out.size)
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self._place is not None
-        windows = yield from ops.mul_gen(rt, grad.map(lambda t: _spread(t, self._spec)), self._place)
+        windows = yield from ops.mul_protocol(rt, grad.map(lambda t: _spread(t, self._spec)), self._place)
         return windows.map(lambda t: im2col.lay_windows(t, self._spec))
 
 

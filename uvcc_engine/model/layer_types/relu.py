@@ -14,10 +14,10 @@ from uvcc_engine.model.shapes import Shape, check_features, check_positive
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
-FUSED: Final = 1 << 18  # outputs; larger products flow through their rounds in pieces, faster than with fewer rounds
+FUSED: Final = 1 << 18  # outputs; larger products flow through their rounds in chunks, faster than with fewer rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +37,36 @@ class ReluLayer(FusedActivation):
     def __init__(self) -> None:
         self._positive: Share | None = None
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
-        y, self._positive = yield from ops.relu_gen(rt, x)
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
+        y, self._positive = yield from ops.relu_protocol(rt, x)
         return y
 
-    def after_gen(self, rt: Runtime, layer: ProductLayer, x: Share) -> Steps[Share]:
-        y = yield from self.of_product_gen(rt, *layer.factors(rt, x))
+    def after_protocol(self, rt: Runtime, layer: ProductLayer, x: Share) -> MpcProtocol[Share]:
+        y = yield from self.of_product_protocol(rt, *layer.factors(rt, x))
         if self._positive is not None:
             self._positive = layer.outputs(self._positive)
         return layer.outputs(y)
 
-    def of_product_gen(self, rt: Runtime, left: Share, right: Share, *, dealer: int | None = None) -> Steps[Share]:
+    def of_product_protocol(
+        self, rt: Runtime, left: Share, right: Share, *, dealer: int | None = None
+    ) -> MpcProtocol[Share]:
         dealer = ops.DEALER if dealer is None else dealer
         if left.shape[0] * right.shape[1] > FUSED:
-            return (yield from self.forward_gen(rt, (yield from ops.matmul_gen(rt, left, right, dealer=dealer))))
-        y, self._positive = yield from ops.matmul_relu_gen(rt, left, right, dealer=dealer)
+            return (
+                yield from self.forward_protocol(rt, (yield from ops.matmul_protocol(rt, left, right, dealer=dealer)))
+            )
+        y, self._positive = yield from ops.matmul_relu_protocol(rt, left, right, dealer=dealer)
         return y
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self._positive is not None
-        return (yield from ops.mul_gen(rt, grad, self._positive))
+        return (yield from ops.mul_protocol(rt, grad, self._positive))
 
-    def before_gen(self, rt: Runtime, layer: ProductLayer, grad: Share) -> Steps[Share]:
+    def before_protocol(self, rt: Runtime, layer: ProductLayer, grad: Share) -> MpcProtocol[Share]:
         assert self._positive is not None
         if self._positive.n > FUSED:
-            return (yield from self.input_gradient_gen(rt, (yield from layer.input_gradient_gen(rt, grad))))
-        return (yield from layer.gated_gradient_gen(rt, grad, self._positive))
+            return (yield from self.input_gradient_protocol(rt, (yield from layer.input_gradient_protocol(rt, grad))))
+        return (yield from layer.gated_gradient_protocol(rt, grad, self._positive))
 
 
 def _output_shape(spec: Relu, shape: Shape) -> Shape:

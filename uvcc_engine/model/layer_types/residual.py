@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import ops
-from uvcc_engine.model.layers import backward_gen, forward_gen
-from uvcc_engine.model.parts import Part, Pass, Plain, backward_parts_gen, forward_parts_gen
+from uvcc_engine.model.layers import backward_protocol, forward_protocol
+from uvcc_engine.model.parts import Part, Pass, Plain, backward_parts_protocol, forward_parts_protocol
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register, type_of
 from uvcc_engine.model.secret_layer import Block
 from uvcc_engine.model.shapes import Shape
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from uvcc_engine.model.secret_layer import Then, Update
-    from uvcc_engine.mpc.runtime import Runtime, Steps
+    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
 
 
@@ -37,21 +37,21 @@ class Residual(LayerSpec):
 class ResidualLayer(Block):
     """x + layers(x). Its weights are its layers'."""
 
-    def forward_gen(self, rt: Runtime, x: Share) -> Steps[Share]:
-        return ops.add(x, (yield from forward_gen(rt, self.inner, x)))
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
+        return ops.add(x, (yield from forward_protocol(rt, self.inner, x)))
 
-    def input_gradient_gen(self, rt: Runtime, grad: Share) -> Steps[Share]:
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         below = grad
         for layer in reversed(self.inner):
-            below = yield from layer.input_gradient_gen(rt, below)
+            below = yield from layer.input_gradient_protocol(rt, below)
         return ops.add(grad, below)
 
-    def backward_gen(self, rt: Runtime, grad: Share, update: Update, then: Then | None) -> Steps[None]:
-        def below_gen(inner: Share) -> Steps[None]:
+    def backward_protocol(self, rt: Runtime, grad: Share, update: Update, then: Then | None) -> MpcProtocol[None]:
+        def below_protocol(inner: Share) -> MpcProtocol[None]:
             assert then is not None
             yield from then(ops.add(grad, inner))
 
-        yield from backward_gen(rt, self.inner, grad, update, None if then is None else below_gen)
+        yield from backward_protocol(rt, self.inner, grad, update, None if then is None else below_protocol)
 
 
 class Branch(Plain):
@@ -61,11 +61,11 @@ class Branch(Plain):
         super().__init__()
         self.inner = tuple(parts)
 
-    def forward_gen(self, on: Pass, x: Share) -> Steps[Share]:
-        return ops.add(x, (yield from forward_parts_gen(on, self.inner, x)))
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
+        return ops.add(x, (yield from forward_parts_protocol(on, self.inner, x)))
 
-    def backward_gen(self, on: Pass, grad: Share, wanted: bool) -> Steps[Share]:
-        inner = yield from backward_parts_gen(on, self.inner, grad, wanted=wanted)
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
+        inner = yield from backward_parts_protocol(on, self.inner, grad, wanted=wanted)
         return ops.add(grad, inner) if wanted else grad
 
 
