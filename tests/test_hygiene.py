@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -67,3 +68,20 @@ def test_the_readme_promises_no_more_than_the_policy_states() -> None:
     )
     assert "not the operator" not in text
     assert "remove that trust" not in text
+
+
+def test_no_part_of_the_console_writes_to_standard_error_by_itself() -> None:
+    """What happens unseen is logged, so that ``uvcc logs`` shows it; only the verbs speak to a terminal."""
+    found = []
+    for path in sorted((ROOT / "uvcc_console").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("uvcc_console/cli/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = ast.unparse(node) if isinstance(node, ast.Call) else ""
+            bare = text.startswith(
+                ("sys.stderr.write(", "sys.__stderr__.write(", "traceback.print_", "logging.warning(")
+            )
+            if bare or (text.startswith("print(") and "stderr" in text):
+                found.append(f"{name}:{node.lineno}")
+    assert found == []

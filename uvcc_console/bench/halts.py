@@ -79,7 +79,7 @@ class Fleet:
                 if isinstance(event, ev.HaltDone) and event.nonce == nonce:
                     return event
             await asyncio.sleep(0.01)
-        raise UnreachableError(f"no verdict in {PATIENCE_S:g} s", "see haltd.log in the run's folder")
+        raise UnreachableError(f"no verdict in {PATIENCE_S:g} s", "uvcc logs tells more")
 
     def acks(self, nonce: str, stage: str) -> list[ev.HaltAck]:
         found = [e for _, e in self.journal.since(0, 1 << 20, kinds=(ev.HaltAck.kind,)) if isinstance(e, ev.HaltAck)]
@@ -213,7 +213,7 @@ async def _measure(pods: int, runs: int, presses: int) -> list[Row]:
                 nonce, asked = await found.ask("halt")
                 done = await found.verdict(nonce)
                 if done.verified != pods:
-                    raise UnreachableError(f"{done.verified} of {pods} pods were verified", "see haltd.log")
+                    raise UnreachableError(f"{done.verified} of {pods} pods were verified", "uvcc logs tells more")
                 halted.append(max(a.ts for a in found.acks(nonce, "gone")) - asked)
     p99 = delays[min(len(delays) - 1, round(0.99 * (len(delays) - 1)))]
     return [

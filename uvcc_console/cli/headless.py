@@ -269,7 +269,7 @@ def report(watched: Watched, run_dir: Path, *, as_json: bool) -> int:
     else:
         common.show(render(o))
     if watched.orphaned:
-        common.say(f"the conductor of {run} died (see {run_dir / 'conductor.log'})")
+        common.say(f"the conductor of {run} died (see: uvcc logs {run})")
         common.say(f"  go on with: uvcc resume {run}   or end it with: uvcc teardown {run}")
         return FAILED
     if not s.ended and s.status == "failed":

@@ -23,6 +23,7 @@ VERBS: Final[dict[str, str]] = {
     "rollout": "run a profile: plan, quote, provision, smoke, verify, full, verify, collect, tear down",
     "runs": "list the runs of this machine",
     "status": "what a run is doing now",
+    "logs": "what the run's processes logged: its conductor and its halt sidecar",
     "watch": "a run's events as JSON lines, from the first one on",
     "attach": "the console on a live run",
     "replay": "the console on a recorded run",
@@ -70,8 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _guarded(args: list[str]) -> int:
     try:
+        from uvcc_console.core.log import tell_of_warnings
         from uvcc_engine.contract.errors import UvccError
 
+        tell_of_warnings()
         try:
             return _dispatch(args)
         except UvccError as e:

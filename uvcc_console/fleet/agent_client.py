@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import asyncssh
 
+from uvcc_console.core.log import logger
 from uvcc_console.fleet import hearing
 from uvcc_console.fleet.backlog import Backlog
 from uvcc_console.fleet.ssh import PodLink
@@ -24,6 +24,7 @@ from uvcc_engine.contract.errors import UnreachableError, UvccError, Verificatio
 from uvcc_engine.contract.outside import moment, record, said
 from uvcc_engine.contract.text import clean
 
+log = logger(__name__)
 ROOT = ".uvcc"
 _CHUNK = 1 << 18
 _MOST_CURSORS = 2048
@@ -218,14 +219,16 @@ class AgentClient:
             except UvccError as e:
                 self._changed(False, str(e))
                 attempt += 1
-            except Exception as e:  # noqa: BLE001  (a channel that ends for good without a word would be taken for open)
-                traceback.print_exception(e)
+            except Exception as e:
+                log.error("its channel met a defect", pod=self.link.name, exc_info=e)
                 self._changed(False, f"a defect in reading it: {type(e).__name__}: {clean(str(e), 200)}")
                 attempt += 1
             await asyncio.sleep(self.link.backoff(attempt))
 
     def _changed(self, up: bool, detail: str) -> None:
-        was, self._detail = self.up, detail
+        was, before, self._detail = self.up, self._detail, detail
+        if was != up or before != detail:
+            log.info("its channel is %s %s", "up" if up else "down:", detail, pod=self.link.name)
         if up:
             self._attached.set()
         else:

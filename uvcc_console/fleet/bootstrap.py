@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from uvcc_console.core.log import logger
 from uvcc_console.fleet import pod
 from uvcc_console.fleet.agent_client import ROOT, AgentClient
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, engine_requirements
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+
+log = logger(__name__)
 
 # what the engine imports on a pod; torch first, since it must come from the image
 NEEDED = (
@@ -133,6 +136,7 @@ async def bootstrap(
     """
 
     def say(step: str, detail: str = "") -> None:
+        log.info("bootstrap: %s %s", step, detail, pod=link.name)
         if on_progress is not None:
             on_progress(step, detail)
 

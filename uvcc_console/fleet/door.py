@@ -10,9 +10,12 @@ from dataclasses import dataclass
 
 import asyncssh
 
+from uvcc_console.core.log import logger
 from uvcc_console.fleet import pins, ssherrors
 from uvcc_console.fleet.pins import Pins, split_address
 from uvcc_engine.contract.errors import UvccError
+
+log = logger(__name__)
 
 HANDSHAKES = 8  # OpenSSH's MaxStartups starts to refuse at 10 unauthenticated connections
 _handshakes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
@@ -92,6 +95,7 @@ class Door:
             what = f"pod {self.name} at {self.address} shows another host key: expected {expected}, seen {seen}"
             cure = self._cure or "another machine may answer in its place: delete the pod, start anew"
             self._refused = ssherrors.HostKeyChanged(what, cure, expected=expected, seen=seen)
+            log.error("%s", what, pod=self.name)
             return False
         return True
 
@@ -101,7 +105,8 @@ class Door:
             return shown
         try:
             return self._known.pin(self.address, shown)
-        except UvccError:  # who could not write it down still may end what runs there; a claim needs the disk anyway
+        except UvccError as e:  # who could not write it down still may end what runs there; a claim needs the disk
+            log.warning("its host key is not pinned on disk: %s", e, pod=self.name)
             return shown
 
     def check_refused(self) -> None:
@@ -129,6 +134,7 @@ class Door:
                 return await self._handshake()
             except (asyncssh.ConnectionLost, ConnectionResetError) as e:
                 self.check_refused()
+                log.info("turned away at the door, try %d: %s", attempt + 1, e, pod=self.name)
                 wait = self.backoff(attempt)
                 if loop.time() + wait > end:
                     raise ssherrors.closed_at_the_door(self.name, self.address) from e

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from uvcc_console.core.log import logger
 from uvcc_console.core.suggest import nearest
 from uvcc_console.fleet import keys, pins, pod
 from uvcc_console.fleet.claims import Claims, book_for, books
@@ -26,6 +27,8 @@ from uvcc_console.fleet.pins import Pins, split_address
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
+
+log = logger(__name__)
 
 CLAIM = ".uvcc-claim"  # a symbolic link whose target is the pod's name: made and read in one step
 PATIENCE_S = 30.0
@@ -152,6 +155,7 @@ class InventoryProvider:
                 holder = await self._claim(host, request.name)
             except UvccError as e:
                 self._taken.discard(host.address)
+                log.warning("%s cannot be claimed: %s", host.address, e, pod=request.name)
                 reasons.append(str(e))
                 continue
             if holder == request.name:

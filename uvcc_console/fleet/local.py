@@ -14,10 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from uvcc_console.core.log import logger
 from uvcc_console.fleet import keys, localpod, procs
 from uvcc_console.fleet.kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+
+log = logger(__name__)
 
 READY_S = 60.0
 _LONGEST_HOME = 60  # a unix socket path has 108 bytes; the agent and the relay put theirs below the home
@@ -61,6 +64,7 @@ class LocalProvider:
             return _addressed(pod, ready)
         await asyncio.to_thread(_end, home)
         await asyncio.to_thread(self._start, pod, home)
+        log.info("started at %s", home, pod=pod.name)
         return pod
 
     def _start(self, pod: Pod, home: Path) -> None:
@@ -73,12 +77,12 @@ class LocalProvider:
             command = [sys.executable, "-m", "uvcc_console.fleet.localpod", "--home", str(home)]
             command += ["--authorized-keys", str(authorized), "--ready-file", str(home.with_suffix(".ready"))]
             command += ["--ttl", str(self._ttl_s), "--watch", str(self._run_dir), "--watch", str(_record(home))]
-            with open(home.with_suffix(".log"), "ab") as log:
+            with open(home.with_suffix(".log"), "ab") as out:
                 self._children[str(home)] = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
+                    stdout=out,
+                    stderr=out,
                     cwd=home,
                     # what a pod leaves behind when it is ended while it starts goes with its home
                     env={**os.environ, "TMPDIR": str(home / ".tmp"), procs.MARK: str(home)},
@@ -109,6 +113,7 @@ class LocalProvider:
         if (child := self._children.pop(str(home), None)) is not None:
             await asyncio.to_thread(child.wait, 5.0)
         if left or home.exists():
+            log.error("it is not gone: %s", sorted(left), pod=pod.name)
             raise UnreachableError(f"pod {pod.name} is not gone: processes {sorted(left)}", "end them by hand")
 
     async def list(self, prefix: str) -> list[Pod]:

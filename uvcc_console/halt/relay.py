@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import logging
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.keys import operator_key, public_line
 from uvcc_console.halt import machine
@@ -33,7 +33,7 @@ from uvcc_engine.contract.outside import record, said, whole
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript import boxes, orders, sshsig
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 FOLDER: Final = "relay"
 AT: Final = ".at.json"
 CONSENT: Final = "consent/"

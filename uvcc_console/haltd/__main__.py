@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import fcntl
 import gc
-import logging
 import os
 import signal
 import sys
@@ -16,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from uvcc_console.core import paths
+from uvcc_console.core.log import logger, within
 from uvcc_console.haltd import keeper
 from uvcc_console.haltd.service import Service
-from uvcc_console.runs import processes
+from uvcc_console.runs import logfile, processes
 from uvcc_engine.contract.errors import UvccError
 
+log = logger(__name__)
 NICE = -10
 REALTIME = 1
 THREADS = 8
@@ -102,20 +103,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="uvcc-haltd", description="halt sidecar of one run")
     parser.add_argument("run")
     args = parser.parse_args()
-    processes.log_at_any_cost()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("asyncssh").setLevel(logging.WARNING)
-    logging.info("precedence: %s", first_in_line())
+    processes.speak_at_any_cost()
+    run_dir = paths.run_dir(args.run)
+    logfile.begin(run_dir, processes.HALTD)
     try:
-        run_dir = paths.run_dir(args.run)
-        with sole(run_dir) as alone:
+        with within(run=run_dir.name), sole(run_dir) as alone:
             if not alone:
                 return 0  # one is enough
+            log.info("precedence: %s", first_in_line())
             over = asyncio.run(_serve(run_dir))
         if over:
-            asyncio.run(_stay(run_dir))
+            with within(run=run_dir.name):
+                asyncio.run(_stay(run_dir))
     except UvccError as e:
-        print(f"error: {e}", file=sys.stderr)
+        log.error("%s", e)
         return e.exit_code
     return 0
 

@@ -5,7 +5,6 @@ A full disk or a process that is frozen inside a transaction must not delay a ha
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,9 +12,10 @@ from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.log import logger
 from uvcc_engine.contract.errors import UvccError
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 BUSY_S: Final = 0.05  # an ordinary commit of another process is over by then
 AGAIN_S: Final = 0.5
 

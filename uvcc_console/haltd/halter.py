@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -11,12 +10,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
 from uvcc_console.halt import machine
 from uvcc_console.halt.machine import PodEvidence
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 _SIGNALS = {machine.TERM: "TERM", machine.KILL: "KILL"}
 
 
@@ -166,7 +166,7 @@ class Halter:
         try:
             return replace(event, certificate=self._certify(event, self._run, self.ladder.evidence()))
         except UvccError as e:
-            log.error("no certificate of halt %s: %s", event.nonce, e)  # the verdict itself must not wait for it
+            log.error("no certificate of it: %s", e, nonce=event.nonce)  # the verdict itself must not wait for it
             return event
 
     def _send(self, send: machine.Send) -> None:
@@ -191,6 +191,7 @@ class Halter:
         if answer.cancelled() or answer.exception() is not None or self.ladder is None or self.ladder.nonce != nonce:
             return
         ack, now = answer.result(), self._clock()
+        log.info("%s is %s", rung, "taken" if ack.get("ok", False) else "refused", pod=pod, nonce=nonce)
         if ack.get("ok", False):
             self._act(self.ladder.acked(pod, rung, now))
         else:
@@ -206,7 +207,7 @@ class Halter:
             try:
                 await self._terminate(pod)
             except UvccError as e:
-                log.error("pod %s could not be terminated: %s", pod, e)
+                log.error("it could not be terminated: %s", e, pod=pod, nonce=nonce)
                 return
             if self.ladder is not None and self.ladder.nonce == nonce:
                 lacks, at = wire.Lacks.NO_EXIT, self._clock()

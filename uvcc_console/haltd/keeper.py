@@ -11,12 +11,12 @@ that answers nothing at all it leaves after ``LONGEST_S``. After a reboot of thi
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_summary
+from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.kinds import provider_for, runs_here
 from uvcc_console.fleet.prime.intents import Intents
@@ -25,7 +25,7 @@ from uvcc_console.fleet.runclock import run_now
 from uvcc_console.runs import processes, sweep
 from uvcc_engine.contract.errors import UvccError
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 KEEPER = "keeper"
 LOOK_S = 20.0
 LONGEST_S = 48 * 3600.0
@@ -65,7 +65,7 @@ async def keep(
                 return ended
             left, trouble = await _round(run_dir, s, make, now(), ended), ""
         except UvccError as e:
-            log.warning("what %s left: %s", run_dir.name, e)
+            log.warning("what the run left: %s", e)
             left, trouble = True, e.what
         if not left:
             return ended
@@ -88,7 +88,7 @@ async def _round(run_dir: Path, s: Snapshot, make: Make | None, now: float, ende
         ends = await asyncio.gather(*(provider.delete(pod) for pod in over), return_exceptions=True)
         for pod, end in zip(over, ends, strict=True):
             if end is None:
-                log.info("%s was left over: it is deleted", pod.name)
+                log.info("it was left over, and is deleted", pod=pod.name)
                 ended.append(pod.name)
                 _tell(run_dir, "warn", f"pod {pod.name} was left when the run was over, and is deleted")
         for end in ends:

@@ -7,7 +7,6 @@ It has its own SSH connections, so neither a busy console nor a dead one delays 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import subprocess
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.agent_client import AgentClient
@@ -42,7 +42,7 @@ from uvcc_console.runs import domain, processes
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 POLL_S = 0.005
 WARM_S = 5.0
 REAP_EVERY_S = 2.0
@@ -70,7 +70,7 @@ class Channels:
                 try:
                     self._open(pod, lease_s, snapshot.profile.get("fleet", {}))
                 except UvccError as e:
-                    log.error("no channel to pod %s: %s", name, e)
+                    log.error("no channel to it: %s", e, pod=name)
             elif pod.state in ("gone", "failed") and (task := self._tasks.pop(name, None)) is not None:
                 task.cancel()
 
@@ -97,7 +97,7 @@ class Channels:
                 try:
                     self.on_message(name, message)
                 except Exception:  # no message of a pod may end the channel that would halt it
-                    log.exception("a message of pod %s could not be used", name)
+                    log.exception("a message of it could not be used", pod=name)
         finally:
             renewing.cancel()
             self.clients.pop(name, None)
@@ -110,7 +110,7 @@ class Channels:
             try:
                 await client.request(wire.LEASE, ttl_s=lease_s, timeout=lease_s / 4)
             except UvccError as e:
-                log.warning("the lease of pod %s was not renewed: %s", client.link.name, e)
+                log.warning("its lease was not renewed: %s", e, pod=client.link.name)
 
     async def warm(self, limit_s: float) -> None:
         """Wait until every channel is up, at most ``limit_s``; those that are not come later."""
@@ -332,6 +332,7 @@ class Service:
         self._successor = processes.start(self._run_dir, processes.CONDUCTOR, "--adopt", "teardown")
 
     def _request(self, asked: ev.HaltRequested) -> None:
+        log.info("%s asked for by %s%s", asked.mode, asked.by, ", a drill" if asked.drill else "", nonce=asked.nonce)
         self._halter.request(asked, self.snapshot.engine_run, self._view.targets())
 
     def _over(self) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.report import collector
 from uvcc_console.report.eventlog import Translator, human, machine, stamp
@@ -25,6 +26,8 @@ from uvcc_engine.contract.files import log_name
 from uvcc_engine.transcript.bundle import Bundle
 from uvcc_engine.transcript.derived import audit_bundle, dp_matrix, dp_roots
 from uvcc_engine.transcript.sshsig import write_allowed_signers
+
+log = logger(__name__)
 
 SIGNERS = "allowed_signers"
 
@@ -42,9 +45,9 @@ def write_artifacts(run_dir: Path, clock: Callable[[], float] = time.time) -> li
     with collector.renewing(run_dir) as made:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            log = list(Translator(run_dir).translate(record.events))
-            made += append_only(folder / "run_full.log", human(log), clock)
-            made += append_only(folder / "run_full.jsonl", machine(log), clock)
+            entries = list(Translator(run_dir).translate(record.events))
+            made += append_only(folder / "run_full.log", human(entries), clock)
+            made += append_only(folder / "run_full.jsonl", machine(entries), clock)
             made.append(_json(folder / "dp_layout.json", layout(record)))
             for phase, bundle in record.bundles.items():
                 home = folder / phase
@@ -57,6 +60,7 @@ def write_artifacts(run_dir: Path, clock: Callable[[], float] = time.time) -> li
                     made.append(home / SIGNERS)
         except OSError as e:
             raise UvccError(f"cannot write the artifacts of {run_dir.name}: {e}", "free disk space and repeat") from e
+    log.info("%d artifacts are written", len(made), run=run_dir.name)
     return made
 
 
@@ -70,6 +74,7 @@ def append_only(path: Path, text: str, clock: Callable[[], float]) -> list[Path]
         return [path]
     kept = path.with_suffix(f".{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(clock()))}{path.suffix}")
     path.rename(kept)
+    log.warning("%s was no beginning of what the journal tells; it is kept as %s", path.name, kept.name)
     path.write_bytes(data)
     return [path, kept]
 

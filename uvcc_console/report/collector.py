@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import serialization as ser
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from uvcc_console.core import paths
+from uvcc_console.core.log import logger
 from uvcc_console.report.record import ARTIFACTS
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.files import write_atomic
@@ -26,6 +27,8 @@ from uvcc_engine.transcript import manifest, reading, sshsig
 from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
 from uvcc_engine.transcript.policy import LARGEST, Policy
 from uvcc_engine.transcript.signers import AllowedSigners
+
+log = logger(__name__)
 
 KEY_FILE: Final = "collector_ed25519"
 
@@ -110,6 +113,7 @@ def _sign(run: str, root: Path, files: dict[str, manifest.Entry]) -> Path:
         write_atomic(root / manifest.SIGNATURE, armored.encode())
     except OSError as e:
         raise UvccError(f"cannot write the manifest of {run}: {e.strerror}", "free disk space and repeat") from e
+    log.info("the manifest of %d files is signed", len(files), run=run)
     return root / manifest.NAME
 
 
@@ -117,9 +121,12 @@ def _phases(root: Path, files: dict[str, manifest.Entry]) -> dict[str, tuple[str
     """Every phase with a policy that can be read -> its sid_job and policy hash."""
     found = {}
     for name in sorted({n.partition("/")[0] for n in files if n.count("/") == 1 and n.endswith(f"/{NAME}")}):
-        with contextlib.suppress(UnreadableError, ConfigError):
+        try:
             policy = Policy.from_bytes(reading.read_file(root / name / POLICY_FILE, LARGEST))
-            found[name] = (policy.sid_job.hex(), policy.hash.hex())
+        except (UnreadableError, ConfigError) as e:
+            log.warning("the manifest says nothing of phase %s: %s", name, e)
+            continue
+        found[name] = (policy.sid_job.hex(), policy.hash.hex())
     return found
 
 

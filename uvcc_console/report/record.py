@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
+from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_console.report.recheck import recheck
@@ -17,6 +18,8 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, Verificati
 from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.transcript.bundle import NAME, Bundle, read_bundle
 from uvcc_engine.transcript.policy import Policy
+
+log = logger(__name__)
 
 JOURNAL = "journal.sqlite"
 ARTIFACTS = "artifacts"
@@ -92,8 +95,8 @@ class RunRecord:
             if path.is_file():
                 try:
                     found[phase] = read_bundle(path, self._knows(phase))
-                except (UnreadableError, VerificationError):
-                    continue  # the verifier says why; reports go on without it
+                except (UnreadableError, VerificationError) as e:  # the verifier says why; reports go on without it
+                    log.info("a bundle is left out of the reports: %s", e)
         return found
 
     def _knows(self, phase: str) -> Callable[[Policy], bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import triage
+from uvcc_console.core.log import logger
 from uvcc_console.fleet.landing import Arriving, Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.report import collector
@@ -24,6 +24,8 @@ from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.outside import said
 from uvcc_engine.contract.topology import Topology
+
+log = logger(__name__)
 
 STOPPED = ("waiting", "failed")
 STOP_S = 180.0
@@ -128,8 +130,10 @@ async def replace_pod(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> 
         await restoring.rescue(ctx, phase, member.name)  # before anything is ended for it
     stage = ctx.bus.snapshot.stage
     if stage is None or stage.status not in STOPPED:
-        with contextlib.suppress(UnreachableError):  # a pod out of reach ends the stage by its silence
+        try:
             await member.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal="KILL")
+        except UnreachableError as e:  # a pod out of reach ends the stage by its silence
+            log.warning("its workers could not be ended: %s", e, pod=member.name)
         await _stopped(ctx)
     said = await (restoring.go_on if model else succession.go_on)(ctx, [member.name])
     stages.decide("resume")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import kept, odd
 from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
+from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.rollout.outbox import Outbox
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.text import clean
 
+log = logger(__name__)
 T = TypeVar("T")
 POLL_S = 0.03
 BATCH_S = 0.1
@@ -104,9 +104,9 @@ class Bus:
             if (name, event.kind) in self._deaf:
                 return
             self._deaf.add((name, event.kind))
-            traceback.print_exception(e)
+            log.error("%s could not take a %s event", name, event.kind, exc_info=e)
             text = f"{name} could not take a {event.kind} event: {type(e).__name__}: {clean(str(e), 200)}"
-            self.record([ev.Alert(level="error", name="listener", text=text, remedy="conductor.log has the details")])
+            self.record([ev.Alert(level="error", name="listener", text=text, remedy="uvcc logs has the details")])
 
     async def run(self) -> None:
         """Write the queue and follow the journal until cancelled. A disk that refuses is tried again each second."""
@@ -136,8 +136,9 @@ class Bus:
                 continue
             try:
                 await asyncio.to_thread(kept.keep, self._journal.path.parent, s, self._journal.mark(s.seq))
-            except OSError:
-                continue  # a full disk: readers fold the journal meanwhile
+            except OSError as e:  # a full disk: readers fold the journal meanwhile
+                log.warning("no snapshot is kept beside the journal: %s", e)
+                continue
             kept_at = s.seq
 
     def _keep_last(self) -> None:
@@ -152,9 +153,11 @@ class Bus:
             self.commit()
         except UvccError as e:
             if not self._refused:
-                sys.stderr.write(f"journal: {e}; it is tried again each second\n")
+                log.error("the journal refuses events, and is tried again each second: %s", e)
             self._refused = True
             return False
+        if self._refused:
+            log.info("the journal takes events again")
         self._refused = False
         return True
 

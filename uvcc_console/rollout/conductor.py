@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from pathlib import Path
 from uvcc_console.core import alerts, paths
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import BUSY_S, Journal, iter_events, read_newest
+from uvcc_console.core.log import logger, within
 from uvcc_console.core.state import disagreement
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.keys import operator_key
@@ -49,10 +49,11 @@ from uvcc_console.rollout.stages.migration import homing, succession
 from uvcc_console.rollout.stages.training.phases import stop_workers
 from uvcc_console.rollout.stages.verify.collect import last_words
 from uvcc_console.rollout.supervision import SideTasks
-from uvcc_console.runs import domain, processes, sweep
+from uvcc_console.runs import domain, logfile, processes, sweep
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.contract.topology import Coord
 
+log = logger(__name__)
 COST_EVERY_S = 5.0
 WATCH_EVERY_S = 2.0
 GUARD_EVERY_S, GUARD_LONGEST_S = 0.5, 30.0
@@ -73,6 +74,8 @@ class Ending:
 
     def ask(self, reason: str) -> None:
         """The first reason counts."""
+        if not self.reason:
+            log.info("the end is asked for: %s", reason)
         self.reason = self.reason or reason
         self.asked.set()
 
@@ -174,7 +177,8 @@ async def _guard(ctx: Rollout) -> None:
         except UvccError as e:
             word += f", and no other could be started: {e}"
         text = f"the halt sidecar {word}; another takes its place"
-        ctx.bus.record([ev.Alert(level="error", name="sidecar", text=text, remedy="haltd.log may say why")])
+        log.warning("%s", text)
+        ctx.bus.record([ev.Alert(level="error", name="sidecar", text=text, remedy="uvcc logs may say why")])
 
 
 async def _sweep(ctx: Rollout) -> None:
@@ -302,8 +306,8 @@ async def _driven(
             ctx.tolerant = True  # it shall end whatever the disk says
             ending.ask("teardown asked for")
         status, detail = await _stages_or_ending(ctx, stages, ending, adopted)
-    except Exception as e:  # noqa: BLE001  (nothing may come between a rollout and its teardown)
-        traceback.print_exception(e)
+    except Exception as e:
+        log.error("the rollout met a defect, and is torn down", exc_info=e)
         detail = str(describe(e))
     finally:
         desk.close()
@@ -362,8 +366,8 @@ async def _evidence_home(ctx: Rollout, limit_s: float) -> None:
     except TimeoutError:
         text = f"not all evidence came home in {limit_s:.0f} s"
         ctx.say(ev.Alert(level="error", name="collect", text=text, remedy="what arrived lies in artifacts"))
-    except Exception as e:  # noqa: BLE001  (nothing may come between a rollout and its teardown)
-        traceback.print_exception(e)
+    except Exception as e:
+        log.error("evidence did not come home", exc_info=e)
         ctx.say(ev.Alert(level="error", name="collect", text=f"evidence did not come home: {describe(e)}"))
 
 
@@ -384,9 +388,10 @@ async def _end(
     else:
         ctx.say(ev.StageChanged(name="teardown", status="running"))
         try:
-            left = await teardown(ctx)
-        except Exception as e:  # noqa: BLE001  (an error here is a leak to report, not a reason to stay silent)
-            traceback.print_exception(e)
+            with within(stage="teardown"):
+                left = await teardown(ctx)
+        except Exception as e:
+            log.error("the teardown failed", exc_info=e)
             left = [f"{ctx.plan.prefix}*: {describe(e)}"]
         word = "failed" if left else "ok"
         said = f"not proven gone: {', '.join(left)}" if left else "every pod is proven gone"
@@ -397,6 +402,7 @@ async def _end(
     if spending is not None:
         ctx.say(*spending.look())  # the provider's bill of what is gone has come by now
     watched = await _unproven(ctx, keep)
+    log.info("the run ends: %s. %s", status, detail)
     ctx.say(ev.RunEnded(status=status, detail=detail, leaks=left))
     if watched and not processes.running(ctx.run_dir, processes.HALTD):
         ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)  # it sees that the run is over, and stays for these
@@ -443,14 +449,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--adopt", choices=["resume", "teardown"], default="")
     parser.add_argument("--since", type=int, default=0)
     args = parser.parse_args(argv)
-    processes.log_at_any_cost()
+    processes.speak_at_any_cost()
     run_dir = paths.run_dir(args.run)
+    logfile.begin(run_dir, processes.CONDUCTOR)
     try:
-        with sole(run_dir):
+        with within(run=run_dir.name), sole(run_dir):
             processes.write_record(run_dir, processes.CONDUCTOR)
+            log.info("conducting%s", f", to {args.adopt}" if args.adopt else "")
             return _run(run_dir, args.adopt, args.since)
     except UvccError as e:
-        sys.stderr.write(f"conductor: {e}\n")
+        log.error("%s", e)
         return 1
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import asyncssh
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import Bootstrapped
 from uvcc_console.fleet.provider import Pod, PodRequest, Provider
@@ -24,6 +24,7 @@ from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.decoder import Intake
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
+log = logger(__name__)
 T = TypeVar("T")
 
 
@@ -95,12 +96,15 @@ class Rollout:
 
         Nothing is created that was not written down before; but what exists is deleted, written down or not.
         """
+        for event in events:
+            if isinstance(event, ev.PodChanged):
+                log.info("%s %s", event.state, event.detail, pod=event.pod)
         try:
             self.bus.commit(*events)
         except UvccError as e:
             if not self.tolerant:
                 raise
-            sys.stderr.write(f"not journalled yet: {e}: {[type(x).__name__ for x in events]}\n")
+            log.warning("not journalled yet: %s: %s", e, [type(x).__name__ for x in events])
             self.bus.record([x if x.ts else replace(x, ts=time.time()) for x in events])
 
     def pod_event(self, member: Member, state: str, detail: str = "", **known: Any) -> ev.PodChanged:
@@ -135,7 +139,7 @@ def describe(error: BaseException) -> UvccError:
         return next((e for e in known if isinstance(e, UvccError)), known[0])
     if isinstance(error, UvccError):
         return error
-    return UvccError(f"{type(error).__name__}: {error}", "this is a defect; the conductor's log has the details")
+    return UvccError(f"{type(error).__name__}: {error}", "this is a defect; uvcc logs has the details")
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
 from uvcc_console.fleet import hearing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.bus import Bus
@@ -17,6 +16,7 @@ from uvcc_console.rollout.decoder import Intake
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.text import clean
 
+log = logger(__name__)
 TELL_S: Final = 1.0
 SAMPLE_S: Final = 10.0
 AGAIN_S: Final = 60.0
@@ -29,7 +29,7 @@ def start(bus: Bus, member: Member) -> asyncio.Task[None]:
     def ended(done: asyncio.Task[None]) -> None:
         error = None if done.cancelled() else done.exception()
         if error is not None:
-            traceback.print_exception(error)
+            log.error("nothing of it is journalled any more", pod=member.name, exc_info=error)
             text = f"nothing of {member.name} is journalled any more: {clean(f'{type(error).__name__}: {error}', 200)}"
             remedy = "halt it, then uvcc resume: a new conductor reads on where this one stopped"
             bus.record([ev.Alert(level="error", name="pump", text=text, remedy=remedy, subject=member.name)])
@@ -104,9 +104,9 @@ class Tally:
         self._count(op, 1, f"{type(error).__name__}: {error}"[:500])
         if self._loop.time() - self._alerted >= AGAIN_S:
             self._alerted = self._loop.time()
-            traceback.print_exception(error, file=sys.stderr)
+            log.error("a message (%s) could not be read", op, pod=self._pod, exc_info=error)
             text = f"a message ({op}) could not be read: {clean(f'{type(error).__name__}: {error}', 200)}"
-            remedy = "the rest of its stream goes on; conductor.log has the details"
+            remedy = "the rest of its stream goes on; uvcc logs has the details"
             self._bus.record([ev.Alert(level="error", name="pump", text=text, remedy=remedy, subject=self._pod)])
 
     def _count(self, src: str, n: int, sample: str) -> None:

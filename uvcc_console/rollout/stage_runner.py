@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger, within
 from uvcc_console.plan.plan import JUDGED
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted, describe
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
+log = logger(__name__)
 Act = Callable[[bool], Awaitable[str]]
 """A stage; its argument tells whether it is entered again, after a failure, a halt or another conductor's death."""
 BACK = "back"  # resume, but from an earlier checkpoint: of a stage that judges, its training is entered again
@@ -73,18 +75,25 @@ class Stages:
         while True:
             self._forget()
             self.bus.commit(ev.StageChanged(name=name, status="running"))
+            log.info("the stage begins%s", " again" if again else "", stage=name)
             try:
-                detail = await act(again)
+                with within(stage=name):
+                    detail = await act(again)
             except Halted as e:
                 error: UvccError = e
-            except Exception as e:  # noqa: BLE001  (whatever a stage raises must end as a named failure, not a hang)
+            except Exception as e:
                 error = describe(e)
                 if not isinstance(e, UvccError):
-                    traceback.print_exception(e)
+                    log.error("the stage met a defect", stage=name, exc_info=e)
             else:
+                log.info("the stage is through: %s", detail, stage=name)
                 self.bus.commit(ev.StageChanged(name=name, status="ok", detail=detail))
                 return None
+            log.log(
+                logging.INFO if isinstance(error, Halted) else logging.ERROR, "the stage ends: %s", error, stage=name
+            )
             action = await self._decision(name, error)
+            log.info("decided: %s", action or "nothing", stage=name)
             if action == "skip":
                 self.bus.commit(ev.StageChanged(name=name, status="skipped", detail=str(error)))
                 return None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
 from uvcc_console.rollout.context import describe
 
+log = logger(__name__)
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 60.0
 Sleep = Callable[[float], Awaitable[None]]
@@ -46,8 +47,8 @@ class SideTasks:
             try:
                 await work()
                 return
-            except Exception as error:  # noqa: BLE001  (told, and started again)
-                traceback.print_exception(error)
+            except Exception as error:
+                log.error("%s failed and is started again", name, exc_info=error)
                 self._failed(name, str(describe(error)), vital)
             if self._clock() - began > LONGEST_S:
                 pause = FIRST_S
@@ -56,7 +57,7 @@ class SideTasks:
 
     def _failed(self, name: str, why: str, vital: bool) -> None:
         text = f"{name} failed and is started again: {why}"
-        remedy = "the run is ended: it must not go on without" if vital else "conductor.log has the whole error"
+        remedy = "the run is ended: it must not go on without" if vital else "uvcc logs has the whole error"
         self._tell(ev.Alert(level="error", name="side_task", text=text, remedy=remedy, subject=name))
         if vital:
             self._end(f"{name} failed: {why}")

@@ -16,12 +16,14 @@ from typing import Any, BinaryIO, cast
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.log import logger
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.procs import ProcessId, alive, identify
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
+log = logger(__name__)
 JOURNAL = paths.JOURNAL
 DOMAIN = "domain.json"  # marks the folder of one domain's console: the run is conducted elsewhere
 CONDUCTOR, HALTD = "conductor", "haltd"
@@ -41,8 +43,8 @@ class _Log(io.RawIOBase):
         return len(data)
 
 
-def log_at_any_cost() -> None:
-    """Call first in a detached process: what it says must not end it."""
+def speak_at_any_cost() -> None:
+    """Call first in a detached process: what it says past its logger must not end it."""
     sys.stderr = io.TextIOWrapper(cast(BinaryIO, _Log()), errors="backslashreplace", write_through=True)
 
 
@@ -59,7 +61,7 @@ def write_record(run_dir: Path, name: str) -> None:
         partial.replace(run_dir / f"{name}.json")
     except OSError as e:
         partial.unlink(missing_ok=True)
-        sys.stderr.write(f"{name}: its record is written in place: {e}\n")
+        log.warning("the record of this %s is written in place: %s", name, e)
         with contextlib.suppress(OSError), (run_dir / f"{name}.json").open("r+") as file:
             file.write(record)
             file.truncate()
@@ -94,7 +96,7 @@ def conducted(run_dir: Path) -> bool:
 
 
 def start(run_dir: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
-    """Start the conductor or haltd of a run, detached: own session, no terminal, output to ``<name>.log``."""
+    """Start the conductor or haltd of a run, detached: own session, no terminal. ``<name>.log`` takes its output."""
     if name == CONDUCTOR and (run_dir / DOMAIN).exists():
         raise ConfigError(
             f"{run_dir.name} is one domain's console", "the operator resumes and tears down; F9 halts here"
@@ -103,12 +105,12 @@ def start(run_dir: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
         (run_dir / f"{name}.json").unlink(missing_ok=True)  # of one that died: nobody shall take it for an end
     command = [sys.executable, "-m", _MODULES[name], run_dir.name, *args]
     try:
-        with (run_dir / f"{name}.log").open("ab") as log:
+        with (run_dir / f"{name}.log").open("ab") as out:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=out,
+                stderr=out,
                 start_new_session=True,
                 close_fds=True,
                 cwd=run_dir,

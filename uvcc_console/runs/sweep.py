@@ -8,7 +8,6 @@ the ids that it has on disk.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_summary
+from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.keys import KEY_FILE
 from uvcc_console.fleet.provider import Pod, Provider, Rents
@@ -25,6 +25,8 @@ from uvcc_console.plan.plan import POD_PREFIX
 from uvcc_console.plan.schema import LimitsPart
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+
+log = logger(__name__)
 
 EVERY_S = 60.0
 LIVE, KEPT, ORPHAN, FOREIGN, UNREADABLE = "live", "kept", "ORPHAN", "foreign", "unreadable"
@@ -82,10 +84,13 @@ def _attached(name: str) -> bool:
     root = paths.runs_dir()
     for run_dir in root.iterdir() if root.is_dir() else ():
         if (run_dir / processes.JOURNAL).exists() and processes.running(run_dir, processes.CONDUCTOR):
-            with contextlib.suppress(UvccError):  # a run that cannot be read has nothing to say about another's pods
+            try:
                 prefix = str(_fleet(_snapshot(run_dir)).get("attach_prefix", ""))
-                if prefix and name.startswith(prefix):
-                    return True
+            except UvccError as e:  # a run that cannot be read has nothing to say about another's pods
+                log.warning("whether %s took pods over cannot be told: %s", run_dir.name, e)
+                continue
+            if prefix and name.startswith(prefix):
+                return True
     return False
 
 

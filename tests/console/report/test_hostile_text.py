@@ -88,6 +88,9 @@ def run_dir(monkeypatch: pytest.MonkeyPatch) -> Path:
             put(dataclasses.replace(extra, ts=event.ts), ev.to_json(extra))
     put(events[-1], poisoned(ev.to_json(events[-1])) | {"leaks": [f"uvcc-x{POISON}"]})
     db.close()
+    (folder / "conductor.log").touch()
+    logged = {"ts": START, "level": POISON, "message": POISON, "pod": POISON, "trace": POISON, "error": POISON}
+    (folder / "haltd.jsonl").write_text(json.dumps(logged) + "\n")
     for log in folder.rglob("*.log"):
         log.write_text(f"fine\n{POISON}\n")
     for info in folder.rglob("run.info"):
@@ -149,6 +152,8 @@ VERBS: dict[str, Callable[[Path], object]] = {
         ("runs", "--json"),
         ("status", RUN),
         ("status", RUN, "--json"),
+        ("logs", RUN),
+        ("logs", RUN, "--json"),
         ("watch", RUN, "--no-follow"),
         ("attach", RUN, "--json"),
         ("attach", RUN, "--headless"),

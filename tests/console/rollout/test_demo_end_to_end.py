@@ -143,6 +143,28 @@ def test_a_live_run_is_seen_from_other_processes(
     assert seen["resume"].returncode == 0
 
 
+def test_the_processes_of_a_run_leave_a_log_that_one_verb_reads(
+    uvcc: Uvcc, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+) -> None:
+    run = two_demos[1]["run"]
+    rows = [json.loads(line) for line in uvcc.run("logs", run, "--json").stdout.splitlines()]
+    assert {r["process"] for r in rows} == {"conductor", "haltd"}
+    assert {r["run"] for r in rows} == {run}
+    assert [r["ts"] for r in rows] == sorted(r["ts"] for r in rows)
+    stages = [r["stage"] for r in rows if r["message"].startswith("the stage is through")]
+    assert stages == list(dict.fromkeys(stages))
+    assert {"provision", "smoke", "full", "collect"} <= set(stages)
+    asked = {r["nonce"] for r in rows if r["process"] == "haltd" and "asked for" in r["message"]}
+    taken = {r["pod"] for r in rows if r.get("nonce") in asked and "is taken" in r["message"]}
+    assert taken == {"p0r0", "p1r0", "p2r0"}
+    failed = [r["message"] for r in rows if r["level"] == "error"]
+    assert any("killed by SIGKILL" in text for text in failed), failed
+    one = [json.loads(line) for line in uvcc.run("logs", run, "--json", "--pod", "p1r0").stdout.splitlines()]
+    assert one == [r for r in rows if r.get("pod", "").endswith("p1r0")] != []
+    for name in ("conductor.log", "haltd.log"):  # nothing was said past the loggers
+        assert (uvcc.home / "runs" / run / name).read_text() == ""
+
+
 def test_evidence_came_home_and_secrets_did_not(
     uvcc: Uvcc, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 ) -> None:

@@ -152,11 +152,11 @@ async def test_an_adopted_run_skips_what_is_done_and_enters_the_rest_again(bus: 
     assert script.entered == [("full", True), ("gate", False)]
 
 
-async def test_a_defect_in_a_stage_is_a_named_failure(bus: Bus, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_defect_in_a_stage_is_a_named_failure(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
     script = Script(provision=[KeyError("price")])
     status, detail = await stages(bus, script).run()
     assert (status, "KeyError: 'price'" in detail) == ("failed", True)
-    assert "KeyError" in capsys.readouterr().err
+    assert "KeyError" in caplog.text
 
 
 async def test_concurrent_work_raises_its_first_operator_error() -> None:

@@ -196,7 +196,7 @@ class FullDisk(Journal):
 
 
 async def test_a_full_disk_creates_nothing_but_deletes_everything(
-    ctx: Rollout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ctx: Rollout, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake = provider_of(ctx)
     fake.pods["uvcc-demo-1-p0r0"] = Pod("uvcc-demo-1-p0r0", 0, 0, "fake", "id")
@@ -208,7 +208,7 @@ async def test_a_full_disk_creates_nothing_but_deletes_everything(
     ctx.tolerant = True
     assert await provision.teardown(ctx) == []
     assert fake.pods == {}
-    assert "not journalled" in capsys.readouterr().err
+    assert "not journalled" in caplog.text
     full.close()
 
 

@@ -71,7 +71,7 @@ async def test_each_side_task_that_dies_is_told_and_comes_back(
     if name in VITAL:
         assert (status, end.detail) == (
             "torn_down",
-            f"{name} failed: RuntimeError: a defect (this is a defect; the conductor's log has the details)",
+            f"{name} failed: RuntimeError: a defect (this is a defect; uvcc logs has the details)",
         )
     else:
         assert (seen.is_set(), end.detail) == (True, "")

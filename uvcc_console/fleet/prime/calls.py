@@ -13,9 +13,12 @@ from typing import Any, Protocol, TypeVar
 import httpx
 from pydantic import ValidationError
 
+from uvcc_console.core.log import logger
 from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.prime.models import Tolerant
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+
+log = logger(__name__)
 
 TRIES = 5
 PAGE = 100
@@ -154,9 +157,11 @@ class Calls:
                 if response.status_code == 429:  # it was not obeyed, so asking again is safe for every call
                     pause = max(pause, _retry_after(response, self.clock.now()))
                 elif response.status_code < 500:
+                    log.warning("%s %s is refused: %s", call.method, call.path, trouble)
                     raise PrimeRefused(kind_of(response.status_code, text), response.status_code, text)
                 elif not call.repeat:
                     break
+            log.warning("%s %s, try %d: %s", call.method, call.path, attempt + 1, trouble)
             if attempt < TRIES - 1:
                 await self.clock.sleep(pause)
         what = f"{call.method} {call.path} got no usable answer: {trouble}"

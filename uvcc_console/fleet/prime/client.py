@@ -7,10 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from uvcc_console.core.log import logger
 from uvcc_console.fleet.prime.account import AccountCalls
 from uvcc_console.fleet.prime.calls import PAGE, PAGES, Call, Clock, PrimeRefused, WallClock, explain, kind_of, one
 from uvcc_console.fleet.prime.models import ApiPod, DiskOffer, HistoryItem, Offer, PodStatus, read_offers
 from uvcc_engine.contract.errors import UnreachableError
+
+log = logger(__name__)
 
 __all__ = ["Clock", "PrimeClient", "PrimeRefused", "WallClock", "explain", "kind_of"]
 
@@ -83,7 +86,9 @@ class PrimeClient(AccountCalls):
         """Create a pod. Never repeated: UnreachableError means that it may exist, to be looked up by its name."""
         if self.account.team:
             body = {**body, "team": {"teamId": self.account.team}}
-        return one(ApiPod, await self._send(Call("POST", "/pods/", [], body, repeat=False)))
+        made = one(ApiPod, await self._send(Call("POST", "/pods/", [], body, repeat=False)))
+        log.info("created, with the id %s", made.id, pod=made.name)
+        return made
 
     async def pods(self) -> list[ApiPod]:
         """Every pod of the account, all pages, also while they shift under the reading. Raises rather than truncate."""
@@ -129,6 +134,7 @@ class PrimeClient(AccountCalls):
         """Ask for the pod's end; False where the API knows no such pod (or none yet), which is no error."""
         try:
             await self._send(Call("DELETE", f"/pods/{_safe(pod_id)}", []))
+            log.info("the end of pod %s is asked for", pod_id)
         except PrimeRefused as e:
             if e.kind != "missing":
                 raise

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from uvcc_console.core.log import logger
 from uvcc_console.fleet.prime import offers as market
 from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
 from uvcc_console.fleet.prime.ends import LAG_S, SETTLE_S, Ends
@@ -24,6 +25,8 @@ from uvcc_console.fleet.prime.runkey import RunKey
 from uvcc_console.fleet.prime.stall import Stall
 from uvcc_console.fleet.provider import Books, Caps, Pod, PodRequest, Quote, QuoteLine
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+
+log = logger(__name__)
 
 BLOCK_S = 600.0
 PRICE_SLACK = 1.02
@@ -210,8 +213,8 @@ class PrimeProvider:
                 await self._ends.prove(self._guard.is_stray)
                 if any(t.name in unknown and t.answered for t in self._ends.tries(request.name).values()):
                     return await self._adopt(request)
-            except (UnreachableError, PrimeRefused):
-                pass  # unknown they stay
+            except (UnreachableError, PrimeRefused) as e:  # unknown they stay
+                log.warning("creates without an answer are not proven: %s", e, pod=request.name)
             if len(unknown) < UNANSWERED:
                 return None
             await self._clock.sleep(LOOK_S)
@@ -235,8 +238,8 @@ class PrimeProvider:
                 mine = [t for t in self._ends.tries(request.name).values() if t.base == request.name and t.open]
                 if any(t.answered and not t.rejected for t in mine):
                     return await self._adopt(request)
-            except (UnreachableError, PrimeRefused):
-                continue
+            except (UnreachableError, PrimeRefused) as e:
+                log.warning("creates without an answer are not proven: %s", e, pod=request.name)
         return None
 
     async def _candidate(self, request: PodRequest, *, fresh: bool) -> tuple[Offer, str]:

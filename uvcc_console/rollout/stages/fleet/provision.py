@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Mapping
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap
 from uvcc_console.fleet.kinds import runs_here
@@ -23,6 +23,8 @@ from uvcc_console.runs import processes
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.outside import said, tidy
+
+log = logger(__name__)
 
 DELETE_TRIES = 3
 BACKOFF_S = 0.5
@@ -86,8 +88,10 @@ async def one_pod(ctx: Rollout, member: Member) -> None:
         readdress(member, await asyncio.shield(creating))
     except asyncio.CancelledError:
         # what a create under way has made must be known before anything is deleted, or it would be missed
-        with contextlib.suppress(UvccError):
+        try:
             readdress(member, await creating)
+        except UvccError as e:
+            log.info("its create was cancelled, and failed: %s", e, pod=member.name)
         raise
     assert member.pod is not None
     ctx.say(ctx.pod_event(member, "booting"))

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
 from uvcc_console.fleet import hearing
 from uvcc_console.halt import relay
 from uvcc_console.plan.plan import Phase, pod_name
@@ -25,6 +26,8 @@ from uvcc_console.runs import domain
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.contract.topology import PARTIES, Coord
+
+log = logger(__name__)
 
 TOKEN_FILE = "relay.token"
 CA_FILE = "relay.ca.pem"
@@ -110,7 +113,8 @@ async def reachable(ctx: Rollout, phase: Phase) -> bool:
     }
     try:
         return all(isinstance(way, float) for way in (await dial_all(ctx, wanted)).values())
-    except UvccError:
+    except UvccError as e:
+        log.info("the pods do not reach each other: %s", e)
         return False
 
 

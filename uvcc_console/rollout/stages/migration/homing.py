@@ -9,7 +9,6 @@ the tensors' header says that they would load. What a pod says about sizes and n
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shlex
 import shutil
@@ -17,12 +16,15 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
 from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.plan.schema import LmJob
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_engine.contract import checkpoint, files
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.tensors import check_tensors
+
+log = logger(__name__)
 
 PART: Final = 1 << 20
 MOST_MANIFEST: Final = 64 << 20
@@ -197,9 +199,11 @@ async def _tables(ctx: Rollout, phase: Phase, member: Member) -> None:
     """The tables so far: a pod that is restored goes on with them. They are no reason to fail."""
     there = f".uvcc/runs/{phase.engine_run}"
     for name in TABLES:
-        with contextlib.suppress(UvccError):
+        try:
             data = await member.ssh.read_part(f"{there}/{name}", 0, MOST_MANIFEST)
             await asyncio.to_thread(files.write_atomic, folder_of(ctx, phase, member.name) / name, data)
+        except UvccError as e:
+            log.info("%s does not come home: %s", name, e, pod=member.name)
 
 
 # ---- and back ------------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ async def drill(ctx: Rollout, again: bool) -> str:
     try:
         await ctx.bus.wait(done, limit)
     except TimeoutError:
-        raise UvccError(f"the halt drill gave no verdict in {limit:.0f} s", "see haltd.log; retry") from None
+        raise UvccError(f"the halt drill gave no verdict in {limit:.0f} s", "uvcc logs tells more; retry") from None
     halt = ctx.bus.snapshot.halt
     if halt.nonce != nonce:
         return "overtaken by a real halt"
