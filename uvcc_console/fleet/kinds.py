@@ -45,6 +45,7 @@ class FleetSettings(Strict):
 
     ``replace_lost``: how many pods that their provider took away in mid-run are replaced without being asked; the run
     goes on from the last checkpoint that all parties committed, or, of a language model, from the last that came home.
+    ``reserve``: rent the full run's pods before the smoke, although it leaves some idle: where stock would be lost.
     """
 
     provider: str = DEFAULT
@@ -61,6 +62,7 @@ class FleetSettings(Strict):
     ssh_key: str = ""
     keep_pods: bool = False
     replace_lost: int = Field(default=1, ge=0)
+    reserve: bool = False
     attach_prefix: str = ""
     packages: list[str] = []
 

@@ -63,14 +63,16 @@ def moved(s: Snapshot) -> float:
     return total
 
 
-def foretell(s: Snapshot, steps: int, workers: int = 0) -> ev.Forecast | None:
-    """The forecast for ``steps`` steps of ``workers`` (0: as many) from the smoke; None if that measured no step."""
+def foretell(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Forecast | None:
+    """The forecast for ``steps`` steps of ``workers`` on ``pods`` (0: as many) from the smoke; None if that measured no
+    step. Pods that the smoke did not need cost what its own cost on average."""
     seconds, error = _extrapolate(_step_times(s), steps)
     if not seconds:
         return None
     volume, volume_error = _extrapolate(_volumes(s), steps)
     workers = workers or max(1, len(s.workers))
-    an_hour = s.hourly / 3600.0
+    paid = sum(p.state not in ("planned", "gone") for p in s.pods.values())
+    an_hour = s.hourly / 3600.0 * (pods / paid if pods and paid else 1.0)
     return ev.Forecast(
         steps=steps,
         seconds=seconds,

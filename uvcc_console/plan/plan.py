@@ -21,8 +21,10 @@ SMOKE, FULL = "smoke", "full"
 RESUMABLE = frozenset({"drill", SMOKE, FULL})
 # stages that hold what was trained to account, and the one whose training that was; the pods have the only evidence
 JUDGED = {"verify-smoke": SMOKE, "gate": SMOKE, "verify-full": FULL, "collect": FULL}
+# stages that bring up the pods which only the full run needs, once the smoke has passed its gates
+LATER = ("provision-full", "bootstrap-full", "preflight-full")
 # stages whose failure leaves something to go on from, or to look into: their pods are kept for a while
-KEEPING = RESUMABLE | frozenset(JUDGED)
+KEEPING = RESUMABLE | frozenset(JUDGED) | frozenset(LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,14 @@ class Plan:
         """What every pod name of this run starts with, for the provider."""
         return pod_prefix(self.run, self.profile)
 
+    @property
+    def later(self) -> tuple[str, ...]:
+        """Pods that are rented only after the smoke's gates; all others are rented first."""
+        if LATER[0] not in self.stages:
+            return ()
+        first = set(self.phases[SMOKE].pods())
+        return tuple(name for name in self.requests if name not in first)
+
 
 def pod_name(party: int, replica: int) -> str:
     """A pod's name inside its run; the provider sees it behind the run's prefix."""
@@ -97,8 +107,15 @@ def stage_names(profile: Profile) -> tuple[str, ...]:
     verified = isinstance(profile.job, PrivateJob | LmJob)
     before = ["plan", "quote", "provision", "bootstrap", "preflight"]
     smoke = ["drill", SMOKE, *(["verify-smoke"] if verified else []), "gate"] if profile.smoke.steps else []
+    smoke += LATER if widens(profile) else ()
     after = [FULL, *(["verify-full"] if verified else []), "collect", "teardown"]
     return tuple(before + smoke + after)
+
+
+def widens(profile: Profile) -> bool:
+    """Whether the smoke needs fewer pods than the full run, and the others are rented only after its gates."""
+    fewer = isinstance(profile.job, PrivateJob) and profile.smoke.replicas < profile.topology.replicas
+    return bool(profile.smoke.steps and fewer and not profile.fleet.reserve and not profile.fleet.attach_prefix)
 
 
 def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> Phase:

@@ -215,7 +215,7 @@ def foretell(ctx: Rollout) -> None:
         said: ev.Event | None = None
         if event.name == SMOKE and s.phase == SMOKE:
             full = ctx.plan.phases[FULL]
-            said = forecast.foretell(s, full.steps, len(full.coords()))
+            said = forecast.foretell(s, full.steps, len(full.coords()), len(full.pods()))
         elif event.name == FULL:
             view = next(v for v in s.stages if v.name == FULL)
             said = forecast.score(s, view.ended - view.started)

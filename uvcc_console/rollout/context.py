@@ -19,7 +19,7 @@ from uvcc_console.fleet.bootstrap import Bootstrapped
 from uvcc_console.fleet.provider import Pod, PodRequest, Provider
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel
-from uvcc_console.plan.plan import Phase, Plan
+from uvcc_console.plan.plan import FULL, LATER, SMOKE, Phase, Plan
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.decoder import Intake
 from uvcc_engine.contract.errors import UnreachableError, UvccError
@@ -126,6 +126,23 @@ class Rollout:
     def of_phase(self, phase: Phase) -> list[Member]:
         """The pods of a phase, interleaved over parties."""
         return [self.members[name] for name in phase.pods()]
+
+    def due(self) -> list[Member]:
+        """The pods that were asked for by now: all of them, or those of the smoke while it has not passed its gates."""
+        later = self.plan.later if self.status(LATER[0]) == "pending" else ()
+        return [m for m in self.members.values() if m.name not in later]
+
+    def status(self, stage: str) -> str:
+        """What the journal says of a stage; "pending" before it was entered."""
+        return next((v.status for v in self.bus.snapshot.stages if v.name == stage), "pending")
+
+    def done(self, stage: str) -> bool:
+        """Whether a stage is behind us."""
+        return self.status(stage) in ("ok", "skipped")
+
+    def layout(self) -> Phase:
+        """The phase that the pods at hand are for: the full run, or the smoke while only its pods were asked for."""
+        return self.plan.phases[FULL if len(self.due()) == len(self.members) else SMOKE]
 
     def live(self) -> list[Member]:
         """Pods that have an agent's channel."""

@@ -38,7 +38,7 @@ async def test_twenty_four_pods_are_ready_to_train_in_two_minutes(ours: Path, tm
     (ours / "market").mkdir()
     took: dict[str, float] = {}
     async with PrimeHost(ours / "market") as host:
-        changed = ["fleet.gpu=CPU_NODE", f"fleet.base_url={host.url}", "gates.disk_free_mib=64"]
+        changed = ["fleet.gpu=CPU_NODE", f"fleet.base_url={host.url}", "gates.disk_free_mib=64", "fleet.reserve=true"]
         name, profile = load(str(PROFILE), changed)
         plan = make_plan("full-1", name, profile)
         assert len(plan.requests) == 24

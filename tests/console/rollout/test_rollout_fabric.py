@@ -64,7 +64,7 @@ class Listener:
 
 @pytest.fixture
 async def ctx(tmp_path: Path) -> AsyncIterator[Rollout]:
-    _, profile = load("demo", ["topology.replicas=2"])
+    _, profile = load("demo", ["topology.replicas=2", "smoke.replicas=2"])
     plan = make_plan("demo-1", "demo", profile)
     journal = Journal(tmp_path / "journal.sqlite", source="test")
     members = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uvcc_console.plan.plan import derive, make_plan, new_run_id
+from uvcc_console.plan.plan import KEEPING, derive, make_plan, new_run_id
 from uvcc_console.plan.profile import load, parse
 from uvcc_engine.contract.errors import ConfigError
 
@@ -37,6 +37,31 @@ def test_stages_follow_the_kind_of_job() -> None:
     assert make_plan("r", "c", command).stages == (
         *("plan", "quote", "provision", "bootstrap", "preflight", "full", "collect", "teardown"),
     )
+
+
+LATER = ("provision-full", "bootstrap-full", "preflight-full")
+
+
+def test_pods_that_the_smoke_does_not_need_come_after_its_gates() -> None:
+    profile_name, profile = load("prime-full-r8")
+    plan = make_plan("r", profile_name, profile)
+    at = plan.stages.index("gate") + 1
+    assert plan.stages[at : at + 4] == (*LATER, "full")
+    assert len(plan.requests) == 24
+    assert list(plan.requests)[:6] == plan.phases["smoke"].pods()
+    assert plan.later == tuple(plan.requests)[6:]
+    assert set(LATER) <= KEEPING  # a market without stock costs neither the smoke's pods nor its evidence
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    ["fleet.reserve=true", "smoke.replicas=8", "smoke.steps=0", "fleet.attach_prefix=uvcc-another-run-"],
+)
+def test_nothing_is_left_for_later_where_it_would_save_nothing(otherwise: str) -> None:
+    profile_name, profile = load("prime-full-r8", [otherwise])
+    plan = make_plan("r", profile_name, profile)
+    assert plan.later == ()
+    assert not set(LATER) & set(plan.stages)
 
 
 def test_a_job_of_one_domain_has_one_pod_with_all_its_ranks() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import asyncssh
 import pytest
@@ -105,6 +106,61 @@ async def test_the_quote_tells_prices_funnel_and_how_long_the_wallet_lasts(ctx: 
     with pytest.raises(ConfigError, match=r"the wallet holds 11\.00 \$, the run may cost 12\.00"):
         await provision.quote(ctx)
     assert fake.pods == {}
+
+
+def of_full_size(ctx: Rollout, *settings: str) -> Rollout:
+    """The same rollout of two replicas, whose smoke needs one."""
+    _, profile = load("local-smoke-r2", ["limits.hourly=100", "limits.total=100", *settings])
+    plan = make_plan("demo-1", "local-smoke-r2", profile)
+    members = {name: Member(name, request) for name, request in plan.requests.items()}
+    return replace(ctx, plan=plan, members=members)
+
+
+async def test_the_quote_tells_what_the_smoke_rents_or_leaves_idle(ctx: Rollout) -> None:
+    provider_of(ctx).price = 2.0
+    shown = await provision.quote(of_full_size(ctx))
+    assert shown == "6 pods, 12.00 $/h, of these 3 for 6.00 $/h until the smoke has passed, 12.00 $ at most"
+    shown = await provision.quote(of_full_size(ctx, "fleet.reserve=true"))
+    assert shown == "6 pods, 12.00 $/h, of these 3 idle through the smoke for 6.00 $/h (fleet.reserve), 12.00 $ at most"
+
+
+def create_names(ctx: Rollout) -> list[str]:
+    seen = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite") if isinstance(e, ev.PodChanged)]
+    return [e.pod for e in seen if e.state == "creating"]
+
+
+async def test_the_smoke_rents_only_what_it_needs(ctx: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def rented(ctx: Rollout, member: Member) -> None:
+        asked.append(member.name)
+        member.pod = await ctx.provider.create(member.request)
+
+    monkeypatch.setattr(provision, "one_pod", rented)
+    ctx = of_full_size(ctx)
+    ctx.say(
+        ev.RunCreated(
+            run="demo-1",
+            profile_name="local-smoke-r2",
+            job_kind="private",
+            replicas=2,
+            pipeline_stages=1,
+            tensor=1,
+            stages=list(ctx.plan.stages),
+        )
+    )
+    assert await provision.provision(ctx) == "3 pods, 3 more after the smoke"
+    assert asked == create_names(ctx) == ["p0r0", "p1r0", "p2r0"]
+    assert await provision.teardown(ctx) == []
+    torn = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite") if isinstance(e, ev.PodChanged)]
+    assert {e.pod for e in torn} == {"p0r0", "p1r0", "p2r0"}  # of the others there is nothing to prove
+
+    asked.clear()
+    ctx.say(ev.StageChanged(name="provision-full", status="running"))
+    for member in ctx.members.values():  # the smoke's pods have their agents
+        member.agent = cast(Any, object()) if member.name.endswith("r0") else None
+    assert await provision.provision(ctx) == "6 pods"
+    assert asked == ["p0r1", "p1r1", "p2r1"]
 
 
 async def test_every_create_is_in_the_journal_before_the_provider_hears_of_it(ctx: Rollout) -> None:

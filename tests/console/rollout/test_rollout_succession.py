@@ -197,16 +197,17 @@ def test_inputs_are_shared_anew_for_another_pod_and_once_for_the_same(ctx: Rollo
     made = identities(6)
     for member, identity in zip(ctx.members.values(), made, strict=True):
         member.identity = identity.public.to_json()
-    pods = agree._pods(ctx)
+    phase = ctx.plan.phases["full"]
+    pods = agree._pods(ctx, phase)
     first, parties = agree._sealed(ctx, pods)
     parties.parent.mkdir()
     parties.write_text(json.dumps(pods))
-    assert agree._sealed(ctx, agree._pods(ctx)) == (first, parties)
+    assert agree._sealed(ctx, agree._pods(ctx, phase)) == (first, parties)
     ctx.members["p1r0"].identity = Identity(b"x" * 32, b"y" * 32).public.to_json()
-    other, its_parties = agree._sealed(ctx, agree._pods(ctx))
+    other, its_parties = agree._sealed(ctx, agree._pods(ctx, phase))
     assert other != first
     assert its_parties != parties
-    assert agree._sealed(ctx, agree._pods(ctx)) == (other, its_parties)
+    assert agree._sealed(ctx, agree._pods(ctx, phase)) == (other, its_parties)
 
 
 def test_workers_that_stop_unasked_are_trouble_once_the_rest_is_silent(ctx: Rollout) -> None:

@@ -49,8 +49,9 @@ async def adopt(ctx: Rollout, stages: Stages) -> None:
             async with asyncio.timeout(pause):
                 await stages.decisions.get()  # whoever asks to resume or retry wants it tried now
         pause = min(2 * pause, AGAIN_S[1])
-    back = sum(m.pod is not None for m in ctx.members.values())
-    ctx.say(ev.StageChanged(name=STAGE, status="ok", detail=f"{back} of {len(ctx.members)} pods"))
+    due = ctx.due()
+    back = sum(m.pod is not None for m in due)
+    ctx.say(ev.StageChanged(name=STAGE, status="ok", detail=f"{back} of {len(due)} pods"))
 
 
 async def look(ctx: Rollout, unlisted: dict[str, float] | None = None) -> dict[str, UvccError]:
@@ -67,22 +68,27 @@ async def look(ctx: Rollout, unlisted: dict[str, float] | None = None) -> dict[s
     for member in ctx.members.values():
         if (pod := listed.get(member.request.name)) is not None and not member.in_hand:
             readdress(member, _where_it_was(ctx, member, pod))
-    done = {v.name for v in ctx.bus.snapshot.stages if v.status in ("ok", "skipped")}
-    if "provision" not in done:
+    if not ctx.done("provision"):
         return {}  # the stages themselves find what exists
     if not processes.running(ctx.run_dir, processes.HALTD):
         ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)
-    if "bootstrap" in done and ctx.wheel is None:
+    if ctx.done("bootstrap") and ctx.wheel is None:
         ctx.wheel = _built_wheel(ctx)
     found: dict[str, UvccError] = {}
-    for member in ctx.members.values():
+    begun = [m for m in ctx.due() if m.name not in ctx.plan.later or ctx.done("provision-full")]
+    for member in begun:  # the stages themselves find what exists of the others
         if member.in_hand:
             found[member.name] = UnreachableError("it is being replaced")
         elif member.request.name not in listed and (error := _unlisted(ctx, member, unlisted)) is not None:
             found[member.name] = error
-    away = [m for m in ctx.members.values() if m.pod is not None and m.agent is None and m.name not in found]
-    tried = await asyncio.gather(*(_reach(ctx, m, "bootstrap" in done) for m in away))
+    away = [m for m in begun if m.pod is not None and m.agent is None and m.name not in found]
+    tried = await asyncio.gather(*(_reach(ctx, m, ctx.done(_bootstrap_of(ctx, m))) for m in away))
     return found | {m.name: error for m, error in zip(away, tried, strict=True) if error is not None}
+
+
+def _bootstrap_of(ctx: Rollout, member: Member) -> str:
+    """The stage that brings up this pod's agent."""
+    return "bootstrap-full" if member.name in ctx.plan.later else "bootstrap"
 
 
 def _unlisted(ctx: Rollout, member: Member, unlisted: dict[str, float] | None) -> UvccError | None:

@@ -42,7 +42,7 @@ async def preflight(ctx: Rollout) -> str:
     The cheap looks come first; what costs a moment of every pod is not tried on a fleet that has failed already.
     """
     profile = ctx.plan.profile
-    probes = await each(ctx.members.values(), _probe)
+    probes = await each(ctx.due(), _probe)
     gpus = 0 if profile.fleet.gpu.startswith(CPU_OFFER) else profile.fleet.gpus * bool(profile.fleet.gpu)
     wanted = Wanted(profile.gates, gpus, computes_on_gpus(profile.job))
     findings = judge(probes, wanted)
@@ -150,8 +150,8 @@ def _outside(ts: float, before: float, after: float) -> float:
 
 
 async def _relay_round_trips(ctx: Rollout) -> dict[str, float]:
-    """Start the relays of the first phase and time a request to its replica's from every pod, in milliseconds."""
-    phase, stream = ctx.plan.phases.get("smoke") or ctx.plan.phases["full"], ctx.plan.profile.link == "stream"
+    """Start relays as a phase does and time a request to its replica's from every pod, in milliseconds."""
+    phase, stream = fabric.phase_of(ctx), ctx.plan.profile.link == "stream"
     links = await all_of(relay_link(ctx, phase, replica=r, stream=stream) for r in range(phase.topology.replicas))
 
     async def ping(member: Member) -> float:
@@ -160,4 +160,7 @@ async def _relay_round_trips(ctx: Rollout) -> dict[str, float]:
         command = f"{python_of(member)} -S - {shlex.quote(url)} {shlex.quote(ca)}"
         return float(json.loads(await member.ssh.sh(command, stdin=_PING.encode()))["rtt_ms"])
 
-    return await each(ctx.of_phase(phase), ping)
+    try:
+        return await each(ctx.of_phase(phase), ping)
+    finally:
+        await fabric.stop_relays(ctx, phase)

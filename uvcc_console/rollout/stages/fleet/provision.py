@@ -16,7 +16,7 @@ from uvcc_console.fleet.runclock import run_now
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssherrors import HostKeyChanged
 from uvcc_console.fleet.wheel import build_wheel
-from uvcc_console.plan.plan import derive
+from uvcc_console.plan.plan import SMOKE, derive
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Member, Rollout, describe, each, readdress
 from uvcc_console.runs import processes
@@ -39,6 +39,7 @@ async def quote(ctx: Rollout) -> str:
     hourly = found.hourly
     most = min(limits.total, hourly * limits.ttl / 3600.0)
     ctx.quoted = {line.request.name: line.price_hr for line in found.lines}
+    first = sum(ctx.quoted[m.request.name] for name, m in ctx.members.items() if name not in ctx.plan.later)
     ctx.say(_quoted(found, most))
     if hourly > limits.hourly:
         raise ConfigError(
@@ -52,7 +53,18 @@ async def quote(ctx: Rollout) -> str:
     ctx.say(ev.CostTick(hourly=0.0, spent=0.0, forecast=most, runway_h=found.runway_h))
     said = f", {most:.2f} $ at most" if hourly else ""
     lasts = f", the wallet lasts {found.runway_h:.1f} h" if found.runway_h is not None else ""
-    return f"{len(found.lines)} pods, {hourly:.2f} $/h{said}{lasts}"
+    return f"{len(found.lines)} pods, {hourly:.2f} $/h{_for_the_smoke(ctx, first, hourly)}{said}{lasts}"
+
+
+def _for_the_smoke(ctx: Rollout, first: float, hourly: float) -> str:
+    """What the smoke rents of the fleet, or what is paid for pods that it leaves idle."""
+    if ctx.plan.later:
+        return f", of these {len(ctx.members) - len(ctx.plan.later)} for {first:.2f} $/h until the smoke has passed"
+    used = ctx.plan.phases[SMOKE].pods() if SMOKE in ctx.plan.phases else list(ctx.members)
+    if idle := [m for name, m in ctx.members.items() if name not in used]:
+        cost = sum(ctx.quoted[m.request.name] for m in idle)
+        return f", of these {len(idle)} idle through the smoke for {cost:.2f} $/h (fleet.reserve)"
+    return ""
 
 
 def _quoted(found: Quote, most: float) -> ev.EngineEvent:
@@ -68,16 +80,19 @@ def _quoted(found: Quote, most: float) -> ev.EngineEvent:
 
 
 async def provision(ctx: Rollout) -> str:
-    """Create every pod and log in. Idempotent: a pod that exists under its name is adopted.
+    """Create every pod that is due and log in. Idempotent: a pod that exists under its name is adopted.
 
-    The intent is in the journal before the provider hears of it, so that a crash in between leaks nothing; and the
-    halt sidecar, which ends a run that lost its conductor, runs before there is anything to pay for.
+    Stage "provision-full" is this one again, for the pods that the smoke did not need. The intent is in the journal
+    before the provider hears of it, so that a crash in between leaks nothing; and the halt sidecar, which ends a run
+    that lost its conductor, runs before there is anything to pay for.
     """
-    ctx.say(*(ctx.pod_event(m, "creating") for m in ctx.members.values() if m.pod is None))
+    missing = [m for m in ctx.due() if m.agent is None]
+    ctx.say(*(ctx.pod_event(m, "creating") for m in missing if m.pod is None))
     if not processes.running(ctx.run_dir, processes.HALTD):
         ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)
-    await each(ctx.members.values(), lambda m: one_pod(ctx, m))
-    return f"{len(ctx.members)} pods"
+    await each(missing, lambda m: one_pod(ctx, m))
+    more = f", {len(ctx.plan.later)} more after the smoke" if len(ctx.due()) < len(ctx.members) else ""
+    return f"{len(ctx.due())} pods{more}"
 
 
 async def one_pod(ctx: Rollout, member: Member) -> None:
@@ -129,10 +144,12 @@ async def connect(ctx: Rollout, member: Member, patience_s: float = 60.0) -> Non
 
 
 async def bring_up(ctx: Rollout) -> str:
-    """Wheel, Python and agent on every pod; one channel per agent stays open from here on."""
-    wheel = ctx.wheel = await asyncio.to_thread(build_wheel, ctx.run_dir / "wheel")
-    await each(ctx.members.values(), lambda m: one_agent(ctx, m))
-    return f"{len(ctx.members)} agents, code {wheel.sha256[:12]}"
+    """Wheel, Python and agent on every pod that has none; one channel per agent stays open from here on."""
+    wheel = ctx.wheel
+    if wheel is None or not ctx.done("bootstrap"):  # the smoke's pods and the others run the same code
+        wheel = ctx.wheel = await asyncio.to_thread(build_wheel, ctx.run_dir / "wheel")
+    await each([m for m in ctx.due() if m.agent is None], lambda m: one_agent(ctx, m))
+    return f"{len(ctx.due())} agents, code {wheel.sha256[:12]}"
 
 
 async def one_agent(ctx: Rollout, member: Member) -> None:
@@ -208,7 +225,7 @@ async def teardown(ctx: Rollout) -> list[str]:
     half-made fleet goes too. Every pod for itself: one that will not go keeps no other, and each that may be left is
     told once, with the command that ends it. What was never asked for is no leak.
     """
-    known = {m.request.name: m for m in ctx.members.values()}
+    known = {m.request.name: m for m in ctx.due()}
     ctx.say(*(ctx.pod_event(m, "deleting") for m in known.values() if m.pod is not None))
     for member in ctx.members.values():
         await detach(member)

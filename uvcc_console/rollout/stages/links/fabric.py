@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from uvcc_console.fleet import hearing
-from uvcc_console.plan.plan import FULL, Phase, pod_name
+from uvcc_console.plan.plan import Phase, pod_name
 from uvcc_console.plan.schema import LmJob, PrivateJob
 from uvcc_console.rollout import priority
 from uvcc_console.rollout.context import Member, Rollout, each
@@ -52,16 +52,17 @@ class Fabric:
 
 
 def phase_of(ctx: Rollout) -> Phase:
-    """The full run's layout under a run id of its own, so that nothing of it meets the run's messages."""
-    return replace(ctx.plan.phases[FULL], name=NAME, engine_run=f"{ctx.plan.run}.{NAME}", kind=NAME, steps=0)
+    """The layout of the pods at hand under a run id of its own, so that nothing of it meets the run's messages."""
+    return replace(ctx.layout(), name=NAME, engine_run=f"{ctx.plan.run}.{NAME}", kind=NAME, steps=0)
 
 
 async def ports(ctx: Rollout) -> Fabric:
     """Dial every pod from every pod that will need it. A way between parties is needed for link ``direct`` only."""
-    wanted: dict[str, list[str]] = {name: [] for name in ctx.members}
+    members = ctx.due()
+    wanted: dict[str, list[str]] = {m.name: [] for m in members}
     across: set[tuple[str, str]] = set()
-    for a in ctx.members.values():
-        for b in ctx.members.values():
+    for a in members:
+        for b in members:
             if a is b:
                 continue
             if a.request.party == b.request.party:
@@ -70,13 +71,13 @@ async def ports(ctx: Rollout) -> Fabric:
                 wanted[a.name].append(b.name)
                 across.add((a.name, b.name))
     ways = await dial_all(ctx, wanted)
-    findings, open_ways = [], dict.fromkeys(ctx.members, 0)
+    findings, open_ways = [], dict.fromkeys(wanted, 0)
     for (source, target), way in ways.items():
         if isinstance(way, float):
             open_ways[source] += 1
         elif (source, target) not in across or ctx.plan.profile.link == "direct":
             findings.append(Finding(source, f"it cannot open a connection to {target}: {way}", _REMEDY_PORTS))
-    facts = {n: {"ports_open": f"{open_ways[n]}/{len(wanted[n])}"} for n in ctx.members if wanted[n]}
+    facts = {n: {"ports_open": f"{open_ways[n]}/{len(wanted[n])}"} for n in wanted if wanted[n]}
     return Fabric(facts, tuple(findings))
 
 
@@ -105,7 +106,7 @@ async def ranks(ctx: Rollout) -> Fabric:
     try:
         found = await each(ctx.of_phase(phase), one)
     finally:
-        await _stop_relays(ctx, phase)
+        await stop_relays(ctx, phase)
     return judge(found, {m.name: len(phase.coords(m.name)) for m in ctx.of_phase(phase)})
 
 
@@ -153,10 +154,11 @@ async def _ended(member: Member, phase: Phase, patience_s: float) -> None:
         raise UvccError(what, "see the workers' logs on the pod") from None
 
 
-async def _stop_relays(ctx: Rollout, phase: Phase) -> None:
+async def stop_relays(ctx: Rollout, phase: Phase) -> None:
+    """End the relays of a rehearsal; one that does not answer ends with its pod."""
     hosts = [m for m in ctx.of_phase(phase) if m.name == pod_name(0, m.request.replica) and m.agent is not None]
     stops = (m.channel.request(wire.RELAY, run=phase.engine_run, action="stop") for m in hosts)
-    await asyncio.gather(*stops, return_exceptions=True)  # what is left ends with the pod
+    await asyncio.gather(*stops, return_exceptions=True)
 
 
 def judge(reports: Mapping[str, list[dict[str, Any]]], expected: Mapping[str, int]) -> Fabric:

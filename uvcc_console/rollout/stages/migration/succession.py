@@ -113,8 +113,8 @@ async def lost_pods(ctx: Rollout) -> list[str]:
 
     So is one whose replacement did not come up to its agent.
     """
-    absent = [m.name for m in ctx.members.values() if m.pod is None or m.agent is None]
-    silent = [m for m in ctx.members.values() if m.name not in absent and not await _answers(m)]
+    absent = [m.name for m in ctx.due() if m.pod is None or m.agent is None]
+    silent = [m for m in ctx.due() if m.name not in absent and not await _answers(m)]
     if not silent:
         return absent
     for _ in range(int(VERDICT_S / LOOK_S)):

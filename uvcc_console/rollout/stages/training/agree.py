@@ -55,19 +55,20 @@ def _sealed(ctx: Rollout, pods: list[dict[str, Any]]) -> tuple[Path, Path]:
     return folder / f"sealed-{other}", folder / f"parties-{other}.json"
 
 
-def _pods(ctx: Rollout) -> list[dict[str, Any]]:
-    replicas = range(ctx.plan.phases["full"].topology.replicas)
+def _pods(ctx: Rollout, phase: Phase) -> list[dict[str, Any]]:
+    replicas = range(phase.topology.replicas)
     return [identity_of(ctx, p, r).to_json() for r in replicas for p in range(PARTIES)]
 
 
-async def share_inputs(ctx: Rollout) -> dict[str, Any]:
+async def share_inputs(ctx: Rollout, phase: Phase) -> dict[str, Any]:
     """Have the data owner's program split and seal the inputs, in a process of its own.
 
-    It runs once per rollout, and once more when a pod was replaced: the shares of the lost one were for it alone.
+    It runs once for each set of pods: for a smoke on fewer pods than the full run, and once more when a pod was
+    replaced: the shares of the lost one were for it alone.
     Returns what the policy binds (``commitments``, ``owner``). Shares leave that process only as sealed files.
     """
     folder = ctx.run_dir / "owner"
-    pods = _pods(ctx)
+    pods = _pods(ctx, phase)
     out, parties = _sealed(ctx, pods)
     done = out / "commitments.json"
     if done.exists():
@@ -175,7 +176,7 @@ async def agree(ctx: Rollout, phase: Phase) -> Agreement:
     if (folder / SIGNATURES_FILE).exists():
         agreement = Agreement(Policy.load(folder / POLICY_FILE), folder)
     else:
-        policy = draft(ctx, phase, await share_inputs(ctx))
+        policy = draft(ctx, phase, await share_inputs(ctx, phase))
         signers = [ctx.members[pod_name(p, 0)] for p in range(PARTIES)]
         text = policy.canonical.decode()
         acks = await each(signers, lambda m: m.channel.request(wire.POLICY, policy=text))
@@ -202,5 +203,5 @@ async def _hand_over(ctx: Rollout, phase: Phase, member: Member, agreement: Agre
         await member.ssh.put(agreement.folder / name, f"{there}/{name}")
     party, replica = member.request.party, member.request.replica
     sealed = f"sealed-p{party}r{replica}.bin" if replica else f"sealed-p{party}.bin"
-    await member.ssh.put(_sealed(ctx, _pods(ctx))[0] / sealed, f"{there}/{INPUTS_FILE}")
+    await member.ssh.put(_sealed(ctx, _pods(ctx, phase))[0] / sealed, f"{there}/{INPUTS_FILE}")
     await member.ssh.put(relay_tokens(ctx, phase, replica)[party].encode(), f"{there}/{TOKEN_FILE}")
