@@ -197,8 +197,8 @@ async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool, found:
 
 
 async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: Found) -> None:
-    from uvcc_console.fleet.inventory import InventoryProvider
     from uvcc_console.fleet.kinds import provider_for
+    from uvcc_console.fleet.provider import AsksHosts
     from uvcc_console.runs.sweep import ORPHAN, UNREADABLE, fate_of
 
     provider = provider_for(fleet, folder)
@@ -218,7 +218,7 @@ async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: F
             _judge(pod, fate == UNREADABLE, str(fleet["provider"]), error, swept, found)
             if swept:
                 _note_swept(pod.name)
-        if isinstance(provider, InventoryProvider):
+        if isinstance(provider, AsksHosts):
             found.notes += [f"{e.what}; no run here asked for a claim on it" for e in provider.silent.values()]
     finally:
         await provider.close()

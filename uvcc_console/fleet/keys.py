@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-
-import asyncssh
+from typing import TYPE_CHECKING
 
 from uvcc_engine.contract.errors import UnreadableError, UvccError
+
+if TYPE_CHECKING:  # a third of a second: who only looks at pods does without
+    import asyncssh
 
 KEY_FILE = "ssh_ed25519"
 
@@ -18,6 +20,8 @@ def operator_key(run_dir: Path, given: str = "") -> asyncssh.SSHKey:
 
     Raises UnreadableError when a key file cannot be read, or is locked with a passphrase.
     """
+    import asyncssh
+
     path = Path(given).expanduser() if given else run_dir / KEY_FILE
     if not given and not path.exists():
         _create(path)
@@ -34,6 +38,8 @@ def public_line(key: asyncssh.SSHKey) -> str:
 
 
 def _create(path: Path) -> None:
+    import asyncssh
+
     key = asyncssh.generate_private_key("ssh-ed25519", comment="uvcc-operator")
     temporary: Path | None = None
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core.log import logger
-from uvcc_console.fleet import keys, localpod, procs
+from uvcc_console.fleet import keys, podhome, procs
 from uvcc_console.fleet.kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
 from uvcc_engine.contract.errors import UnreachableError, UvccError
@@ -163,7 +163,7 @@ def _lives(ready: Mapping[str, Any]) -> bool:
 
 
 def _addressed(pod: Pod, ready: Mapping[str, Any]) -> Pod:
-    at = {"user": localpod.USER, "host": "127.0.0.1", "port": int(ready["port"])}
+    at = {"user": podhome.USER, "host": "127.0.0.1", "port": int(ready["port"])}
     return Pod(**{**asdict(pod), **at, "host_key": str(ready.get("host_key", ""))})
 
 
@@ -192,9 +192,9 @@ def _end(home: Path) -> set[int]:
     if ready and _lives(ready):
         pod = procs.ProcessId(int(ready["pid"]), int(ready["starttime"]))
         procs.stop_all(lambda: {pod.pid} if procs.alive(pod) else set(), grace_s=6.0, limit_s=8.0)
-    left = localpod.clean_up(home)  # whatever a killed or frozen pod left behind, the pod itself included
+    left = podhome.clean_up(home)  # whatever a killed or frozen pod left behind, the pod itself included
     if not left:
-        localpod.remove_files(home)
+        podhome.remove_files(home)
     return left
 
 

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -24,9 +23,8 @@ from typing import Any
 import asyncssh
 
 from uvcc_console.fleet import procs
+from uvcc_console.fleet.podhome import USER, clean_up, remove_files
 
-USER = "uvcc"
-FILES = (".ready", ".tmp", ".keys", ".log", ".pod")
 NICE = 4
 _CHUNK = 1 << 16
 _PR_SET_CHILD_SUBREAPER = 36
@@ -223,28 +221,6 @@ async def serve(home: Path, authorized: Path, ready: Path, *, ttl_s: float, watc
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), 0.5)
     server.close()
-
-
-def clean_up(home: Path, *, own_pid: int = 0) -> set[int]:
-    """End everything that was started in the pod with this home and remove its folder; returns what would not end."""
-
-    def rest() -> set[int]:
-        found = procs.marked(str(home))
-        if own_pid:
-            found |= procs.descendants(own_pid)
-        return found - {own_pid, os.getpid()}
-
-    left = procs.stop_all(rest)
-    shutil.rmtree(home, ignore_errors=True)
-    return left
-
-
-def remove_files(home: Path) -> None:
-    """Remove what lies beside the home; the last pod of a run takes the run's folder along."""
-    for suffix in FILES:
-        home.with_suffix(suffix).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # other pods of the run are still there
-        home.parent.rmdir()
 
 
 def main() -> int:

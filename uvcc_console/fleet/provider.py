@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from uvcc_engine.contract.errors import UvccError
+
 
 @dataclass(frozen=True, slots=True)
 class PodRequest:
@@ -172,3 +174,10 @@ class Remembers(Protocol):
     def begun(self, prefix: str) -> set[str]:
         """Names with this prefix under which something may exist; whatever is not among them was never made."""
         ...
+
+
+@runtime_checkable
+class AsksHosts(Protocol):
+    """A provider whose list is what its hosts answer. ``silent``: those that did not, without a claim of ours."""
+
+    silent: Mapping[str, UvccError]

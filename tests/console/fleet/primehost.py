@@ -12,7 +12,7 @@ import uvicorn
 from primefake import FakePod, PrimeFake
 from primeoffers import market, offer
 
-from uvcc_console.fleet import localpod, procs
+from uvcc_console.fleet import podhome, procs
 from uvcc_console.fleet.local import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 
@@ -89,7 +89,7 @@ class PrimeHost:
         made = await self._local.wait_ready(made)
         self._pods[pod.record["id"]] = made
         self.homes[pod.record["name"]] = Path(made.provider_id)
-        return localpod.USER, made.host, made.port
+        return podhome.USER, made.host, made.port
 
     async def _bury(self) -> None:
         """End the processes of pods that the market has ended."""
