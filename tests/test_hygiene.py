@@ -85,3 +85,10 @@ def test_no_part_of_the_console_writes_to_standard_error_by_itself() -> None:
             if bare or (text.startswith("print(") and "stderr" in text):
                 found.append(f"{name}:{node.lineno}")
     assert found == []
+
+
+def test_no_source_file_is_longer_than_450_lines() -> None:
+    """A file has one purpose; one that grows beyond this has found a second."""
+    sources = [p for package in ("uvcc_engine", "uvcc_console") for p in (ROOT / package).rglob("*.py")]
+    long = {p.relative_to(ROOT).as_posix(): n for p in sources if (n := len(p.read_text().splitlines())) > 450}
+    assert long == {}

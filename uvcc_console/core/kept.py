@@ -19,7 +19,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from uvcc_console.core import events, measures, series, snapshot, state
+from uvcc_console.core import (
+    event_base,
+    events,
+    measures,
+    odd,
+    reducing,
+    reported,
+    reported_state,
+    series,
+    snapshot,
+    state,
+)
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract import event_names
@@ -29,6 +40,19 @@ SUMMARY: Final = "summary.json"
 POINTS: Final = 200_000  # of all curves together
 _LEAST: Final = 64  # of one curve
 _LARGEST: Final = 64 << 20
+_FOLDING: Final = (
+    event_names,
+    event_base,
+    events,
+    reported,
+    reducing,
+    reported_state,
+    state,
+    measures,
+    odd,
+    series,
+    snapshot,
+)
 _CLASSES: Final[Mapping[str, type[Any]]] = {
     name: c for name, c in vars(snapshot).items() if isinstance(c, type) and dataclasses.is_dataclass(c)
 }
@@ -38,7 +62,7 @@ _CLASSES: Final[Mapping[str, type[Any]]] = {
 def version() -> str:
     """Of the code that folds: a snapshot that another version folded is not read."""
     digest = hashlib.sha256()
-    for module in (event_names, events, measures, series, snapshot, state):
+    for module in _FOLDING:
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()
 

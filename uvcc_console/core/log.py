@@ -51,7 +51,7 @@ def within(**context: str) -> Iterator[None]:
         _around.reset(token)
 
 
-class _Told(logging.Handler):
+class WarningsOnStderr(logging.Handler):
     """Warnings for whoever typed a command: cleaned, for they may quote a pod."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -61,8 +61,8 @@ class _Told(logging.Handler):
 def tell_of_warnings() -> None:
     """What goes wrong in a command of the operator is told on standard error. Call once, before it does anything."""
     root = logging.getLogger()
-    if not any(isinstance(handler, _Told) for handler in root.handlers):
-        root.addHandler(_Told(logging.WARNING))
+    if not any(isinstance(handler, WarningsOnStderr) for handler in root.handlers):
+        root.addHandler(WarningsOnStderr(logging.WARNING))
 
 
 class JsonLines(logging.Formatter):

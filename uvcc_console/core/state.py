@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import odd
-from uvcc_console.core.measures import extended, measured
+from uvcc_console.core import odd, reported_state
+from uvcc_console.core.event_base import JOURNALLED
+from uvcc_console.core.reducing import LOG_KEEP, logged, put
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
-    EpochAgreement,
     FlightView,
     ForecastView,
     GateView,
     HaltView,
     LogEntry,
     PodView,
-    ReportView,
     Snapshot,
     StageView,
     TriageView,
     VerdictView,
-    WaitView,
     WorkerView,
 )
-from uvcc_engine.contract.event_names import Area, area_of
-from uvcc_engine.contract.outside import whole
 from uvcc_engine.contract.text import clean
 
-LOG_KEEP = 2000
-_OF_LINKS = (ev.LinkChanged, ev.FlightRead, ev.ForkDetected)
-AGREEMENT_KEEP = 64
 MALFORMED_KEEP = 256
-JOURNALLED = "journal, "  # begins the source of what was in the journal already
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def _put(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
-    return MappingProxyType({**mapping, key: value})
-
-
-def _log(s: Snapshot, e: ev.Event, level: str, source: str, text: str) -> Snapshot:
-    area = area_of(e.event) if isinstance(e, ev.EngineEvent) else Area.LINK if isinstance(e, _OF_LINKS) else None
-    return replace(s, log=(*s.log[-(LOG_KEEP - 1) :], LogEntry(e.ts, level, source, text, str(area or ""))))
 
 
 def _created(s: Snapshot, e: ev.RunCreated) -> Snapshot:
@@ -88,14 +69,14 @@ def _stage(s: Snapshot, e: ev.StageChanged) -> Snapshot:
         s = replace(s, status="failed", detail=e.detail)
     elif e.status == "running" and s.status in ("failed", "halted") and e.name != "teardown":
         s = replace(s, status="running", detail="")
-    return _log(s, e, level, "rollout", text)
+    return logged(s, e, level, "rollout", text)
 
 
 def _gate(s: Snapshot, e: ev.GateMeasured) -> Snapshot:
     kept = tuple(g for g in s.gates if g.name != e.name)
     gate = GateView(e.name, e.ok, e.wanted, e.measured)
     text = f"gate {e.name}: {'ok' if e.ok else 'FAILED'} (wanted {e.wanted}, measured {e.measured})"
-    return _log(replace(s, gates=(*kept, gate)), e, "info" if e.ok else "error", "gate", text)
+    return logged(replace(s, gates=(*kept, gate)), e, "info" if e.ok else "error", "gate", text)
 
 
 def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
@@ -116,19 +97,19 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
         old.paths if old else MappingProxyType({}),
         old.disk if old else Series(),
     )
-    s = replace(s, pods=_put(s.pods, e.pod, view))
+    s = replace(s, pods=put(s.pods, e.pod, view))
     if e.state == "gone":  # also one that was left behind, and ended later
         s = replace(s, leaks=tuple(name for name in s.leaks if name != f"uvcc-{s.run}-{e.pod}"))
     level = "error" if e.state in ("failed", "lost") else "info"
-    return _log(s, e, level, e.pod, f"pod {e.state}" + (f": {e.detail}" if e.detail else ""))
+    return logged(s, e, level, e.pod, f"pod {e.state}" + (f": {e.detail}" if e.detail else ""))
 
 
 def _link(s: Snapshot, e: ev.LinkChanged) -> Snapshot:
     pod = s.pods.get(e.pod)
     if pod is None:
         return s
-    s = replace(s, pods=_put(s.pods, e.pod, replace(pod, paths=_put(pod.paths, e.path, (e.up, e.ts)))))
-    return _log(
+    s = replace(s, pods=put(s.pods, e.pod, replace(pod, paths=put(pod.paths, e.path, (e.up, e.ts)))))
+    return logged(
         s, e, "info" if e.up else "warn", e.pod, f"path {e.path} {'up' if e.up else 'down'} {e.detail}".rstrip()
     )
 
@@ -162,117 +143,13 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         waits=MappingProxyType({}),
     )
     resumed = f", resume {e.attempt}" if e.attempt else ""
-    return _log(s, e, "info", "rollout", f"{e.phase} starts: {e.steps} steps{resumed}, sid_job {e.sid_job[:12]}")
-
-
-def _worker_of(s: Snapshot, coord: str) -> WorkerView:
-    return s.workers.get(coord) or WorkerView(coord)
-
-
-def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
-    r, old = e.record, _worker_of(s, e.coord)
-    step = odd.step_of(r)
-    w = replace(
-        old,
-        pod=e.pod,
-        phase=str(r.get("phase", "")),
-        step=step,
-        beat_ts=e.ts,
-        step_ts=e.ts if step != old.step or r.get("phase") != old.phase else old.step_ts,
-        beat=MappingProxyType(dict(r)),
-    )
-    s = replace(s, workers=_put(s.workers, e.coord, w))
-    found = measured(old, r, step)
-    return replace(s, series=extended(s.series, e.coord, step, found)) if found and step > old.step >= 0 else s
-
-
-def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
-    prefix = "" if e.split == "train" else f"{e.split}_"
-    values = {prefix + name: value for name, value in e.values.items()}
-    return replace(s, series=extended(s.series, e.coord, e.step, values))
-
-
-def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
-    fields = " ".join(f"{k}={v}" for k, v in e.fields.items())
-    if e.event == "checkpoint_written":
-        newest = (odd.step_of(e.fields), str(e.fields.get("sha256", "")))
-        s = replace(s, checkpoints=_put(s.checkpoints, e.pod, max(newest, s.checkpoints.get(e.pod, (-1, "")))))
-    elif e.event == "checkpoint_refused":
-        s = replace(s, refused_checkpoints=_put(s.refused_checkpoints, e.pod, str(e.fields.get("detail", ""))))
-    elif e.event == "waiting":
-        waits = WaitView(f"p{e.fields.get('peer')}", odd.number_of(e.fields, "since_s"), e.ts)
-        s = replace(s, waits=_put(s.waits, str(e.fields.get("coord") or e.pod), waits))
-    elif e.event == "watchdog_dump":
-        s = replace(s, watchdog_dumps=s.watchdog_dumps + 1)
-    elif e.event == "exit" and (coord := str(e.fields.get("coord", ""))) in s.workers:
-        error, cure = (str(e.fields.get(name, "")) for name in ("error", "cure"))
-        s = replace(s, workers=_put(s.workers, coord, replace(s.workers[coord], error=error, cure=cure)))
-    elif e.event == "run_facts":
-        coord = str(e.fields.get("coord") or e.pod)
-        return replace(s, facts=_put(s.facts, coord, MappingProxyType(dict(e.fields))))
-    return _log(s, e, e.level, e.pod, f"{e.event} {fields}".rstrip())
-
-
-def _telemetry(s: Snapshot, e: ev.Telemetry) -> Snapshot:
-    pod = s.pods.get(e.pod)
-    if pod is None:
-        return s
-    return replace(s, pods=_put(s.pods, e.pod, replace(pod, disk=pod.disk.append(e.ts, e.disk_free_mib))))
-
-
-def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
-    new = tuple(LogEntry(e.ts, "debug", f"{e.pod}/{e.src}", line) for line in e.lines[-LOG_KEEP:])
-    return replace(s, log=(*s.log, *new)[-LOG_KEEP:])
-
-
-def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
-    w = replace(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
-    if e.state == "started":
-        w = replace(w, error="", cure="")
-    s = replace(s, workers=_put(s.workers, e.coord, w))
-    if e.state != "exited":
-        return s
-    how = f"killed by {e.signal}" if e.signal else f"exit {e.rc}"
-    return _log(s, e, "info" if e.rc == 0 else "error", e.pod, f"worker {e.coord} {how}")
-
-
-def _root(s: Snapshot, e: ev.RootReported) -> Snapshot:
-    w = replace(_worker_of(s, e.coord), root_epoch=e.epoch, root=e.root)
-    known = {a.epoch: a for a in s.agreement}
-    a = known.get(e.epoch, EpochAgreement(e.epoch))
-    known[e.epoch] = replace(
-        a, roots=_put(a.roots, e.coord, e.root), pairs=_put(a.pairs, e.coord, MappingProxyType(dict(e.pairs)))
-    )
-    kept = tuple(known[k] for k in sorted(known)[-AGREEMENT_KEEP:])
-    s = replace(s, workers=_put(s.workers, e.coord, w), agreement=kept)
-    expected = 3 * _replicas(s) * s.pipeline_stages * s.tensor
-    if len(known[e.epoch].roots) == expected and not disagreement(known[e.epoch]):
-        s = replace(s, agreed_epoch=max(s.agreed_epoch, e.epoch))
-    return s
-
-
-def _replicas(s: Snapshot) -> int:
-    """Replicas of the phase that runs: a smoke may have fewer than the run."""
-    smoke = s.profile.get("smoke")
-    if s.phase != "smoke" or not isinstance(smoke, Mapping):
-        return s.replicas
-    return min(s.replicas, whole(smoke.get("replicas"), 1) or s.replicas)
-
-
-def disagreement(a: EpochAgreement) -> tuple[str, str] | None:
-    """The first two workers whose records of their common channel differ. Keys of ``pairs`` are peer coords."""
-    for coord in sorted(a.pairs):
-        for peer, digest in a.pairs[coord].items():
-            other = a.pairs.get(peer, {}).get(coord)
-            if other is not None and other != digest:
-                return coord, peer
-    return None
+    return logged(s, e, "info", "rollout", f"{e.phase} starts: {e.steps} steps{resumed}, sid_job {e.sid_job[:12]}")
 
 
 def _fork(s: Snapshot, e: ev.ForkDetected) -> Snapshot:
     who = " and ".join(f"P{p}" for p in e.parties)
     text = f"FORK at epoch {e.epoch}: {who} disagree. {e.detail}".rstrip()
-    return _log(replace(s, fork=text), e, "error", "ledger", text)
+    return logged(replace(s, fork=text), e, "error", "ledger", text)
 
 
 def _halt_requested(s: Snapshot, e: ev.HaltRequested) -> Snapshot:
@@ -283,7 +160,7 @@ def _halt_requested(s: Snapshot, e: ev.HaltRequested) -> Snapshot:
         halt = HaltView(e.nonce, e.mode, e.by, e.drill, e.ts, total=len(s.pods), last_drill_s=s.halt.last_drill_s)
     what = "drill" if e.drill else e.mode.upper()
     text = f"{what} asked by {e.by}" + (f": {e.reason}" if e.reason else "")
-    return _log(replace(s, halt=halt), e, "info" if e.drill else "warn", "halt", text)
+    return logged(replace(s, halt=halt), e, "info" if e.drill else "warn", "halt", text)
 
 
 _HALT_ORDER = ("unknown", "sent", "seen", "held", "released", "halted", "gone")
@@ -293,18 +170,18 @@ def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
     if e.nonce != s.halt.nonce:
         return s
     if e.gpu:
-        s = replace(s, halt=replace(s.halt, gpus=_put(s.halt.gpus, e.pod, e.gpu)))
+        s = replace(s, halt=replace(s.halt, gpus=put(s.halt.gpus, e.pod, e.gpu)))
         level = "info" if e.gpu == "empty" else "error"
-        return s if e.gpu == "none" else _log(s, e, level, e.pod, f"{e.stage}; {e.detail}")
+        return s if e.gpu == "none" else logged(s, e, level, e.pod, f"{e.stage}; {e.detail}")
     old = s.halt.acks.get(e.pod)
     rank = {name: i for i, name in enumerate(_HALT_ORDER)}
     if old and e.stage != "unknown" and rank.get(e.stage, 0) < rank.get(old[0], 0):
         return s  # evidence never goes back, but a pod that falls silent afterwards is unknown
     step = e.step if e.step >= 0 or not old else old[1]
     ack = (e.stage, step, e.checkpoint or (old[2] if old else ""), e.ts)
-    s = replace(s, halt=replace(s.halt, acks=_put(s.halt.acks, e.pod, ack)))
+    s = replace(s, halt=replace(s.halt, acks=put(s.halt.acks, e.pod, ack)))
     where = f" at step {e.step}" if e.step >= 0 else ""
-    return _log(s, e, "error" if e.stage == "unknown" else "info", e.pod, f"{e.stage}{where} {e.detail}".rstrip())
+    return logged(s, e, "error" if e.stage == "unknown" else "info", e.pod, f"{e.stage}{where} {e.detail}".rstrip())
 
 
 def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
@@ -320,26 +197,11 @@ def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
     name = "drill" if e.drill else e.mode.upper()
     unknown = f", {e.total - e.verified} not" if e.verified < e.total else ""
     text = f"{name} {e.verified}/{e.total} verified{unknown} at step {e.step}, {e.seconds:.1f} s"
-    return _log(s, e, "info" if e.verified == e.total else "error", "halt", text)
+    return logged(s, e, "info" if e.verified == e.total else "error", "halt", text)
 
 
 def _cost(s: Snapshot, e: ev.CostTick) -> Snapshot:
     return replace(s, hourly=e.hourly, spent=e.spent, forecast=e.forecast, runway_h=e.runway_h)
-
-
-def _result(s: Snapshot, e: ev.ResultReported) -> Snapshot:
-    s = replace(
-        s,
-        results=_put(s.results, e.phase, MappingProxyType(dict(e.values))),
-        result_hashes=_put(s.result_hashes, f"{e.phase}/{e.coord}", e.result_hash),
-        reports=_put(
-            s.reports,
-            f"{e.phase}/{e.pod}/{e.coord}",
-            ReportView(e.pod, e.coord, e.phase, e.result_hash, MappingProxyType(dict(e.values))),
-        ),
-    )
-    values = " ".join(f"{k}={v:.4f}" for k, v in e.values.items())
-    return _log(s, e, "info", e.coord, f"reports result {e.result_hash[:12]} {values}".rstrip())
 
 
 def _verdict(s: Snapshot, e: ev.Verdict) -> Snapshot:
@@ -360,7 +222,7 @@ def _verdict(s: Snapshot, e: ev.Verdict) -> Snapshot:
     values = "".join(f", {k}={v:.4f}" for k, v in e.values.items())
     text = f"{e.phase} VERIFIED, global root {e.global_root[:12]}{values}"
     text = text if e.ok else f"{e.phase} NOT VERIFIED: {e.detail}"
-    return _log(replace(s, verdicts=_put(s.verdicts, e.phase, view)), e, "info" if e.ok else "error", "verify", text)
+    return logged(replace(s, verdicts=put(s.verdicts, e.phase, view)), e, "info" if e.ok else "error", "verify", text)
 
 
 def _alert(s: Snapshot, e: ev.Alert) -> Snapshot:
@@ -370,41 +232,41 @@ def _alert(s: Snapshot, e: ev.Alert) -> Snapshot:
 
 
 def _intent(s: Snapshot, e: ev.Intent) -> Snapshot:
-    return _log(s, e, "info", e.by, f"asked for {e.action}")
+    return logged(s, e, "info", e.by, f"asked for {e.action}")
 
 
 def _action_done(s: Snapshot, e: ev.ActionDone) -> Snapshot:
     text = f"{e.action} {'done' if e.ok else 'not done'}" + (f": {e.detail}" if e.detail else "")
-    return _log(s, e, "info" if e.ok else "error", e.pod or "run", text)
+    return logged(s, e, "info" if e.ok else "error", e.pod or "run", text)
 
 
 def _flight(s: Snapshot, e: ev.FlightRead) -> Snapshot:
     s = replace(s, flight=FlightView(e.ts, e.folder, dict(e.newest), tuple(e.silent), tuple(e.findings)))
     silent = f"; no answer from {', '.join(e.silent)}" if e.silent else ""
     text = "; ".join(e.findings) or "nothing differs"
-    return _log(s, e, "warn" if e.findings or e.silent else "info", "flight", f"flight recorder: {text}{silent}")
+    return logged(s, e, "warn" if e.findings or e.silent else "info", "flight", f"flight recorder: {text}{silent}")
 
 
 def _triage(s: Snapshot, e: ev.TriageTried) -> Snapshot:
     s = replace(s, triage=(*s.triage, TriageView(e.rung, e.step, e.ts)))
-    return _log(s, e, "warn", "triage", f"goes on from step {e.step} with {e.rung}, asked by {e.by}")
+    return logged(s, e, "warn", "triage", f"goes on from step {e.step} with {e.rung}, asked by {e.by}")
 
 
 def _home(s: Snapshot, e: ev.CheckpointHome) -> Snapshot:
     if e.engine_run == s.engine_run:
-        s = replace(s, home=_put(s.home, e.pod, (e.step, e.sha256)))
-    return _log(s, e, "info", e.pod, f"checkpoint of step {e.step} is home, {e.sha256[:12]}")
+        s = replace(s, home=put(s.home, e.pod, (e.step, e.sha256)))
+    return logged(s, e, "info", e.pod, f"checkpoint of step {e.step} is home, {e.sha256[:12]}")
 
 
 def _consent(s: Snapshot, e: ev.Consent) -> Snapshot:
     s = replace(s, consents=tuple(dict.fromkeys((*s.consents, (e.what, e.by)))))
-    return _log(s, e, "info", e.by, f"signed for {e.what}")
+    return logged(s, e, "info", e.by, f"signed for {e.what}")
 
 
 def _forecast(s: Snapshot, e: ev.Forecast) -> Snapshot:
     view = ForecastView(e.steps, e.seconds, e.seconds_error, e.cost, e.cost_error, e.bytes, e.bytes_error)
     text = f"the full run's {e.steps} steps will take {e.seconds:.0f} s (error {e.seconds_error:.0f} s), ${e.cost:.2f}"
-    return _log(replace(s, prediction=view), e, "info", "forecast", text)
+    return logged(replace(s, prediction=view), e, "info", "forecast", text)
 
 
 def _scored(s: Snapshot, e: ev.ForecastScored) -> Snapshot:
@@ -413,45 +275,38 @@ def _scored(s: Snapshot, e: ev.ForecastScored) -> Snapshot:
     view = replace(s.prediction, scored=True, took_s=e.seconds, cost_was=e.cost, bytes_were=e.bytes, sigmas=e.sigmas)
     view = replace(view, bytes_sigmas=e.bytes_sigmas)
     text = f"took {e.seconds:.0f} s, {s.prediction.seconds:.0f} s were forecast: off by {e.sigmas:.1f} of its error"
-    return _log(replace(s, prediction=view), e, "info", "forecast", text)
+    return logged(replace(s, prediction=view), e, "info", "forecast", text)
 
 
 def _ended(s: Snapshot, e: ev.RunEnded) -> Snapshot:
     s = replace(s, status=e.status, detail=e.detail, leaks=tuple(e.leaks), ended=e.ts)
-    return _log(s, e, "info" if e.status == "ok" else "warn", "rollout", f"run ended: {e.status} {e.detail}".rstrip())
+    return logged(s, e, "info" if e.status == "ok" else "warn", "rollout", f"run ended: {e.status} {e.detail}".rstrip())
 
 
 def _malformed(s: Snapshot, e: ev.Malformed) -> Snapshot:
     """Count. A sample is told; of the journal's own rows, which come again with every reading, one a kind."""
     where = e.where if e.where in s.malformed or len(s.malformed) < MALFORMED_KEEP else "others"
-    s = replace(s, malformed=_put(s.malformed, where, s.malformed.get(where, 0) + max(1, e.count)))
+    s = replace(s, malformed=put(s.malformed, where, s.malformed.get(where, 0) + max(1, e.count)))
     if not e.sample or (e.where, e.src) in s.odd:
         return s
     if e.src.startswith(JOURNALLED):
         s = replace(s, odd=(*s.odd, (e.where, e.src))[-MALFORMED_KEEP:])
-    return _log(s, e, "warn", e.where, f"malformed line ({e.src}): {e.sample}")
+    return logged(s, e, "warn", e.where, f"malformed line ({e.src}): {e.sample}")
 
 
 _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
+    **reported_state.REDUCERS,
     ev.RunCreated: _created,
     ev.StageChanged: _stage,
     ev.GateMeasured: _gate,
     ev.PodChanged: _pod,
     ev.LinkChanged: _link,
     ev.PhaseStarted: _phase,
-    ev.Heartbeat: _heartbeat,
-    ev.Metric: _metric,
-    ev.EngineEvent: _engine,
-    ev.LogLines: _lines,
-    ev.Telemetry: _telemetry,
-    ev.WorkerProcess: _worker,
-    ev.RootReported: _root,
     ev.ForkDetected: _fork,
     ev.HaltRequested: _halt_requested,
     ev.HaltAck: _halt_ack,
     ev.HaltDone: _halt_done,
     ev.CostTick: _cost,
-    ev.ResultReported: _result,
     ev.Verdict: _verdict,
     ev.Alert: _alert,
     ev.Intent: _intent,

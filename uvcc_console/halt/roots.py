@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.reported_state import disagreement
 from uvcc_console.core.snapshot import EpochAgreement
-from uvcc_console.core.state import disagreement
 from uvcc_engine.contract import records
 from uvcc_engine.contract.outside import STEPS, parsed
 from uvcc_engine.contract.topology import Coord

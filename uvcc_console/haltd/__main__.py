@@ -52,7 +52,7 @@ def first_in_line() -> str:
 
 
 @contextlib.contextmanager
-def sole(run_dir: Path) -> Iterator[bool]:
+def sidecar_lock(run_dir: Path) -> Iterator[bool]:
     """Whether this is the run's only sidecar, for as long as the context lasts; a disk that is full stops none."""
     try:
         fd = os.open(run_dir / f"{processes.HALTD}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -107,7 +107,7 @@ def main() -> int:
     run_dir = paths.run_dir(args.run)
     logfile.begin(run_dir, processes.HALTD)
     try:
-        with within(run=run_dir.name), sole(run_dir) as alone:
+        with within(run=run_dir.name), sidecar_lock(run_dir) as alone:
             if not alone:
                 return 0  # one is enough
             log.info("precedence: %s", first_in_line())

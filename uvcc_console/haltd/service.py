@@ -210,7 +210,7 @@ class Service:
             looked = time.monotonic()
             while not self._over():
                 for event in self._view.poll():
-                    self._heed(event)
+                    self._handle(event)
                 self._halter.tick()
                 self._pen.tick()
                 if self._beat is not None:
@@ -272,7 +272,7 @@ class Service:
         elif isinstance(event, ev.PhaseStarted) or (isinstance(event, ev.PodChanged) and event.state in _ATTACHABLE):
             self._ended = False
 
-    def _heed(self, event: ev.Event) -> None:
+    def _handle(self, event: ev.Event) -> None:
         self._note(event, self._clock.now())
         if isinstance(event, ev.PodChanged | ev.RunCreated):
             self._sync()

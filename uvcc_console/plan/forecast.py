@@ -63,7 +63,7 @@ def moved(s: Snapshot) -> float:
     return total
 
 
-def foretell(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Forecast | None:
+def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Forecast | None:
     """The forecast for ``steps`` steps of ``workers`` on ``pods`` (0: as many) from the smoke; None if that measured no
     step. Pods that the smoke did not need cost what its own cost on average."""
     seconds, error = _extrapolate(_step_times(s), steps)

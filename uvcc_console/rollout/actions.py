@@ -205,7 +205,7 @@ ACTIONS: Mapping[str, Callable[[Rollout, Stages, Mapping[str, Any]], Awaitable[s
 }
 
 
-class Desk:
+class ActionRunner:
     """Takes intents, one task each, and answers every one in the journal."""
 
     def __init__(self, ctx: Rollout, stages: Stages) -> None:

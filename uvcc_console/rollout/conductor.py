@@ -21,22 +21,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from uvcc_console.core import alerts, paths
 from uvcc_console.core import events as ev
+from uvcc_console.core import paths
 from uvcc_console.core.journal import BUSY_S, Journal, iter_events, read_newest
 from uvcc_console.core.log import logger, within
-from uvcc_console.core.state import disagreement
-from uvcc_console.fleet import pulse
+from uvcc_console.core.reported_state import disagreement
 from uvcc_console.fleet.keys import operator_key
 from uvcc_console.fleet.kinds import provider_for
-from uvcc_console.fleet.provider import Rents
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.plan import forecast
 from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
 from uvcc_console.plan.profile import parse
-from uvcc_console.report import collector
-from uvcc_console.report.artifacts import write_artifacts
-from uvcc_console.rollout import actions
+from uvcc_console.rollout import actions, finish, side_tasks
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.results import compare_results
@@ -44,29 +40,20 @@ from uvcc_console.rollout.spending import Spending
 from uvcc_console.rollout.stage_runner import BACK, Stages
 from uvcc_console.rollout.stages import acts_of
 from uvcc_console.rollout.stages.fleet import adoption
-from uvcc_console.rollout.stages.fleet.provision import teardown
 from uvcc_console.rollout.stages.migration import homing, succession
-from uvcc_console.rollout.stages.training.phases import stop_workers
-from uvcc_console.rollout.stages.verify.collect import last_words
 from uvcc_console.rollout.supervision import SideTasks
 from uvcc_console.runs import domain, logfile, processes, sweep
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.contract.topology import Coord
 
 log = logger(__name__)
-COST_EVERY_S = 5.0
-WATCH_EVERY_S = 2.0
-GUARD_EVERY_S, GUARD_LONGEST_S = 0.5, 30.0
-LAST_WORDS_S = 20.0
-PATIENT_WORDS_S = 300.0
 SIDECAR_S = 5.0
 LOCK_S = 1.0
-WRITTEN_S = 10.0
 TEARDOWN_BUSY_S = 0.2  # an end does not wait for whoever is frozen in the middle of a commit
 
 
 @dataclass
-class Ending:
+class Shutdown:
     """Why the rollout is to end before its last stage; set once."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,7 +68,7 @@ class Ending:
 
 
 @contextlib.contextmanager
-def sole(run_dir: Path) -> Iterator[None]:
+def run_lock(run_dir: Path) -> Iterator[None]:
     """Hold the run's lock. Raises UvccError if another conductor has it; the lock dies with its holder.
 
     Gives up only after a moment: by then the other one has said who it is.
@@ -119,71 +106,12 @@ def open_rollout(run_dir: Path, bus: Bus) -> Rollout:
     return Rollout(plan, run_dir, bus, provider, key, members, pins=dict(kept.host_keys))
 
 
-async def _costs(ctx: Rollout, ending: Ending, spending: Spending) -> None:
-    """Keep the spend in the journal and end the run when it meets a cap or its time to live."""
-    while True:
-        ctx.bus.record(spending.look())
-        if why := spending.over():
-            ending.ask(why)
-        await asyncio.sleep(min(COST_EVERY_S, max(0.1, spending.remaining)))
-
-
 def _spending(ctx: Rollout) -> Spending:
     """The run's spending so far; the provider knows the caps from here on."""
     found = Spending(ctx.plan.profile.limits, ctx.provider, RunClock(ctx.run_dir), ctx.bus.snapshot.created)
     ctx.bus.listen(found.heard)
     found.replay(event for _, event in iter_events(ctx.run_dir / processes.JOURNAL, Spending.KINDS))
     return found
-
-
-async def _watch(ctx: Rollout) -> None:
-    """Have the detectors look at the run, and write down what they find that is new."""
-    watch = alerts.Watch()
-    while True:
-        await asyncio.sleep(WATCH_EVERY_S)
-        ctx.bus.record(watch.look(ctx.bus.snapshot, time.time()))
-
-
-async def _beat(run_dir: Path) -> None:
-    """Show the sidecar that this loop moves, until the process ends: what it does is worth a beat, not that it is."""
-    beat = pulse.Beat(run_dir, processes.CONDUCTOR)
-    try:
-        while True:
-            beat.beat()
-            await asyncio.sleep(pulse.BEAT_S)
-    finally:
-        beat.close()
-
-
-async def _guard(ctx: Rollout) -> None:
-    """While there is anything to halt there is somebody to halt it: a sidecar that died or is frozen is replaced."""
-    begun, pause = float("-inf"), GUARD_EVERY_S
-    while True:
-        await asyncio.sleep(pause)
-        s = ctx.bus.snapshot
-        if s.ended or all(p.state in ("planned", "gone") for p in s.pods.values()):
-            continue
-        starting = ctx.sidecar is not None and ctx.sidecar.poll() is None
-        sidecar = processes.vital(ctx.run_dir, processes.HALTD)
-        if sidecar.moving or (starting and sidecar.who is None):
-            continue
-        again = time.monotonic() - begun < GUARD_LONGEST_S  # one that cannot live is not tried without a pause
-        begun, pause = time.monotonic(), min(2 * pause, GUARD_LONGEST_S) if again else GUARD_EVERY_S
-        word = "has died" if sidecar.who is None else f"is frozen ({sidecar.words()})"
-        if sidecar.who is not None:
-            await asyncio.to_thread(pulse.end, sidecar.who)
-        try:
-            ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)
-        except UvccError as e:
-            word += f", and no other could be started: {e}"
-        text = f"the halt sidecar {word}; another takes its place"
-        log.warning("%s", text)
-        ctx.bus.record([ev.Alert(level="error", name="sidecar", text=text, remedy="uvcc logs may say why")])
-
-
-async def _sweep(ctx: Rollout) -> None:
-    """End what other runs of this folder left at the provider, and what is beside our own pods, every minute."""
-    await sweep.keep_sweeping(ctx.provider, ctx.plan.prefix, lambda event: ctx.bus.record([event]))
 
 
 def compare_roots(bus: Bus) -> None:
@@ -205,7 +133,7 @@ def compare_roots(bus: Bus) -> None:
     bus.listen(heard)
 
 
-def foretell(ctx: Rollout) -> None:
+def forecast_full_run(ctx: Rollout) -> None:
     """Once the smoke is through, say what the full run will take; once that is through, how good the word was."""
 
     def heard(event: ev.Event) -> None:
@@ -215,7 +143,7 @@ def foretell(ctx: Rollout) -> None:
         said: ev.Event | None = None
         if event.name == SMOKE and s.phase == SMOKE:
             full = ctx.plan.phases[FULL]
-            said = forecast.foretell(s, full.steps, len(full.coords()), len(full.pods()))
+            said = forecast.predict(s, full.steps, len(full.coords()), len(full.pods()))
         elif event.name == FULL:
             view = next(v for v in s.stages if v.name == FULL)
             said = forecast.score(s, view.ended - view.started)
@@ -225,7 +153,7 @@ def foretell(ctx: Rollout) -> None:
     ctx.bus.listen(heard)
 
 
-def _heed(ctx: Rollout, stages: Stages, ending: Ending, desk: actions.Desk, since: int) -> None:
+def _obey_intents(ctx: Rollout, stages: Stages, shutdown: Shutdown, runner: actions.ActionRunner, since: int) -> None:
     """Act on intents written after ``since``: what was asked for while this process started counts too."""
 
     def heard(event: ev.Event) -> None:
@@ -235,8 +163,8 @@ def _heed(ctx: Rollout, stages: Stages, ending: Ending, desk: actions.Desk, sinc
             if why := domain.missing(ctx.bus.snapshot, "terminate"):
                 ctx.bus.record([ev.ActionDone(action=event.action, pod="", ok=False, detail=why)])
                 return
-            ending.ask(f"{event.action} asked by {event.by}")
-        elif not desk.take(event):
+            shutdown.ask(f"{event.action} asked by {event.by}")
+        elif not runner.take(event):
             start = event.args.get("from")
             if event.action == "resume" and isinstance(start, int) and start >= 0:
                 ctx.start_from = start
@@ -252,10 +180,10 @@ def _heed(ctx: Rollout, stages: Stages, ending: Ending, desk: actions.Desk, sinc
 
 async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     """Take the rollout to its end; returns the final status. Whatever happens, teardown is the last thing done."""
-    ending = Ending()
+    shutdown = Shutdown()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ending.ask, f"the conductor got {number.name}")
+        loop.add_signal_handler(number, shutdown.ask, f"the conductor got {number.name}")
     profile = ctx.plan.profile
     acts = acts_of(ctx)
     spending = _spending(ctx)
@@ -269,56 +197,56 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         end=time.time() + spending.remaining,
         going_back=lambda: ctx.start_from is not None,
     )
-    desk = actions.Desk(ctx, stages)
+    runner = actions.ActionRunner(ctx, stages)
     actions.apply(ctx)
     succession.apply(ctx)
-    foretell(ctx)
-    _heed(ctx, stages, ending, desk, since)
+    forecast_full_run(ctx)
+    _obey_intents(ctx, stages, shutdown, runner, since)
     compare_roots(ctx.bus)
     compare_results(ctx.bus)
     async with asyncio.TaskGroup() as group:
-        beside = SideTasks(group, lambda event: ctx.bus.record([event]), ending.ask)
-        return await _driven(ctx, stages, ending, desk, spending, beside, adopted)
+        beside = SideTasks(group, lambda event: ctx.bus.record([event]), shutdown.ask)
+        return await _driven(ctx, stages, shutdown, runner, spending, beside, adopted)
 
 
 async def _driven(
     ctx: Rollout,
     stages: Stages,
-    ending: Ending,
-    desk: actions.Desk,
+    shutdown: Shutdown,
+    runner: actions.ActionRunner,
     spending: Spending,
     beside: SideTasks,
     adopted: str,
 ) -> str:
     """The stages, with everything that runs beside them, up to the end of the run."""
     following = beside.start("the journal", ctx.bus.run, vital=True)
-    beating = beside.start("the beat", lambda: _beat(ctx.run_dir), vital=True)
-    guarding = beside.start("the guard of the sidecar", lambda: _guard(ctx))
+    beating = beside.start("the beat", lambda: side_tasks.beat(ctx.run_dir), vital=True)
+    guarding = beside.start("the guard of the sidecar", lambda: side_tasks.guard_sidecar(ctx))
     aside = [
-        beside.start("the spend guard", lambda: _costs(ctx, ending, spending), vital=True),
-        beside.start("the detectors", lambda: _watch(ctx)),
-        beside.start("the sweep", lambda: _sweep(ctx)),
+        beside.start("the spend guard", lambda: side_tasks.keep_costs(ctx, spending, shutdown.ask), vital=True),
+        beside.start("the detectors", lambda: side_tasks.detect(ctx)),
+        beside.start("the sweep", lambda: side_tasks.sweep_others(ctx)),
         beside.start("the copies of checkpoints", lambda: homing.keep_home(ctx)),
     ]
     status, detail = "failed", ""
     try:
         if adopted == "teardown":
             ctx.tolerant = True  # it shall end whatever the disk says
-            ending.ask("teardown asked for")
-        status, detail = await _stages_or_ending(ctx, stages, ending, adopted)
+            shutdown.ask("teardown asked for")
+        status, detail = await _stages_or_shutdown(ctx, stages, shutdown, adopted)
     except Exception as e:
         log.error("the rollout met a defect, and is torn down", exc_info=e)
         detail = str(describe(e))
     finally:
-        desk.close()
+        runner.close()
         for task in aside:
             task.cancel()
-        status, detail = await _end(ctx, status, detail, spending, pressed=ending.asked.is_set())
+        status, detail = await finish.finish(ctx, status, detail, spending, pressed=shutdown.asked.is_set())
         guarding.cancel()
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)
-        await _written(ctx.bus)
+        await finish.written(ctx.bus)
         beating.cancel()
         following.cancel()
         await asyncio.wait({following})
@@ -326,12 +254,12 @@ async def _driven(
     return status
 
 
-async def _stages_or_ending(ctx: Rollout, stages: Stages, ending: Ending, adopted: str) -> tuple[str, str]:
+async def _stages_or_shutdown(ctx: Rollout, stages: Stages, shutdown: Shutdown, adopted: str) -> tuple[str, str]:
     if adopted == "teardown":
         with contextlib.suppress(TimeoutError):  # whom it reaches still gives its evidence
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(finish.LAST_WORDS_S):
                 await adoption.look(ctx)
-        return "torn_down", ending.reason
+        return "torn_down", shutdown.reason
 
     async def drive() -> tuple[str, str]:
         if adopted:
@@ -339,7 +267,7 @@ async def _stages_or_ending(ctx: Rollout, stages: Stages, ending: Ending, adopte
         return await stages.run()
 
     driving = asyncio.create_task(drive(), name="stages")
-    asked = asyncio.create_task(ending.asked.wait())
+    asked = asyncio.create_task(shutdown.asked.wait())
     await asyncio.wait({driving, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     if driving.done():
@@ -349,97 +277,8 @@ async def _stages_or_ending(ctx: Rollout, stages: Stages, ending: Ending, adopte
     with contextlib.suppress(asyncio.CancelledError):
         await driving
     if stage is not None and stage.status == "running":
-        ctx.say(ev.StageChanged(name=stage.name, status="failed", detail=ending.reason))
-    return "torn_down", ending.reason
-
-
-async def _evidence_home(ctx: Rollout, limit_s: float) -> None:
-    """What the pods of a run that did not end well recorded comes home before they go: a delay, never an obstacle."""
-    if not ctx.bus.snapshot.engine_run or not ctx.live():
-        return
-    try:
-        async with asyncio.timeout(limit_s):
-            phase = ctx.plan.phases.get(ctx.bus.snapshot.phase)
-            if phase is not None:
-                await stop_workers(ctx, phase)  # what is still being written cannot be fetched whole
-            await last_words(ctx)
-    except TimeoutError:
-        text = f"not all evidence came home in {limit_s:.0f} s"
-        ctx.say(ev.Alert(level="error", name="collect", text=text, remedy="what arrived lies in artifacts"))
-    except Exception as e:
-        log.error("evidence did not come home", exc_info=e)
-        ctx.say(ev.Alert(level="error", name="collect", text=f"evidence did not come home: {describe(e)}"))
-
-
-async def _end(
-    ctx: Rollout, status: str, detail: str, spending: Spending | None = None, *, pressed: bool = False
-) -> tuple[str, str]:
-    """Bring evidence home, tear down and write the run's last event; a full disk delays none of it.
-
-    ``pressed``: the end was asked for, by somebody or by a cap.
-    """
-    ctx.tolerant = True
-    if status != "ok":
-        await _evidence_home(ctx, LAST_WORDS_S if pressed else PATIENT_WORDS_S)
-    keep = ctx.plan.profile.fleet.keep_pods and status == "ok"
-    left: list[str] = []
-    if keep:
-        ctx.say(ev.StageChanged(name="teardown", status="skipped", detail="fleet.keep_pods"))
-    else:
-        ctx.say(ev.StageChanged(name="teardown", status="running"))
-        try:
-            with within(stage="teardown"):
-                left = await teardown(ctx)
-        except Exception as e:
-            log.error("the teardown failed", exc_info=e)
-            left = [f"{ctx.plan.prefix}*: {describe(e)}"]
-        word = "failed" if left else "ok"
-        said = f"not proven gone: {', '.join(left)}" if left else "every pod is proven gone"
-        shown = ctx.bus.snapshot.status
-        ctx.say(ev.StageChanged(name="teardown", status=word, detail=said))
-        if left and shown == "ok":
-            status = "failed"
-    if spending is not None:
-        ctx.say(*spending.look())  # the provider's bill of what is gone has come by now
-    watched = await _unproven(ctx, keep)
-    log.info("the run ends: %s. %s", status, detail)
-    ctx.say(ev.RunEnded(status=status, detail=detail, leaks=left))
-    if watched and not processes.running(ctx.run_dir, processes.HALTD):
-        ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)  # it sees that the run is over, and stays for these
-    if ctx.artifacts.is_dir():
-        _last_artifacts(ctx)
-    return status, detail
-
-
-async def _written(bus: Bus) -> None:
-    """Wait a while for a disk that took the last events not yet; after that the sidecar has the end told anew."""
-    end = time.monotonic() + WRITTEN_S
-    while bus.behind and time.monotonic() < end:
-        await asyncio.sleep(0.1)
-
-
-def _last_artifacts(ctx: Rollout) -> None:
-    """The run's log with its last line, and the manifest of all that a run leaves, however it ended."""
-    try:
-        write_artifacts(ctx.run_dir)
-        if not collector.check(ctx.run_dir):
-            collector.seal(ctx.run_dir)
-    except UvccError as e:
-        ctx.say(ev.Alert(level="error", name="manifest", text=str(e)))
-
-
-async def _unproven(ctx: Rollout, keep: bool) -> list[str]:
-    """Creates that never had an answer and that the market has still time to show: told, and watched on."""
-    if not isinstance(ctx.provider, Rents):
-        return []
-    try:
-        left = await ctx.provider.prove(ended=True, keep=[m.request.name for m in ctx.members.values()] if keep else ())
-    except UvccError as e:
-        left = [f"{ctx.plan.prefix}* ({e.what})"]
-    if left:
-        text = f"never answered, and not proven to be nothing: {', '.join(left)}; the sidecar stays and ends what comes"
-        ctx.say(ev.Alert(level="warn", name="unanswered", text=text, remedy="uvcc pods --sweep looks as well"))
-    return left
+        ctx.say(ev.StageChanged(name=stage.name, status="failed", detail=shutdown.reason))
+    return "torn_down", shutdown.reason
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -453,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_dir = paths.run_dir(args.run)
     logfile.begin(run_dir, processes.CONDUCTOR)
     try:
-        with within(run=run_dir.name), sole(run_dir):
+        with within(run=run_dir.name), run_lock(run_dir):
             processes.write_record(run_dir, processes.CONDUCTOR)
             log.info("conducting%s", f", to {args.adopt}" if args.adopt else "")
             return _run(run_dir, args.adopt, args.since)

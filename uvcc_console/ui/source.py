@@ -16,8 +16,9 @@ from typing import Protocol
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.reducing import LOG_KEEP
 from uvcc_console.core.snapshot import LogEntry, Snapshot
-from uvcc_console.core.state import LOG_KEEP, reduce
+from uvcc_console.core.state import reduce
 from uvcc_console.haltd import front
 from uvcc_console.ui.tape import Tape
 

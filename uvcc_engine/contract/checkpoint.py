@@ -9,6 +9,7 @@ of them, after a barrier, :func:`commit`.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -151,7 +152,7 @@ def write_rank(root: Path, step: int, token: str, state: RankState, contents: Ma
         described = {name: _write_file(folder, name, contents[name]) for name in sorted(contents)}
     except OSError as error:
         raise files.write_failed(folder, error) from error
-    part = {**_state_json(state), "files": described}
+    part = dataclasses.asdict(dataclasses.replace(state, files=described))
     files.write_atomic(folder / _part_name(state.rank), _canonical(part))
 
 
@@ -437,17 +438,6 @@ def _write_file(folder: Path, name: str, content: Content) -> dict[str, Any]:
             digest.update(chunk)
             size += len(chunk)
     return {"bytes": size, "sha256": digest.hexdigest()}
-
-
-def _state_json(state: RankState) -> dict[str, Any]:
-    return {
-        "rank": state.rank,
-        "coord": state.coord,
-        "epoch_root": state.epoch_root,
-        "cursors": state.cursors,
-        "rng": state.rng,
-        "extra": state.extra,
-    }
 
 
 def _canonical(value: Mapping[str, Any]) -> bytes:

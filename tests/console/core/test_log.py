@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.core.log import JsonLines, logger, tell_of_warnings, within
+from uvcc_console.core.log import JsonLines, WarningsOnStderr, logger, tell_of_warnings, within
 from uvcc_console.runs import logfile
 from uvcc_engine.contract.errors import UvccError
 
@@ -26,8 +26,10 @@ T = 1_795_223_700.0
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """The root's handlers as they were."""
+    """Without what a verb that was called here before left behind, and afterwards as it was."""
     root = logging.getLogger()
+    for handler in [h for h in root.handlers if isinstance(h, WarningsOnStderr)]:
+        root.removeHandler(handler)
     before, level = list(root.handlers), root.level
     yield
     for handler in [h for h in root.handlers if h not in before]:

@@ -17,7 +17,7 @@ from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.fleet.provider import Pod, Provider
 from uvcc_console.plan.plan import KEEPING, make_plan
 from uvcc_console.plan.profile import load
-from uvcc_console.rollout import conductor
+from uvcc_console.rollout import conductor, finish
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stage_runner import Stages
@@ -191,12 +191,12 @@ async def test_evidence_comes_home_before_pods_go(fleet: Fleet, monkeypatch: pyt
 
         return act
 
-    monkeypatch.setattr(conductor, "stop_workers", note("workers stop"))
-    monkeypatch.setattr(conductor, "last_words", note("evidence", OSError("disk full")))  # never an obstacle
-    monkeypatch.setattr(conductor, "teardown", note("teardown"))
+    monkeypatch.setattr(finish, "stop_workers", note("workers stop"))
+    monkeypatch.setattr(finish, "last_words", note("evidence", OSError("disk full")))  # never an obstacle
+    monkeypatch.setattr(finish, "teardown", note("teardown"))
     fleet.ctx.members["p0r0"].agent = object()  # type: ignore[assignment]
     fleet.ctx.say(ev.PhaseStarted(phase="full", engine_run="demo-1.full", steps=9, sid_job=""))
-    await conductor._end(fleet.ctx, status, "")
+    await finish.finish(fleet.ctx, status, "")
     fleet.ctx.members["p0r0"].agent = None
     assert order == (["teardown"] if status == "ok" else ["workers stop", "evidence", "teardown"])
 
@@ -212,15 +212,15 @@ async def test_a_pod_that_hangs_does_not_keep_the_others_evidence_from_coming(
         came.append(member.name)
         return 1
 
-    monkeypatch.setitem(conductor.last_words.__globals__, "fetch", fetch)
-    monkeypatch.setattr(conductor, "stop_workers", _nothing)
+    monkeypatch.setitem(finish.last_words.__globals__, "fetch", fetch)
+    monkeypatch.setattr(finish, "stop_workers", _nothing)
     await adoption.adopt(fleet.ctx, fleet.machine)
     fleet.ctx.members["p1r0"].agent = object()  # type: ignore[assignment]
     fleet.ctx.say(
         ev.StageChanged(name="full", status="failed"),
         ev.PhaseStarted(phase="full", engine_run="demo-1.full", steps=9, sid_job=""),
     )
-    await conductor._evidence_home(fleet.ctx, 0.2)
+    await finish.evidence_home(fleet.ctx, 0.2)
     fleet.ctx.members["p1r0"].agent = None
     assert sorted(came) == ["p1r0", "p2r0"]
     assert any("not all evidence came home" in a.text for a in fleet.ctx.bus.snapshot.alerts)

@@ -29,7 +29,7 @@ from uvcc_console.fleet.local import LocalProvider
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.haltd import service
 from uvcc_console.plan.profile import load
-from uvcc_console.rollout import conductor
+from uvcc_console.rollout import side_tasks
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.runs import processes
 
@@ -41,7 +41,7 @@ from uvcc_console.fleet import pulse
 from uvcc_console.rollout import conductor
 from uvcc_console.runs import processes
 folder = Path(sys.argv[1])
-with conductor.sole(folder):
+with conductor.run_lock(folder):
     processes.write_record(folder, processes.CONDUCTOR)
     beat = pulse.Beat(folder, processes.CONDUCTOR)
     beat.beat()
@@ -170,7 +170,7 @@ async def test_a_sidecar_that_is_lost_is_replaced_and_that_is_told(run: Run, num
     run.conduct()
     bus = Bus(run.journal)
     ctx: Any = SimpleNamespace(bus=bus, run_dir=run.dir, sidecar=processes.start(run.dir, processes.HALTD))
-    tasks = [asyncio.create_task(bus.run()), asyncio.create_task(conductor._guard(ctx))]
+    tasks = [asyncio.create_task(bus.run()), asyncio.create_task(side_tasks.guard_sidecar(ctx))]
 
     async def moving() -> int:
         async with asyncio.timeout(20):

@@ -57,7 +57,7 @@ class World:
         for member in members.values():
             member.agent = cast(Any, self.agent)
         self.stages = Stages(self.bus, {}, frozenset(), 1.0)
-        self.desk = actions.Desk(self.ctx, self.stages)
+        self.desk = actions.ActionRunner(self.ctx, self.stages)
         self.bus.commit(
             ev.RunCreated(
                 run="r",
@@ -235,7 +235,7 @@ def test_a_forecast_has_an_error_bar_and_is_scored(tmp_path: Path) -> None:
     for step, at in enumerate([0.0, 5.0, 7.0, 9.2, 11.0]):
         record = {"ts": at, "step": step, "phase": "train", "bytes": 1000.0}
         world.bus.commit(ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record=record))
-    said = forecast.foretell(world.bus.snapshot, 50)
+    said = forecast.predict(world.bus.snapshot, 50)
     assert said is not None
     assert said.seconds == pytest.approx(100.0)
     assert said.seconds_error == pytest.approx(10.0)  # never below a tenth
@@ -256,7 +256,7 @@ def test_bytes_are_foretold_from_what_the_smoke_counted_for_all_of_the_fulls_wor
     for step, sent in enumerate([start, start + 1000, start + 2000, start + 3060]):
         record = {"ts": float(step), "step": step, "phase": "train", "sent_bytes": sent}
         world.bus.commit(ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record=record))
-    said = forecast.foretell(world.bus.snapshot, 50, workers=6)
+    said = forecast.predict(world.bus.snapshot, 50, workers=6)
     assert said is not None
     assert said.bytes == pytest.approx(1030 * 50 * 6)  # the first measured step pays for starting
     assert said.bytes_error == pytest.approx(0.1 * said.bytes)

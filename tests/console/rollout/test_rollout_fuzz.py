@@ -56,7 +56,7 @@ SOURCES = (
     *("worker_p1r0s0t0.log", "\x1b[2J", "x/../y", ""),
 )
 OPS = ("ack", "lines", "rewind", "dropped", "proc", "halted", "telemetry", "malformed", "of-tomorrow")
-KINDS = sorted(ev._REGISTRY)
+KINDS = sorted(ev.kinds())
 
 
 def value(r: random.Random, depth: int = 3) -> Any:
@@ -159,7 +159,7 @@ def test_no_message_of_an_agent_stops_its_stream() -> None:
 def test_no_row_of_a_journal_stops_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UVCC_STRICT", "")
     r = random.Random(SEED + 1)
-    names = sorted({f for k in KINDS for f in ev._checks(k)})
+    names = sorted({f for k in KINDS for f in ev.checks(k)})
     s = Snapshot()
     for n in range(INPUTS):
         data: Any = (
@@ -167,7 +167,7 @@ def test_no_row_of_a_journal_stops_its_readers(monkeypatch: pytest.MonkeyPatch) 
         )
         kind = r.choice(KINDS)
         if r.random() < 0.5 and isinstance(data, dict):  # of the right types, so that it reaches the reducer
-            data = {name: typed(r, name, check) for name, check in ev._checks(kind).items()}
+            data = {name: typed(r, name, check) for name, check in ev.checks(kind).items()}
         event = ev.from_json(kind, value(r, 0) if r.random() < 0.1 else 5.0, data)
         assert event is not None
         s = reduce(s, event)

@@ -17,7 +17,7 @@ from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, Quot
 from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
-from uvcc_console.rollout import conductor
+from uvcc_console.rollout import finish
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.conductor import compare_roots
 from uvcc_console.rollout.context import Member, Rollout
@@ -373,7 +373,7 @@ async def test_pods_are_kept_only_if_asked_for_and_only_after_a_good_end(
     fake.pods["uvcc-demo-1-p0r0"] = Pod("uvcc-demo-1-p0r0", 0, 0, "fake", "id")
     fleet = ctx.plan.profile.fleet.model_copy(update={"keep_pods": keep})
     object.__setattr__(ctx.plan, "profile", ctx.plan.profile.model_copy(update={"fleet": fleet}))
-    assert await conductor._end(ctx, status, "") == (status, "")
+    assert await finish.finish(ctx, status, "") == (status, "")
     assert len(fake.pods) == left
     teardown = next(s for s in ctx.bus.snapshot.stages if s.name == "teardown")
     assert teardown.status == ("skipped" if left else "ok")

@@ -11,19 +11,20 @@ from test_rollout_pods import ctx, provider_of
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
-from uvcc_console.rollout import conductor, supervision
+from uvcc_console.rollout import conductor, side_tasks, supervision
 from uvcc_console.rollout.context import Rollout
+from uvcc_console.rollout.stages.migration import homing
 from uvcc_console.rollout.supervision import FIRST_S, LONGEST_S, SideTasks
 
 __all__ = ["ctx"]
 VITAL = {"the journal", "the beat", "the spend guard"}
 WORKS = {
-    "the beat": (conductor, "_beat"),
-    "the guard of the sidecar": (conductor, "_guard"),
-    "the spend guard": (conductor, "_costs"),
-    "the detectors": (conductor, "_watch"),
-    "the sweep": (conductor, "_sweep"),
-    "the copies of checkpoints": (conductor.homing, "keep_home"),
+    "the beat": (side_tasks, "beat"),
+    "the guard of the sidecar": (side_tasks, "guard_sidecar"),
+    "the spend guard": (side_tasks, "keep_costs"),
+    "the detectors": (side_tasks, "detect"),
+    "the sweep": (side_tasks, "sweep_others"),
+    "the copies of checkpoints": (homing, "keep_home"),
 }
 
 

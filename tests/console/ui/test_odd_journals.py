@@ -142,7 +142,7 @@ def test_every_fold_over_events_reads_it(run_dir: Path) -> None:
     assert sum(isinstance(e, ev.Malformed) for e in events) >= len(ROWS)
     found = alerts.detect(snapshot, snapshot.updated + 1.0)
     assert not [f for f in found if f.name == "detector_failed"]
-    forecast.foretell(snapshot, 100)
+    forecast.predict(snapshot, 100)
     forecast.moved(snapshot)
     journal = Journal(path, readonly=True)
     view = View(journal)

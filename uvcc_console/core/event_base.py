@@ -1,0 +1,196 @@
+"""What every event is: a frozen record of a registered kind; how it is written down, and read back totally."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, ClassVar, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from uvcc_engine.contract.outside import WIDE, moment
+from uvcc_engine.contract.text import clean
+
+JOURNALLED: Final = "journal, "
+"""Begins the source of a malformed record that was in the journal already."""
+_REGISTRY: dict[str, type[Event]] = {}
+_E = TypeVar("_E", bound="type[Event]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events. ``ts`` is the console's wall clock in seconds (0.0 = to be stamped by the journal)."""
+
+    kind: ClassVar[str] = ""
+    ts: float = 0.0
+
+
+def event(kind: str) -> Any:
+    """Class decorator: the events of this class are of ``kind``, a word that the journal keeps for ever."""
+
+    def register(cls: _E) -> _E:
+        cls.kind = kind
+        _REGISTRY[kind] = cls
+        return cls
+
+    return register
+
+
+@event("malformed")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Malformed(Event):
+    """Lines that could not be used: ``count`` of them from ``where`` (a pod, or ``journal``), with a ``sample`` now and
+    then. Written where a pod's lines come in, and read in place of a journal row that cannot be an event."""
+
+    where: str
+    count: int = 1
+    src: str = ""
+    sample: str = ""
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event's fields without its kind."""
+    return {f.name: getattr(event, f.name) for f in dataclasses.fields(event) if f.name != "ts"}
+
+
+def from_json(kind: str, ts: object, data: object) -> Event | None:
+    """Read an event back; None for a kind this version does not know. Unknown fields are dropped. Never raises.
+
+    Whatever is not of its field's type, or lacks a field, comes back as :class:`Malformed`. Text is cleaned: a journal
+    may be older than the care that is taken of what comes in.
+    """
+    cls = _REGISTRY.get(kind)
+    if cls is None:
+        return None
+    at = moment(ts)
+    if at is None or not isinstance(data, Mapping):
+        return _malformed(kind, at, data, "no object" if at is not None else "no time")
+    wanted = checks(kind)
+    try:
+        fields = {name: check(data[name]) for name, check in wanted.items() if name in data}
+        return cls(ts=at, **fields)
+    except (TypeError, ValueError, RecursionError) as e:
+        return _malformed(kind, at, data, str(e))
+
+
+def _malformed(kind: str, ts: float | None, data: object, why: str) -> Malformed:
+    pod = data.get("pod") if isinstance(data, Mapping) else None
+    where = clean(pod, 32) if isinstance(pod, str) and pod else "journal"
+    return Malformed(ts=ts or 0.0, where=where, src=f"{JOURNALLED}{kind}", sample=clean(why, 200))
+
+
+def kinds() -> Mapping[str, type[Event]]:
+    """Every kind of event that this version knows, by the word that the journal has for it."""
+    return MappingProxyType(_REGISTRY)
+
+
+Check = Callable[[Any], Any]
+_TEXT: Final = 1 << 16
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text wanted, got {type(value).__name__}")
+    return value if value.isprintable() and len(value) <= _TEXT else clean(value, _TEXT)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -WIDE <= value <= WIDE:
+        raise TypeError(f"whole number wanted, got {type(value).__name__}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"number wanted, got {type(value).__name__}")
+    if isinstance(value, int) and not -WIDE <= value <= WIDE:
+        raise TypeError("a number too large")
+    return float(value)
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"true or false wanted, got {type(value).__name__}")
+    return value
+
+
+def _any(value: Any) -> Any:
+    """Any JSON value with its text cleaned."""
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, dict):
+        return {_text(k): _any(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_any(v) for v in value]
+    if isinstance(value, int) and not -WIDE <= value <= WIDE:
+        return None  # nothing that counts so far, and too large for a float
+    return value
+
+
+def _list(inner: Check) -> Check:
+    def check(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise TypeError(f"list wanted, got {type(value).__name__}")
+        return [inner(v) for v in value]
+
+    return check
+
+
+def _texts(value: Any) -> list[str]:
+    """A list of texts: log lines, which come by the hundred, mostly with nothing to clean."""
+    if not isinstance(value, list):
+        raise TypeError(f"list wanted, got {type(value).__name__}")
+    joined = "".join(value)
+    return value if joined.isprintable() and len(joined) <= _TEXT else [_text(v) for v in value]
+
+
+def _object(inner: Check) -> Check:
+    def check(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise TypeError(f"object wanted, got {type(value).__name__}")
+        return {_text(k): inner(v) for k, v in value.items()}
+
+    return check
+
+
+def _own_object(value: Any) -> dict[str, Any]:
+    """The operator's own words (a profile, an intent's arguments) stay as they were written."""
+    if not isinstance(value, dict):
+        raise TypeError(f"object wanted, got {type(value).__name__}")
+    return value
+
+
+def _or_none(inner: Check) -> Check:
+    return lambda value: None if value is None else inner(value)
+
+
+_BY_TYPE: Final[dict[Any, Check]] = {str: _text, int: _whole, float: _number, bool: _truth, Any: _any}
+
+
+def _check_of(wanted: Any) -> Check:
+    """What holds a value against a field's annotation."""
+    if wanted in _BY_TYPE:
+        return _BY_TYPE[wanted]
+    origin, args = get_origin(wanted), get_args(wanted)
+    if origin is list and args[0] is str:
+        return _texts
+    if origin is list:
+        return _list(_check_of(args[0]))
+    if origin is dict and args[0] is str:
+        return _object(_check_of(args[1]))
+    if origin in (Union, UnionType) and len(args) == 2 and args[1] is NoneType:
+        return _or_none(_check_of(args[0]))
+    raise TypeError(f"no check for {wanted}")  # an event's field of a new form: give it one
+
+
+@cache
+def checks(kind: str) -> dict[str, Check]:
+    """What holds each field of a kind against its annotation: returns the value cleaned, or raises TypeError."""
+    cls = _REGISTRY[kind]
+    hints = get_type_hints(cls)
+    found = {f.name: _check_of(hints[f.name]) for f in dataclasses.fields(cls) if f.name != "ts"}
+    for name in ("profile", "args"):
+        if name in found:
+            found[name] = _own_object
+    return found

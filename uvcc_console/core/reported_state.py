@@ -1,0 +1,148 @@
+"""Reducers for what pods and their workers report. Pure, like all of ``state``, which calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import odd
+from uvcc_console.core.measures import extended, measured
+from uvcc_console.core.reducing import LOG_KEEP, logged, put
+from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
+from uvcc_engine.contract.outside import whole
+
+AGREEMENT_KEEP = 64
+
+
+def _worker_of(s: Snapshot, coord: str) -> WorkerView:
+    return s.workers.get(coord) or WorkerView(coord)
+
+
+def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
+    r, old = e.record, _worker_of(s, e.coord)
+    step = odd.step_of(r)
+    w = replace(
+        old,
+        pod=e.pod,
+        phase=str(r.get("phase", "")),
+        step=step,
+        beat_ts=e.ts,
+        step_ts=e.ts if step != old.step or r.get("phase") != old.phase else old.step_ts,
+        beat=MappingProxyType(dict(r)),
+    )
+    s = replace(s, workers=put(s.workers, e.coord, w))
+    found = measured(old, r, step)
+    return replace(s, series=extended(s.series, e.coord, step, found)) if found and step > old.step >= 0 else s
+
+
+def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
+    prefix = "" if e.split == "train" else f"{e.split}_"
+    values = {prefix + name: value for name, value in e.values.items()}
+    return replace(s, series=extended(s.series, e.coord, e.step, values))
+
+
+def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
+    fields = " ".join(f"{k}={v}" for k, v in e.fields.items())
+    if e.event == "checkpoint_written":
+        newest = (odd.step_of(e.fields), str(e.fields.get("sha256", "")))
+        s = replace(s, checkpoints=put(s.checkpoints, e.pod, max(newest, s.checkpoints.get(e.pod, (-1, "")))))
+    elif e.event == "checkpoint_refused":
+        s = replace(s, refused_checkpoints=put(s.refused_checkpoints, e.pod, str(e.fields.get("detail", ""))))
+    elif e.event == "waiting":
+        waits = WaitView(f"p{e.fields.get('peer')}", odd.number_of(e.fields, "since_s"), e.ts)
+        s = replace(s, waits=put(s.waits, str(e.fields.get("coord") or e.pod), waits))
+    elif e.event == "watchdog_dump":
+        s = replace(s, watchdog_dumps=s.watchdog_dumps + 1)
+    elif e.event == "exit" and (coord := str(e.fields.get("coord", ""))) in s.workers:
+        error, cure = (str(e.fields.get(name, "")) for name in ("error", "cure"))
+        s = replace(s, workers=put(s.workers, coord, replace(s.workers[coord], error=error, cure=cure)))
+    elif e.event == "run_facts":
+        coord = str(e.fields.get("coord") or e.pod)
+        return replace(s, facts=put(s.facts, coord, MappingProxyType(dict(e.fields))))
+    return logged(s, e, e.level, e.pod, f"{e.event} {fields}".rstrip())
+
+
+def _telemetry(s: Snapshot, e: ev.Telemetry) -> Snapshot:
+    pod = s.pods.get(e.pod)
+    if pod is None:
+        return s
+    return replace(s, pods=put(s.pods, e.pod, replace(pod, disk=pod.disk.append(e.ts, e.disk_free_mib))))
+
+
+def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
+    new = tuple(LogEntry(e.ts, "debug", f"{e.pod}/{e.src}", line) for line in e.lines[-LOG_KEEP:])
+    return replace(s, log=(*s.log, *new)[-LOG_KEEP:])
+
+
+def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
+    w = replace(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
+    if e.state == "started":
+        w = replace(w, error="", cure="")
+    s = replace(s, workers=put(s.workers, e.coord, w))
+    if e.state != "exited":
+        return s
+    how = f"killed by {e.signal}" if e.signal else f"exit {e.rc}"
+    return logged(s, e, "info" if e.rc == 0 else "error", e.pod, f"worker {e.coord} {how}")
+
+
+def _root(s: Snapshot, e: ev.RootReported) -> Snapshot:
+    w = replace(_worker_of(s, e.coord), root_epoch=e.epoch, root=e.root)
+    known = {a.epoch: a for a in s.agreement}
+    a = known.get(e.epoch, EpochAgreement(e.epoch))
+    known[e.epoch] = replace(
+        a, roots=put(a.roots, e.coord, e.root), pairs=put(a.pairs, e.coord, MappingProxyType(dict(e.pairs)))
+    )
+    kept = tuple(known[k] for k in sorted(known)[-AGREEMENT_KEEP:])
+    s = replace(s, workers=put(s.workers, e.coord, w), agreement=kept)
+    expected = 3 * _replicas(s) * s.pipeline_stages * s.tensor
+    if len(known[e.epoch].roots) == expected and not disagreement(known[e.epoch]):
+        s = replace(s, agreed_epoch=max(s.agreed_epoch, e.epoch))
+    return s
+
+
+def _replicas(s: Snapshot) -> int:
+    """Replicas of the phase that runs: a smoke may have fewer than the run."""
+    smoke = s.profile.get("smoke")
+    if s.phase != "smoke" or not isinstance(smoke, Mapping):
+        return s.replicas
+    return min(s.replicas, whole(smoke.get("replicas"), 1) or s.replicas)
+
+
+def disagreement(a: EpochAgreement) -> tuple[str, str] | None:
+    """The first two workers whose records of their common channel differ. Keys of ``pairs`` are peer coords."""
+    for coord in sorted(a.pairs):
+        for peer, digest in a.pairs[coord].items():
+            other = a.pairs.get(peer, {}).get(coord)
+            if other is not None and other != digest:
+                return coord, peer
+    return None
+
+
+def _result(s: Snapshot, e: ev.ResultReported) -> Snapshot:
+    s = replace(
+        s,
+        results=put(s.results, e.phase, MappingProxyType(dict(e.values))),
+        result_hashes=put(s.result_hashes, f"{e.phase}/{e.coord}", e.result_hash),
+        reports=put(
+            s.reports,
+            f"{e.phase}/{e.pod}/{e.coord}",
+            ReportView(e.pod, e.coord, e.phase, e.result_hash, MappingProxyType(dict(e.values))),
+        ),
+    )
+    values = " ".join(f"{k}={v:.4f}" for k, v in e.values.items())
+    return logged(s, e, "info", e.coord, f"reports result {e.result_hash[:12]} {values}".rstrip())
+
+
+REDUCERS: Final[Mapping[type[ev.Event], Callable[[Snapshot, Any], Snapshot]]] = {
+    ev.Heartbeat: _heartbeat,
+    ev.Metric: _metric,
+    ev.EngineEvent: _engine,
+    ev.LogLines: _lines,
+    ev.Telemetry: _telemetry,
+    ev.WorkerProcess: _worker,
+    ev.RootReported: _root,
+    ev.ResultReported: _result,
+}
