@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from uvcc_console.core.event_base import Event, event
+from uvcc_console.core.event_base import Event as Event
 from uvcc_console.core.event_base import Malformed as Malformed
 from uvcc_console.core.event_base import checks as checks
+from uvcc_console.core.event_base import event
 from uvcc_console.core.event_base import from_json as from_json
 from uvcc_console.core.event_base import kinds as kinds
 from uvcc_console.core.event_base import to_json as to_json
