@@ -30,7 +30,7 @@ COMMANDS: Final = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. An error is one line on standard error, with its cure."""
+    """Run one command; returns its exit code. An error is one line on standard error, with its hint."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(args)
@@ -89,7 +89,7 @@ def _main_of(command: str, module: str) -> Callable[[list[str]], int]:
         found = getattr(importlib.import_module(name), function or "main")
     except (ImportError, AttributeError) as error:
         what = f"uvcc-engine {command} is not available: {error}"
-        raise UvccError(what, extras.cure_for(error) or "install the package with what this command needs") from error
+        raise UvccError(what, extras.hint_for(error) or "install the package with what this command needs") from error
     return lambda argv: int(found(argv) or 0)
 
 

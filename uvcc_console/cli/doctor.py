@@ -1,4 +1,4 @@
-"""``uvcc doctor``: is this machine and terminal fit, and is nothing left behind? Each finding with its remedy."""
+"""``uvcc doctor``: is this machine and terminal fit, and is nothing left behind? Each finding with its hint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Finding:
     name: str
     level: str
     found: str
-    remedy: str = ""
+    hint: str = ""
 
 
 def python() -> Finding:
@@ -41,8 +41,8 @@ def python() -> Finding:
 
 def system() -> Finding:
     good = sys.platform in ("linux", "darwin")
-    remedy = "" if good else "the console and its local pods are made for Linux and macOS"
-    return Finding("system", "ok" if good else "warn", platform.platform(), remedy)
+    hint = "" if good else "the console and its local pods are made for Linux and macOS"
+    return Finding("system", "ok" if good else "warn", platform.platform(), hint)
 
 
 def terminal(env: Mapping[str, str], tty: bool) -> Finding:
@@ -84,8 +84,8 @@ def tmux(env: Mapping[str, str]) -> Finding:
 
 def ssh_keygen() -> Finding:
     path = shutil.which("ssh-keygen")
-    remedy = "" if path else "install OpenSSH to check signatures by hand; uvcc verify does not need it"
-    return Finding("ssh-keygen", "ok" if path else "warn", path or "not found", remedy)
+    hint = "" if path else "install OpenSSH to check signatures by hand; uvcc verify does not need it"
+    return Finding("ssh-keygen", "ok" if path else "warn", path or "not found", hint)
 
 
 def data_folder() -> Finding:
@@ -175,5 +175,5 @@ def run(argv: list[str]) -> int:
     else:
         mark = {"ok": "+", "warn": "!", "error": "x"}
         for f in found:
-            common.show(f"{mark[f.level]} {f.name:<12} {f.found}" + (f"   -> {f.remedy}" if f.remedy else ""))
+            common.show(f"{mark[f.level]} {f.name:<12} {f.found}" + (f"   -> {f.hint}" if f.hint else ""))
     return FAILED if any(f.level == "error" for f in found) else OK

@@ -80,7 +80,7 @@ def _guarded(args: list[str]) -> int:
         except UvccError as e:
             from uvcc_engine.contract.text import complain
 
-            complain(f"uvcc: {e.what}" + (f"\n  {e.cure}" if e.cure else ""))
+            complain(f"uvcc: {e.what}" + (f"\n  {e.hint}" if e.hint else ""))
             return USAGE if e.exit_code == USAGE else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

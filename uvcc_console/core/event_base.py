@@ -15,6 +15,7 @@ from uvcc_engine.contract.text import clean
 JOURNALLED: Final = "journal, "
 """Begins the source of a malformed record that was in the journal already."""
 _REGISTRY: dict[str, type[Event]] = {}
+_FORMER: Final = {"alert": {"remedy": "hint"}}  # fields of older journals, by kind, and what they are called now
 _E = TypeVar("_E", bound="type[Event]")
 
 
@@ -64,6 +65,8 @@ def from_json(kind: str, ts: object, data: object) -> Event | None:
     if cls is None:
         return None
     at = moment(ts)
+    if isinstance(data, Mapping) and (former := _FORMER.get(kind)):
+        data = {former.get(str(name), name): value for name, value in data.items()}
     if at is None or not isinstance(data, Mapping):
         return _malformed(kind, at, data, "no object" if at is not None else "no time")
     wanted = checks(kind)

@@ -221,12 +221,12 @@ class Verdict(Event):
 @event("alert")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert(Event):
-    """Something the operator should see: level info | warn | error, evidence and remedy."""
+    """Something the operator should see: level info | warn | error, evidence and hint."""
 
     level: str
     name: str
     text: str
-    remedy: str = ""
+    hint: str = ""
     subject: str = ""
 
 

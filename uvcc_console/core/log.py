@@ -84,8 +84,8 @@ class JsonLines(logging.Formatter):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             row["error"] = type(error).__name__
-            if isinstance(error, UvccError) and error.cure:
-                row["hint"] = error.cure[:TEXT]
+            if isinstance(error, UvccError) and error.hint:
+                row["hint"] = error.hint[:TEXT]
             row["trace"] = "".join(traceback.format_exception(error))[-TRACE:]
         return json.dumps(row)
 

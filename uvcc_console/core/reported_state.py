@@ -12,7 +12,7 @@ from uvcc_console.core import odd
 from uvcc_console.core.measures import extended, measured
 from uvcc_console.core.reducing import LOG_KEEP, logged, put
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
-from uvcc_engine.contract.outside import whole
+from uvcc_engine.contract.outside import hint_of, whole
 
 AGREEMENT_KEEP = 64
 
@@ -57,8 +57,8 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     elif e.event == "watchdog_dump":
         s = replace(s, watchdog_dumps=s.watchdog_dumps + 1)
     elif e.event == "exit" and (coord := str(e.fields.get("coord", ""))) in s.workers:
-        error, cure = (str(e.fields.get(name, "")) for name in ("error", "cure"))
-        s = replace(s, workers=put(s.workers, coord, replace(s.workers[coord], error=error, cure=cure)))
+        error = str(e.fields.get("error", ""))
+        s = replace(s, workers=put(s.workers, coord, replace(s.workers[coord], error=error, hint=hint_of(e.fields))))
     elif e.event == "run_facts":
         coord = str(e.fields.get("coord") or e.pod)
         return replace(s, facts=put(s.facts, coord, MappingProxyType(dict(e.fields))))
@@ -80,7 +80,7 @@ def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
 def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
     w = replace(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
     if e.state == "started":
-        w = replace(w, error="", cure="")
+        w = replace(w, error="", hint="")
     s = replace(s, workers=put(s.workers, e.coord, w))
     if e.state != "exited":
         return s

@@ -55,7 +55,7 @@ class PodView:
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One worker. ``beat`` is its last heartbeat record, ``beat_ts`` when the console received it, ``step_ts`` when the
-    step last changed, ``error`` and ``cure`` what its exit record said of its end."""
+    step last changed, ``error`` and ``hint`` what its exit record said of its end."""
 
     coord: str
     pod: str = ""
@@ -71,7 +71,7 @@ class WorkerView:
     signal: str = ""
     pid: int = 0
     error: str = ""
-    cure: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ class AgentClient:
                 f"pod {self.link.name} did not acknowledge {op} in {timeout:g} s", "its state is unknown; try again"
             ) from None
         if not ack.get("ok", False):
-            raise UvccError(f"pod {self.link.name}: {ack.get('error', f'{op} failed')}", str(ack.get("cure", "")))
+            raise UvccError(f"pod {self.link.name}: {ack.get('error', f'{op} failed')}", str(ack.get("hint", "")))
         return ack
 
     def post(self, op: str, *, nonce: str, **fields: Any) -> asyncio.Future[dict[str, Any]] | None:
@@ -291,7 +291,7 @@ class AgentClient:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         ack = await self._exchange(nonce, {**message, "nonce": nonce}, answer)
         if not ack.get("ok", False):
-            raise UvccError(f"pod {self.link.name}: {ack.get('error', 'refused')}", str(ack.get("cure", "")))
+            raise UvccError(f"pod {self.link.name}: {ack.get('error', 'refused')}", str(ack.get("hint", "")))
         return ack
 
     async def _read(self, process: asyncssh.SSHClientProcess[bytes]) -> None:

@@ -65,7 +65,7 @@ class Door:
         key: asyncssh.SSHKey,
         host_key: str,
         known: Pins | None,
-        cure: str,
+        hint: str,
         accept: str,
         jump: str,
         timeouts: Timeouts,
@@ -78,7 +78,7 @@ class Door:
         self.lost = lost
         self.tunnel: asyncssh.SSHClientConnection | None = None
         self._key = key
-        self._known, self._cure, self._accept, self._jump = known, cure, accept, jump
+        self._known, self._hint, self._accept, self._jump = known, hint, accept, jump
         self._refused: ssherrors.HostKeyChanged | None = None
         self._random = random.Random(name)
 
@@ -93,8 +93,8 @@ class Door:
             self.host_key = shown
         elif self._accept or shown != self.host_key:
             what = f"pod {self.name} at {self.address} shows another host key: expected {expected}, seen {seen}"
-            cure = self._cure or "another machine may answer in its place: delete the pod, start anew"
-            self._refused = ssherrors.HostKeyChanged(what, cure, expected=expected, seen=seen)
+            hint = self._hint or "another machine may answer in its place: delete the pod, start anew"
+            self._refused = ssherrors.HostKeyChanged(what, hint, expected=expected, seen=seen)
             log.error("%s", what, pod=self.name)
             return False
         return True

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.outside import LATEST, real, record, said, tidy, whole, word
+from uvcc_engine.contract.outside import LATEST, hint_of, real, record, said, tidy, whole, word
 from uvcc_engine.contract.text import clean
 
 LONGEST: Final = 20 << 20  # the agent itself sends no line longer than 16 MiB
@@ -75,7 +75,7 @@ def _acknowledged(m: Mapping[str, Any]) -> dict[str, Any] | None:
         found |= {
             "code": wire.code_of(m),
             "error": said(m.get("error"), 1000) or "refused",
-            "cure": said(m.get("cure"), 500),
+            "hint": hint_of(m),
         }
     return found
 

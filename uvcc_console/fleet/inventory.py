@@ -286,13 +286,13 @@ class InventoryProvider:
                 key,
                 host_key=host.host_key,
                 known=None if host.host_key else self._pins,
-                cure=self._cure(host),
+                hint=self._hint(host),
                 accept=self.accepted,
                 jump=host.jump,
             )
         return link
 
-    def _cure(self, host: Host) -> str:
+    def _hint(self, host: Host) -> str:
         """What to do once somebody has looked, on the machine itself, which key it has."""
         if host.host_key:
             then = "write it into host_key of its entry in the inventory"

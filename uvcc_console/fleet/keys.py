@@ -28,8 +28,8 @@ def operator_key(run_dir: Path, given: str = "") -> asyncssh.SSHKey:
     try:
         return asyncssh.read_private_key(str(path))
     except (OSError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as e:
-        cure = "name an unlocked OpenSSH private key in fleet.ssh_key" if given else "delete it and start a new run"
-        raise UnreadableError(f"cannot use the SSH key {path}: {e}", cure) from e
+        hint = "name an unlocked OpenSSH private key in fleet.ssh_key" if given else "delete it and start a new run"
+        raise UnreadableError(f"cannot use the SSH key {path}: {e}", hint) from e
 
 
 def public_line(key: asyncssh.SSHKey) -> str:

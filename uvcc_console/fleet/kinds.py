@@ -109,8 +109,8 @@ def kind_of(name: str) -> ProviderKind:
     target = known().get(name)
     if target is None:
         near = nearest(name, known())
-        cure = f"did you mean {near}?" if near else f"known: {', '.join(known())}"
-        raise ConfigError(f"fleet.provider is {name!r}", cure)
+        hint = f"did you mean {near}?" if near else f"known: {', '.join(known())}"
+        raise ConfigError(f"fleet.provider is {name!r}", hint)
     module, _, attribute = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)

@@ -48,8 +48,8 @@ def checked(key: str, where: str) -> str:
     try:
         asyncssh.import_public_key(key)
     except (asyncssh.KeyImportError, ValueError):
-        cure = "write it as in ssh_host_ed25519_key.pub: ssh-ed25519 AAAA..."
-        raise ConfigError(f"{where}: host_key is no public key: {key[:60]!r}", cure) from None
+        hint = "write it as in ssh_host_ed25519_key.pub: ssh-ed25519 AAAA..."
+        raise ConfigError(f"{where}: host_key is no public key: {key[:60]!r}", hint) from None
     return plain(key)
 
 

@@ -51,7 +51,7 @@ class PodLink:
 
     ``host_key`` is the pinned key (``ssh-ed25519 AAAA...``), empty before the first contact, which sets it, here and
     in ``known``, the pins that other processes go by. A host that then shows another key is refused for good: every
-    later use raises HostKeyChanged, with ``cure``. ``accept``: the fingerprint of the one new key that the operator has
+    later use raises HostKeyChanged, with ``hint``. ``accept``: the fingerprint of the one new key that the operator has
     vouched for; nothing else is let pass with it.
     """
 
@@ -63,7 +63,7 @@ class PodLink:
         *,
         host_key: str = "",
         known: Pins | None = None,
-        cure: str = "",
+        hint: str = "",
         accept: str = "",
         jump: str = "",
         timeouts: Timeouts | None = None,
@@ -72,7 +72,7 @@ class PodLink:
         self.name = name
         self.address = address
         self.timeouts = timeouts or Timeouts()
-        self._door = Door(name, address, key, host_key, known, cure, accept, jump, self.timeouts, self._lost)
+        self._door = Door(name, address, key, host_key, known, hint, accept, jump, self.timeouts, self._lost)
         self._on_lost = on_lost
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting = asyncio.Lock()
@@ -81,7 +81,7 @@ class PodLink:
         self._sftp_users = 0
         self._opening_sftp = asyncio.Lock()
         self._key = key
-        self._way: dict[str, Any] = {"known": known, "cure": cure, "accept": accept, "jump": jump}
+        self._way: dict[str, Any] = {"known": known, "hint": hint, "accept": accept, "jump": jump}
         self._more: PodLink | None = None
         self._depth = 0
 

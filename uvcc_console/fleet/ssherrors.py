@@ -14,8 +14,8 @@ REACHED = "set MaxSessions 10 in its sshd_config and reload sshd"
 class HostKeyChanged(VerificationError):
     """A machine shows another host key than the pinned one. Both are named by their SHA-256 fingerprints."""
 
-    def __init__(self, what: str, cure: str, *, expected: str, seen: str) -> None:
-        super().__init__("host_key", what, cure)
+    def __init__(self, what: str, hint: str, *, expected: str, seen: str) -> None:
+        super().__init__("host_key", what, hint)
         self.expected = expected
         self.seen = seen
 

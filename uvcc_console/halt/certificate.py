@@ -33,7 +33,7 @@ from uvcc_engine.transcript.canonical import canonical
 NAMESPACE: Final = "uvcc-halt"
 SIGNERS: Final = "halt_signers"
 CHECK: Final = "halt certificate"
-_CURE: Final = "uvcc teardown ends the run; only a checkpoint that is put back as it was can be resumed"
+_HINT: Final = "uvcc teardown ends the run; only a checkpoint that is put back as it was can be resumed"
 _SHA: Final = re.compile(r"([0-9a-f]{64}) [ *]step-(\d+)/MANIFEST\.json")
 
 
@@ -83,18 +83,18 @@ def read(run_dir: Path, nonce: str, sha256: str = "") -> Certificate:
     try:
         payload, signature = path.read_bytes(), path.with_name(path.name + ".sig").read_text()
     except (OSError, UnicodeDecodeError) as e:
-        raise VerificationError(CHECK, f"cannot read {path.name}: {e}", _CURE) from e
+        raise VerificationError(CHECK, f"cannot read {path.name}: {e}", _HINT) from e
     if sha256 and hashlib.sha256(payload).hexdigest() != sha256:
-        raise VerificationError(CHECK, f"{path.name} is not the one that the journal cites", _CURE)
+        raise VerificationError(CHECK, f"{path.name} is not the one that the journal cites", _HINT)
     signer = " ".join(public_line(operator_key(run_dir)).split()[:2])
     if not sshsig.holds(signer, NAMESPACE, payload, signature):
-        raise VerificationError(CHECK, f"{path.name} does not bear this run's signature", _CURE)
+        raise VerificationError(CHECK, f"{path.name} does not bear this run's signature", _HINT)
     try:
         found, run = _certificate(payload), str(json.loads(payload)["run"])
     except (ValueError, KeyError, TypeError) as e:
-        raise VerificationError(CHECK, f"{path.name} is no certificate: {e}", _CURE) from e
+        raise VerificationError(CHECK, f"{path.name} is no certificate: {e}", _HINT) from e
     if (run, found.nonce) != (run_dir.name, nonce):
-        raise VerificationError(CHECK, f"{path.name} is of another halt ({run}, {found.nonce})", _CURE)
+        raise VerificationError(CHECK, f"{path.name} is of another halt ({run}, {found.nonce})", _HINT)
     return found
 
 

@@ -351,5 +351,5 @@ class Ladder:
         p.recorded = "unknown"
         return [Record(self._ack(pod, "unknown", why)), *self._vouch()]
 
-    def _alert(self, level: str, name: str, text: str, remedy: str = "") -> Record:
-        return Record(ev.Alert(level=level, name=name, text=text, remedy=remedy, subject="halt"))
+    def _alert(self, level: str, name: str, text: str, hint: str = "") -> Record:
+        return Record(ev.Alert(level=level, name=name, text=text, hint=hint, subject="halt"))

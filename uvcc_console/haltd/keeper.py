@@ -107,7 +107,7 @@ def _tell(run_dir: Path, level: str, text: str) -> None:
     try:
         journal = Journal(run_dir / processes.JOURNAL, source=KEEPER)
         try:
-            journal.append(ev.Alert(level=level, name=KEEPER, text=text, remedy="see: uvcc pods --sweep"))
+            journal.append(ev.Alert(level=level, name=KEEPER, text=text, hint="see: uvcc pods --sweep"))
         finally:
             journal.close()
     except UvccError as e:

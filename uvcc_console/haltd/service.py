@@ -188,8 +188,8 @@ class Service:
         word, said = await gpus.look(client.link, ours)
         self._pen.append([replace(gone, detail=said, gpu=word, ts=0.0)])
         if word in (gpus.USED, gpus.UNKNOWN):
-            remedy = "log in and end what holds it, or replace the pod"
-            self._pen.append([ev.Alert(level="error", name="gpu", text=said, remedy=remedy, subject=gone.pod)])
+            hint = "log in and end what holds it, or replace the pod"
+            self._pen.append([ev.Alert(level="error", name="gpu", text=said, hint=hint, subject=gone.pod)])
 
     @property
     def snapshot(self) -> Snapshot:
@@ -294,7 +294,7 @@ class Service:
         if not why:
             return
         text = f"the run is ended without its conductor: {why}"
-        self._append([ev.Alert(level="error", name="reaper", text=text, remedy="uvcc status tells what was saved")])
+        self._append([ev.Alert(level="error", name="reaper", text=text, hint="uvcc status tells what was saved")])
         if self.snapshot.engine_run and self.snapshot.status == "running" and not self._halter.active:
             # by the front door: whoever is frozen in the middle of a commit keeps the journal shut
             self.asked(ev.HaltRequested(nonce=secrets.token_hex(8), mode="halt", by="reaper", reason=why))
@@ -312,10 +312,10 @@ class Service:
             return
         word = "has died" if conductor.who is None else f"is frozen ({conductor.words()})"
         text = f"the conductor {word}; its sidecar keeps the caps and the time to live"
-        remedy = "uvcc resume goes on, uvcc teardown ends it"
+        hint = "uvcc resume goes on, uvcc teardown ends it"
         if conductor.who is not None:
-            remedy = f"kill -CONT {conductor.who.pid} lets it go on, uvcc teardown ends it and the run"
-        self._append([ev.Alert(level="error", name="conductor", text=text, remedy=remedy)])
+            hint = f"kill -CONT {conductor.who.pid} lets it go on, uvcc teardown ends it and the run"
+        self._append([ev.Alert(level="error", name="conductor", text=text, hint=hint)])
 
     async def _tear_down(self) -> None:
         """Once the halt has its verdict, or had time for one. A conductor that is frozen makes way for the next."""
@@ -353,8 +353,8 @@ class Service:
         s = self.snapshot
         if why := domain.missing(s, "terminate"):
             if not self._refused:
-                remedy = "a domain signs with: uvcc domain consent RUN terminate"
-                self._append([ev.Alert(level="error", name="consent", text=why, remedy=remedy, subject=name)])
+                hint = "a domain signs with: uvcc domain consent RUN terminate"
+                self._append([ev.Alert(level="error", name="consent", text=why, hint=hint, subject=name)])
             self._refused = True
             raise ConfigError(why)
         provider = provider_for(dict(s.profile.get("fleet", {})), self._run_dir)

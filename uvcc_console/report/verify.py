@@ -72,8 +72,8 @@ def _told(journal: Path) -> list[ev.Event]:
         finally:
             db.close()
     except (sqlite3.Error, ValueError, TypeError, RecursionError) as e:
-        cure = "name whom you expect with --allowed-signers"
-        raise UnreadableError(f"cannot read the journal {reading.shown(journal)}: {reading.reason(e)}", cure) from e
+        hint = "name whom you expect with --allowed-signers"
+        raise UnreadableError(f"cannot read the journal {reading.shown(journal)}: {reading.reason(e)}", hint) from e
 
 
 def _event(kind: str, ts: float, data: str) -> ev.Event | None:

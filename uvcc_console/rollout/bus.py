@@ -106,7 +106,7 @@ class Bus:
             self._deaf.add((name, event.kind))
             log.error("%s could not take a %s event", name, event.kind, exc_info=e)
             text = f"{name} could not take a {event.kind} event: {type(e).__name__}: {clean(str(e), 200)}"
-            self.record([ev.Alert(level="error", name="listener", text=text, remedy="uvcc logs has the details")])
+            self.record([ev.Alert(level="error", name="listener", text=text, hint="uvcc logs has the details")])
 
     async def run(self) -> None:
         """Write the queue and follow the journal until cancelled. A disk that refuses is tried again each second."""

@@ -313,8 +313,8 @@ def _run(run_dir: Path, adopted: str, since: int) -> int:
             ctx = open_rollout(run_dir, bus)
         except UvccError as e:
             if any(p.state != "gone" for p in bus.snapshot.pods.values()):  # a run that has pods has not ended
-                remedy = "its pods stay; mend that, then uvcc resume or uvcc teardown"
-                bus.commit(ev.Alert(level="error", name="conductor", text=f"nobody conducts: {e}", remedy=remedy))
+                hint = "its pods stay; mend that, then uvcc resume or uvcc teardown"
+                bus.commit(ev.Alert(level="error", name="conductor", text=f"nobody conducts: {e}", hint=hint))
                 raise
             bus.commit(ev.StageChanged(name="plan", status="failed", detail=str(e)))
             bus.commit(ev.RunEnded(status="failed", detail=str(e)))

@@ -77,7 +77,7 @@ async def evidence_home(ctx: Rollout, limit_s: float) -> None:
             await last_words(ctx)
     except TimeoutError:
         text = f"not all evidence came home in {limit_s:.0f} s"
-        ctx.say(ev.Alert(level="error", name="collect", text=text, remedy="what arrived lies in artifacts"))
+        ctx.say(ev.Alert(level="error", name="collect", text=text, hint="what arrived lies in artifacts"))
     except Exception as e:
         log.error("evidence did not come home", exc_info=e)
         ctx.say(ev.Alert(level="error", name="collect", text=f"evidence did not come home: {describe(e)}"))
@@ -110,5 +110,5 @@ async def _unproven(ctx: Rollout, keep: bool) -> list[str]:
         left = [f"{ctx.plan.prefix}* ({e.what})"]
     if left:
         text = f"never answered, and not proven to be nothing: {', '.join(left)}; the sidecar stays and ends what comes"
-        ctx.say(ev.Alert(level="warn", name="unanswered", text=text, remedy="uvcc pods --sweep looks as well"))
+        ctx.say(ev.Alert(level="warn", name="unanswered", text=text, hint="uvcc pods --sweep looks as well"))
     return left

@@ -31,8 +31,8 @@ def start(bus: Bus, member: Member) -> asyncio.Task[None]:
         if error is not None:
             log.error("nothing of it is journalled any more", pod=member.name, exc_info=error)
             text = f"nothing of {member.name} is journalled any more: {clean(f'{type(error).__name__}: {error}', 200)}"
-            remedy = "halt it, then uvcc resume: a new conductor reads on where this one stopped"
-            bus.record([ev.Alert(level="error", name="pump", text=text, remedy=remedy, subject=member.name)])
+            hint = "halt it, then uvcc resume: a new conductor reads on where this one stopped"
+            bus.record([ev.Alert(level="error", name="pump", text=text, hint=hint, subject=member.name)])
 
     task.add_done_callback(ended)
     return task
@@ -106,8 +106,8 @@ class Tally:
             self._alerted = self._loop.time()
             log.error("a message (%s) could not be read", op, pod=self._pod, exc_info=error)
             text = f"a message ({op}) could not be read: {clean(f'{type(error).__name__}: {error}', 200)}"
-            remedy = "the rest of its stream goes on; uvcc logs has the details"
-            self._bus.record([ev.Alert(level="error", name="pump", text=text, remedy=remedy, subject=self._pod)])
+            hint = "the rest of its stream goes on; uvcc logs has the details"
+            self._bus.record([ev.Alert(level="error", name="pump", text=text, hint=hint, subject=self._pod)])
 
     def _count(self, src: str, n: int, sample: str) -> None:
         key = src if src in self._counts or len(self._counts) < 16 else "others"

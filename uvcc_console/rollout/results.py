@@ -7,7 +7,7 @@ from uvcc_console.core.shown import Contradiction, contradictions
 from uvcc_console.rollout.bus import Bus
 
 ALERT = "result_contradicted"
-REMEDY = "what is shown is the certificate's; keep that pod's files, they are evidence"
+HINT = "what is shown is the certificate's; keep that pod's files, they are evidence"
 
 
 def compare_results(bus: Bus) -> None:
@@ -20,6 +20,6 @@ def compare_results(bus: Bus) -> None:
         for found in contradictions(bus.snapshot):
             if found not in told:
                 told.add(found)
-                bus.record([ev.Alert(level="error", name=ALERT, text=found.text, remedy=REMEDY, subject=found.pod)])
+                bus.record([ev.Alert(level="error", name=ALERT, text=found.text, hint=HINT, subject=found.pod)])
 
     bus.listen(heard)

@@ -73,7 +73,7 @@ async def guard_sidecar(ctx: Rollout) -> None:
             word += f", and no other could be started: {e}"
         text = f"the halt sidecar {word}; another takes its place"
         log.warning("%s", text)
-        ctx.bus.record([ev.Alert(level="error", name="sidecar", text=text, remedy="uvcc logs may say why")])
+        ctx.bus.record([ev.Alert(level="error", name="sidecar", text=text, hint="uvcc logs may say why")])
 
 
 async def sweep_others(ctx: Rollout) -> None:

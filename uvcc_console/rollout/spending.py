@@ -53,8 +53,8 @@ class Spending:
             if name not in self._told:
                 self._told.add(name)
                 text = f"the provider billed {theirs:.2f} $ for pod {name}; by its price and our clock it is {ours:.2f}"
-                remedy = "the larger counts for limits.total; ask the provider for the bill"
-                said.append(ev.Alert(level="error", name="billed", text=text, remedy=remedy, subject=name))
+                hint = "the larger counts for limits.total; ask the provider for the bill"
+                said.append(ev.Alert(level="error", name="billed", text=text, hint=hint, subject=name))
         if self.ledger.hourly > 0 or said:
             said.append(self.ledger.tick(self.remaining))
         return said

@@ -57,7 +57,7 @@ class SideTasks:
 
     def _failed(self, name: str, why: str, vital: bool) -> None:
         text = f"{name} failed and is started again: {why}"
-        remedy = "the run is ended: it must not go on without" if vital else "uvcc logs has the whole error"
-        self._tell(ev.Alert(level="error", name="side_task", text=text, remedy=remedy, subject=name))
+        hint = "the run is ended: it must not go on without" if vital else "uvcc logs has the whole error"
+        self._tell(ev.Alert(level="error", name="side_task", text=text, hint=hint, subject=name))
         if vital:
             self._end(f"{name} failed: {why}")

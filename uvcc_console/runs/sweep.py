@@ -176,6 +176,6 @@ async def keep_sweeping(
         except UvccError as e:
             if e.what != told:
                 text = f"the sweep stopped: {e.what}"
-                say(ev.Alert(level="warn", name="sweep", text=text, remedy="uvcc pods --sweep"))
+                say(ev.Alert(level="warn", name="sweep", text=text, hint="uvcc pods --sweep"))
             told = e.what
         await sleep(EVERY_S)

@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         sock = socketpath.connect(root / "agent.sock", 10.0)
     except OSError as error:
         what = f"no agent answers in {root}: {error.strerror or error}"
-        print(json.dumps({"op": "error", "error": what, "cure": "start it: uvcc-engine agent"}), file=sys.stderr)
+        print(json.dumps({"op": "error", "error": what, "hint": "start it: uvcc-engine agent"}), file=sys.stderr)
         return 5
     _copy(sock)
     return 0

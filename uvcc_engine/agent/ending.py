@@ -53,7 +53,7 @@ class Ending:
         left = [w.id.pid for w in self._workers.live()] + [r.id.pid for r in self._relays.known.values()]
         fields: dict[str, Any] = {"ok": not left, "ended": self._ended, "killed": self._killed}
         if left:
-            fields |= {"error": f"processes {left} do not die", "cure": "look at the pod by hand"}
+            fields |= {"error": f"processes {left} do not die", "hint": "look at the pod by hand"}
         return fields
 
     def _signal_workers(self, number: int) -> int:

@@ -2,7 +2,7 @@
 
 Each rank joins its party's process groups and adds up a block of known numbers in each, timed; the first rank of each
 replica then talks to those of the other parties over the plane: round trips, and a block each way. What was measured,
-or what failed and its cure, is left in ``preflight_<coord>.json`` of the run directory. No data of a job is touched.
+or what failed and its hint, is left in ``preflight_<coord>.json`` of the run directory. No data of a job is touched.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(spec: WorkerSpec) -> int:
         try:
             yield
         except UvccError as error:
-            found["trouble"].append({"part": part, "what": error.what, "cure": error.cure})
+            found["trouble"].append({"part": part, "what": error.what, "hint": error.hint})
 
     with attempt("groups"):
         found["groups"] = measure_groups(Place.of(coord, topology, os.environ), job, found)

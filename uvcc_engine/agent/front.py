@@ -131,7 +131,7 @@ class Front:
         except (KeyError, TypeError, ValueError) as error:
             text = f"{key[0]} is malformed: {type(error).__name__} {error}"
             fields = {"ok": False, "code": wire.AckCode.MALFORMED, "error": text}
-            fields["cure"] = "see uvcc_engine.contract.wire"
+            fields["hint"] = "see uvcc_engine.contract.wire"
         if fields is not None and key[0] in self._later:
             self.settle(key, fields)
         elif fields is not None:
@@ -140,4 +140,4 @@ class Front:
 
 def _refusal(error: UvccError) -> dict[str, Any]:
     code = error.code if isinstance(error, wire.RefusedError) else wire.AckCode.FAILED
-    return {"ok": False, "code": code, "error": error.what, "cure": error.cure}
+    return {"ok": False, "code": code, "error": error.what, "hint": error.hint}

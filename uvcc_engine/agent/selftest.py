@@ -123,7 +123,7 @@ def _launch_and_wait(root: Path, spec: Mapping[str, Any]) -> None:
         for line in sock.makefile("rb"):
             message = wire.decode(line)
             if message.get("ok") is False:
-                raise UvccError(str(message.get("error")), str(message.get("cure")))
+                raise UvccError(str(message.get("error")), str(message.get("hint")))
             if message["op"] == wire.PROC and message["state"] == "exited":
                 if message["rc"] != 7:
                     raise VerificationError("agent", f"exit code {message['rc']} instead of 7")

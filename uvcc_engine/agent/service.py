@@ -193,7 +193,7 @@ class Agent:
                 self._launches.remove(launch)
                 fields: dict[str, Any] = {"ok": not launch.failed, "workers": launch.started}
                 if launch.failed:
-                    fields |= {"error": "; ".join(launch.failed), "cure": "check the pod's installation and memory"}
+                    fields |= {"error": "; ".join(launch.failed), "hint": "check the pod's installation and memory"}
                 self.front.settle(launch.key, fields)
             return
 
@@ -212,7 +212,7 @@ class Agent:
         self.spawner.close()
         self.workers.orphaned()
         for launch in self._launches:
-            self.front.settle(launch.key, {"ok": False, "error": "the zygote died", "cure": "launch again"})
+            self.front.settle(launch.key, {"ok": False, "error": "the zygote died", "hint": "launch again"})
         self._launches.clear()
 
     def _note(self, spec: WorkerSpec, name: str, level: str, **fields: Any) -> None:
@@ -336,7 +336,7 @@ class Agent:
                     continue
                 self.front.settle(key, {"ok": True, "url": relay.url, "pid": relay.id.pid})
             except UvccError as error:
-                self.front.settle(key, {"ok": False, "error": error.what, "cure": error.cure})
+                self.front.settle(key, {"ok": False, "error": error.what, "hint": error.hint})
             self._relays_awaited.remove((run, key))
         for query, key in tuple(self._probes_awaited):
             found = query.result()
@@ -391,7 +391,7 @@ class Agent:
         for key in ending.keys:
             self.front.settle(key, ending.outcome())
         for launch in self._launches:
-            self.front.settle(launch.key, {"ok": False, "error": "the agent was stopped", "cure": "start it again"})
+            self.front.settle(launch.key, {"ok": False, "error": "the agent was stopped", "hint": "start it again"})
         self._done = True
 
     def _end_zygote(self) -> None:

@@ -1,4 +1,4 @@
-"""The one error hierarchy of UVCC. Every error says what is wrong and what the operator can do.
+"""The one error hierarchy of UVCC. Every error says what is wrong and what the operator can do: its hint.
 
 What it says may quote a file, a peer or a provider, and ends on a terminal or in a journal: it is cleaned here.
 """
@@ -9,18 +9,18 @@ from uvcc_engine.contract.text import clean_block
 
 
 class UvccError(Exception):
-    """Something an operator can act on: ``what`` happened, and the ``cure``."""
+    """Something an operator can act on: ``what`` happened, and the ``hint``."""
 
     exit_code = 1
 
-    def __init__(self, what: str, cure: str = "") -> None:
+    def __init__(self, what: str, hint: str = "") -> None:
         what = clean_block(what)
         super().__init__(what)
         self.what = what
-        self.cure = clean_block(cure)
+        self.hint = clean_block(hint)
 
     def __str__(self) -> str:
-        return f"{self.what} ({self.cure})" if self.cure else self.what
+        return f"{self.what} ({self.hint})" if self.hint else self.what
 
 
 class ConfigError(UvccError):
@@ -40,8 +40,8 @@ class ProtocolError(UvccError):
 
     exit_code = 3
 
-    def __init__(self, what: str, cure: str = "", *, party: int = -1) -> None:
-        super().__init__(what, cure)
+    def __init__(self, what: str, hint: str = "", *, party: int = -1) -> None:
+        super().__init__(what, hint)
         self.party = party
 
 
@@ -50,16 +50,16 @@ class PeerLostError(UvccError):
 
     exit_code = 4
 
-    def __init__(self, what: str, cure: str = "", *, party: int = -1) -> None:
-        super().__init__(what, cure)
+    def __init__(self, what: str, hint: str = "", *, party: int = -1) -> None:
+        super().__init__(what, hint)
         self.party = party
 
 
 class VerificationError(UvccError):
     """Evidence does not hold; ``check`` names the first thing that failed."""
 
-    def __init__(self, check: str, what: str, cure: str = "") -> None:
-        super().__init__(f"{check}: {what}", cure)
+    def __init__(self, check: str, what: str, hint: str = "") -> None:
+        super().__init__(f"{check}: {what}", hint)
         self.check = clean_block(check)
 
 

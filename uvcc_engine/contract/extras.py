@@ -19,7 +19,7 @@ EXTRAS: Final = {
 }
 
 
-def cure_for(error: Exception) -> str:
+def hint_for(error: Exception) -> str:
     """What to install where an import failed; empty if no extra would help."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     return f"pip install 'uvcc[{EXTRAS[name]}]'" if name in EXTRAS else ""

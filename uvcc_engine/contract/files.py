@@ -67,14 +67,14 @@ def checked_run_id(run: str) -> str:
 
 
 def write_failed(path: Path, error: OSError) -> UvccError:
-    """The error of a write that did not happen, with the cure for what stopped it."""
+    """The error of a write that did not happen, with a hint at what stopped it."""
     if error.errno in _FULL_DISK:
-        cure = "free space on this disk, then resume from the last checkpoint"
+        hint = "free space on this disk, then resume from the last checkpoint"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        cure = "make the directory writable for this user, or choose another one"
+        hint = "make the directory writable for this user, or choose another one"
     else:
-        cure = "check the disk and the directory"
-    return UvccError(f"cannot write {path}: {error.strerror or error}", cure)
+        hint = "check the disk and the directory"
+    return UvccError(f"cannot write {path}: {error.strerror or error}", hint)
 
 
 def fsync_dir(path: Path) -> None:
@@ -102,7 +102,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace ``path`` by ``data``: all of it or nothing. Raises UvccError naming the file and the cure."""
+    """Replace ``path`` by ``data``: all of it or nothing. Raises UvccError naming the file, with a hint."""
     temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:12]}")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

@@ -63,6 +63,11 @@ def said(value: object, limit: int = 256) -> str:
     return str(value) if isinstance(value, float) else ""
 
 
+def hint_of(found: Mapping[str, Any]) -> str:
+    """What an operator is told to do about an error; records of earlier versions call it ``cure``."""
+    return said(found.get("hint", found.get("cure")), 500)
+
+
 def parsed(text: str | bytes, most: int = 1 << 20) -> Any:
     """The JSON value of a text; raises ValueError, and nothing else, for whatever is none or is too long."""
     if len(text) > most:

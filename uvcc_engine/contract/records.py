@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.eventlog import LEVELS
-from uvcc_engine.contract.outside import LATEST, STEPS, real, record, said, tidy, whole, word
+from uvcc_engine.contract.outside import LATEST, STEPS, hint_of, real, record, said, tidy, whole, word
 from uvcc_engine.contract.text import clean
 
 LONGEST_LINE: Final = 1 << 18
@@ -75,7 +75,7 @@ class EpochRoot:
 class Exit:
     """``exit.json``: how a rank ended. ``checkpoint``: SHA-256 of the manifest it left, or "".
 
-    ``fields`` holds all of the record that could be used, ``error`` and ``cure`` among it.
+    ``fields`` holds all of the record that could be used, ``error`` and ``hint`` among it.
     """
 
     run: str
@@ -84,7 +84,7 @@ class Exit:
     step: int = -1
     checkpoint: str = ""
     error: str = ""
-    cure: str = ""
+    hint: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -190,7 +190,7 @@ def exit_record(found: Mapping[str, Any]) -> Exit | Malformed:
         step=step,
         checkpoint=said(found.get("checkpoint"), 128),
         error=said(found.get("error"), 2000),
-        cure=said(found.get("cure"), 500),
+        hint=hint_of(found),
         fields=fields,
     )
 

@@ -31,7 +31,7 @@ LEASE: Final = "lease"  # {ttl_s}: renew (0 = give up); without renewal the agen
 # message of a console whose hello gave lease_s > 0 renews as well
 STOP: Final = "stop"  # {grace_s?} end every worker and the relay of this agent, then the agent; ack when all are gone
 # agent -> console
-ACK: Final = "ack"  # {nonce, ok, code?, error?, cure?, ...}; code: an AckCode
+ACK: Final = "ack"  # {nonce, ok, code?, error?, hint?, ...}; code: an AckCode
 LINES: Final = "lines"  # {run, src, ino, off, seq, ts, lines: [...]}; off = offset after the last line
 REWIND: Final = "rewind"  # {run, src, reason: truncated|rotated}
 DROPPED: Final = "dropped"  # {run, src, n}: telemetry lines this agent had to drop for this console
@@ -67,8 +67,8 @@ class Lacks(StrEnum):
 class RefusedError(UvccError):
     """An agent's refusal, with its code."""
 
-    def __init__(self, code: AckCode, what: str, cure: str = "") -> None:
-        super().__init__(what, cure)
+    def __init__(self, code: AckCode, what: str, hint: str = "") -> None:
+        super().__init__(what, hint)
         self.code = code
 
 

@@ -291,12 +291,12 @@ class Ticker:
 
 
 def error_fields(error: BaseException | str) -> dict[str, Any]:
-    """``error``, ``cure`` and ``party`` as ``exit.json`` carries them."""
+    """``error``, ``hint`` and ``party`` as ``exit.json`` carries them."""
     if isinstance(error, str):
         return {"error": error}
     fields: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
     if isinstance(error, UvccError):
-        fields = {"error": error.what, "cure": error.cure}
+        fields = {"error": error.what, "hint": error.hint}
     if isinstance(error, ProtocolError | PeerLostError) and error.party >= 0:
         fields["party"] = error.party
     return fields

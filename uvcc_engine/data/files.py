@@ -125,8 +125,8 @@ def _read_pt(path: Path) -> tuple[Any, Any]:
     try:
         import torch  # only the owner of .pt files pays for this import
     except ImportError as error:
-        cure = f"{extras.cure_for(error)}, or save the arrays as .npz"
-        raise ConfigError(f"reading {path.name} needs torch, which is not installed", cure) from error
+        hint = f"{extras.hint_for(error)}, or save the arrays as .npz"
+        raise ConfigError(f"reading {path.name} needs torch, which is not installed", hint) from error
 
     try:
         found = torch.load(path, weights_only=True, map_location="cpu")

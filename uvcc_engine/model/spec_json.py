@@ -43,7 +43,7 @@ def _layer(found: object, where: str, depth: int) -> LayerSpec:
     try:
         kind = layer_type(name)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error.what}", error.cure) from None
+        raise ConfigError(f"{where}: {error.what}", error.hint) from None
     spec = _dataclass(kind.spec, {k: v for k, v in found.items() if k != "type"}, where, depth)
     assert isinstance(spec, LayerSpec)
     return spec

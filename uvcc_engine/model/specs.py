@@ -185,7 +185,7 @@ def check_model(model: ModelSpec) -> None:
         try:
             shape = type_of(spec).output_shape(spec, shape)
         except ConfigError as error:
-            raise ConfigError(f"{model.name}, layer {at}: {error.what}", error.cure) from error
+            raise ConfigError(f"{model.name}, layer {at}: {error.what}", error.hint) from error
     if shape != (model.positions, model.classes):
         raise ConfigError(
             f"{model.name} gives {shape[0]} lines of {shape[1]} features per row,"

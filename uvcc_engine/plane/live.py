@@ -369,8 +369,8 @@ class LivePlane:
         """Is it still sensible to wait? Raises PeerLostError or ProtocolError if not; reports long waits."""
         peer, waits = endpoint.peer, self._waits
         if (away := self._link.away_s()) > waits.away_s:
-            cure = "start it again, or elsewhere and tell every pod"
-            raise UnreachableError(f"the relay has not been reached for {away:.0f} s", cure)
+            hint = "start it again, or elsewhere and tell every pod"
+            raise UnreachableError(f"the relay has not been reached for {away:.0f} s", hint)
         if away:
             self._away = now
         silent = now - max(endpoint.last_heard, self._away)  # nobody can be heard while the relay is away
@@ -396,8 +396,8 @@ class LivePlane:
 
     def _lose(self, peer: int, why: str, since: float, silent: float) -> NoReturn:
         self._on_event("peer_lost", {"party": peer, "since_s": round(since, 1), "why": why})
-        cure = "look at that party's log; resume from the last common checkpoint when it is back"
-        raise PeerLostError(f"party {peer} {why} (last sign of life {silent:.0f} s ago)", cure, party=peer)
+        hint = "look at that party's log; resume from the last common checkpoint when it is back"
+        raise PeerLostError(f"party {peer} {why} (last sign of life {silent:.0f} s ago)", hint, party=peer)
 
     def _look_in(self) -> None:
         """Body of the background thread."""

@@ -294,8 +294,8 @@ class RelayLink(RelayBase):
             again = self._refused(items, reply.fates)
         except HttpError as error:
             if error.status in (401, 403):
-                cure = "check its token file"
-                raise UnreachableError(f"the relay {self._url} refuses this party: {error}", cure) from error
+                hint = "check its token file"
+                raise UnreachableError(f"the relay {self._url} refuses this party: {error}", hint) from error
             self._down(error)
             return []
         except (OSError, ValueError) as error:

@@ -60,13 +60,13 @@ def check_gpus(ranks: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Job and ranks as JSON on stdin ({job, ranks, env}); the facts, or error and cure, as one JSON line on stdout."""
+    """Job and ranks as JSON on stdin ({job, ranks, env}); the facts, or error and hint, as one JSON line on stdout."""
     asked = json.load(sys.stdin)
     try:
         environ = {**os.environ, **asked.get("env", {})}
         answer = {"ok": True, **check(asked["job"], int(asked["ranks"]), environ)}
     except UvccError as error:
-        answer = {"ok": False, "error": error.what, "cure": error.cure}
+        answer = {"ok": False, "error": error.what, "hint": error.hint}
     print(json.dumps(answer))
     return 0
 

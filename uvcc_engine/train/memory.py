@@ -28,7 +28,7 @@ from uvcc_engine.train.config import LMConfig
 
 MIB: Final = 1 << 20
 HEADROOM: Final = 1.15  # fragmentation of the allocator
-CURE: Final = "smaller train.batch_size with more train.accumulate, or runtime.gradient_checkpointing: true"
+HINT: Final = "smaller train.batch_size with more train.accumulate, or runtime.gradient_checkpointing: true"
 BASE_MIB: Final = {"cpu": 200, "cuda": 900}  # interpreter, libraries, CUDA context, collectives' buffers
 
 
@@ -128,7 +128,7 @@ def check(cfg: LMConfig, ranks: int, device: torch.device) -> Room:
         where = "the GPU" if device.type == "cuda" else "this machine"
         raise ConfigError(
             f"the job needs about {room.needed_mib} MiB on {where}, {room.free_mib} MiB are free",
-            CURE,
+            HINT,
         )
     return room
 

@@ -72,8 +72,8 @@ class LocalText:
         path = self.path
         files = sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".jsonl")) if path.is_dir() else [path]
         if not files or not all(p.is_file() for p in files):
-            cure = "data.path names a .txt or .jsonl file, or a folder of them; for .parquet data.source: fineweb_edu"
-            raise UnreadableError(f"no text at {path}", cure)
+            hint = "data.path names a .txt or .jsonl file, or a folder of them; for .parquet data.source: fineweb_edu"
+            raise UnreadableError(f"no text at {path}", hint)
         for file in files:
             if file.suffix == ".jsonl":
                 yield from _json_lines(file)

@@ -33,7 +33,7 @@ class ByteTokenizer:
 def make_tokenizer(name: str, merges: str = "") -> Tokenizer:
     """byte or gpt2, the latter from a file of merges or as tiktoken finds it.
 
-    Raises ConfigError, UnreadableError or UnreachableError with the cure if the GPT-2 vocabulary cannot be had.
+    Raises ConfigError, UnreadableError or UnreachableError with a hint if the GPT-2 vocabulary cannot be had.
     """
     if name == "byte":
         return ByteTokenizer()

@@ -130,7 +130,7 @@ def _train(
         outcome = trainer.run()
         step = outcome.step
     except UvccError as error:
-        writer.event("run_failed", level="error", error=error.what, cure=error.cure)
+        writer.event("run_failed", level="error", error=error.what, hint=error.hint)
         writer.exit("failed", step=step, error=error)
         print(error, file=sys.stderr)
         return error.exit_code
@@ -156,10 +156,10 @@ def name_failure(error: RuntimeError | MemoryError, group: Group) -> UvccError:
     text = str(error).partition("\n")[0].partition(" This is typically")[0] or type(error).__name__
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text:
         where = "GPU memory" if group.device.type == "cuda" else "memory"
-        return UvccError(f"out of {where}: {text}", memory.CURE)
+        return UvccError(f"out of {where}: {text}", memory.HINT)
     if group.trace.inside and group.world > 1:
-        cure = "look at the other ranks' exit.json, then resume from the last checkpoint"
-        return PeerLostError(f"a collective failed in {group.trace.last}: {text}", cure)
+        hint = "look at the other ranks' exit.json, then resume from the last checkpoint"
+        return PeerLostError(f"a collective failed in {group.trace.last}: {text}", hint)
     return UvccError(f"the step failed: {text}", "the stack is in this rank's log; resume from the last checkpoint")
 
 

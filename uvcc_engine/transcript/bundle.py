@@ -80,7 +80,7 @@ def read_bundle(path: Path, trusted: Callable[[Policy], bool] = lambda policy: F
     try:
         policy = Policy.from_json(found["policy"])
     except ConfigError as e:
-        raise UnreadableError(f"the bundle's policy: {e.what}", e.cure) from e
+        raise UnreadableError(f"the bundle's policy: {e.what}", e.hint) from e
     signatures = exact(found["policy_signatures"], [str(p) for p in range(PARTIES)], "list of policy signatures")
     if not all(isinstance(s, str) for s in signatures.values()):
         raise UnreadableError("a policy signature is not a text")

@@ -136,11 +136,11 @@ def _refused(error: UvccError, said: str, *, as_json: bool) -> int:
     known = isinstance(error, VerificationError)
     verdict = "NOT VERIFIED" if known else "UNREADABLE"
     check = error.check if isinstance(error, VerificationError) else "unreadable"
-    what, cure = reading.shown(error.what, 4000), reading.shown(error.cure, 1000)
+    what, hint = reading.shown(error.what, 4000), reading.shown(error.hint, 1000)
     if as_json:
         found: dict[str, Any] = {"ok": False, "verdict": verdict, "complete": False, "pins": said}
-        print(json.dumps({**found, "check": check, "what": what, "cure": cure}))
-    print(f"{verdict}  {what}" + (f" ({cure})" if cure else ""), file=sys.stderr)
+        print(json.dumps({**found, "check": check, "what": what, "hint": hint}))
+    print(f"{verdict}  {what}" + (f" ({hint})" if hint else ""), file=sys.stderr)
     return 1 if known else ConfigError.exit_code
 
 

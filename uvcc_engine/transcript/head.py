@@ -41,7 +41,7 @@ def allowance(path: Path, trusted: Callable[[Policy], bool]) -> tuple[Any, int]:
     try:
         policy = Policy.from_json(stated)
     except ConfigError as e:
-        raise UnreadableError(f"the bundle's policy: {e.what}", e.cure) from e
+        raise UnreadableError(f"the bundle's policy: {e.what}", e.hint) from e
     if not rest.startswith(_SIGNATURES):
         raise UnreadableError(f"{reading.shown(path)} is no proof bundle: no signatures follow its policy")
     signed = parse_canonical(_value(rest[len(_SIGNATURES) :], path, _SIGNED)[0], "the policy's signatures")

@@ -26,7 +26,7 @@ from uvcc_engine.transcript.sshsig import ROOT_NAMESPACE
 from uvcc_engine.transcript.statements import RootStatement, Signed
 
 CHECK: Final = "evidence"
-CURE: Final = (
+HINT: Final = (
     "nothing was trained; put the file back as it was and resume, or start over under the next attempt with "
     "uvcc resume RUN --from 0, which keeps this attempt's files aside"
 )
@@ -54,7 +54,7 @@ def check_history(folder: Path, policy: Policy, coord: Coord, epochs: int) -> in
 
 def _damage(folder: Path, name: str, epoch: int | None, what: str) -> VerificationError:
     where = f"{folder.name}/{name}" + (f", epoch {epoch}" if epoch is not None else "")
-    return VerificationError(CHECK, f"{where}: {what}", CURE)
+    return VerificationError(CHECK, f"{where}: {what}", HINT)
 
 
 def _lines(folder: Path, name: str) -> Iterator[tuple[int, Any]]:

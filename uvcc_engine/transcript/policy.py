@@ -117,7 +117,7 @@ class PolicyParty:
             public = PublicIdentity.from_json({k: found[k] for k in ("ed25519", "x25519", "seeded")})
             pods = tuple(PublicIdentity.from_json(p) for p in _pods(where, found.get("pods")))
         except UnreadableError as e:
-            raise ConfigError(f"{where}: {e.what}", e.cure) from e
+            raise ConfigError(f"{where}: {e.what}", e.hint) from e
         provider, region = _text(f"{where}.provider", found["provider"]), _text(f"{where}.region", found["region"])
         return cls(party, public, provider, region, pods)
 

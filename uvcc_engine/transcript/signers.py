@@ -139,7 +139,7 @@ def _key(where: str, text: str) -> str | None:
     try:
         sshsig.public_raw(line)
     except UnreadableError as e:
-        raise UnreadableError(f"{where}: {e.what}", e.cure) from e
+        raise UnreadableError(f"{where}: {e.what}", e.hint) from e
     return line
 
 

@@ -265,4 +265,4 @@ def _stopped(message: Mapping[str, Any], peer: int) -> PeerStoppedError:
         what = f"P{peer} stopped: {what}"
     elif named != peer:
         what = f"P{peer} says: {what}"  # its word, not evidence
-    return PeerStoppedError(what, peer_messages.shown(message.get("cure")), party=named)
+    return PeerStoppedError(what, peer_messages.shown(message.get("hint")), party=named)

@@ -207,7 +207,7 @@ def _report(writer: RunWriter, step: int, error: UvccError) -> None:
     """An event by the kind of failure, ``exit.json``, and the error for whoever reads the log."""
     name = {ProtocolError: "protocol_error", PeerLostError: "peer_lost"}
     event = next((name[kind] for kind in name if isinstance(error, kind)), "run_failed")
-    fields: dict[str, Any] = {"what": error.what, "cure": error.cure}
+    fields: dict[str, Any] = {"what": error.what, "hint": error.hint}
     if isinstance(error, ProtocolError | PeerLostError):
         fields["party"] = error.party
     writer.event(event, "error", **fields)

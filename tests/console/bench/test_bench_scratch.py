@@ -104,7 +104,7 @@ def test_a_stray_is_named_with_its_reason_and_ended_by_identity(
     finding = doctor.left_behind()
     assert finding.level == "warn"
     assert str(process.pid) in finding.found
-    assert "--end-strays" in finding.remedy
+    assert "--end-strays" in finding.hint
     doctor.run(["--end-strays"])
     assert f"ended: halt sidecar of left, pid {process.pid}" in capsys.readouterr().err
     assert process.wait(5) == -signal.SIGTERM or process.returncode is not None

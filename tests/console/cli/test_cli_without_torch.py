@@ -46,9 +46,9 @@ def test_a_demo_says_what_to_install(tmp_path: Path) -> None:
     done = lean(CONSOLE, "demo", "--headless", home=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
-    what, cure = done.stderr.strip().splitlines()
+    what, hint = done.stderr.strip().splitlines()
     assert "torch is not installed" in what
-    assert cure.strip() == "pip install 'uvcc[local]'"
+    assert hint.strip() == "pip install 'uvcc[local]'"
     assert not (tmp_path / "runs").exists()
 
 
@@ -57,7 +57,7 @@ def test_the_doctor_warns_and_goes_on(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = {f["name"]: f for f in json.loads(done.stdout)}["local pods"]
     assert found["level"] == "warn"
-    assert "uvcc[local]" in found["remedy"]
+    assert "uvcc[local]" in found["hint"]
 
 
 def test_a_data_owner_shares_rows(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_data_owner_shares_rows(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "out").glob("sealed-*")) == [f"sealed-p{p}.bin" for p in range(3)]
 
 
-def test_a_torch_file_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_a_torch_file_is_refused_with_the_hint(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps({"model": "mlp-digits"}))
     (tmp_path / "rows.pt").write_bytes(b"never read")
     done = lean(ENGINE, "share", "--check", tmp_path / "job.json", "--data", tmp_path / "rows.pt", home=tmp_path)
@@ -85,7 +85,7 @@ def test_a_torch_file_is_refused_with_the_cure(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_replay_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_a_replay_is_refused_with_the_hint(tmp_path: Path) -> None:
     done = lean(ENGINE, "audit", "--help", home=tmp_path)
     assert done.returncode != 0
     (line,) = done.stderr.strip().splitlines()

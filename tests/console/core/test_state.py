@@ -207,6 +207,19 @@ def test_unknown_fields_are_dropped_and_every_kind_round_trips() -> None:
         assert cls.kind == kind
 
 
+def test_an_older_journal_s_words_for_a_hint_are_read() -> None:
+    said = {"level": "warn", "name": "gpu", "text": "idle", "remedy": "take fewer"}
+    assert ev.from_json("alert", 1.0, said) == ev.Alert(
+        ts=1.0, level="warn", name="gpu", text="idle", hint="take fewer"
+    )
+    coord = COORDS[0]
+    for key in ("hint", "cure"):
+        fields = {"coord": coord, "status": "failed", "error": "the disk is full", key: "free space"}
+        running = ev.WorkerProcess(pod="p0r0", coord=coord, state="started", pid=1)
+        s = fold([CREATED, running, ev.EngineEvent(pod="p0r0", event="exit", level="error", fields=fields)])
+        assert (s.workers[coord].error, s.workers[coord].hint) == ("the disk is full", "free space")
+
+
 def test_what_was_seen_on_a_gpu_stands_beside_the_evidence_and_never_replaces_it() -> None:
     s = fold([ev.HaltRequested(nonce="n", mode="halt", by="x", ts=1.0)])
     s = fold([ev.HaltAck(pod="p0r0", nonce="n", stage="gone", step=4, checkpoint="c", ts=2.0)], s)

@@ -191,7 +191,7 @@ def transfer(sftp: object) -> Act:
         (s.folder / "blob").write_bytes(b"old")
         with pytest.raises(UvccError) as caught:
             await s.link(await s.host(answer, sftp=sftp)).put(BLOB, "blob")
-        assert caught.value.cure
+        assert caught.value.hint
         return "an error, the old file whole" if (s.folder / "blob").read_bytes() == b"old" else "half a file"
 
     return act
@@ -235,7 +235,7 @@ async def no_python(s: Site) -> str:
 
     with pytest.raises(UvccError, match="no Python") as caught:
         await bootstrap._pythons(s.link(await s.host(bare)))
-    return "stopped in bootstrap" if caught.value.cure else "no way out"
+    return "stopped in bootstrap" if caught.value.hint else "no way out"
 
 
 async def rebooted(s: Site) -> str:

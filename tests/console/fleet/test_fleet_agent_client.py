@@ -51,12 +51,12 @@ async def test_each_request_gets_its_own_acknowledgement(client_of, agent_fake: 
 
 
 async def test_a_refusal_carries_the_agents_words(client_of, agent_fake: AgentFake) -> None:
-    agent_fake.answers["launch"] = lambda m: {"ok": False, "error": "no such run", "cure": "launch it first"}
+    agent_fake.answers["launch"] = lambda m: {"ok": False, "error": "no such run", "hint": "launch it first"}
     _, client = await client_of()
     await client.start()
     with pytest.raises(UvccError, match="no such run") as caught:
         await client.request("launch", run="x")
-    assert caught.value.cure == "launch it first"
+    assert caught.value.hint == "launch it first"
 
 
 async def test_silence_is_unreachable_and_names_the_command(client_of, agent_fake: AgentFake) -> None:

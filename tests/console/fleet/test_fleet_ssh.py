@@ -234,11 +234,11 @@ async def test_files_arrive_whole_and_are_read_back(ssh_fake, link_to, tmp_path,
         (UvccError("as it is"), UvccError, "as it is"),
     ],
 )
-def test_every_failure_has_a_meaning_and_a_cure(error: Exception, kind: type, text: str) -> None:
+def test_every_failure_has_a_meaning_and_a_hint(error: Exception, kind: type, text: str) -> None:
     found = classify(error, "p0r0", "u@h:22")
     assert type(found) is kind
     assert text in str(found)
-    assert found.cure or text == "as it is"
+    assert found.hint or text == "as it is"
 
 
 async def test_backoff_doubles_jitters_and_is_capped(link_to) -> None:
@@ -329,7 +329,7 @@ async def test_whatever_listens_there_it_is_unreachable_and_in_time(link_to, beh
     async with asyncio.timeout(3.0):
         with pytest.raises(UnreachableError) as caught:
             await link.connect()
-    assert caught.value.cure
+    assert caught.value.hint
     assert link.host_key == ""  # nothing was pinned
     server.close()
 

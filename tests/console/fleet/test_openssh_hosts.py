@@ -117,7 +117,7 @@ async def test_a_server_without_sessions_is_named(hosts: Hosts) -> None:
     for refused in (link.run("true"), link.read(".ssh/authorized_keys"), link.open("cat")):
         with pytest.raises(UnreachableError, match=r"p1r0 .*MaxSessions is reached") as caught:
             await refused
-        assert "sshd_config" in caught.value.cure
+        assert "sshd_config" in caught.value.hint
     await link.close()
 
 
@@ -219,7 +219,7 @@ async def test_one_pin_binds_every_connection_and_every_process(hosts: Hosts) ->
     with pytest.raises(UvccError, match="may be claimed already"):
         await second.provider.create(want(1))
     await second.provider.close()
-    # the cure for a machine that was met: OpenSSH's own tool forgets it
+    # what the hint says of a machine that was met: OpenSSH's own tool forgets it
     command = Pins.here().forget_command(met.address)
     subprocess.run(shlex.split(command), check=True, capture_output=True)
     third = hosts.provider()
@@ -231,7 +231,7 @@ def _refusal(member: Member) -> str:
     try:
         member.ssh._door.check_refused()
     except HostKeyChanged as e:
-        return e.cure
+        return e.hint
     return ""
 
 

@@ -256,7 +256,7 @@ def test_a_key_that_others_can_read_is_refused(home: Path) -> None:
     put(home / ".uvcc/prime_api_key.txt", "seed", 0o644)
     with pytest.raises(ConfigError, match="others can read") as caught:
         find_account(env={})
-    assert "chmod 600" in caught.value.cure
+    assert "chmod 600" in caught.value.hint
 
 
 def test_no_key_and_a_broken_configuration_are_told(home: Path) -> None:

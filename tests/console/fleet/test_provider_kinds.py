@@ -90,7 +90,7 @@ async def test_it_is_planned_priced_and_made_like_one_of_our_own(offered: Sequen
 
 
 @pytest.mark.parametrize(
-    ("fleet", "what", "cure"),
+    ("fleet", "what", "hint"),
     [
         ({"provider": "shelf", "rak": "b"}, "unknown key fleet.rak", "rack"),
         ({"provider": "shelf", "rack": 3}, "fleet.rack is 3", "text"),
@@ -101,12 +101,12 @@ async def test_it_is_planned_priced_and_made_like_one_of_our_own(offered: Sequen
     ],
 )
 def test_each_kind_checks_its_own_keys(
-    offered: Sequence[EntryPoint], fleet: Mapping[str, Any], what: str, cure: str
+    offered: Sequence[EntryPoint], fleet: Mapping[str, Any], what: str, hint: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
         parse({"job": JOB, "fleet": fleet})
     assert what in error.value.what
-    assert cure in error.value.cure
+    assert hint in error.value.hint
 
 
 def test_nobody_may_stand_in_for_a_provider_that_gets_a_key(offered: list[EntryPoint]) -> None:

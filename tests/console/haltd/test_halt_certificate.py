@@ -160,7 +160,7 @@ async def test_a_resume_cites_the_certificate_or_refuses(run_dir: Path, changed:
         return
     with pytest.raises(VerificationError, match=r"does not hold: p2r0's checkpoint of step 7 is f{12}") as refused:
         await phases._cited(ctx, plan.phases["full"])
-    assert "put p2r0's checkpoints back" in refused.value.cure
+    assert "put p2r0's checkpoints back" in refused.value.hint
 
 
 class Silent:

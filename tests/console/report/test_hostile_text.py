@@ -100,7 +100,7 @@ def run_dir(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 EXTRA: dict[type[ev.Event], list[ev.Event]] = {
     ev.RunCreated: [
-        ev.Alert(level="warn", name=POISON, text=POISON, remedy=POISON, subject=POISON),
+        ev.Alert(level="warn", name=POISON, text=POISON, hint=POISON, subject=POISON),
         ev.StageChanged(name=f"stage{POISON}", status="failed", detail=POISON),
         ev.GateMeasured(name=POISON, ok=False, wanted=POISON, measured=POISON),
         ev.Consent(what=POISON, by=POISON),

@@ -104,7 +104,7 @@ async def test_a_wall_before_a_sister_pod_stops_the_preflight(ctx: Rollout) -> N
     assert [f.pod for f in found.findings] == ["p1r0"]
     assert found.findings[0].what.startswith("it cannot open a connection to p1r1: ")
     assert "refused" in found.findings[0].what
-    assert "firewall" in found.findings[0].remedy
+    assert "firewall" in found.findings[0].hint
     assert found.facts["p1r1"]["ports_open"] == "3/3"  # its own way out is open
     assert found.facts["p1r0"]["ports_open"] == "2/3"
 
@@ -141,15 +141,15 @@ def test_reports_become_facts_of_the_slowest_rank() -> None:
     }
 
 
-def test_what_failed_is_found_with_its_cure_and_a_rank_without_report_too() -> None:
-    bad = {**REPORT, "groups": {}, "trouble": [{"part": "groups", "what": "no sister came", "cure": "look at p0r1"}]}
+def test_what_failed_is_found_with_its_hint_and_a_rank_without_report_too() -> None:
+    bad = {**REPORT, "groups": {}, "trouble": [{"part": "groups", "what": "no sister came", "hint": "look at p0r1"}]}
     found = fabric.judge({"p0r0": [bad], "p1r0": []}, {"p0r0": 1, "p1r0": 1})
     assert [(f.pod, f.what) for f in found.findings] == [
         ("p0r0", "p0r0s0t0: no sister came"),
         ("p1r0", "1 of its 1 ranks ended without a report"),
     ]
-    assert found.findings[0].remedy.startswith("look at p0r1; open the pods' ports")
-    assert all(f.remedy for f in found.findings)
+    assert found.findings[0].hint.startswith("look at p0r1; open the pods' ports")
+    assert all(f.hint for f in found.findings)
 
 
 def healthy(*changed: str) -> dict[str, Any]:
@@ -221,11 +221,11 @@ async def test_a_failure_stops_before_anything_costs_more(
     monkeypatch.setattr(preflight, "_probe", probed)
     with pytest.raises(UvccError, match=r"pod p1r1: its clock is \+99\.0 s off") as caught:
         await preflight.preflight(ctx)
-    assert caught.value.cure
+    assert caught.value.hint
     assert looks == []  # no relay, no rank was started
     told = journalled(ctx)
     assert told["p1r1"].event == "dp_preflight_failed"
-    assert told["p1r1"].fields["remedies"] == ["have the pod synchronise its clock, or replace it"]
+    assert told["p1r1"].fields["hints"] == ["have the pod synchronise its clock, or replace it"]
     assert {e.event for n, e in told.items() if n != "p1r1"} == {"dp_preflight_ok"}
 
 

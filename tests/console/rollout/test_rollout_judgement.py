@@ -66,7 +66,7 @@ def test_each_fault_is_named_with_its_pod(change: dict[str, Any], said: str) -> 
     found = judge(fleet | {"p1r0": fleet["p1r0"] | change}, Wanted(GatesPart(), gpus=1, cuda=True))
     assert [f.pod for f in found] == ["p1r0"]
     assert said in found[0].what
-    assert found[0].remedy
+    assert found[0].hint
 
 
 def full_phase() -> Phase:
@@ -109,7 +109,7 @@ def test_a_fork_comes_before_everything_and_forbids_a_resume() -> None:
     found = trouble(s, full_phase())
     assert found is not None
     assert "FORK at epoch 3" in found.what
-    assert "do not resume" in found.cure
+    assert "do not resume" in found.hint
 
 
 def test_while_the_halt_ladder_works_its_signals_are_no_failure() -> None:
@@ -229,9 +229,9 @@ def test_what_really_runs_is_held_against_the_plan_before_full() -> None:
 
 
 def test_a_failed_worker_is_told_in_the_words_of_its_exit_record() -> None:
-    told = {"coord": COORDS[1], "status": "failed", "error": "error= the loss is cure=NaN", "cure": "a smaller rate"}
+    told = {"coord": COORDS[1], "status": "failed", "error": "error= the loss is hint=NaN", "hint": "a smaller rate"}
     s = running(ev.EngineEvent(pod="p1r0", level="error", event="exit", fields=told), exited(COORDS[1], 1))
-    assert _last_words(s, COORDS[1]) == ("error= the loss is cure=NaN", "a smaller rate")
+    assert _last_words(s, COORDS[1]) == ("error= the loss is hint=NaN", "a smaller rate")
     assert _last_words(s, COORDS[0]) is None
     again = ev.WorkerProcess(pod="p1r0", coord=COORDS[1], state="started", pid=9)
     assert _last_words(reduce(s, again), COORDS[1]) is None

@@ -223,7 +223,7 @@ async def test_a_list_that_is_refused_keeps_no_pod_from_being_deleted(ctx: Rollo
     monkeypatch.setattr(fake, "list", refused)
     assert await provision.teardown(ctx) == ["uvcc-demo-1-p1r0"]
     assert set(fake.pods) == {"uvcc-demo-1-p1r0"}
-    told = [(e.name, e.subject, e.remedy) for _, e in iter_events(ctx.run_dir / "journal.sqlite") if e.kind == "alert"]
+    told = [(e.name, e.subject, e.hint) for _, e in iter_events(ctx.run_dir / "journal.sqlite") if e.kind == "alert"]
     assert told == [  # each once, with how often and what next
         ("list", "", "uvcc pods --sweep looks again"),
         ("delete", "uvcc-demo-1-p1r0", "uvcc pods --end uvcc-demo-1-p1r0"),

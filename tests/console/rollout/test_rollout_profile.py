@@ -37,11 +37,11 @@ def refused(*settings: str) -> ConfigError:
 def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, key: str, nearest: str) -> None:
     error = refused(setting)
     assert error.what == f"unknown key {key} in demo.yaml"
-    assert error.cure == f"did you mean {nearest}?"
+    assert error.hint == f"did you mean {nearest}?"
 
 
 @pytest.mark.parametrize(
-    ("setting", "what", "cure"),
+    ("setting", "what", "hint"),
     [
         ("job.steps=ten", "job.steps is 'ten'", "wants a whole number"),
         ("job.lr=true", "job.lr is True", "wants a number"),
@@ -54,16 +54,16 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, key: s
         ("link=carrier", "link is 'carrier'", "wants 'auto', 'direct', 'relay', 'stream' or 'nats'"),
     ],
 )
-def test_a_wrong_value_says_what_is_wanted(setting: str, what: str, cure: str) -> None:
+def test_a_wrong_value_says_what_is_wanted(setting: str, what: str, hint: str) -> None:
     error = refused(setting)
     assert error.what == f"{what} in demo.yaml"
-    assert error.cure == cure
+    assert error.hint == hint
 
 
 def test_parts_that_contradict_each_other_are_refused() -> None:
     assert "topology.replicas only 1" in refused("smoke.replicas=2").what
-    assert "for each of the three parties, not 2" in refused("fleet.per_party=[a, b]").cure
-    assert "hosts" in refused("fleet.provider=inventory").cure
+    assert "for each of the three parties, not 2" in refused("fleet.per_party=[a, b]").hint
+    assert "hosts" in refused("fleet.provider=inventory").hint
 
 
 def test_settings_keep_their_types_and_go_deep() -> None:

@@ -63,7 +63,7 @@ class Poisoned(Story):
             ),
             ev.EngineEvent(ts=last, pod=POISON, level=POISON, event=POISON, fields={POISON: POISON}),
             ev.LogLines(ts=last, pod=POISON, src=POISON, lines=[POISON]),
-            ev.Alert(ts=last, level="error", name=POISON, text=POISON, remedy=POISON, subject=POISON),
+            ev.Alert(ts=last, level="error", name=POISON, text=POISON, hint=POISON, subject=POISON),
             ev.FlightRead(ts=last, folder=POISON, newest={POISON: POISON}, silent=[POISON], findings=[POISON]),
             ev.Metric(ts=last, coord="p0r0s0t0", step=41, values={POISON: 1.0, "loss": float("nan")}),
         ]

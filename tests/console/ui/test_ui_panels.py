@@ -302,9 +302,9 @@ def test_money_against_its_caps() -> None:
     assert text.count("prime") == 6
 
 
-def test_alerts_stand_below_the_gates_with_their_remedies() -> None:
+def test_alerts_stand_below_the_gates_with_their_hints() -> None:
     story = Story().full(4)
-    story.add(ev.Alert(level="warn", name="straggler", text="p1r0s0t0 is 3 times slower", remedy="look at its disk"))
+    story.add(ev.Alert(level="warn", name="straggler", text="p1r0s0t0 is 3 times slower", hint="look at its disk"))
     text = text_of(rollout.page_lines(view_of(story), 140))
     assert text.index("gates") < text.index("3 times slower (look at its disk)")
 

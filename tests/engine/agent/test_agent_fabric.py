@@ -112,7 +112,7 @@ def test_a_rank_that_never_comes_is_reported_by_those_who_waited(tmp_path: Path)
     for coord in ("p0r0s0t0", "p2r0s0t0"):
         waiting = {t["part"]: t for t in found[coord]["trouble"]}
         assert "party 1" in waiting["pair 1"]["what"]
-        assert waiting["pair 1"]["cure"]
+        assert waiting["pair 1"]["hint"]
 
 
 def test_a_sum_that_is_wrong_is_no_bandwidth() -> None:

@@ -206,7 +206,7 @@ def test_bridge_carries_both_ways_and_says_when_nobody_is_there(pod: Pod) -> Non
     assert nobody.returncode == 5
     told = json.loads(nobody.stderr)
     assert "no agent answers" in told["error"]
-    assert told["cure"]
+    assert told["hint"]
     pod.start()
     asked = wire.encode({"op": wire.HELLO, "nonce": "a"}) + wire.encode({"op": wire.PROBE, "nonce": "b"})
     done = subprocess.run(command, input=asked, capture_output=True, check=True)

@@ -116,7 +116,7 @@ def test_what_stopped_a_worker_is_in_its_exit_record(pod: Pod) -> None:
     record = files.read_json(pod.run_dir() / "exit.json")
     assert record["status"] == "failed"
     assert "no-such-command-here" in record["error"]
-    assert record["cure"]
+    assert record["hint"]
     assert "error: no such command" in (pod.run_dir() / "worker_p0r0s0t0.log").read_text()
 
 
@@ -154,7 +154,7 @@ def test_launch_is_obeyed_once_per_nonce_and_checked_first(pod: Pod) -> None:
         other = console.ask(wire.LAUNCH, "L3", run="r", workers=[pod.spec(attempt=1)])
         assert "still runs" in other["error"]
         wrong = console.ask(wire.LAUNCH, run="r3", workers=[{**pod.spec(run="r3"), "polcy": ""}])
-        assert "did you mean 'policy'" in wrong["cure"]
+        assert "did you mean 'policy'" in wrong["hint"]
         assert not console.ask(wire.LAUNCH, run="r3", workers=[pod.spec(run="r4")])["ok"]
         assert not console.ask(wire.LAUNCH, run="../r", workers=[])["ok"]
         assert "malformed" in console.ask(wire.LAUNCH, run="r5")["error"]

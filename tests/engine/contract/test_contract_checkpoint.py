@@ -135,7 +135,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(UvccError, match="cannot write") as caught:
         make(tmp_path, 1, contents={"rank0.safetensors": fails})
-    assert "free space" in caught.value.cure
+    assert "free space" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="file name"):
         make(tmp_path, 1, contents={"../x": b""})

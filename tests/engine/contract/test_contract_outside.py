@@ -72,7 +72,7 @@ def test_cleaning_takes_time_in_proportion_to_the_text() -> None:
 
 def test_errors_say_nothing_that_a_terminal_obeys() -> None:
     error = VerificationError("root\x1b[2J", "epoch \u202e3", "ask\x07")
-    assert (error.what, error.cure, error.check) == ("root: epoch 3", "ask", "root")
+    assert (error.what, error.hint, error.check) == ("root: epoch 3", "ask", "root")
     assert str(UvccError("a\x1b]0;t\x07b")) == "ab"
 
 

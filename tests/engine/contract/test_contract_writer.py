@@ -165,7 +165,7 @@ def test_only_the_lead_writes_tables_and_each_rank_its_own_exit(tmp_path: Path) 
     assert lines(tmp_path / "heartbeat_rank1.jsonl")[0]["loss"] == 2.0
     assert files.read_json(tmp_path / "exit.json")["status"] == "done"
     failed = files.read_json(tmp_path / "exit_rank1.json")
-    assert (failed["error"], failed["cure"], failed["party"]) == ("no sign of party 2", "look at it", 2)
+    assert (failed["error"], failed["hint"], failed["party"]) == ("no sign of party 2", "look at it", 2)
     assert files.read_json_of_run(tmp_path / "result_rank1.json", "r") is not None
 
 
@@ -215,7 +215,7 @@ def test_full_disk_is_a_clear_error_and_leaves_whole_lines(tmp_path: Path) -> No
         with pytest.raises(UvccError, match=r"cannot write .*training\.csv") as caught:
             for step in range(10_000):
                 w.metrics(step, 1.0, 0.1, 0.0)
-        assert caught.value.cure
+        assert caught.value.hint
         with pytest.raises(UvccError, match=r"cannot write .*exit\.json"):
             w.exit("failed", error="x" * 5000)
         w.exit("failed", error="short")

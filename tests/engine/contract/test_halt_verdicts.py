@@ -78,10 +78,10 @@ def test_a_hold_and_its_release_end_alike_however_they_arrive(order: tuple[int, 
 
 def test_the_agent_has_a_code_and_words_for_every_refusal() -> None:
     for found in {v for _, _, v in PAIRS} - {OBEY, KNOWN}:
-        what, cure = REFUSALS[found](RUN)
+        what, hint = REFUSALS[found](RUN)
         assert AckCode(found)
         assert RUN in what
-        assert cure
+        assert hint
 
 
 @pytest.mark.parametrize(("before", "asked", "expected"), PAIRS, ids=name)

@@ -111,3 +111,11 @@ def test_no_record_is_read_without_a_bound() -> None:
     wide = parse(files.heartbeat_name(0), json.dumps({"step": 1, **{f"k{n}": n for n in range(5000)}}))
     assert isinstance(wide, Heartbeat)
     assert len(wide.fields) <= records.BEAT_NODES + 1
+
+
+@pytest.mark.parametrize("key", ["hint", "cure"])
+def test_the_hint_of_an_exit_is_read_under_its_former_name_too(key: str) -> None:
+    said = {"coord": "p0r0s0t0", "status": "failed", "error": "the disk is full", key: "free space"}
+    found = parse(files.exit_name(0, lead=True), json.dumps(said))
+    assert isinstance(found, Exit)
+    assert found.hint == "free space"

@@ -79,7 +79,7 @@ def test_split_and_reconstruct(values: list[float], f: int) -> None:
 def test_a_value_outside_the_range_is_refused_by_name(bad: float) -> None:
     with pytest.raises(ConfigError, match="images") as caught:
         encode(torch.tensor([0.0, bad]), 16, name="images")
-    assert caught.value.cure
+    assert caught.value.hint
 
 
 def test_the_range_ends_where_a_product_with_one_still_fits() -> None:

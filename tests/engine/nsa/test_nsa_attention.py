@@ -108,6 +108,6 @@ def test_gradients_equal_the_oracle() -> None:
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=name)
 
 
-def test_bad_geometry_names_the_cure() -> None:
+def test_bad_geometry_names_the_hint() -> None:
     with pytest.raises(ConfigError, match="d must divide"):
         NSAConfig(l=30, d=16)

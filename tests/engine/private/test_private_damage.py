@@ -93,7 +93,7 @@ def test_a_changed_bit_is_the_own_disks_doing(interrupted: Interrupted, name: st
     assert own["status"] == "failed"
     assert f"{path.parent.name}/{path.name}" in own["error"]
     assert own["error"].startswith("evidence: ") or "this worker's own record of" in own["error"]
-    assert "next attempt" in own["cure"]
+    assert "next attempt" in own["hint"]
     assert "party" not in own
     for party in (0, 2):
         found = interrupted.fleet.exit(party)

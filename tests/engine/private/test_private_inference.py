@@ -172,7 +172,7 @@ def test_a_job_that_its_model_or_fleet_cannot_run_is_refused() -> None:
         fit_model(PrivateJob(model="lenet"), workers=2)
     with pytest.raises(ConfigError, match=r"32 microbatches gives 2 tensor ranks 1 lines.*") as refused:
         fit_model(PrivateJob(batch=32), workers=64, tensor=2, microbatches=32)
-    assert "at least 64 rows" in refused.value.cure
+    assert "at least 64 rows" in refused.value.hint
     assert fit_model(PrivateJob(model="gpt-tiny", batch=32), workers=64, tensor=2, microbatches=32).positions == 8
     with pytest.raises(ConfigError, match=r"2 heads over 4 tensor ranks|a Dense of 2"):
         fit_model(PrivateJob(model="gpt-tiny"), workers=4, tensor=4)

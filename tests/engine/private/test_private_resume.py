@@ -116,7 +116,7 @@ def test_damage_is_refused_by_name_before_any_training(
     said = fleet.exit(1)
     assert words in said["error"]
     assert "party" not in said  # nobody is accused of what happened to a file here
-    assert "uvcc resume RUN --from" in said["cure"]
+    assert "uvcc resume RUN --from" in said["hint"]
     for p in (0, 2):
         assert "P1 stopped: " in fleet.exit(p)["error"]  # said by P1, or passed on by the third
         assert words in fleet.exit(p)["error"]

@@ -242,7 +242,7 @@ def test_an_odd_list_of_checkpoints_is_a_protocol_error(steps: Any) -> None:
 def test_the_last_words_of_a_peer_are_short_and_clean() -> None:
     words: dict[str, Any] = {"topic": "stopped", "run": "r", "error": "\x1b[2J" + "x" * 10_000, "party": True}
     with pytest.raises(PeerStoppedError) as raised:
-        _says(json.dumps({**words, "cure": {"a": 1}}).encode()).hear("vote")
+        _says(json.dumps({**words, "hint": {"a": 1}}).encode()).hear("vote")
     assert raised.value.party == 1
     assert str(raised.value).isprintable()
     assert len(str(raised.value)) < 500

@@ -296,7 +296,7 @@ def test_the_stream_front_refuses_strangers_and_nonsense(relay: Process) -> None
     assert broken.file.read(1) == b""
 
 
-def test_a_damaged_configuration_is_an_exit_code_and_a_cure(tmp_path: Path) -> None:
+def test_a_damaged_configuration_is_an_exit_code_and_a_hint(tmp_path: Path) -> None:
     path = tmp_path / "relay.json"
     path.write_text(json.dumps({"db": "x"}))
     os.chmod(path, 0o600)

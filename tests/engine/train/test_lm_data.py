@@ -200,7 +200,7 @@ def test_a_damaged_shard_is_named_after_its_retries(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # the hub's client tries again for half a minute
 @needs_datasets
-def test_a_hub_that_is_not_there_is_named_with_the_cure(tmp_path: Path) -> None:
+def test_a_hub_that_is_not_there_is_named_with_the_hint(tmp_path: Path) -> None:
     """The probe of an operator whose pod has no way to the hub; port 9 of this host discards, nobody listens."""
     env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_ETAG_TIMEOUT": "1"}
     code = "import sys; from uvcc_engine.cli import main; sys.exit(main())"

@@ -75,14 +75,14 @@ def test_a_config_that_is_not_the_planned_one_is_refused(key: str, wrong: object
         check({**SMALL, "plan": {key: wrong}}, 1, {})
 
 
-def test_a_missing_tokenizer_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tokenizer_is_named_with_its_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     job = {**SMALL, "model": {**SMALL["model"], "vocab": 50257}, "data": {"source": "synthetic", "tokenizer": "gpt2"}}
     with pytest.raises(ConfigError, match=r"gpt2 tokenizer needs tiktoken.*data\.tokenizer: byte"):
         check(job, 1, {})
     assert worker.train(lm_config.from_mapping(job), tmp_path, "lm") == 2
     report = json.loads((tmp_path / "exit.json").read_text())
-    assert (report["status"], report["cure"]) == ("failed", "pip install 'uvcc[train]', or data.tokenizer: byte")
+    assert (report["status"], report["hint"]) == ("failed", "pip install 'uvcc[train]', or data.tokenizer: byte")
 
 
 def test_a_vocabulary_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_running_out_of_memory_is_named_after() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55)
     named = worker.name_failure(caught.value, pair)
-    assert (type(named), named.cure) == (UvccError, memory.CURE)
+    assert (type(named), named.hint) == (UvccError, memory.HINT)
     assert named.what.startswith("out of memory: ")
     assert worker.name_failure(torch.OutOfMemoryError("40 GiB"), alone).what == "out of memory: 40 GiB"
     with pytest.raises(RuntimeError), pair.trace.of("backward"):

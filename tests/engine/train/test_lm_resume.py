@@ -57,7 +57,7 @@ def refused(directory: Path, start: int = -1) -> str:
     except UvccError as e:
         return str(e)
     said = json.loads((directory / "exit.json").read_text())
-    return f"{said['error']} ({said['cure']})"
+    return f"{said['error']} ({said['hint']})"
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def outcome(killed: Killed, name: str, at: int, bit: int = 0) -> str:
     assert str(killed.world.transcript(0)) in error.what, where
     if isinstance(error, UnreadableError):
         assert str(killed.file(name)) in error.what, where
-        assert "next attempt" in error.cure, where
+        assert "next attempt" in error.hint, where
         assert not re.search(r"P1|P2", str(error)), where
     return "refused"
 
@@ -168,7 +168,7 @@ def test_the_open_epoch_is_refused_by_the_name_of_its_file(killed: Killed) -> No
             continue
         assert isinstance(error, UnreadableError), (at, error)
         assert f"{killed.file(files.OPEN_EPOCH)}: this worker's own record of" in error.what
-        assert "next attempt" in error.cure
+        assert "next attempt" in error.hint
         with pytest.raises(UnreadableError, match=r"open\.bin"):
             list(write_ahead_log.open_records(killed.world.transcript(0), OPEN))
     assert set(went_on) <= set(range(40, 48)), "only a count that is too high, or one too low, loses nothing"

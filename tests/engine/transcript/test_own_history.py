@@ -121,7 +121,7 @@ def test_damage_is_named_by_file_and_epoch(
         check_history(folder, recorded.policy, ME, EPOCHS)
     assert caught.value.check == "evidence"
     assert not hasattr(caught.value, "party")  # whoever damaged these files, no peer is to blame for them
-    assert "--from" in caught.value.cure
+    assert "--from" in caught.value.hint
 
 
 def test_another_jobs_folder_is_no_evidence(recorded: World, folder: Path, tmp_path: Path) -> None:

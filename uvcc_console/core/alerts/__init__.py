@@ -1,4 +1,4 @@
-"""Detectors: what is wrong with a run, each finding with its evidence and a remedy. Pure; thresholds are the run's own.
+"""Detectors: what is wrong with a run, each finding with its evidence and a hint. Pure; thresholds are the run's own.
 
 A detector is ``(snapshot, now) -> findings``. ``detect`` runs all of them; ``Watch`` remembers what it has told.
 """
@@ -48,7 +48,7 @@ class Watch:
         self._told = {key: at for key, at in self._told.items() if key in found} | {
             (f.name, f.subject): now for f in fresh
         }
-        return [ev.Alert(level=f.level, name=f.name, text=f.text, remedy=f.remedy, subject=f.subject) for f in fresh]
+        return [ev.Alert(level=f.level, name=f.name, text=f.text, hint=f.hint, subject=f.subject) for f in fresh]
 
 
 __all__ = ["AGAIN_S", "DETECTORS", "Finding", "Watch", "detect"]

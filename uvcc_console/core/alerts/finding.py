@@ -16,7 +16,7 @@ class Finding:
 
     name: str
     text: str
-    remedy: str
+    hint: str
     subject: str = ""
     level: str = "warn"
 

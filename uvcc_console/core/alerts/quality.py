@@ -47,8 +47,8 @@ def loss_nan(s: Snapshot, now: float) -> Iterator[Finding]:
     for coord in s.series:
         last = line(s, coord, "loss").last
         if last and not math.isfinite(last[1]):
-            remedy = "F9; then uvcc resume RUN --from STEP goes back to a checkpoint before it"
-            yield Finding("loss_nan", f"loss is {last[1]} at step {last[0]:.0f}", remedy, coord, "error")
+            hint = "F9; then uvcc resume RUN --from STEP goes back to a checkpoint before it"
+            yield Finding("loss_nan", f"loss is {last[1]} at step {last[0]:.0f}", hint, coord, "error")
 
 
 def loss_course(s: Snapshot, now: float) -> Iterator[Finding]:
@@ -61,8 +61,8 @@ def loss_course(s: Snapshot, now: float) -> Iterator[Finding]:
         best = min(middle(ys[k : k + WINDOW]) for k in range(0, len(ys) - WINDOW, WINDOW))
         if recent > WORSE * best and best > 0:
             text = f"loss {recent:.3f} over the last {WINDOW} steps, best was {best:.3f}"
-            remedy = "F9; then uvcc resume RUN --from STEP goes back; a lower rate needs a new run"
-            yield Finding("loss_diverging", text, remedy, coord, "error")
+            hint = "F9; then uvcc resume RUN --from STEP goes back; a lower rate needs a new run"
+            yield Finding("loss_diverging", text, hint, coord, "error")
         elif abs(recent - before) < FLAT * max(abs(before), FLAT) and max(ys[-WINDOW:]) - min(ys[-WINDOW:]) < FLAT:
             text = f"loss {recent:.4f} has not moved in {2 * WINDOW} steps"
             yield Finding("loss_flat", text, "is the learning rate zero, or the data the same batch?", coord)
@@ -96,8 +96,8 @@ def checkpoint_overdue(s: Snapshot, now: float) -> Iterator[Finding]:
         text = f"step {s.step}, last checkpoint at {written}, planned every {every}"
         yield Finding("checkpoint_overdue", text, "is the disk full? a halt writes one", level="error")
     for pod, why in s.refused_checkpoints.items():
-        remedy = "put it back as it was, or uvcc resume RUN --from STEP decides on an earlier one"
-        yield Finding("checkpoint_unverified", why, remedy, pod, "error")
+        hint = "put it back as it was, or uvcc resume RUN --from STEP decides on an earlier one"
+        yield Finding("checkpoint_unverified", why, hint, pod, "error")
 
 
 def differing(planned: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:

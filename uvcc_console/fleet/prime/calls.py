@@ -52,13 +52,13 @@ class PrimeRefused(UvccError):
     """The API answered no. ``kind``: auth | payment | limit | capacity | invalid | missing | rate | elsewhere."""
 
     def __init__(self, kind: str, status: int, text: str) -> None:
-        cure = {
+        hint = {
             "auth": "check the API key and its permissions; nothing more is created",
             "payment": "top up the wallet; nothing more is created",
             "limit": "the account's number of pods is used up",
             "elsewhere": "the key goes to the host of fleet.base_url and nowhere else; is a proxy in between?",
         }.get(kind, "")
-        super().__init__(f"the provider refused ({status}): {text}", cure)
+        super().__init__(f"the provider refused ({status}): {text}", hint)
         self.kind = kind
         self.status = status
 

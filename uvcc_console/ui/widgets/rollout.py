@@ -1,4 +1,4 @@
-"""Rollout: stages with their times, gates with what they wanted and measured, alerts with their remedies."""
+"""Rollout: stages with their times, gates with what they wanted and measured, alerts with their hints."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def rollout_lines(view: View, width: int, height: int = 0) -> list[Line]:
 
 
 def page_lines(view: View, width: int) -> list[Line]:
-    """Every stage with its whole detail and times, the gates, the alerts with their remedies."""
+    """Every stage with its whole detail and times, the gates, the alerts with their hints."""
     s, g = view.snap, view.glyphs
     lines: list[Line] = []
     for v in s.stages:

@@ -1,4 +1,4 @@
-"""What preflight may find wrong with a pod or between two, each with its remedy. Pure: facts in, findings out."""
+"""What preflight may find wrong with a pod or between two, each with its hint. Pure: facts in, findings out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Finding:
 
     pod: str
     what: str
-    remedy: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def judge(probes: Mapping[str, dict[str, Any]], wanted: Wanted) -> list[Finding]
             what = f"{package} is {versions[odd]}, on {names[0]} it is {versions[names[0]]}"
             found.append(Finding(odd, what, "use one image for all parties"))
     for name, probe in probes.items():
-        found += [Finding(name, what, remedy) for what, remedy in (*_host(probe, wanted.gates), *_gpus(probe, wanted))]
+        found += [Finding(name, what, hint) for what, hint in (*_host(probe, wanted.gates), *_gpus(probe, wanted))]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Stage preflight: what would only fail later, found now, pod by pod, each with its remedy."""
+"""Stage preflight: what would only fail later, found now, pod by pod, each with its hint."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ async def preflight(ctx: Rollout) -> str:
         add({name: {"relay_rtt_ms": ms} for name, ms in (await _relay_round_trips(ctx)).items()})
     if isinstance(profile.job, LmJob) and not findings:
         fits = await lm.fits(ctx)
-        findings += [Finding(n, str(f["error"]), str(f["cure"])) for n, f in fits.items() if not f["ok"]]
-        add({n: {k: v for k, v in f.items() if k not in ("ok", "error", "cure")} for n, f in fits.items()})
+        findings += [Finding(n, str(f["error"]), str(f["hint"])) for n, f in fits.items() if not f["ok"]]
+        add({n: {k: v for k, v in f.items() if k not in ("ok", "error", "hint")} for n, f in fits.items()})
     if profile.dp_preflight and not isinstance(profile.job, CommandJob):
         for look in (fabric.ports, fabric.ranks):
             if not findings:
@@ -69,10 +69,10 @@ async def preflight(ctx: Rollout) -> str:
     _tell(ctx, facts, findings)
     if (idle := _idle_gpus(probes)) and not wanted.cuda and not isinstance(profile.job, CommandJob):
         text = f"{idle} GPUs stay idle: a {profile.job.kind} job of this profile computes on the pods' processors"
-        ctx.say(ev.Alert(level="warn", name="gpu_idle", text=text, remedy=_CHEAPER))
+        ctx.say(ev.Alert(level="warn", name="gpu_idle", text=text, hint=_CHEAPER))
     if findings:
         first = findings[0]
-        raise UvccError(f"pod {first.pod}: {first.what}", first.remedy)
+        raise UvccError(f"pod {first.pod}: {first.what}", first.hint)
     return f"{len(probes)} pods{_summary(facts)}"
 
 
@@ -107,7 +107,7 @@ def _tell(ctx: Rollout, facts: dict[str, dict[str, Any]], findings: list[Finding
     for name, fields in facts.items():
         mine = [f for f in findings if f.pod == name]
         if mine:
-            fields |= {"problems": [f.what for f in mine], "remedies": [f.remedy for f in mine]}
+            fields |= {"problems": [f.what for f in mine], "hints": [f.hint for f in mine]}
         event = "dp_preflight_failed" if mine else "dp_preflight_ok"
         ctx.say(ev.EngineEvent(pod=name, level="error" if mine else "info", event=event, fields=fields, at=time.time()))
 

@@ -138,8 +138,8 @@ async def connect(ctx: Rollout, member: Member, patience_s: float = 60.0) -> Non
     if member.link is None:
         known = ctx.bus.snapshot.pods.get(member.name)
         pinned = (known.host_key if known else "") or pod.host_key or ctx.pins.get(member.name, "")
-        cure = f"another machine may answer in its place; uvcc pod {ctx.plan.run} replace {member.name} gives it up"
-        member.link = PodLink(member.name, pod.address, ctx.key, host_key=pinned, cure=cure, jump=pod.jump)
+        hint = f"another machine may answer in its place; uvcc pod {ctx.plan.run} replace {member.name} gives it up"
+        member.link = PodLink(member.name, pod.address, ctx.key, host_key=pinned, hint=hint, jump=pod.jump)
     await member.link.connect_until(patience_s)
 
 
@@ -264,10 +264,10 @@ def _tell_left(ctx: Rollout, left: Mapping[str, UvccError], unlisted: list[UvccE
     """Each thing once, however often it was tried."""
     if unlisted:
         text = f"the provider did not list its pods ({len(unlisted)} times): {unlisted[-1]}"
-        ctx.say(ev.Alert(level="error", name="list", text=text, remedy="uvcc pods --sweep looks again"))
+        ctx.say(ev.Alert(level="error", name="list", text=text, hint="uvcc pods --sweep looks again"))
     for name, error in left.items():
         text = f"pod {name} is not proven gone: {error}"
-        ctx.say(ev.Alert(level="error", name="delete", text=text, remedy=end_command(name, error), subject=name))
+        ctx.say(ev.Alert(level="error", name="delete", text=text, hint=end_command(name, error), subject=name))
 
 
 def _not_gone(name: str, error: UvccError) -> str:

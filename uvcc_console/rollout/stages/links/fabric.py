@@ -36,7 +36,7 @@ PER_RANK_S = 2.0
 POLL_S = 0.1
 REDUCE_MIB = 2.0
 PAIR_MIB = 2.0
-_REMEDY_PORTS = "open the pods' ports to each other, or take pods of one network: a provider's firewall or port mapping"
+_HINT_PORTS = "open the pods' ports to each other, or take pods of one network: a provider's firewall or port mapping"
 _GATHER = """
 import glob, json, os, sys
 print(json.dumps([json.load(open(p)) for p in sorted(glob.glob(os.path.join(sys.argv[1], "preflight_*.json")))]))
@@ -76,7 +76,7 @@ async def ports(ctx: Rollout) -> Fabric:
         if isinstance(way, float):
             open_ways[source] += 1
         elif (source, target) not in across or ctx.plan.profile.link == "direct":
-            findings.append(Finding(source, f"it cannot open a connection to {target}: {way}", _REMEDY_PORTS))
+            findings.append(Finding(source, f"it cannot open a connection to {target}: {way}", _HINT_PORTS))
     facts = {n: {"ports_open": f"{open_ways[n]}/{len(wanted[n])}"} for n in wanted if wanted[n]}
     return Fabric(facts, tuple(findings))
 
@@ -171,8 +171,8 @@ def judge(reports: Mapping[str, list[dict[str, Any]]], expected: Mapping[str, in
             findings.append(Finding(pod, what, "see the workers' logs on the pod: memory, or torch"))
         for report in found:
             for trouble in report["trouble"]:
-                cure = f"{trouble['cure']}; " if trouble["cure"] else ""
-                findings.append(Finding(pod, f"{report['coord']}: {trouble['what']}", cure + _REMEDY_PORTS))
+                hint = f"{trouble['hint']}; " if trouble["hint"] else ""
+                findings.append(Finding(pod, f"{report['coord']}: {trouble['what']}", hint + _HINT_PORTS))
         facts[pod] = _slowest(found)
     return Fabric(facts, tuple(findings))
 

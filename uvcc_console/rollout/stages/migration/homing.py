@@ -78,9 +78,9 @@ async def keep_home(ctx: Rollout) -> None:
                 text = describe(e).what
                 if told.get(name) != text:
                     told[name] = text
-                    remedy = "it is tried again; until then the pod has the only copy"
+                    hint = "it is tried again; until then the pod has the only copy"
                     said = f"the checkpoint of step {step} is not home: {text}"
-                    ctx.say(ev.Alert(level="warn", name="checkpoint_home", text=said, remedy=remedy, subject=name))
+                    ctx.say(ev.Alert(level="warn", name="checkpoint_home", text=said, hint=hint, subject=name))
         await asyncio.sleep(AGAIN_S if failed else LOOK_S)
 
 

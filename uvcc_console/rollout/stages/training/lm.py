@@ -41,7 +41,7 @@ print(json.dumps({"step": found.step if found else -1, "sha256": found.sha256 if
 async def fits(ctx: Rollout) -> dict[str, dict[str, Any]]:
     """Have every pod resolve the full job and say what it needs: memory, ranks, tokenizer, a first batch of data.
 
-    By pod: the facts, or ``error`` and ``cure``. Costs a few seconds, and the download of one batch.
+    By pod: the facts, or ``error`` and ``hint``. Costs a few seconds, and the download of one batch.
     """
     phase = ctx.plan.phases[FULL]
     asked = {"job": dict(phase.job), "ranks": phase.topology.replicas, "env": dict(ctx.plan.profile.env)}

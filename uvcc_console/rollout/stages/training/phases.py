@@ -42,7 +42,7 @@ class Trouble:
     """Why a phase cannot go on; ``coord`` names the worker whose last words explain it."""
 
     what: str
-    cure: str = "uvcc resume goes on from the last common checkpoint"
+    hint: str = "uvcc resume goes on from the last common checkpoint"
     coord: str = ""
 
 
@@ -61,9 +61,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         await _watch(ctx, phase)
         if ctx.start_from is not None:
             ctx.start_from = None
-            ctx.say(
-                ev.Alert(level="warn", name="resume", text="the workers run: nothing was gone back to", remedy="F9")
-            )
+            ctx.say(ev.Alert(level="warn", name="resume", text="the workers run: nothing was gone back to", hint="F9"))
         return {}
     start = await goback.chosen(ctx, phase) if known else -1
     masks = goback.masks(ctx, phase, start) if known else 0
@@ -121,8 +119,8 @@ async def _cited(ctx: Rollout, phase: Phase) -> str:
 
     for name, wrong in (await each(ctx.of_phase(phase), check)).items():
         if wrong:
-            cure = f"put {name}'s checkpoints back as they were at the halt, then uvcc resume; or uvcc teardown"
-            raise VerificationError(certificate.CHECK, f"{certified.sha256[:12]} does not hold: {wrong}", cure)
+            hint = f"put {name}'s checkpoints back as they were at the halt, then uvcc resume; or uvcc teardown"
+            raise VerificationError(certificate.CHECK, f"{certified.sha256[:12]} does not hold: {wrong}", hint)
     return certified.sha256
 
 
@@ -268,16 +266,16 @@ async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
     """Stop what still runs, so that a dead party never leaves the others hanging, and say what happened."""
     await stop_workers(ctx, phase)
     if not found.coord:
-        raise UvccError(found.what, found.cure)
+        raise UvccError(found.what, found.hint)
 
     def said(s: Snapshot) -> tuple[str, str] | None:
         return _last_words(s, found.coord)
 
     try:
-        words, cure = await ctx.bus.wait(said, LAST_WORDS_S)
+        words, hint = await ctx.bus.wait(said, LAST_WORDS_S)
     except TimeoutError:
-        raise UvccError(found.what, found.cure) from None
-    raise UvccError(f"{found.what}: {words}", cure or found.cure)
+        raise UvccError(found.what, found.hint) from None
+    raise UvccError(f"{found.what}: {words}", hint or found.hint)
 
 
 async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
@@ -364,7 +362,7 @@ def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) ->
 def _last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
     """What a worker's exit record said of its end, and what to do about it, if it could still write one."""
     worker = s.workers.get(coord)
-    return (worker.error, worker.cure) if worker is not None and worker.error else None
+    return (worker.error, worker.hint) if worker is not None and worker.error else None
 
 
 async def stop_workers(ctx: Rollout, phase: Phase) -> None:

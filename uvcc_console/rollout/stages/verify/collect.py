@@ -45,7 +45,7 @@ async def fetch(ctx: Rollout, phase: Phase, member: Member) -> int:
     offer = offered.read_offer(listing, {str(c) for c in phase.coords(member.name)})
     if said := offer.complaint():
         text = f"pod {member.name} offers what it may not: {said}"
-        ctx.say(ev.Alert(level="warn", name="collect", text=text, remedy=_HOSTILE, subject=member.name))
+        ctx.say(ev.Alert(level="warn", name="collect", text=text, hint=_HOSTILE, subject=member.name))
     with Landing(home) as landing:
         troubles = await _take(member.ssh, remote, landing, offer)
         if troubles:
