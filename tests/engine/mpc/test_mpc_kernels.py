@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc import arithmetic, selection
 from uvcc_engine.mpc.boolean import QUICK, SPARING
 from uvcc_engine.mpc.carry import tree
-from uvcc_engine.mpc.kernels import cpu, limbs
+from uvcc_engine.mpc.kernels import cpu, gemm, limbs
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.kernels.compile import main as compile_loops
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
@@ -229,7 +227,8 @@ def test_the_trees_cover_63_bits() -> None:
 
 def test_without_numba_large_tensors_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(cpu, "LOOPS", Loops())
+    for module in (cpu, gemm):
+        monkeypatch.setattr(module, "LOOPS", Loops())
     slow = CpuKernels()
     assert slow._jit is None
     x = random(N)
@@ -278,7 +277,7 @@ def test_products_on_the_byte_unit(monkeypatch: pytest.MonkeyPatch, terms: int) 
     if not limbs.has_fast_bytes(torch.device("cpu")):  # the loops around the unit are tested on every processor
         monkeypatch.setattr(limbs, "has_fast_bytes", lambda device: True)
         monkeypatch.setattr(limbs, "products", exact_products)
-    monkeypatch.setattr(cpu, "LIMBS_FROM", 1)
+    monkeypatch.setenv("UVCC_GEMM", "bytes")
     xs, ys = [scrambled(48, 90) ^ i for i in range(terms)], [scrambled(90, 32) ^ i for i in range(terms)]
     expected = sum(a @ b for a, b in zip(xs, ys, strict=True))
     called = []
@@ -295,22 +294,3 @@ def test_a_device_whose_products_saturate_is_not_used(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch, "_int_mm", saturating)
     assert not limbs.wraps_and_is_exact.__wrapped__(torch.device("cpu"))
-
-
-@pytest.mark.parametrize("rows", [1, 5, 64])
-def test_products_spread_over_threads(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr(cpu, "THREADS_FROM", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    kernels = CpuKernels()
-    used: list[str] = []
-    plain = PlainKernels.right_factor
-
-    def watched(self: PlainKernels, ys: list[Tensor], rows: int) -> Any:
-        inner = plain(self, ys, rows)
-        return lambda xs: used.append(threading.current_thread().name) or inner(xs)
-
-    monkeypatch.setattr(PlainKernels, "right_factor", watched)
-    xs, ys = [scrambled(rows, 20) ^ i for i in range(2)], [scrambled(20, 9) ^ i for i in range(2)]
-    assert torch.equal(kernels.right_factor(ys, rows)(xs), xs[0] @ ys[0] + xs[1] @ ys[1])
-    assert len(used) == min(3, rows)
-    assert all(name.startswith("gemm") for name in used) == (rows > 1)

@@ -1,4 +1,4 @@
-"""``python -m uvcc_engine.mpc.kernels.compile``: compile all loops into numba's cache and leave the mark."""
+"""``python -m uvcc_engine.mpc.kernels.compile``: compile all loops into numba's cache, measure, leave the mark."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def main() -> int:
             return 0
         os.nice(5)  # the work that waits for these loops goes on meanwhile
         # only now: whoever merely waits must not fill the memory with what this needs
+        from uvcc_engine.mpc.kernels import gemm_rates
         from uvcc_engine.mpc.kernels import jit as jit
         from uvcc_engine.mpc.kernels.cpu import CpuKernels
         from uvcc_engine.mpc.kernels.warm import warm
 
         warm(CpuKernels())
+        gemm_rates.known(loops=True)
         path.touch()
     return 0
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import limbs
+from uvcc_engine.mpc.kernels import gemm
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.mpc.kernels.plain import PlainKernels
@@ -21,8 +19,6 @@ COMPILE_FROM = 1 << 14  # elements; below, loading the compiled code would cost 
 _WORDS = COMPILE_FROM // 64
 _BITS_FROM = 1  # words from which loops that are there already beat a dozen torch operations
 _SUMS_FROM = 1 << 11  # elements, for sums and shifts
-THREADS_FROM = 1 << 20  # multiplications from which more than one thread helps
-LIMBS_FROM = 1 << 26  # multiplications from which eight-bit digits pay, on processors that have a unit for them
 
 
 class CpuKernels(PlainKernels):
@@ -56,47 +52,7 @@ class CpuKernels(PlainKernels):
         return out
 
     def right_factor(self, ys: Sequence[Tensor], rows: int) -> RightFactor:
-        y = ys[0]
-        inner = sum(one.shape[-2] for one in ys if one.dim() == 2)
-        big = y.dim() == 2 and rows * inner * y.shape[1] >= LIMBS_FROM and rows >= 32 and y.shape[1] % 16 == 0
-        if not big or inner > limbs.MAX_INNER or not limbs.has_fast_bytes(y.device) or self._jit is None:
-            whole = super().right_factor(ys, rows)
-            work = rows * inner * y.shape[-1]
-            return self._threaded(whole) if y.dim() == 2 and work >= THREADS_FROM else whole
-        right = torch.empty(limbs.DIGITS, inner, y.shape[1], dtype=torch.int8)
-        at = 0
-        for one in ys:
-            self._jit.split_right(_array(one), _array(right), at)
-            at += one.shape[0]
-
-        def apply(xs: Sequence[Tensor]) -> Tensor:
-            left = torch.empty(xs[0].shape[0], limbs.DIGITS, inner, dtype=torch.int8)
-            at = 0
-            for x in xs:
-                self._jit.split_left(_array(x), _array(left), at)
-                at += x.shape[1]
-            parts = limbs.products(left.view(left.shape[0], -1), right.view(-1, y.shape[1]))
-            out = torch.empty(parts[0].shape, dtype=torch.int64)
-            self._jit.combine(*[_flat(part) for part in parts], _flat(out))
-            return out
-
-        return apply
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(thread_name_prefix="gemm")
-
-    def _threaded(self, whole: RightFactor) -> RightFactor:
-        """Rows over as many threads as torch may use: its own integer product keeps to one core."""
-
-        def apply(xs: Sequence[Tensor]) -> Tensor:
-            count = min(torch.get_num_threads(), xs[0].shape[0])
-            if count < 2:
-                return whole(xs)
-            parts = zip(*[torch.tensor_split(x, count) for x in xs], strict=True)
-            return torch.cat(list(self._pool.map(whole, parts)))
-
-        return apply
+        return gemm.right_factor(ys, rows)
 
     def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
         if self._sums(z.numel(), z, plus, minus):
@@ -241,11 +197,6 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 def _flat(x: Tensor) -> Any:
     """The elements as a flat unsigned array on the same memory."""
     return x.numpy().reshape(-1).view(_UNSIGNED[x.element_size()])
-
-
-def _array(x: Tensor) -> Any:
-    """The same, keeping the shape."""
-    return x.contiguous().numpy().view(_UNSIGNED[x.element_size()])
 
 
 def _rows(x: Tensor) -> Any:

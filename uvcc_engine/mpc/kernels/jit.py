@@ -12,6 +12,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from uvcc_engine.mpc.kernels.gemm_loops import LANES as LANES
+from uvcc_engine.mpc.kernels.gemm_loops import ROWS as ROWS
+from uvcc_engine.mpc.kernels.gemm_loops import gemm_multiply as gemm_multiply
+from uvcc_engine.mpc.kernels.gemm_loops import gemm_right as gemm_right
+
 _jit = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]

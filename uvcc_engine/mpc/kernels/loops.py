@@ -33,7 +33,7 @@ def folder() -> Path:
 
 def mark() -> Path:
     """The file that says that all loops of this source are compiled, by this Python."""
-    source = Path(__file__).with_name("jit.py").read_bytes()
+    source = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("jit.py", "gemm_loops.py"))
     return folder() / f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"
 
 

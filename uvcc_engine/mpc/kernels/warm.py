@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, LIMBS_FROM, CpuKernels
+from uvcc_engine.mpc.kernels import gemm, limbs
+from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
 from uvcc_engine.mpc.layout import level, wire_dtype
 
 _N = COMPILE_FROM
@@ -38,6 +39,6 @@ def warm(kernels: CpuKernels) -> None:
     kernels.mask_products(plan, single, single, product, product)
     kernels.close(plan, g, p, single, single)
     kernels.merge(plan, single, single, product, -1, zeros(7, _WORDS), zeros(7, _WORDS))
-    side = round(LIMBS_FROM ** (1 / 3)) + 16 & ~15
-    matrix = zeros(side, side)
-    kernels.right_factor([matrix, matrix], side)([matrix, matrix])
+    matrix = zeros(32, 32)
+    for path in (*gemm.LOOP_KINDS, *(["bytes"] if limbs.has_fast_bytes(matrix.device) else [])):
+        gemm.prepared(path, [matrix, matrix])([matrix, matrix])

@@ -1,0 +1,257 @@
+"""Matrix products modulo 2^64 on CPUs: several ways to the same bits, and which of them this machine is fastest with.
+
+``bytes``: 8-bit units (``kernels.limbs``); ``wide`` and ``halves``: compiled loops (``kernels.gemm_loops``);
+``floats``: double precision (``kernels.floats``); ``torch``: torch's own integer product. UVCC_GEMM names one to be
+taken wherever it can be; otherwise what was measured once on this machine decides (``kernels.gemm_rates``).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.kernels import floats, limbs
+from uvcc_engine.mpc.kernels.base import RightFactor
+from uvcc_engine.mpc.kernels.loops import LOOPS
+from uvcc_engine.mpc.kernels.plain import PlainKernels
+
+VARIABLE: Final = "UVCC_GEMM"
+PATHS: Final = ("bytes", "wide", "halves", "floats", "torch")
+LOOP_KINDS: Final = {"halves": 0, "wide": 1}
+SMALL: Final = 1 << 12  # multiplications below which torch has the least to prepare
+LOAD_FROM: Final = 1 << 18  # multiplications that repay loading the compiled code
+FLOATS_FROM: Final = 1 << 16
+LARGE: Final = 1 << 26  # multiplications from which the rates measured at the larger size hold, and 8-bit units pay
+THREADS_FROM: Final = 1 << 20  # multiplications from which more than one thread helps
+_PLAIN: Final = PlainKernels()
+
+
+def right_factor(ys: Sequence[Tensor], rows: int, forced: str | None = None) -> RightFactor:
+    """See ``Kernels.right_factor``. ``forced``: one of ``PATHS``, else what UVCC_GEMM says, else the fastest."""
+    forced = forced or from_environment()
+    if any(y.dtype != torch.int64 for y in ys):
+        return prepared("torch", ys)
+    if ys[0].dim() == 2 and rows > 0:
+        inner = sum(y.shape[0] for y in ys)
+        return prepared(choose(rows, inner, ys[0].shape[1], 1, forced), ys)
+
+    def apply(xs: Sequence[Tensor]) -> Tensor:
+        x, y = xs[0], ys[0]
+        if x.dim() < 2 or y.dim() < 2:
+            return prepared("torch", ys)(xs)
+        batch = math.prod(torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
+        inner = sum(one.shape[-2] for one in ys)
+        return prepared(choose(x.shape[-2], inner, y.shape[-1], batch, forced), ys)(xs)
+
+    return apply
+
+
+def from_environment() -> str | None:
+    """What UVCC_GEMM says. ConfigError if that is no path."""
+    name = os.environ.get(VARIABLE) or None
+    if name is not None and name not in PATHS:
+        raise ConfigError(f"{VARIABLE}={name}", f"one of {', '.join(PATHS)}, or nothing for the fastest")
+    return name
+
+
+def choose(rows: int, inner: int, n: int, batch: int = 1, forced: str | None = None) -> str:
+    """The path for products of that shape."""
+    work = batch * rows * inner * n
+    if work == 0:
+        return "torch"
+    able = {name: _able(name, rows, inner, n, batch) for name in PATHS}
+    if forced is not None:
+        if forced in LOOP_KINDS and LOOPS.get() is None:
+            raise ConfigError(f"{VARIABLE}={forced} needs numba", "install the extra kernels, or choose another path")
+        return forced if able[forced] else "torch"
+    if work < SMALL:
+        return "torch"
+    there = (LOOPS.found if work < LOAD_FROM else LOOPS.get()) is not None
+    return _ranked(work >= LARGE, there, able["bytes"] and work >= LARGE, work >= FLOATS_FROM)
+
+
+def _able(name: str, rows: int, inner: int, n: int, batch: int) -> bool:
+    if name != "bytes":
+        return True
+    fits = batch == 1 and rows >= 32 and n % 16 == 0 and inner <= limbs.MAX_INNER
+    return fits and limbs.has_fast_bytes(torch.device("cpu")) and LOOPS.get() is not None
+
+
+@lru_cache(maxsize=16)
+def _ranked(large: bool, loops: bool, by_bytes: bool, by_floats: bool) -> str:
+    """The fastest of what can be had: as measured, or as the processor's kind suggests while nothing is."""
+    from uvcc_engine.mpc.kernels import gemm_rates  # it measures these very paths
+
+    rates = gemm_rates.known(loops)
+    able = {"bytes": by_bytes, "wide": loops, "halves": loops, "floats": by_floats, "torch": True}
+    at = 1 if large else 0
+    return max((name for name in PATHS if able[name] and name in rates), key=lambda name: rates[name][at])
+
+
+def prepared(path: str, ys: Sequence[Tensor]) -> RightFactor:
+    """The factor by one path, which must be able to do it."""
+    if path in LOOP_KINDS:
+        return _looped(LOOP_KINDS[path], ys)
+    if path == "floats":
+        return _floating(ys)
+    if path == "bytes":
+        return _by_bytes(ys)
+    return _threaded(_PLAIN.right_factor(ys, 0), ys)
+
+
+# -- torch -------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _pool(_process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="gemm")
+
+
+def _over_threads(work: int, size: int, one: Callable[[int, int], None], grain: int = 1) -> None:
+    """``one(start, stop)`` over ``size`` rows, on as many threads as torch may use if there is ``work`` for them."""
+    count = min(torch.get_num_threads(), -(-size // grain)) if work >= THREADS_FROM else 1
+    if count < 2:
+        one(0, size)
+        return
+    each = -(-size // (count * grain)) * grain
+    starts = range(0, size, each)
+    pool = _pool(os.getpid())  # threads do not outlive a fork
+    for done in [pool.submit(one, start, min(start + each, size)) for start in starts]:
+        done.result()
+
+
+def _threaded(whole: RightFactor, ys: Sequence[Tensor]) -> RightFactor:
+    """Rows over threads: torch's integer product keeps to one core."""
+
+    def apply(xs: Sequence[Tensor]) -> Tensor:
+        x, y = xs[0], ys[0]
+        if x.dim() != 2 or y.dim() != 2 or torch.get_num_threads() < 2:
+            return whole(xs)
+        work = x.shape[0] * sum(one.shape[0] for one in ys) * y.shape[1]
+        if work < THREADS_FROM:
+            return whole(xs)
+        out = torch.empty(x.shape[0], y.shape[1], dtype=torch.int64)
+
+        def rows(start: int, stop: int) -> None:
+            out[start:stop] = whole([x[start:stop] for x in xs])
+
+        _over_threads(work, x.shape[0], rows)
+        return out
+
+    return apply
+
+
+# -- double precision --------------------------------------------------------------------------------------------------
+
+
+def _floating(ys: Sequence[Tensor]) -> RightFactor:
+    right = floats.pieces(ys)
+    return lambda xs: floats.product(xs, right)
+
+
+# -- compiled loops ----------------------------------------------------------------------------------------------------
+
+
+class _Packed:
+    """A right matrix, or a batch of them, in the micro-kernel's order."""
+
+    def __init__(self, jit: Any, kind: int, y: Tensor) -> None:
+        self.batch, self.inner, self.n = y.shape
+        lanes = jit.LANES[kind]
+        self.step = ((self.inner + 1) & ~1) * (-(-self.n // lanes) * lanes)
+        self.data = torch.empty(self.batch * self.step, dtype=torch.int64)
+        to, source = self.data.data_ptr(), y.data_ptr()
+        jit.gemm_right(kind, to, self.batch, self.step, source, *y.stride(), self.inner, self.n)
+
+
+def _looped(kind: int, ys: Sequence[Tensor]) -> RightFactor:
+    jit = LOOPS.get()
+    assert jit is not None
+    n = ys[0].shape[-1]
+
+    def multiply(xs: Sequence[Tensor], right: Sequence[_Packed]) -> Tensor:
+        """``xs`` as ``[batch, m, k]``. RuntimeError, as torch has it, for shapes that do not fit."""
+        batch, m = xs[0].shape[:2]
+        for x, y in zip(xs, right, strict=True):
+            if x.shape != (y.batch, m, y.inner) or y.n != n or x.dtype != torch.int64:
+                raise RuntimeError(f"{tuple(x.shape)} {x.dtype} times {(y.batch, y.inner, y.n)} int64")
+        out = torch.empty(batch, m, n, dtype=torch.int64)
+        at, (out0, out1, _) = out.data_ptr(), out.stride()
+
+        def part(first: int, last: int, start: int, stop: int) -> None:
+            fresh = 1
+            for x, y in zip(xs, right, strict=True):
+                if x.shape[2] == 0:
+                    continue
+                x0, x1, x2 = x.stride()
+                to = at + 8 * (first * out0 + start * out1)
+                source = x.data_ptr() + 8 * (first * x0 + start * x1)
+                packed = y.data.data_ptr() + 8 * first * y.step
+                shape = (last - first, stop - start, n, x.shape[2])
+                jit.gemm_multiply(kind, fresh, to, out0, out1, *shape, source, x0, x1, x2, packed, y.step)
+                fresh = 0
+            if fresh:
+                out[first:last, start:stop] = 0
+
+        work = batch * m * n * sum(x.shape[2] for x in xs)
+        if batch > 1:
+            _over_threads(work, batch, lambda first, last: part(first, last, 0, m))
+        else:
+            _over_threads(work, m, lambda start, stop: part(0, batch, start, stop), jit.ROWS[kind])
+        return out
+
+    if ys[0].dim() == 2:
+        right = [_Packed(jit, kind, y.unsqueeze(0)) for y in ys]
+
+        def apply(xs: Sequence[Tensor]) -> Tensor:
+            flat = [x.reshape(1, -1, x.shape[-1]) if x.dim() != 2 else x.unsqueeze(0) for x in xs]
+            return multiply(flat, right).view(*xs[0].shape[:-1], n)
+
+        return apply
+
+    def batched(xs: Sequence[Tensor]) -> Tensor:
+        lead = torch.broadcast_shapes(xs[0].shape[:-2], ys[0].shape[:-2])
+        left, right = ([t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in side] for side in (xs, ys))
+        return multiply(left, [_Packed(jit, kind, y) for y in right]).view(*lead, xs[0].shape[-2], n)
+
+    return batched
+
+
+# -- 8-bit units -------------------------------------------------------------------------------------------------------
+
+
+def _by_bytes(ys: Sequence[Tensor]) -> RightFactor:
+    jit, n = LOOPS.get(), ys[0].shape[1]
+    assert jit is not None
+    inner = sum(y.shape[0] for y in ys)
+    right = torch.empty(limbs.DIGITS, inner, n, dtype=torch.int8)
+    at = 0
+    for y in ys:
+        jit.split_right(_unsigned(y), _unsigned(right), at)
+        at += y.shape[0]
+
+    def apply(xs: Sequence[Tensor]) -> Tensor:
+        left = torch.empty(xs[0].shape[0], limbs.DIGITS, inner, dtype=torch.int8)
+        at = 0
+        for x in xs:
+            jit.split_left(_unsigned(x), _unsigned(left), at)
+            at += x.shape[1]
+        parts = limbs.products(left.view(left.shape[0], -1), right.view(-1, n))
+        out = torch.empty(parts[0].shape, dtype=torch.int64)
+        jit.combine(*[_unsigned(part).reshape(-1) for part in parts], _unsigned(out).reshape(-1))
+        return out
+
+    return apply
+
+
+def _unsigned(x: Tensor) -> Any:
+    """The elements as an unsigned array on the same memory, or on a copy in order."""
+    return x.contiguous().numpy().view(f"u{x.element_size()}")

@@ -1,0 +1,127 @@
+"""How fast this machine multiplies matrices modulo 2^64 by each path: measured once, kept beside the compiled loops.
+
+A file belongs to the processor and to the versions of what computes; for another one it is measured anew. One that
+cannot be read is measured anew too, one that cannot be written is done without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from uvcc_engine.mpc.kernels import gemm, limbs
+from uvcc_engine.mpc.kernels.loops import LOOPS, folder
+
+log = logging.getLogger(__name__)
+Rates = Mapping[str, tuple[float, float]]
+_SIZES: Final = (128, 512)  # the sides of the cubes that are measured: below and from ``gemm.LARGE`` on
+_RUNS: Final = (5, 2)
+_HOPELESS: Final = 4  # times slower at the smaller size: not measured at the larger one
+
+
+def known(loops: bool) -> Rates:
+    """Multiplications per second at both sizes. Without ``loops`` nothing is measured: that would take as long as the
+    work."""
+    at = path()
+    found = read(at)
+    if found is None and loops:
+        found = measure()
+        write(at, found)
+    return found if found is not None else guessed()
+
+
+def guessed() -> Rates:
+    """What the kind of processor suggests."""
+    wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
+    order = ("floats", "halves", "torch", "wide", "bytes") if wide else ("torch", "wide", "floats", "halves", "bytes")
+    return {name: (float(k), float(k)) for k, name in enumerate(order)}
+
+
+def measure() -> Rates:
+    """Measure every path that this machine has: a fraction of a second."""
+    found: dict[str, tuple[float, float]] = {}
+    names = [name for name in gemm.PATHS if name not in gemm.LOOP_KINDS or LOOPS.get() is not None]
+    if not limbs.has_fast_bytes(torch.device("cpu")) or LOOPS.get() is None:
+        names.remove("bytes")
+    small = {name: _rate(name, _SIZES[0], _RUNS[0]) for name in names}
+    hopeful = max(small.values()) / _HOPELESS
+    for name, rate in small.items():
+        # 8-bit units come into their own with the larger one only
+        large = _rate(name, _SIZES[1], _RUNS[1]) if rate >= hopeful or name == "bytes" else rate
+        found[name] = (rate, large)
+    return found
+
+
+def _rate(name: str, side: int, runs: int) -> float:
+    x, y = (torch.arange(side * side).view(side, side) * factor for factor in (0x5851F42D4C957F2D, -0x61C8864680B583EB))
+    best = math.inf
+    for k in range(runs + 1):  # the first one warms up
+        begun = time.perf_counter()
+        gemm.prepared(name, [y])([x])
+        if k:
+            best = min(best, time.perf_counter() - begun)
+    return float(side**3 / best)
+
+
+def path() -> Path:
+    """Where the rates of this machine lie."""
+    numba = "none"
+    try:
+        numba = version("numba")
+    except PackageNotFoundError:
+        pass
+    sources = [
+        Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("gemm", "gemm_loops", "floats", "limbs")
+    ]
+    said = [_processor(), torch.__version__, torch.backends.cpu.get_cpu_capability(), numba, str(_SIZES)]
+    digest = hashlib.sha256(b"\0".join([*(s.encode() for s in said), *sources])).hexdigest()
+    return folder() / f"gemm-{digest[:16]}.json"
+
+
+def _processor() -> str:
+    """The processor's name and abilities, as far as the system tells."""
+    said = [platform.machine(), platform.processor()]
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return "|".join(said)
+    told = ("model name", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
+    for line in text.split("\n\n")[0].splitlines():
+        if line.split(":")[0].strip() in told:
+            said.append(line.strip())
+    return "|".join(said)
+
+
+def read(at: Path) -> Rates | None:
+    """What a file says, or None if there is none or it says nothing of use."""
+    try:
+        raw = json.loads(at.read_text())
+        rates = {name: (float(raw[name][0]), float(raw[name][1])) for name in gemm.PATHS if name in raw}
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+    sane = all(math.isfinite(rate) and rate > 0 for both in rates.values() for rate in both)
+    return rates if sane and "torch" in rates else None
+
+
+def write(at: Path, rates: Rates) -> None:
+    """Keep the rates for other processes, if that can be."""
+    try:
+        at.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=at.parent, prefix=at.stem)
+        with os.fdopen(handle, "w") as f:
+            json.dump(rates, f)
+        os.replace(name, at)
+    except OSError as why:
+        log.info("the rates of matrix products cannot be kept: %s", why)
