@@ -26,7 +26,7 @@ from uvcc_engine.mpc.kernels.plain import PlainKernels
 VARIABLE: Final = "UVCC_GEMM"
 PATHS: Final = ("bytes", "wide", "halves", "floats", "torch")
 LOOP_KINDS: Final = {"halves": 0, "wide": 1}
-SMALL: Final = 1 << 12  # multiplications below which torch has the least to prepare
+SMALL: Final = 1 << 14  # multiplications below which torch has the least to prepare
 LOAD_FROM: Final = 1 << 18  # multiplications that repay loading the compiled code
 FLOATS_FROM: Final = 1 << 16
 LARGE: Final = 1 << 26  # multiplications from which the rates measured at the larger size hold, and 8-bit units pay
@@ -37,11 +37,12 @@ _PLAIN: Final = PlainKernels()
 def right_factor(ys: Sequence[Tensor], rows: int, forced: str | None = None) -> RightFactor:
     """See ``Kernels.right_factor``. ``forced``: one of ``PATHS``, else what UVCC_GEMM says, else the fastest."""
     forced = forced or from_environment()
-    if any(y.dtype != torch.int64 for y in ys):
-        return prepared("torch", ys)
-    if ys[0].dim() == 2 and rows > 0:
-        inner = sum(y.shape[0] for y in ys)
-        return prepared(choose(rows, inner, ys[0].shape[1], 1, forced), ys)
+    shape = ys[0].shape
+    if len(shape) == 2 and rows > 0:
+        inner = shape[0] if len(ys) == 1 else shape[0] + ys[1].shape[0]
+        if forced is None and rows * inner * shape[1] < SMALL:
+            return _PLAIN.right_factor(ys, rows)
+        return prepared(choose(rows, inner, shape[1], 1, forced), ys)
 
     def apply(xs: Sequence[Tensor]) -> Tensor:
         x, y = xs[0], ys[0]
@@ -65,22 +66,18 @@ def from_environment() -> str | None:
 def choose(rows: int, inner: int, n: int, batch: int = 1, forced: str | None = None) -> str:
     """The path for products of that shape."""
     work = batch * rows * inner * n
-    if work == 0:
+    if work == 0 or (work < SMALL and forced is None):
         return "torch"
-    able = {name: _able(name, rows, inner, n, batch) for name in PATHS}
     if forced is not None:
         if forced in LOOP_KINDS and LOOPS.get() is None:
             raise ConfigError(f"{VARIABLE}={forced} needs numba", "install the extra kernels, or choose another path")
-        return forced if able[forced] else "torch"
-    if work < SMALL:
-        return "torch"
+        return forced if forced != "bytes" or _bytes_fit(rows, inner, n, batch) else "torch"
     there = (LOOPS.found if work < LOAD_FROM else LOOPS.get()) is not None
-    return _ranked(work >= LARGE, there, able["bytes"] and work >= LARGE, work >= FLOATS_FROM)
+    return _ranked(work >= LARGE, there, work >= LARGE and _bytes_fit(rows, inner, n, batch), work >= FLOATS_FROM)
 
 
-def _able(name: str, rows: int, inner: int, n: int, batch: int) -> bool:
-    if name != "bytes":
-        return True
+def _bytes_fit(rows: int, inner: int, n: int, batch: int) -> bool:
+    """Whether 8-bit units can be used: the shapes that torch's product takes, and within what is exact."""
     fits = batch == 1 and rows >= 32 and n % 16 == 0 and inner <= limbs.MAX_INNER
     return fits and limbs.has_fast_bytes(torch.device("cpu")) and LOOPS.get() is not None
 
@@ -97,7 +94,9 @@ def _ranked(large: bool, loops: bool, by_bytes: bool, by_floats: bool) -> str:
 
 
 def prepared(path: str, ys: Sequence[Tensor]) -> RightFactor:
-    """The factor by one path, which must be able to do it."""
+    """The factor by one path, which must be able to do it. What is not int64 goes torch's way."""
+    if any(y.dtype != torch.int64 for y in ys):
+        path = "torch"
     if path in LOOP_KINDS:
         return _looped(LOOP_KINDS[path], ys)
     if path == "floats":
@@ -163,66 +162,78 @@ def _floating(ys: Sequence[Tensor]) -> RightFactor:
 class _Packed:
     """A right matrix, or a batch of them, in the micro-kernel's order."""
 
+    __slots__ = ("at", "batch", "data", "inner", "n", "step")
+
     def __init__(self, jit: Any, kind: int, y: Tensor) -> None:
-        self.batch, self.inner, self.n = y.shape
+        """``y``: ``[batch, k, n]``, or ``[k, n]`` for a batch of one."""
+        shape, strides = y.shape, y.stride()
+        if len(shape) == 2:
+            shape, strides = (1, *shape), (0, *strides)
+        self.batch, self.inner, self.n = shape
         lanes = jit.LANES[kind]
         self.step = ((self.inner + 1) & ~1) * (-(-self.n // lanes) * lanes)
         self.data = torch.empty(self.batch * self.step, dtype=torch.int64)
-        to, source = self.data.data_ptr(), y.data_ptr()
-        jit.gemm_right(kind, to, self.batch, self.step, source, *y.stride(), self.inner, self.n)
+        self.at = self.data.data_ptr()
+        jit.gemm_right(kind, self.at, self.batch, self.step, y.data_ptr(), *strides, self.inner, self.n)
 
 
 def _looped(kind: int, ys: Sequence[Tensor]) -> RightFactor:
     jit = LOOPS.get()
     assert jit is not None
     n = ys[0].shape[-1]
-
-    def multiply(xs: Sequence[Tensor], right: Sequence[_Packed]) -> Tensor:
-        """``xs`` as ``[batch, m, k]``. RuntimeError, as torch has it, for shapes that do not fit."""
-        batch, m = xs[0].shape[:2]
-        for x, y in zip(xs, right, strict=True):
-            if x.shape != (y.batch, m, y.inner) or y.n != n or x.dtype != torch.int64:
-                raise RuntimeError(f"{tuple(x.shape)} {x.dtype} times {(y.batch, y.inner, y.n)} int64")
-        out = torch.empty(batch, m, n, dtype=torch.int64)
-        at, (out0, out1, _) = out.data_ptr(), out.stride()
-
-        def part(first: int, last: int, start: int, stop: int) -> None:
-            fresh = 1
-            for x, y in zip(xs, right, strict=True):
-                if x.shape[2] == 0:
-                    continue
-                x0, x1, x2 = x.stride()
-                to = at + 8 * (first * out0 + start * out1)
-                source = x.data_ptr() + 8 * (first * x0 + start * x1)
-                packed = y.data.data_ptr() + 8 * first * y.step
-                shape = (last - first, stop - start, n, x.shape[2])
-                jit.gemm_multiply(kind, fresh, to, out0, out1, *shape, source, x0, x1, x2, packed, y.step)
-                fresh = 0
-            if fresh:
-                out[first:last, start:stop] = 0
-
-        work = batch * m * n * sum(x.shape[2] for x in xs)
-        if batch > 1:
-            _over_threads(work, batch, lambda first, last: part(first, last, 0, m))
-        else:
-            _over_threads(work, m, lambda start, stop: part(0, batch, start, stop), jit.ROWS[kind])
-        return out
-
     if ys[0].dim() == 2:
-        right = [_Packed(jit, kind, y.unsqueeze(0)) for y in ys]
+        right = [_Packed(jit, kind, y) for y in ys]
 
         def apply(xs: Sequence[Tensor]) -> Tensor:
-            flat = [x.reshape(1, -1, x.shape[-1]) if x.dim() != 2 else x.unsqueeze(0) for x in xs]
-            return multiply(flat, right).view(*xs[0].shape[:-1], n)
+            if xs[0].dim() == 2:
+                return _multiply(jit, kind, xs, right)
+            flat = [x.reshape(-1, x.shape[-1]) for x in xs]
+            return _multiply(jit, kind, flat, right).view(*xs[0].shape[:-1], n)
 
         return apply
 
     def batched(xs: Sequence[Tensor]) -> Tensor:
         lead = torch.broadcast_shapes(xs[0].shape[:-2], ys[0].shape[:-2])
         left, right = ([t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in side] for side in (xs, ys))
-        return multiply(left, [_Packed(jit, kind, y) for y in right]).view(*lead, xs[0].shape[-2], n)
+        return _multiply(jit, kind, left, [_Packed(jit, kind, y) for y in right]).view(*lead, xs[0].shape[-2], n)
 
     return batched
+
+
+def _multiply(jit: Any, kind: int, xs: Sequence[Tensor], right: Sequence[_Packed]) -> Tensor:
+    """``xs`` as ``[batch, m, k]`` or ``[m, k]``. RuntimeError, as torch has it, for shapes that do not fit."""
+    *lead, m, _ = xs[0].shape
+    batch, n = (lead[0] if lead else 1), right[0].n
+    out = torch.empty(*lead, m, n, dtype=torch.int64)
+    factors = []  # addresses and strides in elements
+    inner = 0
+    for x, y in zip(xs, right, strict=True):
+        if x.shape != (*lead, m, y.inner) or (y.batch, y.n) != (batch, n) or x.dtype != torch.int64:
+            raise RuntimeError(f"{tuple(x.shape)} {x.dtype} times {(y.batch, y.inner, y.n)} torch.int64")
+        inner += y.inner
+        if y.inner:
+            strides = x.stride()
+            factors.append((x.data_ptr(), strides if lead else (0, *strides), y))
+    if not factors:
+        return out.zero_()
+    at, out0 = out.data_ptr(), m * n
+
+    def part(first: int, last: int, start: int, stop: int) -> None:
+        fresh = 1
+        for source, (x0, x1, x2), y in factors:
+            shape = (last - first, stop - start, n, y.inner)
+            to, source = at + 8 * (first * out0 + start * n), source + 8 * (first * x0 + start * x1)
+            jit.gemm_multiply(kind, fresh, to, out0, n, *shape, source, x0, x1, x2, y.at + 8 * first * y.step, y.step)
+            fresh = 0
+
+    work = batch * m * n * inner
+    if work < THREADS_FROM:
+        part(0, batch, 0, m)
+    elif batch > 1:
+        _over_threads(work, batch, lambda first, last: part(first, last, 0, m))
+    else:
+        _over_threads(work, m, lambda start, stop: part(0, batch, start, stop), jit.ROWS[kind])
+    return out
 
 
 # -- 8-bit units -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ from uvcc_engine.mpc.kernels.loops import LOOPS, folder
 log = logging.getLogger(__name__)
 Rates = Mapping[str, tuple[float, float]]
 _SIZES: Final = (128, 512)  # the sides of the cubes that are measured: below and from ``gemm.LARGE`` on
-_RUNS: Final = (5, 2)
+_RUNS: Final = (7, 3)
 _HOPELESS: Final = 4  # times slower at the smaller size: not measured at the larger one
 
 
@@ -50,29 +50,28 @@ def guessed() -> Rates:
 
 
 def measure() -> Rates:
-    """Measure every path that this machine has: a fraction of a second."""
-    found: dict[str, tuple[float, float]] = {}
+    """Measure every path that this machine has: a fraction of a second. In processor time, which says the same on a
+    machine that does other work at the same time, and in turn, so that what disturbs meets all alike."""
     names = [name for name in gemm.PATHS if name not in gemm.LOOP_KINDS or LOOPS.get() is not None]
     if not limbs.has_fast_bytes(torch.device("cpu")) or LOOPS.get() is None:
         names.remove("bytes")
-    small = {name: _rate(name, _SIZES[0], _RUNS[0]) for name in names}
+    small = _rates(names, _SIZES[0], _RUNS[0])
     hopeful = max(small.values()) / _HOPELESS
-    for name, rate in small.items():
-        # 8-bit units come into their own with the larger one only
-        large = _rate(name, _SIZES[1], _RUNS[1]) if rate >= hopeful or name == "bytes" else rate
-        found[name] = (rate, large)
-    return found
+    # 8-bit units come into their own with the larger one only
+    large = _rates([name for name in names if small[name] >= hopeful or name == "bytes"], _SIZES[1], _RUNS[1])
+    return {name: (small[name], large.get(name, small[name])) for name in names}
 
 
-def _rate(name: str, side: int, runs: int) -> float:
+def _rates(names: Sequence[str], side: int, runs: int) -> dict[str, float]:
     x, y = (torch.arange(side * side).view(side, side) * factor for factor in (0x5851F42D4C957F2D, -0x61C8864680B583EB))
-    best = math.inf
+    best = dict.fromkeys(names, math.inf)
     for k in range(runs + 1):  # the first one warms up
-        begun = time.perf_counter()
-        gemm.prepared(name, [y])([x])
-        if k:
-            best = min(best, time.perf_counter() - begun)
-    return float(side**3 / best)
+        for name in names:
+            begun = time.process_time()
+            gemm.prepared(name, [y])([x])
+            if k:
+                best[name] = min(best[name], time.process_time() - begun)
+    return {name: float(side**3 / max(seconds, 1e-9)) for name, seconds in best.items()}
 
 
 def path() -> Path:
