@@ -21,6 +21,8 @@ from uvcc_engine.model.secret_layer import ProductLayer
 from uvcc_engine.model.shapes import Image, Shape, check_features, check_image, check_positive
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
@@ -83,16 +85,19 @@ class ConvLayer(ProductLayer):
         assert self.weight is not None
         kernel = self.weight.index(slice(0, -1))
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        return (yield from ops.product_with_protocol(rt, last, kernel, self._back))
+        return (yield from ops.product_with_protocol(rt, last, kernel, self._back(rt)))
 
     def gated_gradient_protocol(self, rt: Runtime, grad: Share, bits: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         kernel = self.weight.index(slice(0, -1))
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        return (yield from ops.product_gated_protocol(rt, last, kernel, bits, self._back))
+        return (yield from ops.product_gated_protocol(rt, last, kernel, bits, self._back(rt)))
 
-    def _back(self, grad: Tensor, kernel: Tensor) -> Tensor:
-        return im2col.add_patches(grad @ kernel.T, self._spec)
+    def _back(self, rt: Runtime) -> Callable[[Tensor, Tensor], Tensor]:
+        def local(grad: Tensor, kernel: Tensor) -> Tensor:
+            return im2col.add_patches(rt.kernels.right_factor([kernel.T], grad.shape[0])([grad]), self._spec)
+
+        return local
 
     def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._seen is not None

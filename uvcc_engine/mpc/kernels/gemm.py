@@ -32,6 +32,7 @@ FLOATS_FROM: Final = 1 << 16
 LARGE: Final = 1 << 26  # multiplications from which the rates measured at the larger size hold, and 8-bit units pay
 THREADS_FROM: Final = 1 << 20  # multiplications from which more than one thread helps
 _PLAIN: Final = PlainKernels()
+_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 def right_factor(ys: Sequence[Tensor], rows: int, forced: str | None = None) -> RightFactor:
@@ -48,7 +49,7 @@ def right_factor(ys: Sequence[Tensor], rows: int, forced: str | None = None) -> 
         x, y = xs[0], ys[0]
         if x.dim() < 2 or y.dim() < 2:
             return prepared("torch", ys)(xs)
-        batch = math.prod(torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
+        batch = math.prod(_broadcast(x.shape[:-2], y.shape[:-2]))
         inner = sum(one.shape[-2] for one in ys)
         return prepared(choose(x.shape[-2], inner, y.shape[-1], batch, forced), ys)(xs)
 
@@ -166,10 +167,11 @@ class _Packed:
 
     def __init__(self, jit: Any, kind: int, y: Tensor) -> None:
         """``y``: ``[batch, k, n]``, or ``[k, n]`` for a batch of one."""
-        shape, strides = y.shape, y.stride()
-        if len(shape) == 2:
-            shape, strides = (1, *shape), (0, *strides)
-        self.batch, self.inner, self.n = shape
+        strides = y.stride()
+        if y.dim() == 2:
+            self.batch, (self.inner, self.n), strides = 1, y.shape, (0, *strides)
+        else:
+            self.batch, self.inner, self.n = y.shape
         lanes = jit.LANES[kind]
         self.step = ((self.inner + 1) & ~1) * (-(-self.n // lanes) * lanes)
         self.data = torch.empty(self.batch * self.step, dtype=torch.int64)
@@ -193,7 +195,7 @@ def _looped(kind: int, ys: Sequence[Tensor]) -> RightFactor:
         return apply
 
     def batched(xs: Sequence[Tensor]) -> Tensor:
-        lead = torch.broadcast_shapes(xs[0].shape[:-2], ys[0].shape[:-2])
+        lead = _broadcast(xs[0].shape[:-2], ys[0].shape[:-2])
         left, right = ([t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in side] for side in (xs, ys))
         return _multiply(jit, kind, left, [_Packed(jit, kind, y) for y in right]).view(*lead, xs[0].shape[-2], n)
 

@@ -23,8 +23,7 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
+from numba import extending, types
 
 HALVES, WIDE = 0, 1
 ROWS = (6, 12)  # of a tile of the result: as many accumulators as there are registers for
@@ -33,6 +32,7 @@ BLOCK = 256  # of the inner dimension: a panel of each matrix fits the first-lev
 _ROWS_BLOCK = 96  # rows of the left matrix packed at a time, a multiple of every ROWS: half of a second-level cache
 _AHEAD = 4  # panels of the right matrix that are packed side by side
 
+intrinsic: Any = extending.intrinsic
 _jit = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
 _WORD, _HALF = ir.IntType(64), ir.IntType(32)
 
