@@ -69,6 +69,17 @@ def test_each_fault_is_named_with_its_pod(change: dict[str, Any], said: str) -> 
     assert found[0].hint
 
 
+def test_a_wrong_clock_of_the_operators_machine_is_told_from_the_pods() -> None:
+    fleet = {f"p{n}r0": probe(skew_s=3599.5 + n) for n in range(3)}
+    found = judge(fleet, Wanted(GatesPart()))
+    assert {f.what.partition(" are ")[0] for f in found} == {"its clock and those of all other pods"}
+    assert "synchronise it" in found[0].hint
+    fleet["p1r0"] = probe(skew_s=-3600.0)  # they do not agree: each is told for itself
+    assert {f.what for f in judge(fleet, Wanted(GatesPart()))} == {
+        f"its clock is {probe['skew_s']:+.1f} s off, gates.clock_skew_s is 30" for probe in fleet.values()
+    }
+
+
 def full_phase() -> Phase:
     _, profile = load("demo")
     return make_plan("demo-1", "demo", profile).phases["full"]

@@ -42,17 +42,33 @@ def judge(probes: Mapping[str, dict[str, Any]], wanted: Wanted) -> list[Finding]
         if odd:
             what = f"{package} is {versions[odd]}, on {names[0]} it is {versions[names[0]]}"
             found.append(Finding(odd, what, "use one image for all parties"))
+    ours = _clock_of_ours([probe["skew_s"] for probe in probes.values()], wanted.gates.clock_skew_s)
     for name, probe in probes.items():
+        if abs(probe["skew_s"]) > wanted.gates.clock_skew_s:
+            found.append(Finding(name, *(ours or _clock(probe["skew_s"], wanted.gates.clock_skew_s))))
         found += [Finding(name, what, hint) for what, hint in (*_host(probe, wanted.gates), *_gpus(probe, wanted))]
     return found
 
 
+def _clock(skew: float, most: float) -> tuple[str, str]:
+    what = f"its clock is {skew:+.1f} s off, gates.clock_skew_s is {most:g}"
+    return what, "have the pod synchronise its clock, or replace it"
+
+
+def _clock_of_ours(skews: Sequence[float], most: float) -> tuple[str, str] | None:
+    """Where all pods agree on the time and this machine does not, no pod is to blame."""
+    if len(skews) < 2 or min(map(abs, skews)) <= most or max(skews) - min(skews) > most:
+        return None
+    off = f"{skews[0]:+.1f} s off this machine's, gates.clock_skew_s is {most:g}"
+    return (
+        f"its clock and those of all other pods are {off}",
+        "it is this machine's clock that is wrong: synchronise it, then uvcc resume",
+    )
+
+
 def _host(probe: Mapping[str, Any], gates: GatesPart) -> list[tuple[str, str]]:
-    """Clock, disk and memory."""
+    """Disk and memory."""
     found = []
-    if abs(probe["skew_s"]) > gates.clock_skew_s:
-        what = f"its clock is {probe['skew_s']:+.1f} s off, gates.clock_skew_s is {gates.clock_skew_s:g}"
-        found.append((what, "have the pod synchronise its clock, or replace it"))
     free = float(probe["disk"]["free_mib"])
     if free < gates.disk_free_mib:
         what = f"{free:.0f} MiB of disk are free, gates.disk_free_mib is {gates.disk_free_mib}"
