@@ -17,7 +17,7 @@ COMMANDS: Final = {
     "agent": ("uvcc_engine.agent.main", "supervise this pod's workers"),
     "worker": ("uvcc_engine.agent.foreground", "run one worker here: SPEC.json"),
     "train": ("uvcc_engine.train.worker:cli", "train a language model without a console"),
-    "data": ("uvcc_engine.train.probe", "look at a training's data source: data probe CONFIG"),
+    "data": ("uvcc_engine.train.source_probe", "look at a training's data source: data probe CONFIG"),
     "relay": ("uvcc_engine.relay.__main__", "store and forward the parties' sealed messages"),
     "share": ("uvcc_engine.owner.client", "split inputs and seal each share to its party"),
     "audit": ("uvcc_engine.owner.audit", "the data owner's: replay a run from its seeds, name who strayed"),

@@ -57,5 +57,5 @@ def _read(listed: object, most: int) -> list[tuple[int, str, dict[str, str]]]:
     except ValueError:
         return []
     read = [records.epoch_root(r, most) for r in found if isinstance(r, Mapping)] if isinstance(found, list) else []
-    good = [(r.epoch, r.root, dict(r.pairs)) for r in read if isinstance(r, records.EpochRoot)]
+    good = [(r.epoch, r.root, dict(r.pairs)) for r in read if isinstance(r, records.ReportedRoot)]
     return sorted(good, key=lambda r: r[0])[-KEEP:] if len(good) == len(read) else []

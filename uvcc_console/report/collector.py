@@ -104,7 +104,7 @@ def seal(run_dir: Path) -> Path:
     return _sign(run_dir.name, root, manifest.survey(root))
 
 
-def _sign(run: str, root: Path, files: dict[str, manifest.Entry]) -> Path:
+def _sign(run: str, root: Path, files: dict[str, manifest.ManifestEntry]) -> Path:
     key = private_key()
     text = manifest.Manifest(run, _line(key), _phases(root, files), files).text
     armored = sshsig.sign(key, key.public_key().public_bytes_raw(), sshsig.MANIFEST_NAMESPACE, text)
@@ -117,7 +117,7 @@ def _sign(run: str, root: Path, files: dict[str, manifest.Entry]) -> Path:
     return root / manifest.NAME
 
 
-def _phases(root: Path, files: dict[str, manifest.Entry]) -> dict[str, tuple[str, str]]:
+def _phases(root: Path, files: dict[str, manifest.ManifestEntry]) -> dict[str, tuple[str, str]]:
     """Every phase with a policy that can be read -> its sid_job and policy hash."""
     found = {}
     for name in sorted({n.partition("/")[0] for n in files if n.count("/") == 1 and n.endswith(f"/{NAME}")}):

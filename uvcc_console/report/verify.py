@@ -36,7 +36,7 @@ def own_run(path: Path) -> Path | None:
         return None
 
 
-def pins_of(path: Path) -> package.Pins | None:
+def pins_of(path: Path) -> package.ExpectedSigners | None:
     """Whom the journal of this operator's run around ``path`` names; None where ``path`` lies in no such run.
 
     The identities of a phase are those that the pods had shown over SSH when the phase was last started. Raises
@@ -55,7 +55,9 @@ def pins_of(path: Path) -> package.Pins | None:
         keys = pins_of_identities(identities(told, phase)) | ({COLLECTOR: key} if key else {})
         return AllowedSigners.of(keys, f"the journal of {run_dir.name}")
 
-    return package.Pins(f"identities pinned by the journal of this operator's run {reading.shown(run_dir.name)}", of)
+    return package.ExpectedSigners(
+        f"identities pinned by the journal of this operator's run {reading.shown(run_dir.name)}", of
+    )
 
 
 def _told(journal: Path) -> list[ev.Event]:

@@ -183,12 +183,12 @@ class Intake:
 
     def _engine(self, src: str, line: str) -> list[ev.Event]:
         read = records.parse(src, line)
-        if not isinstance(read, records.EngineRecord | records.EpochRoot):
+        if not isinstance(read, records.EngineRecord | records.ReportedRoot):
             return self._refuse(src, line)
         coord = self._mine(read.coord)
         if coord is None:
             return self._refuse(src, line)
-        if isinstance(read, records.EpochRoot):
+        if isinstance(read, records.ReportedRoot):
             if read.epoch > self._last_epoch:
                 return self._refuse(src, line)
             return [ev.RootReported(coord=coord, epoch=read.epoch, root=read.root, pairs=dict(read.pairs))]

@@ -26,7 +26,7 @@ ENTRIES: Final = {
     "private": "uvcc_engine.worker.main",
     "lm": "uvcc_engine.train.worker",
     "preflight": "uvcc_engine.agent.fabric",
-    "handover": "uvcc_engine.worker.migration",
+    "handover": "uvcc_engine.worker.migration_source",
 }
 
 

@@ -23,9 +23,9 @@ from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ProtocolError, UvccError, VerificationError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
-from uvcc_engine.parallel.group import Group
+from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.place import Place
+from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Plane, Tag
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.transcript import kinds
@@ -61,7 +61,7 @@ def main(spec: WorkerSpec) -> int:
             found["trouble"].append({"part": part, "what": error.what, "hint": error.hint})
 
     with attempt("groups"):
-        found["groups"] = measure_groups(Place.of(coord, topology, os.environ), job, found)
+        found["groups"] = measure_groups(RankAddress.of(coord, topology, os.environ), job, found)
     if job.get("peers") and (coord.stage, coord.tensor) == (0, 0):
         with attempt("pairs"):
             found["pairs"] = measure_pairs(spec, coord, job, attempt)
@@ -72,7 +72,7 @@ def main(spec: WorkerSpec) -> int:
 # -- inside a party --------------------------------------------------------------------------------------------------
 
 
-def measure_groups(place: Place, job: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+def measure_groups(place: RankAddress, job: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     """An all-reduce in each group of this rank: ``{dp: {size, ms, mib_s}}``; empty for a party of one rank.
 
     ``mib_s`` is the bus bandwidth: what each rank sends in a ring, 2(n-1)/n of the block, over the best time.
@@ -100,7 +100,7 @@ def _device(wanted: str) -> torch.device:
     return device
 
 
-def _reduced(group: Group, device: torch.device, mib: float) -> dict[str, Any]:
+def _reduced(group: Communicator, device: torch.device, mib: float) -> dict[str, Any]:
     count = max(1, int(mib * MIB) // 8)
     wanted, best = group.size * (group.size + 1) // 2, float("inf")
     for _ in range(REPEATS):

@@ -18,15 +18,15 @@ from typing import Any, Final
 from uvcc_engine.agent.workers import RUNNING, Worker, exit_record
 from uvcc_engine.contract import checkpoint as checkpoints
 from uvcc_engine.contract import files, wire
-from uvcc_engine.contract.control import HOLD, RELEASE, HaltRequest, Verdict
+from uvcc_engine.contract.control import HOLD, RELEASE, HaltRequest, HaltVerdict
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.contract.wire import Lacks
 
 SLICE_S: Final = 0.02
-REFUSALS: Final[dict[Verdict, Callable[[str], tuple[str, str]]]] = {
-    Verdict.FINAL: lambda run: (f"run {run} is already halting", "a halt is final; resume it afterwards"),
-    Verdict.OVERTAKEN: lambda run: (f"this hold of run {run} was released already", "hold it again"),
-    Verdict.OTHER: lambda run: (f"run {run} is held by another request", "release that one, or halt"),
+REFUSALS: Final[dict[HaltVerdict, Callable[[str], tuple[str, str]]]] = {
+    HaltVerdict.FINAL: lambda run: (f"run {run} is already halting", "a halt is final; resume it afterwards"),
+    HaltVerdict.OVERTAKEN: lambda run: (f"this hold of run {run} was released already", "hold it again"),
+    HaltVerdict.OTHER: lambda run: (f"run {run} is held by another request", "release that one, or halt"),
 }
 """Why a halt request is refused: what is wrong, and what to do."""
 _ORDER: Final = ("", "held", "released", "halted", "gone")
@@ -40,7 +40,7 @@ class _Seen:
     checkpoint: str = ""
     detail: str = ""
     lacks: Lacks = Lacks.NOTHING
-    proof: Generator[None, None, checkpoints.Manifest] | None = None
+    proof: Generator[None, None, checkpoints.CheckpointManifest] | None = None
 
 
 @dataclass

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.agent import ops, party, probe
-from uvcc_engine.agent.channel import Console
-from uvcc_engine.agent.ending import Ending
-from uvcc_engine.agent.front import Front, Key
+from uvcc_engine.agent import commands, party, pod_probe
+from uvcc_engine.agent.command_front import CommandFront, Key
+from uvcc_engine.agent.console_channel import Console
 from uvcc_engine.agent.halts import REFUSALS, HaltWatch
 from uvcc_engine.agent.lease import Lease
 from uvcc_engine.agent.process import ProcessId, wake_pipe
 from uvcc_engine.agent.relays import RelayTable
+from uvcc_engine.agent.shutdown import Shutdown
 from uvcc_engine.agent.spawner import Spawner
 from uvcc_engine.agent.workers import Worker, WorkerTable
 from uvcc_engine.contract import files, wire
-from uvcc_engine.contract.control import HALT, RELEASE, HaltRequest, Verdict, read_halt, verdict, write_halt
+from uvcc_engine.contract.control import HALT, RELEASE, HaltRequest, HaltVerdict, read_halt, verdict, write_halt
 from uvcc_engine.contract.errors import ProtocolError, UvccError
 from uvcc_engine.contract.eventlog import EventLog
 from uvcc_engine.contract.spec import WorkerSpec
@@ -65,13 +65,13 @@ class Agent:
         self.halts: dict[str, HaltWatch] = {}
         self.lease = Lease.load(root / "lease.json", time.monotonic())
         self._selector = selectors.DefaultSelector()
-        self.front = Front(self._selector, listener, self._obey, ops.LATER)
+        self.front = CommandFront(self._selector, listener, self._obey, commands.LATER)
         self._launches: list[_Launch] = []
         self._relays_awaited: list[tuple[str, Key]] = []
-        self._probes_awaited: list[tuple[probe.GpuQuery, Key]] = []
-        self._gpus: probe.GpuQuery | None = None
-        self._cpu = probe.CpuMeter()
-        self._ending: Ending | None = None
+        self._probes_awaited: list[tuple[pod_probe.GpuQuery, Key]] = []
+        self._gpus: pod_probe.GpuQuery | None = None
+        self._cpu = pod_probe.CpuMeter()
+        self._ending: Shutdown | None = None
         self._done = False
         self._next_tick = self._next_telemetry = 0.0
 
@@ -121,7 +121,7 @@ class Agent:
     def _obey(self, console: Console, message: dict[str, Any]) -> dict[str, Any] | None:
         if console.lease_s > 0:
             self.lease.renew(console.lease_s, console.holder, time.monotonic())
-        command = ops.OPS.get(str(message["op"]))
+        command = commands.OPS.get(str(message["op"]))
         if command is None:
             raise ProtocolError(f"unknown command {message['op']!r}", "update the engine on this pod")
         return command(self, console, message)
@@ -242,9 +242,9 @@ class Agent:
             raise RefusedError(AckCode.NO_WORKER, what, "there is nothing to halt here")
         for folder in {Path(s.dir) for s in live}:
             found = verdict(read_halt(folder, run), asked, time.time())
-            if found == Verdict.OBEY:
+            if found == HaltVerdict.OBEY:
                 self._write_halt(folder, asked)
-            elif found != Verdict.KNOWN:
+            elif found != HaltVerdict.KNOWN:
                 raise RefusedError(AckCode(found), *REFUSALS[found](run))
         watch = self.halts.get(run)
         if watch is None or watch.request.nonce != asked.nonce:
@@ -322,7 +322,7 @@ class Agent:
         self._relays_awaited.append((run, key))
         self.hurry()
 
-    def await_probe(self, query: probe.GpuQuery, key: Key) -> None:
+    def await_probe(self, query: pod_probe.GpuQuery, key: Key) -> None:
         self._probes_awaited.append((query, key))
         self.hurry()
 
@@ -342,7 +342,12 @@ class Agent:
             found = query.result()
             if found is not None:
                 gpus, trouble = found
-                facts = {**probe.facts(self.root), "gpus": gpus, "gpu_error": trouble, "imports": self.spawner.facts}
+                facts = {
+                    **pod_probe.facts(self.root),
+                    "gpus": gpus,
+                    "gpu_error": trouble,
+                    "imports": self.spawner.facts,
+                }
                 self.front.settle(key, {"ok": True, **facts})
                 self._probes_awaited.remove((query, key))
 
@@ -363,12 +368,12 @@ class Agent:
         now = time.monotonic()
         if now < self._next_telemetry or not self.front.greeted:
             return
-        self._gpus = self._gpus or probe.GpuQuery()
+        self._gpus = self._gpus or pod_probe.GpuQuery()
         found = self._gpus.result()
         if found is None:
             return
         self._next_telemetry, self._gpus = now + TELEMETRY_S, None
-        memory, disk = probe.memory_mib(), probe.disk_mib(self.root)
+        memory, disk = pod_probe.memory_mib(), pod_probe.disk_mib(self.root)
         message: dict[str, Any] = {"op": wire.TELEMETRY, "ts": round(time.time(), 3), "cpu": self._cpu.share()}
         message |= {"mem_mib": round(memory["total_mib"] - memory["available_mib"], 1), "gpus": found[0]}
         message |= {"disk_free_mib": disk["free_mib"]}
@@ -380,12 +385,12 @@ class Agent:
     def begin_stop(self, grace_s: float, key: Key | None = None) -> None:
         """End every worker (TERM, after ``grace_s`` KILL), the relays, then this agent; ``key`` is answered last."""
         if self._ending is None:
-            self._ending = Ending(self.workers, self.relays, grace_s)
+            self._ending = Shutdown(self.workers, self.relays, grace_s)
         if key is not None:
             self._ending.keys.append(key)
         self.hurry()
 
-    def _go_on_ending(self, ending: Ending) -> None:
+    def _go_on_ending(self, ending: Shutdown) -> None:
         if not ending.advance(self._end_zygote):
             return
         for key in ending.keys:

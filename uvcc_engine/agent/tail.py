@@ -30,7 +30,7 @@ _DOCUMENT: Final = re.compile(r"(exit|result)(_rank\d+)?\.json|run\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class LineBatch:
     """Whole lines of one file; ``off`` is the offset after the last one."""
 
     src: str
@@ -55,7 +55,7 @@ class Skipped:
     n: int
 
 
-Found = Batch | Rewound | Skipped
+Found = LineBatch | Rewound | Skipped
 
 
 class FileTail:
@@ -146,7 +146,7 @@ class FileTail:
             taken += sum(map(len, batch.lines))
             yield batch
 
-    def _read(self, size: int, *, finished: bool) -> Batch | None:
+    def _read(self, size: int, *, finished: bool) -> LineBatch | None:
         data = os.pread(self._fd, size, self._off)
         end = data.rfind(b"\n") + 1
         if not end:
@@ -156,7 +156,7 @@ class FileTail:
         lines = data[:end].removesuffix(b"\n").split(b"\n")
         self._off += end
         self._remember()
-        return Batch(self._src, self._ino, self._off, [line.decode(errors="replace") for line in lines])
+        return LineBatch(self._src, self._ino, self._off, [line.decode(errors="replace") for line in lines])
 
     def _skip(self, target: int) -> int:
         """Go on behind the first line end after ``target``; returns the number of lines passed over."""
@@ -207,7 +207,7 @@ class RunTail:
                 tail = self._tails[name] = FileTail(self._directory / name, self._cursors.get(name))
             try:
                 for found in tail.poll(limit, finished=finished and name.endswith(".log")):
-                    if isinstance(found, Batch):
+                    if isinstance(found, LineBatch):
                         limit -= sum(map(len, found.lines))
                     yield found
             except OSError as error:  # most often replaced between stat and open: the next poll sees its successor

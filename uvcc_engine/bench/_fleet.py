@@ -33,7 +33,7 @@ from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sealing.inputs import share_dataset
 from uvcc_engine.transcript.bundle import assemble_folder
 from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.origin import Origin
+from uvcc_engine.transcript.origin import Migration
 from uvcc_engine.transcript.policy import Policy, PolicyParty, sign_policy, write_signatures
 from uvcc_engine.transcript.verifier import Certificate, verify
 
@@ -140,7 +140,7 @@ class Fleet:
         size: Topology,
         *,
         keys: Callable[[int, int], Identity] = pod_identity,
-        goes_on: Callable[[list[PolicyParty]], Origin] | None = None,
+        goes_on: Callable[[list[PolicyParty]], Migration] | None = None,
     ) -> None:
         """``keys``: the identity of a party's pod of a replica; ``goes_on``: where the job starts, by the parties."""
         self.folder, self.job, self.size, self._forker = folder, job, size, forker

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.config import LMConfig
-from uvcc_engine.train.schedule import make_optimizer
+from uvcc_engine.train.learning_rate import make_optimizer
 
 
 class Step:

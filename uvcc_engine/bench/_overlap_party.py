@@ -24,12 +24,12 @@ from uvcc_engine.model.specs import ModelSpec, find_model
 from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.place import Place
+from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
-from uvcc_engine.sharding.training import ParallelTrainer
+from uvcc_engine.sharding.sharded_training import ParallelTrainer
 
 SID: Final = hashlib.sha256(b"bench overlap").digest()
 
@@ -61,7 +61,7 @@ def measure(
         return Runtime(party, plane, keys, SID, attempt=in_flight, stream=stream)
 
     main, model = runtime(0), find_model(job.model)
-    place = Place(Coord(0, party, 0, 0), Topology(1, 1, 1, microbatches))
+    place = RankAddress(Coord(0, party, 0, 0), Topology(1, 1, 1, microbatches))
     groups = PartyGroups.open(place, on_event=lambda name, fields: None)
     trainer = ParallelTrainer(main, runtime, job, model, rows(job, model, party), groups, lambda name, fields: None)
     found = []

@@ -24,7 +24,7 @@ from uvcc_engine.bench._rehearsal import make_policy, revealed
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
 from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.runtime import Runtime
@@ -67,11 +67,11 @@ class Switch:
             self.took.recording += time.thread_time() - begun
             self.took.leaves += 1
 
-    def foresee(self, peer: int, tag: Tag, payload: memoryview) -> None:
+    def hash_ahead(self, peer: int, tag: Tag, payload: memoryview) -> None:
         """See ``plane.api.Recorder``."""
         if self.on:
             begun = time.thread_time()
-            self.evidence.recorder.foresee(peer, Tag(self.epoch, tag.stream, tag.op, tag.kind), payload)
+            self.evidence.recorder.hash_ahead(peer, Tag(self.epoch, tag.stream, tag.op, tag.kind), payload)
             self.took.recording += time.thread_time() - begun
 
     def finish(self) -> None:
@@ -101,7 +101,7 @@ class Switch:
 class Party:
     """What a worker's session does in a step, less everything that has nothing to do with the transcript."""
 
-    def __init__(self, plane: LivePlane, rt: Runtime, trainer: Trainer, switch: Switch) -> None:
+    def __init__(self, plane: LivePlane, rt: Runtime, trainer: PrivateTrainer, switch: Switch) -> None:
         self._plane, self._rt, self._trainer, self._switch = plane, rt, trainer, switch
         self._peers = [p for p in range(PARTIES) if p != plane.party]
 
@@ -162,7 +162,7 @@ def measure(config: dict[str, Any], party: int, folder: Path) -> list[list[dict[
     )
     rt = Runtime(party, plane, rehearsal_keys(7)[party], sid_of(policy.sid_job, Coord(0, party, 0, 0)), attempt=0)
     model = find_model(job.model)
-    body = Party(plane, rt, Trainer(rt, job, model, rows(job, model, party)), switch)
+    body = Party(plane, rt, PrivateTrainer(rt, job, model, rows(job, model, party)), switch)
     found = []
     gc.collect()
     gc.freeze()  # as a worker's process does

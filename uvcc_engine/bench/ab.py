@@ -25,7 +25,7 @@ from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import choose_device, vram_mib
-from uvcc_engine.train.job import overrides, resolve
+from uvcc_engine.train.lm_job import overrides, resolve
 
 
 @dataclass(frozen=True, slots=True)

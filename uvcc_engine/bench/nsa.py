@@ -25,10 +25,10 @@ from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.nsa import decode, dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
-from uvcc_engine.nsa.layout import layout_of
 from uvcc_engine.nsa.masked import sdpa
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.nsa.rope import first_positions, rotate
+from uvcc_engine.nsa.visibility import layout_of
 
 M7C = ModelConfig(n_layers=1)
 WIDE = replace(M7C, dim=4096, n_heads=64, n_kv_groups=4)  # the paper's groups of 16, which peers can do

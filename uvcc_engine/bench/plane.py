@@ -24,7 +24,7 @@ from uvcc_engine.bench._plane_links import RelayProcess, direct_links, relay
 from uvcc_engine.contract import files
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.relay import wire
+from uvcc_engine.relay import binary
 
 _PARTY: Final = [sys.executable, "-m", "uvcc_engine.bench._plane_party"]
 _MIB: Final = 1 << 20
@@ -151,9 +151,9 @@ async def _idle(running: RelayProcess, seconds: float) -> tuple[float, list[floa
     host, port = running.url.removeprefix("http://").split(":")
 
     def request(party: int, box: int, wait_ms: int, item: bytes) -> bytes:
-        items = [wire.Item(2, wire.STORE, 0, item, bytes(1024))] if item else []
-        body = b"".join(wire.request_pieces(box, 1, wait_ms, 1 << 20 if wait_ms else 0, [], items))
-        head = f"POST {wire.PATH} HTTP/1.1\r\nhost: relay\r\nauthorization: Bearer {running.tokens[party]}\r\n"
+        items = [binary.Item(2, binary.STORE, 0, item, bytes(1024))] if item else []
+        body = b"".join(binary.request_pieces(box, 1, wait_ms, 1 << 20 if wait_ms else 0, [], items))
+        head = f"POST {binary.PATH} HTTP/1.1\r\nhost: relay\r\nauthorization: Bearer {running.tokens[party]}\r\n"
         return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
     pollers = []

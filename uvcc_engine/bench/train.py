@@ -27,8 +27,8 @@ from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.data import Cursor, Packer
-from uvcc_engine.train.distributed import Group
-from uvcc_engine.train.loop import Trainer
+from uvcc_engine.train.distributed import RankGroup
+from uvcc_engine.train.loop import LmTrainer
 from uvcc_engine.train.sources import Synthetic
 from uvcc_engine.train.tokenizer import ByteTokenizer
 
@@ -91,7 +91,7 @@ def _own_share(steps: int) -> float:
 
     with tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder:
         with RunWriter.open(folder, "bench") as writer:
-            Trainer(cfg, Group(0, 1, torch.device("cpu")), writer, ByteTokenizer(), packer).run()
+            LmTrainer(cfg, RankGroup(0, 1, torch.device("cpu")), writer, ByteTokenizer(), packer).run()
         beats = (Path(folder) / "heartbeat_rank0.jsonl").read_text().splitlines()
     shares = [float(b["own_share"]) for b in map(json.loads, beats) if b["msg"] == "progress" and "own_share" in b]
     return statistics.mean(shares)

@@ -17,7 +17,7 @@ from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.contract.topology import PARTIES, Coord
-from uvcc_engine.model.digests import whole_digest
+from uvcc_engine.model.state_digests import whole_digest
 from uvcc_engine.transcript.commits import (
     NAMESPACE,
     RECORD,
@@ -46,14 +46,14 @@ __all__ = [
 ]
 
 
-def signed_statement(identity: Identity, policy: Policy, coord: Coord, manifest: ck.Manifest) -> str:
+def signed_statement(identity: Identity, policy: Policy, coord: Coord, manifest: ck.CheckpointManifest) -> str:
     """This pod's statement about a checkpoint of its own, signed by its lead worker, as one line of JSON."""
     said = Statement(str(coord), policy.sid_job.hex(), manifest.step, manifest.sha256, _components(manifest))
     signature = identity.sign(NAMESPACE, said.payload)
     return json.dumps({"manifest": said.manifest, "components": said.components, "signature": signature})
 
 
-def _components(manifest: ck.Manifest) -> tuple[str, str]:
+def _components(manifest: ck.CheckpointManifest) -> tuple[str, str]:
     """Digests of the pod's two components, from what each of its ranks noted."""
     noted = [list(manifest.ranks[rank].extra["components"]) for rank in sorted(manifest.ranks)]
     return whole_digest([lo for lo, _ in noted]), whole_digest([hi for _, hi in noted])

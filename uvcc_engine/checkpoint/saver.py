@@ -23,7 +23,7 @@ _SISTERS_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointPlace:
     """Where this rank's checkpoints go. ``token`` is the same at all ranks of the pod and new at each start."""
 
     root: Path
@@ -39,13 +39,13 @@ class Place:
 class Saver:
     """Owns the writing thread of one rank. ``on_written(step, sha256)`` is called in it."""
 
-    def __init__(self, place: Place, on_written: Callable[[int, str], None]) -> None:
+    def __init__(self, place: CheckpointPlace, on_written: Callable[[int, str], None]) -> None:
         self._place = place
         self._on_written = on_written
         self._pool = ThreadPoolExecutor(1, "checkpoint")
-        self._under_way: Future[ck.Manifest] | None = None
+        self._under_way: Future[ck.CheckpointManifest] | None = None
         self._closing = threading.Event()
-        self._newest: ck.Manifest | None = None
+        self._newest: ck.CheckpointManifest | None = None
 
     def start(self, step: int, state: ck.RankState, contents: Mapping[str, bytes]) -> None:
         """Begin to write the checkpoint of ``step``. Raises what the write before it raised."""
@@ -53,13 +53,13 @@ class Saver:
         self._under_way = self._pool.submit(self._write, step, state, dict(contents))
 
     @property
-    def saved(self) -> ck.Manifest | None:
+    def saved(self) -> ck.CheckpointManifest | None:
         """The newest checkpoint that is whole on this pod's disk. Raises what its write raised."""
         if self._under_way is not None and self._under_way.done():
             self.wait()
         return self._newest
 
-    def wait(self) -> ck.Manifest | None:
+    def wait(self) -> ck.CheckpointManifest | None:
         """The newest checkpoint, once nothing is under way. Raises what its write raised."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
@@ -71,7 +71,7 @@ class Saver:
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _write(self, step: int, state: ck.RankState, contents: Mapping[str, bytes]) -> ck.Manifest:
+    def _write(self, step: int, state: ck.RankState, contents: Mapping[str, bytes]) -> ck.CheckpointManifest:
         at = self._place
         ck.write_rank(at.root, step, at.token, state, contents)
         if at.leads:

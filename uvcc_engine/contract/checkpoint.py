@@ -68,7 +68,7 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """What a verified checkpoint holds. ``sha256`` of the manifest file names the checkpoint everywhere else."""
 
     path: Path
@@ -125,7 +125,7 @@ def save(
     cursors: Mapping[str, Any] | None = None,
     rng: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> Manifest:
+) -> CheckpointManifest:
     """Write and commit the checkpoint of a directory's only rank. Raises UvccError; then nothing of it is left."""
     token = uuid.uuid4().hex[:12]
     state = RankState(
@@ -158,7 +158,7 @@ def write_rank(root: Path, step: int, token: str, state: RankState, contents: Ma
 
 def commit(
     root: Path, *, run: str, step: int, token: str, ranks: Iterable[int], topology: Mapping[str, Any]
-) -> Manifest:
+) -> CheckpointManifest:
     """Merge the ranks' parts into the manifest and make the checkpoint appear. All ranks must have returned.
 
     A checkpoint of the same step that is already there is kept if it is the same, byte for byte, else replaced.
@@ -198,7 +198,7 @@ def is_settled(root: Path, step: int, token: str) -> bool:
     return not _temporary(root, step, token).exists() and (step_dir(root, step) / MANIFEST).exists()
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """The manifest alone, checked against itself; the files are not read. Raises VerificationError."""
     try:
         with _regular(folder / MANIFEST) as f:
@@ -215,7 +215,7 @@ def read_manifest(folder: Path) -> Manifest:
         if body["format"] != FORMAT:
             raise VerificationError("checkpoint", f"{folder} has format {body['format']}, this version reads {FORMAT}")
         ranks = {int(rank): _state(part) for rank, part in body["ranks"].items()}
-        return Manifest(
+        return CheckpointManifest(
             path=folder,
             sha256=_sha256(raw),
             run=body["run"],
@@ -244,7 +244,7 @@ def _regular(path: Path) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
-def verify(folder: Path, sha256: str = "") -> Manifest:
+def verify(folder: Path, sha256: str = "") -> CheckpointManifest:
     """Read every byte of a checkpoint and check it; ``sha256`` = the manifest hash it must have, if known.
 
     Raises VerificationError naming the first file that is missing or altered.
@@ -254,11 +254,11 @@ def verify(folder: Path, sha256: str = "") -> Manifest:
         try:
             next(steps)
         except StopIteration as done:
-            manifest: Manifest = done.value
+            manifest: CheckpointManifest = done.value
             return manifest
 
 
-def verify_in_steps(folder: Path, sha256: str = "") -> Generator[None, None, Manifest]:
+def verify_in_steps(folder: Path, sha256: str = "") -> Generator[None, None, CheckpointManifest]:
     """:func:`verify` for a caller that has other work: yields after every 4 MiB read."""
     manifest = read_manifest(folder)
     if sha256 and manifest.sha256 != sha256:
@@ -289,13 +289,13 @@ def steps_present(root: Path) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCheckpoints:
     """The committed checkpoints of a directory: those of which every byte is as it was written, and why others are not.
 
     A checkpoint that was never completed is in neither: it has no ``step-N`` name.
     """
 
-    whole: dict[int, Manifest]
+    whole: dict[int, CheckpointManifest]
     altered: dict[int, VerificationError]
 
     def newer_altered(self, step: int) -> VerificationError | None:
@@ -304,19 +304,19 @@ class Found:
         return self.altered[max(after)] if after else None
 
 
-def survey(root: Path, *, run: str = "") -> Found:
+def survey(root: Path, *, run: str = "") -> FoundCheckpoints:
     """Read every byte of every committed checkpoint (which must be of ``run``)."""
-    whole: dict[int, Manifest] = {}
+    whole: dict[int, CheckpointManifest] = {}
     altered: dict[int, VerificationError] = {}
     for step in steps_present(root):
         try:
             whole[step] = verify_step(root, step, run=run)
         except VerificationError as error:
             altered[step] = error
-    return Found(whole, altered)
+    return FoundCheckpoints(whole, altered)
 
 
-def verify_step(root: Path, step: int, *, run: str = "") -> Manifest:
+def verify_step(root: Path, step: int, *, run: str = "") -> CheckpointManifest:
     """:func:`verify` for the checkpoint named after ``step``, which must say so itself, and be of ``run``."""
     folder = step_dir(root, step)
     manifest = verify(folder)
@@ -358,7 +358,7 @@ def latest_verified(
     run: str = "",
     not_after: int | None = None,
     on_bad: Callable[[Path, VerificationError], object] = lambda path, error: None,
-) -> Manifest | None:
+) -> CheckpointManifest | None:
     """The newest checkpoint that verifies (of ``run``, not after a step), or None. ``on_bad`` hears of the others."""
     for step in steps_present(root):
         if not_after is not None and step > not_after:
@@ -407,7 +407,7 @@ def _delete(root: Path, step: int) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def _same(folder: Path, sha256: str) -> Manifest | None:
+def _same(folder: Path, sha256: str) -> CheckpointManifest | None:
     try:
         return verify(folder, sha256)
     except VerificationError:

@@ -42,7 +42,7 @@ def in_force(asked: HaltRequest, now: float) -> HaltRequest:
     return replace(asked, mode=HALT) if asked.mode == HOLD and 0 < asked.deadline < now else asked
 
 
-class Verdict(StrEnum):
+class HaltVerdict(StrEnum):
     """What becomes of a halt request, given the one in force."""
 
     OBEY = "obey"  # it is written, and its nonce is the one that evidence answers
@@ -52,7 +52,7 @@ class Verdict(StrEnum):
     OTHER = "other"  # refused: it would release a hold that somebody else asked for
 
 
-def verdict(before: HaltRequest | None, asked: HaltRequest, now: float) -> Verdict:
+def verdict(before: HaltRequest | None, asked: HaltRequest, now: float) -> HaltVerdict:
     """The one rule of which request may follow which, for every path by which requests arrive.
 
     Requests may come late, twice and out of order, over a channel of their own or through the relay. A halt is final;
@@ -62,22 +62,22 @@ def verdict(before: HaltRequest | None, asked: HaltRequest, now: float) -> Verdi
     in seconds; a hold whose deadline has passed is a halt.
     """
     if before is None:
-        return Verdict.OBEY
+        return HaltVerdict.OBEY
     before = in_force(before, now)
     same = before.nonce == asked.nonce
     if before.mode == HALT:
         if asked.mode != HALT:
-            return Verdict.FINAL
-        return Verdict.KNOWN if same else Verdict.OBEY
+            return HaltVerdict.FINAL
+        return HaltVerdict.KNOWN if same else HaltVerdict.OBEY
     if asked.mode == HALT:
-        return Verdict.OBEY
+        return HaltVerdict.OBEY
     if before.mode == asked.mode and same:
-        return Verdict.KNOWN
+        return HaltVerdict.KNOWN
     if before.mode == HOLD and asked.mode == RELEASE and not same and before.nonce:
-        return Verdict.OTHER
+        return HaltVerdict.OTHER
     if before.mode == RELEASE and asked.mode == HOLD and same:
-        return Verdict.OVERTAKEN
-    return Verdict.OBEY
+        return HaltVerdict.OVERTAKEN
+    return HaltVerdict.OBEY
 
 
 def write_halt(directory: Path, request: HaltRequest) -> None:

@@ -36,7 +36,7 @@ def ask(directory: Path, run: str, nonce: str) -> None:
     files.write_atomic(directory / REQUEST, json.dumps({"run": run, "nonce": nonce}).encode(), durable=False)
 
 
-class Recorder:
+class FlightRecorder:
     """Answers for one worker. ``look`` is cheap enough for every second."""
 
     def __init__(self, directory: Path, run: str, coord: str, *, clock: Callable[[], float] = time.time) -> None:

@@ -62,7 +62,7 @@ class EngineRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRoot:
+class ReportedRoot:
     """The root that a worker finalised for an epoch, and the digest of what it exchanged with each peer, all hex."""
 
     coord: str = ""
@@ -107,7 +107,7 @@ class Facts:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-Record = Heartbeat | EngineRecord | EpochRoot | Exit | Result | Facts
+Record = Heartbeat | EngineRecord | ReportedRoot | Exit | Result | Facts
 
 
 def parse(src: str, text: str) -> Record | Malformed:
@@ -148,7 +148,7 @@ def heartbeat(found: Mapping[str, Any]) -> Heartbeat | Malformed:
     return Heartbeat(coord=coord, step=step, phase=phase, fields=kept)
 
 
-def engine_record(found: Mapping[str, Any]) -> EngineRecord | EpochRoot | Malformed:
+def engine_record(found: Mapping[str, Any]) -> EngineRecord | ReportedRoot | Malformed:
     """A line of ``events.jsonl``; the root of an epoch is a record of its own."""
     name, fields = found.get("event"), found.get("fields") or {}
     if not isinstance(name, str) or not _EVENT.fullmatch(name) or not isinstance(fields, Mapping):
@@ -166,7 +166,7 @@ def engine_record(found: Mapping[str, Any]) -> EngineRecord | EpochRoot | Malfor
     return EngineRecord(name=name, level=level, coord=coord, ts=at, fields=tidy(fields))
 
 
-def epoch_root(fields: Mapping[str, Any], most: int = STEPS) -> EpochRoot | Malformed:
+def epoch_root(fields: Mapping[str, Any], most: int = STEPS) -> ReportedRoot | Malformed:
     """The root of one finalised epoch, at most number ``most``."""
     epoch, digest, pairs = whole(fields.get("epoch"), 0, most), fields.get("root"), fields.get("pairs", {})
     coord = _coord(fields)
@@ -174,7 +174,7 @@ def epoch_root(fields: Mapping[str, Any], most: int = STEPS) -> EpochRoot | Malf
         return Malformed("an epoch root without epoch or digest")
     if not all(isinstance(k, str) and 0 < len(k) <= 32 and k.isprintable() and is_digest(v) for k, v in pairs.items()):
         return Malformed("an epoch root with pairs of another form")
-    return EpochRoot(coord=coord, epoch=epoch, root=str(digest), pairs={str(k): str(v) for k, v in pairs.items()})
+    return ReportedRoot(coord=coord, epoch=epoch, root=str(digest), pairs={str(k): str(v) for k, v in pairs.items()})
 
 
 def exit_record(found: Mapping[str, Any]) -> Exit | Malformed:

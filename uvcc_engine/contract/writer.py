@@ -23,7 +23,7 @@ from uvcc_engine.contract.control import Control, HaltRequest
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.eventlog import EventLog
 from uvcc_engine.contract.files import LineFile
-from uvcc_engine.contract.flight import Recorder
+from uvcc_engine.contract.flight import FlightRecorder
 from uvcc_engine.contract.host import resident_mib
 from uvcc_engine.contract.records import STATUSES
 from uvcc_engine.contract.table import Table
@@ -266,7 +266,7 @@ class Ticker:
         self._writer = writer
         self._waiting_on = waiting_on
         self._period_s = period_s
-        self._flight = Recorder(writer.directory, writer.run, writer.coord)
+        self._flight = FlightRecorder(writer.directory, writer.run, writer.coord)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self.error: UvccError | None = None

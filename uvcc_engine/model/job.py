@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.transcript.origin import Origin
+from uvcc_engine.transcript.origin import Migration
 
 REVEALABLE: Final = ("loss", "accuracy", "weights", "predictions", "seeds")
 SCHEDULES: Final = ("linear", "constant")
@@ -49,7 +49,7 @@ class PrivateJob:
     beta2: float = 0.99
     objective: str = "cross-entropy"
     task: str = "train"
-    start: Origin | None = None
+    start: Migration | None = None
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -96,7 +96,7 @@ class PrivateJob:
         for key, value in found.items():
             if key not in kinds:
                 raise ConfigError(f"job: unknown key {key!r}", _nearest(key, kinds))
-            values[key] = Origin.of_job(found) if key == "start" else _typed(key, value, kinds[key])
+            values[key] = Migration.of_job(found) if key == "start" else _typed(key, value, kinds[key])
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import ops
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec
 from uvcc_engine.model.registry import SecretContext, type_of
-from uvcc_engine.model.secret_layer import Block, FusedActivation, Layer, ProductLayer
+from uvcc_engine.model.secret_layer import FusedActivation, Layer, LayerBlock, ProductLayer
 
 if TYPE_CHECKING:
     from uvcc_engine.model.secret_layer import Then, Update
@@ -47,7 +47,7 @@ def _layer(spec: LayerSpec, weights: Iterator[Share]) -> Layer:
 def flat(layers: Sequence[Layer]) -> Iterator[Layer]:
     """All layers, those inside of blocks in their place."""
     for layer in layers:
-        if isinstance(layer, Block):
+        if isinstance(layer, LayerBlock):
             yield from flat(layer.inner)
         else:
             yield layer
@@ -117,7 +117,7 @@ def _backward_from_protocol(
     def below_protocol(inner: Share) -> MpcProtocol[None]:
         yield from _backward_from_protocol(rt, layers, at - 1, lowest, inner, update, then)
 
-    if isinstance(layer, Block):
+    if isinstance(layer, LayerBlock):
         yield from layer.backward_protocol(rt, grad, update, None if last else below_protocol)
         return
     if last:

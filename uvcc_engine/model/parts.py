@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.share import Share
-    from uvcc_engine.parallel.group import Group
+    from uvcc_engine.parallel.group import Communicator
 
 S = TypeVar("S", bound=LayerSpec)
 W = TypeVar("W", bound=WeightedSpec)
@@ -38,21 +38,21 @@ class Pass:
     """
 
     rt: Runtime
-    tp: Group
+    tp: Communicator
     rows: int
-    gradient: Callable[[Part, int, Tensor], None]
+    gradient: Callable[[StagePart, int, Tensor], None]
     kept: dict[int, Any] = field(default_factory=dict)
 
-    def keep(self, part: Part, value: Any) -> None:
+    def keep(self, part: StagePart, value: Any) -> None:
         """Remember for the backward pass what the forward pass saw."""
         self.kept[id(part)] = value
 
-    def take(self, part: Part) -> Any:
+    def take(self, part: StagePart) -> Any:
         """What the forward pass kept; once."""
         return self.kept.pop(id(part))
 
 
-class Part(Protocol):
+class StagePart(Protocol):
     """A layer or a block of a stage. ``weights`` are this rank's; shapes follow from the part alone.
 
     ``dealers``: the dealer of each weight's terms. ``shared``: every tensor rank holds the weights whole and gives the
@@ -62,7 +62,7 @@ class Part(Protocol):
     weights: list[Share]
     dealers: list[int]
     shared: bool
-    inner: tuple[Part, ...]
+    inner: tuple[StagePart, ...]
 
     def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         """Outputs of inputs, each in its layout."""
@@ -75,7 +75,7 @@ class Plain:
     """What most parts are: their weights are split over the ranks, and they are no block."""
 
     shared: bool = False
-    inner: tuple[Part, ...] = ()
+    inner: tuple[StagePart, ...] = ()
 
     def __init__(self, weight: Share | None = None, dealer: int = 0) -> None:
         self.weights = [] if weight is None else [weight]
@@ -91,11 +91,11 @@ class ProductPart(Plain):
 
     @abstractmethod
     def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
-        """See ``Part``."""
+        """See ``StagePart``."""
 
     @abstractmethod
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
-        """See ``Part``."""
+        """See ``StagePart``."""
 
 
 class Local(Plain):
@@ -160,7 +160,7 @@ class WholeWeight(Plain):
         on.gradient(self, 0, gradient.first << self.weights[0].f)
 
 
-def leaves(parts: Sequence[Part]) -> Iterator[Part]:
+def leaves(parts: Sequence[StagePart]) -> Iterator[StagePart]:
     """All parts, those inside of blocks in their place."""
     for part in parts:
         if part.inner:
@@ -169,7 +169,7 @@ def leaves(parts: Sequence[Part]) -> Iterator[Part]:
             yield part
 
 
-def forward_parts_protocol(on: Pass, parts: Sequence[Part], x: Share) -> MpcProtocol[Share]:
+def forward_parts_protocol(on: Pass, parts: Sequence[StagePart], x: Share) -> MpcProtocol[Share]:
     """Through the parts of a stage, first to last."""
     left = list(reversed(parts))
     while left:
@@ -183,7 +183,7 @@ def forward_parts_protocol(on: Pass, parts: Sequence[Part], x: Share) -> MpcProt
     return x
 
 
-def backward_parts_protocol(on: Pass, parts: Sequence[Part], grad: Share, *, wanted: bool) -> MpcProtocol[Share]:
+def backward_parts_protocol(on: Pass, parts: Sequence[StagePart], grad: Share, *, wanted: bool) -> MpcProtocol[Share]:
     """Through the parts, last to first. Without ``wanted`` nothing is computed below the lowest weight."""
     lowest = next((i for i, part in enumerate(parts) if any(p.weights for p in leaves([part]))), len(parts))
     for i in range(len(parts) - 1, -1, -1):
@@ -199,7 +199,7 @@ def keeps_layout(secret: Callable[[S, SecretContext], Layer]) -> TensorParallel[
     def place(spec: S, at: PlaceContext) -> Placed:
         return at.placed(spec, "", at.layout)
 
-    def part(spec: S, at: PartContext) -> Part:
+    def part(spec: S, at: PartContext) -> StagePart:
         return Local(secret(spec, SecretContext(None, [])))
 
     return TensorParallel(place=place, part=part)
@@ -209,7 +209,7 @@ def whole_weight(secret: Callable[[W, SecretContext], Layer]) -> TensorParallel[
     """The form of a layer with a weight that works line by line, each line alone: its weight lies whole at every rank,
     which does its own lines. Fed ``rows``, or anything on one rank."""
 
-    def part(spec: W, at: PartContext) -> Part:
+    def part(spec: W, at: PartContext) -> StagePart:
         return WholeWeight(lambda weight: secret(spec, SecretContext(weight, [])), at.weight, at.dealer)
 
     return TensorParallel(place=place_whole, part=part)
@@ -227,12 +227,12 @@ def with_ones(rt: Runtime, x: Share) -> Share:
     return ops.cat([x, ops.public(rt, ops.torch.ones(x.shape[0], 1), f=x.f)], 1)
 
 
-def my_rows(tp: Group, x: Tensor) -> Tensor:
+def my_rows(tp: Communicator, x: Tensor) -> Tensor:
     """This rank's slice along the first axis."""
     return x[bounds(x.shape[0], tp.size, tp.index)].contiguous()
 
 
-def gather_rows(tp: Group, x: Share, total: int) -> Share:
+def gather_rows(tp: Communicator, x: Share, total: int) -> Share:
     """All ranks' slices of the first axis (:func:`bounds` of ``total``) put together."""
     if tp.size == 1:
         return x

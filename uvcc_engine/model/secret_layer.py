@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     """What goes on below, from the gradient that arrives there."""
 
 
-class Block(Layer):
+class LayerBlock(Layer):
     """A layer that is made of others, ``inner``; its weights are theirs."""
 
     def __init__(self, inner: Sequence[Layer]) -> None:

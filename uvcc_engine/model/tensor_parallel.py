@@ -22,10 +22,10 @@ from uvcc_engine.data.sets import Ints
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec
 
 if TYPE_CHECKING:
-    from uvcc_engine.model.parts import Part
+    from uvcc_engine.model.parts import StagePart
     from uvcc_engine.mpc.runtime import Runtime
     from uvcc_engine.mpc.share import Share
-    from uvcc_engine.parallel.group import Group
+    from uvcc_engine.parallel.group import Communicator
 
 WHOLE: Final = "whole"
 COLUMNS: Final = "columns"
@@ -102,10 +102,10 @@ class PartContext:
 
     rt: Runtime
     placed: Placed
-    tp: Group
+    tp: Communicator
     own: Share | None
     dealer: int
-    inner: tuple[Part, ...] = ()
+    inner: tuple[StagePart, ...] = ()
 
     @property
     def weight(self) -> Share:
@@ -144,9 +144,9 @@ class TensorParallel(Generic[S]):
     """How the weight is split, given the layout that the layer is fed, and the layout that the layer leaves: by
     ``context.placed`` or ``context.divided``. Raises ``context.refusal(spec)`` where the layer cannot stand so."""
 
-    part: Callable[[S, PartContext], Part]
+    part: Callable[[S, PartContext], StagePart]
     """Build this rank's part around its slice of the weight. It is fed and gives this rank's slice, in the layouts of
-    ``context.placed``, of (rows * lines, features); see ``parts.Part``."""
+    ``context.placed``, of (rows * lines, features); see ``parts.StagePart``."""
 
     slices: Callable[[S, Placed, int, int], Slices] | None = None
     """Which rows and columns of the weight rank ``index`` of ``size`` holds, where it is split (neither whole nor at

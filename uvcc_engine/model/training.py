@@ -12,10 +12,10 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
-from uvcc_engine.model.digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.optimizers import Adam, Optimizer, Sgd
 from uvcc_engine.model.specs import ModelSpec, initial_weights
+from uvcc_engine.model.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.mpc.arithmetic import public, sub
 from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.share import Share
@@ -32,7 +32,7 @@ class StepResult:
     loss: float | None
 
 
-class Trainer:
+class PrivateTrainer:
     """Weights and momentum of one party and the protocol that moves them. Use it from one thread."""
 
     def __init__(self, rt: Runtime, job: PrivateJob, model: ModelSpec, inputs: PartyInputs) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uvcc_engine.mpc.arithmetic import DEALER, add_ring, public, scale_int, sub
 from uvcc_engine.mpc.boolean import PairBits, to_bool_share_protocol
-from uvcc_engine.mpc.carry import Batch, BatchMasks, merge_protocol
+from uvcc_engine.mpc.carry import BatchMasks, GroupBatch, merge_protocol
 from uvcc_engine.mpc.layout import level
 from uvcc_engine.mpc.roles import known, online_part, roles
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime
@@ -35,7 +35,7 @@ def decompose_protocol(
     strides = [1]
     while strides[-1] * fan < bits:
         strides.append(strides[-1] * fan)
-    batch = Batch(level(fan, generate=True, carry_on=True), bits)
+    batch = GroupBatch(level(fan, generate=True, carry_on=True), bits)
     s, q = batch.n_single, batch.n_product
     draws = rt.draws()
     right = draws.ring(role.with_right, bits + len(strides) * (s + q), words) if not role.is_left else None

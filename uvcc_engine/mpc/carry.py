@@ -28,7 +28,7 @@ from uvcc_engine.transcript import kinds
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class GroupBatch:
     """``groups`` neighbouring groups of one layout."""
 
     plan: Level
@@ -47,7 +47,7 @@ class Batch:
         return len(self.plan.products) * self.groups
 
 
-Tree = tuple[tuple[Batch, ...], ...]
+Tree = tuple[tuple[GroupBatch, ...], ...]
 
 
 @lru_cache(maxsize=64)
@@ -57,7 +57,9 @@ def tree(*fans: tuple[tuple[int, int], ...]) -> Tree:
     The first group of a level never receives a carry, so nobody asks whether it passes one on.
     """
     return tuple(
-        tuple(Batch(level(m, generate=True, carry_on=not (at == 0 and n == 1)), n) for at, (m, n) in enumerate(one))
+        tuple(
+            GroupBatch(level(m, generate=True, carry_on=not (at == 0 and n == 1)), n) for at, (m, n) in enumerate(one)
+        )
         for one in fans
     )
 
@@ -66,7 +68,7 @@ def tree(*fans: tuple[tuple[int, int], ...]) -> Tree:
 class BatchMasks:
     """One party's part of a batch: shares of the single masks and of their products, ``[rows, groups, words]``."""
 
-    batch: Batch
+    batch: GroupBatch
     single: Tensor
     product: Tensor
 
@@ -123,7 +125,7 @@ def carry_protocol(
 
 
 def _deal(
-    rt: Runtime, k: int, rows: int, batches: Sequence[Batch], u: Tensor, extra: Tensor, left: Tensor, right: Tensor
+    rt: Runtime, k: int, rows: int, batches: Sequence[GroupBatch], u: Tensor, extra: Tensor, left: Tensor, right: Tensor
 ) -> Tensor:
     """The dealer's message: its digits' tables, the extra plane and all products of masks, under the right's stream."""
     words = u.shape[-1]
@@ -144,7 +146,7 @@ def _deal(
     return dealt
 
 
-def _masks(batches: Sequence[Batch], single: Tensor | None, rest: Tensor) -> list[BatchMasks]:
+def _masks(batches: Sequence[GroupBatch], single: Tensor | None, rest: Tensor) -> list[BatchMasks]:
     """Cut an online party's rows: the left has its singles apart, the right finds them before each batch's products."""
     out = []
     s_at = at = 0

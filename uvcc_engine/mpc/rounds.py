@@ -81,7 +81,7 @@ def message_kind(found: list[int]) -> int:
     return kinds.OPEN if kinds.OPEN in found else min(found)
 
 
-class Outbox:
+class RoundOutbox:
     """Parts for one peer in one round, grouped into messages by size alone (the receiver does the same)."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Outbox:
         return out
 
 
-class Inbox:
+class RoundInbox:
     """The parts that are due from one peer in one round, unpacked as they are asked for."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Inbox:
         self._ready: list[Tensor] = []
 
     def expect(self, want: Want) -> None:
-        """Note a part, in program order; mirrors ``Outbox.add``."""
+        """Note a part, in program order; mirrors ``RoundOutbox.add``."""
         size = nbytes(want)
         if size >= LARGE:
             self.seal()

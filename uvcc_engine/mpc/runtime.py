@@ -11,10 +11,10 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.prg import OWN, STREAMS, Draws, PairKeys, derive_key
-from uvcc_engine.mpc.rounds import Fork, Inbox, MpcProtocol, Outbox, Round, message_kind, par
+from uvcc_engine.mpc.rounds import Fork, MpcProtocol, Round, RoundInbox, RoundOutbox, message_kind, par
 from uvcc_engine.plane.api import Plane, Tag
 
-__all__ = ["MpcProtocol", "Progress", "Round", "Runtime", "par"]
+__all__ = ["MpcProtocol", "ProtocolProgress", "Round", "Runtime", "par"]
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class Runtime:
         self._op = 0
         self._sent = {self.next: 0, self.prev: 0}
         self._received = {self.next: 0, self.prev: 0}
-        self._outbox = {self.next: Outbox(), self.prev: Outbox()}
+        self._outbox = {self.next: RoundOutbox(), self.prev: RoundOutbox()}
         self.rounds = 0
         self.bytes_sent = 0
         self.messages = 0
@@ -113,11 +113,11 @@ class Runtime:
             progress.advance()
         return progress.result
 
-    def start(self, steps: MpcProtocol[T]) -> Progress[T]:
+    def start(self, steps: MpcProtocol[T]) -> ProtocolProgress[T]:
         """Bring a protocol to its first round; one at a time. The caller advances it, and others on other streams."""
         if self._epoch < 0:
             self.begin_epoch(0)
-        return Progress(self, steps)
+        return ProtocolProgress(self, steps)
 
     def _resume(self, task: _Task, answer: list[Tensor] | None) -> list[_Task]:
         """Advance a task to its next round. Returns the tasks that wait now in its place (with its branches)."""
@@ -161,7 +161,7 @@ class Runtime:
         self.bytes_sent += payload.nbytes
         self.messages += 1
 
-    def _take(self, inbox: Inbox, peer: int) -> Tensor:
+    def _take(self, inbox: RoundInbox, peer: int) -> Tensor:
         parts = inbox.next_message()
         if parts is not None:
             tag = Tag(self._epoch, self.stream, self._received[peer], message_kind([kind for _, kind, _, _ in parts]))
@@ -170,7 +170,7 @@ class Runtime:
         return inbox.take()
 
 
-class Progress(Generic[T]):
+class ProtocolProgress(Generic[T]):
     """A protocol between two of its rounds."""
 
     def __init__(self, rt: Runtime, steps: MpcProtocol[T]) -> None:
@@ -185,7 +185,7 @@ class Progress(Generic[T]):
         rt, self._waiting = self._rt, waiting
         self._wants: list[tuple[int, Tag]] | None = None
         rt._flush()
-        self._inboxes = {rt.next: Inbox(), rt.prev: Inbox()}
+        self._inboxes = {rt.next: RoundInbox(), rt.prev: RoundInbox()}
         if not waiting:
             return
         rt.rounds += 1

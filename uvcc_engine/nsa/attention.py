@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
-from uvcc_engine.nsa.layout import Layout, layout_of
 from uvcc_engine.nsa.rope import first_positions, rotate
+from uvcc_engine.nsa.visibility import Layout, layout_of
 
 BRANCHES = ("cmp", "sel", "win")
 

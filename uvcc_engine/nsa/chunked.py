@@ -16,7 +16,7 @@ from torch import Tensor
 
 from uvcc_engine.nsa import blocks
 from uvcc_engine.nsa.index import Inverse, invert, pool, top_blocks
-from uvcc_engine.nsa.layout import Layout
+from uvcc_engine.nsa.visibility import Layout
 
 TILE: Final = 256  # queries at a time
 

@@ -18,9 +18,9 @@ from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.cache import LayerCache, Rows
 from uvcc_engine.nsa.config import NSAConfig
 from uvcc_engine.nsa.index import pool, top_blocks
-from uvcc_engine.nsa.layout import layout_of
-from uvcc_engine.nsa.model import Block, LanguageModel
+from uvcc_engine.nsa.model import LanguageModel, TransformerBlock
 from uvcc_engine.nsa.rope import rope_tables, rotate
+from uvcc_engine.nsa.visibility import layout_of
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ def start(model: LanguageModel, batch: int) -> DecodeState:
     return DecodeState(layers=[layer() for _ in model.blocks])
 
 
-def _layer(block: object) -> tuple[Block, NSAttention]:
-    assert isinstance(block, Block)
+def _layer(block: object) -> tuple[TransformerBlock, NSAttention]:
+    assert isinstance(block, TransformerBlock)
     if not isinstance(block.attention, NSAttention):
         raise TypeError("decode is for NSA models; the dense baseline has no caches here")
     return block, block.attention

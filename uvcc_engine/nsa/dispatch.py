@@ -16,7 +16,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa import chunked, masked
-from uvcc_engine.nsa.layout import Layout
+from uvcc_engine.nsa.visibility import Layout
 
 Triple = tuple[Tensor | None, Tensor, Tensor]
 MASKED_UP_TO: Final = 1024  # tokens a row: measured, beyond it tiles are as fast and take a fraction of the memory

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from uvcc_engine.nsa.index import as_mask, pool, top_blocks
-from uvcc_engine.nsa.layout import Layout
+from uvcc_engine.nsa.visibility import Layout
 
 TILE: Final = 128  # queries that share a list of key blocks
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

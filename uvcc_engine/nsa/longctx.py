@@ -20,7 +20,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
-from uvcc_engine.nsa.layout import layout_of
+from uvcc_engine.nsa.visibility import layout_of
 
 
 @dataclass(frozen=True, slots=True)

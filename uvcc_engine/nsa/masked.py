@@ -13,7 +13,7 @@ from torch import Tensor
 
 from uvcc_engine.nsa import blocks
 from uvcc_engine.nsa.config import NSAConfig
-from uvcc_engine.nsa.layout import Layout
+from uvcc_engine.nsa.visibility import Layout
 
 _NARROW: Final = 32
 

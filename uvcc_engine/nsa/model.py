@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
-from uvcc_engine.nsa.layout import Layout, layout_of
 from uvcc_engine.nsa.masked import sdpa
 from uvcc_engine.nsa.rope import first_positions, rotate
+from uvcc_engine.nsa.visibility import Layout, layout_of
 
 
 class DenseAttention(nn.Module):
@@ -39,7 +39,7 @@ class DenseAttention(nn.Module):
         return self.out(sdpa(q, k, v, layout.causal).flatten(-2)), None
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a GELU MLP of four times the width, each behind an RMSNorm."""
 
     def __init__(self, cfg: ModelConfig) -> None:
@@ -74,7 +74,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.embed = nn.Embedding(cfg.vocab, cfg.dim)
-        self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.n_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(cfg) for _ in range(cfg.n_layers))
         self.norm = nn.RMSNorm(cfg.dim)
         self.recompute = range(0)  # blocks whose activations are computed again in the backward pass
         self.apply(self._init)

@@ -22,7 +22,7 @@ from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import ModelSpec, initial_weights
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.sealing.inputs import PARTIES, open_inputs, share_dataset
@@ -81,7 +81,7 @@ def measure(job: PrivateJob, data: Dataset) -> AccuracyRow:
 
     def body(rt: Runtime) -> tuple[list[float], int, int]:
         inputs = open_inputs(made.boxes[rt.party], party=rt.party, identity=parties[rt.party], **made.public())
-        trainer = Trainer(rt, job, model, inputs)
+        trainer = PrivateTrainer(rt, job, model, inputs)
         losses = []
         for step in range(job.steps):
             rt.begin_epoch(step)

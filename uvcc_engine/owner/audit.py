@@ -21,7 +21,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.owner.client import sealed_name
@@ -117,7 +117,7 @@ def replay(policy: Policy, seeds: Mapping[int, Seeds], sealed: Mapping[int, byte
         sid = sid_of(policy.sid_job, Coord(0, p, 0, 0))
         notes.append(_Notes(local.planes[p], sid, s.blinds))
         local.runtimes[p] = Runtime(p, notes[p], s.prg, sid, s.attempt)
-    trainers = [Trainer(rt, job, model, inputs[rt.party]) for rt in local.runtimes]
+    trainers = [PrivateTrainer(rt, job, model, inputs[rt.party]) for rt in local.runtimes]
     for epoch in range(job.steps + 1):
 
         def body(rt: Runtime, epoch: int = epoch) -> None:

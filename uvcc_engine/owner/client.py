@@ -19,16 +19,16 @@ import numpy as np
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.topology import Coord
-from uvcc_engine.data.files import read_arrays, read_queries, read_rows
+from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
+from uvcc_engine.data.sample_text import load_text
 from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
-from uvcc_engine.data.text import load_text
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import SharedInputs, dataset_tensors, encode_fixed, share_tensors
 from uvcc_engine.sealing.joint import combine
 from uvcc_engine.sealing.release import box_name, open_weights
-from uvcc_engine.sharding.layout import join_weight, place_layers, weights_of
+from uvcc_engine.sharding.partition import join_weight, place_layers, weights_of
 from uvcc_engine.sharding.validation import PREDICTION, QUERY, check_tensors, fit_model, shapes_of
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
 

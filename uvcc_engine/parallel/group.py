@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from uvcc_engine.contract.errors import PeerLostError
-from uvcc_engine.parallel.place import Place
+from uvcc_engine.parallel.place import RankAddress
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 TIMEOUT_S: Final = 300.0
@@ -28,7 +28,7 @@ _reduce_scatter: Final = getattr(dist, "reduce_scatter_single", dist.reduce_scat
 _all_gather: Final = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
-class Group:
+class Communicator:
     """One communicator: this rank and its sisters along one dimension. Alone, every operation is the identity.
 
     Operations must be called in the same order by all members. Each raises PeerLostError if a member is gone or does
@@ -49,7 +49,7 @@ class Group:
         self._party = -1
 
     @classmethod
-    def open(cls, place: Place, name: str, backend: str, timeout_s: float, on_event: OnEvent) -> Group:
+    def open(cls, place: RankAddress, name: str, backend: str, timeout_s: float, on_event: OnEvent) -> Communicator:
         """Bring up the group of this rank along ``name``; returns when all of it is there and has added up right."""
         members, index = place.members(name), place.index(name)
         if len(members) == 1:

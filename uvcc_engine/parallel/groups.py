@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from uvcc_engine.contract import flight
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.parallel import unix_group
-from uvcc_engine.parallel.group import TIMEOUT_S, Group, OnEvent, lost
-from uvcc_engine.parallel.place import Place
+from uvcc_engine.parallel.group import TIMEOUT_S, Communicator, OnEvent, lost
+from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.presence import LOOK_S, Presence, leave_word, stay_to_tell, word_of
 
 DIMENSIONS: Final = ("dp", "pp", "tp")
@@ -41,7 +41,7 @@ _MOST_NOTE: Final = 64 << 20
 class PartyGroups:
     """The store and the groups of one rank. ``alone`` if the party has a single rank: then nothing is opened."""
 
-    def __init__(self, place: Place, *, device: str, timeout_s: float, on_event: OnEvent) -> None:
+    def __init__(self, place: RankAddress, *, device: str, timeout_s: float, on_event: OnEvent) -> None:
         """See :meth:`open`."""
         self.place = place
         self.alone = place.world == 1
@@ -56,14 +56,14 @@ class PartyGroups:
         self._presence: Presence | None = None  # until all have met
         self._next_look = 0.0
         self._labels = 0
-        self.tp, self.pp, self.dp = (Group(name, [place.rank], 0) for name in ("tp", "pp", "dp"))
+        self.tp, self.pp, self.dp = (Communicator(name, [place.rank], 0) for name in ("tp", "pp", "dp"))
         self.pp_back = self.pp  # gradients travel on a communicator of their own
         self.dp_started = place.topology.replicas == 1
 
     @classmethod
     def open(
         cls,
-        place: Place,
+        place: RankAddress,
         *,
         on_event: OnEvent,
         check: Callable[[], None] = lambda: None,
@@ -151,7 +151,7 @@ class PartyGroups:
             raise lost(place.coord.party, f"{place.coord} cannot meet its sister ranks", error) from error
         self.gather(b"")  # all are there: what follows is not timed with the others' start
         self.tp, self.pp = self._group("tp"), self._group("pp")
-        self.pp_back = Group.open(place, "pp", self._backend, self._timeout_s, lambda name, fields: None)
+        self.pp_back = Communicator.open(place, "pp", self._backend, self._timeout_s, lambda name, fields: None)
 
     def _listener(self) -> socket.socket:
         """The store's own port; somebody who holds it for a moment is waited for."""
@@ -181,8 +181,8 @@ class PartyGroups:
             self._check()
             pause.wait(self._longest_poll)
 
-    def _group(self, name: str) -> Group:
-        return Group.open(self.place, name, self._backend, self._timeout_s, self._on_event)
+    def _group(self, name: str) -> Communicator:
+        return Communicator.open(self.place, name, self._backend, self._timeout_s, self._on_event)
 
     def start_dp(self) -> None:
         """Bring up the data-parallel group, unless it is up: all ranks of the world call this at the same point."""
@@ -279,7 +279,7 @@ class PartyGroups:
             gone = store.add("gone", 0)
 
 
-def _backend(device: str, place: Place) -> str:
+def _backend(device: str, place: RankAddress) -> str:
     """NCCL between GPUs, gloo between CPUs of several machines, Unix sockets between ranks that meet on this one.
 
     ``UVCC_GROUP_BACKEND`` = gloo or unix overrides the last two. Raises ConfigError.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError, UvccError
-from uvcc_engine.parallel.group import Group
+from uvcc_engine.parallel.group import Communicator
 
 FORWARD, BACKWARD, UPDATE = "F", "B", "U"
 _MOST_AXES: Final = 4
@@ -28,8 +28,8 @@ Record = Callable[[str, int, int, Tensor], None]
 class Pipe:
     """One stage's ends of the pipe. ``record(direction, microbatch, sent, tensor)`` notes what passes, if given."""
 
-    forth: Group
-    back: Group
+    forth: Communicator
+    back: Communicator
     record: Record | None = None
     _sends: list[Callable[[], None]] = field(default_factory=list)
     _held: dict[tuple[str, int], Tensor] = field(default_factory=dict)
@@ -90,13 +90,13 @@ class Pipe:
         self._sends.clear()
         self._next.clear()
 
-    def _end(self, direction: str, *, sending: bool) -> tuple[Group, int]:
+    def _end(self, direction: str, *, sending: bool) -> tuple[Communicator, int]:
         up = (direction == FORWARD) == sending
         group = self.forth if direction == FORWARD else self.back
         return group, group.index + (1 if up else -1)
 
 
-class Intake:
+class PipelineReceiver:
     """One direction's receives of a step, on a thread and communicator of their own.
 
     Each is posted when its microbatch is due, in order; nothing that this stage sends ever stands behind one, and its

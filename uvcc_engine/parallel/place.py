@@ -10,7 +10,7 @@ from uvcc_engine.contract.topology import Coord, Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankAddress:
     """One rank of a party's world and the address of its store (``MASTER_ADDR``, ``MASTER_PORT``)."""
 
     coord: Coord
@@ -19,7 +19,7 @@ class Place:
     port: int = 0
 
     @classmethod
-    def of(cls, coord: Coord, topology: Topology, env: Mapping[str, str]) -> Place:
+    def of(cls, coord: Coord, topology: Topology, env: Mapping[str, str]) -> RankAddress:
         """Read the meeting place from the environment. Raises ConfigError if a larger world has none."""
         if topology.workers_per_party == 1:
             return cls(coord, topology)

@@ -17,7 +17,7 @@ Kind = Literal["recv_act", "forward", "send_act", "recv_grad", "backward", "send
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class PipelineAction:
     """One thing a stage does for one microbatch."""
 
     kind: Kind
@@ -25,7 +25,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class PipelineTick:
     """One unit of time of one stage: F or B of a microbatch, or idle (kind "")."""
 
     kind: str
@@ -51,30 +51,30 @@ def one_f_one_b(stage: int, stages: int, microbatches: int, depth: int = 1) -> l
     return order
 
 
-def program(stage: int, stages: int, microbatches: int, depth: int = 1) -> list[Action]:
+def program(stage: int, stages: int, microbatches: int, depth: int = 1) -> list[PipelineAction]:
     """The stage's actions with its transfers, each receive right before its computation."""
-    actions: list[Action] = []
+    actions: list[PipelineAction] = []
     for kind, m in one_f_one_b(stage, stages, microbatches, depth):
         if kind == "F":
             if stage > 0:
-                actions.append(Action("recv_act", m))
-            actions.append(Action("forward", m))
+                actions.append(PipelineAction("recv_act", m))
+            actions.append(PipelineAction("forward", m))
             if stage < stages - 1:
-                actions.append(Action("send_act", m))
+                actions.append(PipelineAction("send_act", m))
         else:
             if stage < stages - 1:
-                actions.append(Action("recv_grad", m))
-            actions.append(Action("backward", m))
+                actions.append(PipelineAction("recv_grad", m))
+            actions.append(PipelineAction("backward", m))
             if stage > 0:
-                actions.append(Action("send_grad", m))
+                actions.append(PipelineAction("send_grad", m))
     return actions
 
 
-def table(stages: int, microbatches: int) -> list[list[Tick]]:
+def table(stages: int, microbatches: int) -> list[list[PipelineTick]]:
     """The schedule in time, one row a stage, forward and backward one tick each: what a Gantt chart should show."""
     orders = [one_f_one_b(s, stages, microbatches) for s in range(stages)]
     done: dict[tuple[str, int, int], int] = {}
-    rows: list[list[Tick]] = [[] for _ in range(stages)]
+    rows: list[list[PipelineTick]] = [[] for _ in range(stages)]
     at = [0] * stages
     tick = 0
     while any(at[s] < len(orders[s]) for s in range(stages)):
@@ -90,11 +90,11 @@ def table(stages: int, microbatches: int) -> list[list[Tick]]:
         if not ready:
             raise UvccError("the schedule cannot go on", "this is a bug in one_f_one_b")
         for s in range(stages):
-            rows[s].append(Tick(""))
+            rows[s].append(PipelineTick(""))
         for s, kind, m in ready:
             done[kind, s, m] = tick
             at[s] += 1
-            rows[s][-1] = Tick(kind, m)
+            rows[s][-1] = PipelineTick(kind, m)
         tick += 1
     return rows
 
@@ -111,7 +111,7 @@ def render(stages: int, microbatches: int) -> str:
     return "\n".join(f"stage {s} |" + "".join(str(t).rjust(width) for t in row) for s, row in enumerate(rows))
 
 
-def find_deadlock(programs: Sequence[Sequence[Action]]) -> list[str]:
+def find_deadlock(programs: Sequence[Sequence[PipelineAction]]) -> list[str]:
     """Run the programs on in-order streams where a send waits for its receive (rendezvous), as one NCCL stream does.
 
     Empty if all finish; else one line per stage: what it waits for.
@@ -141,7 +141,7 @@ def find_deadlock(programs: Sequence[Sequence[Action]]) -> list[str]:
     ]
 
 
-def _other_end(stage: int, action: Action) -> tuple[int, Action]:
+def _other_end(stage: int, action: PipelineAction) -> tuple[int, PipelineAction]:
     ends: dict[str, tuple[int, Kind]] = {
         "send_act": (stage + 1, "recv_act"),
         "recv_act": (stage - 1, "send_act"),
@@ -149,4 +149,4 @@ def _other_end(stage: int, action: Action) -> tuple[int, Action]:
         "recv_grad": (stage + 1, "send_grad"),
     }
     peer, kind = ends[action.kind]
-    return peer, Action(kind, action.microbatch)
+    return peer, PipelineAction(kind, action.microbatch)

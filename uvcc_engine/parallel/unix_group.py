@@ -47,7 +47,7 @@ class Done(dist.Work):
         return True
 
 
-class Line:
+class MemberConnection:
     """One connection to a member. Sending never blocks; receiving sleeps until the wanted message is there."""
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
@@ -155,12 +155,12 @@ class Line:
 
 
 class UnixGroup(dist.ProcessGroup):
-    """A process group of torch over :class:`Line`; made by torch through the backend's name."""
+    """A process group of torch over :class:`MemberConnection`; made by torch through the backend's name."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the other constructor only
         self._store, self._me, self._size, self._timeout_s = store, rank, size, timeout.total_seconds()
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, MemberConnection] = {}
         self._operations = 0
         self._names = {"name": "", "desc": ""}
         if rank == 0:
@@ -296,7 +296,7 @@ class UnixGroup(dist.ProcessGroup):
         for line in self._lines.values():
             line.flush()
 
-    def _others(self) -> dict[int, Line]:
+    def _others(self) -> dict[int, MemberConnection]:
         if not self._lines and self._size > 1:
             try:
                 self._lines = self._connected()
@@ -304,7 +304,7 @@ class UnixGroup(dist.ProcessGroup):
                 raise RuntimeError(f"a member cannot be reached: {error}") from error
         return self._lines
 
-    def _connected(self) -> dict[int, Line]:
+    def _connected(self) -> dict[int, MemberConnection]:
         """A line to every other member: this one dials those before it and takes the calls of those behind it."""
         meeting = bytes(self._store.get("meeting")).decode()
         found: dict[int, socket.socket] = {}
@@ -325,7 +325,7 @@ class UnixGroup(dist.ProcessGroup):
                     found[member] = sock
                 else:
                     sock.close()
-        return {member: Line(found[member], self._timeout_s) for member in sorted(found)}
+        return {member: MemberConnection(found[member], self._timeout_s) for member in sorted(found)}
 
 
 def _caller(sock: socket.socket, timeout_s: float) -> int:

@@ -17,7 +17,7 @@ _RANGE = struct.Struct("<QQ")
 _CURSOR = struct.Struct("<IIQQ")  # stream, zero, expected frame, whole messages
 
 
-class Entry(NamedTuple):
+class StreamCursors(NamedTuple):
     """State of both directions of one stream."""
 
     ack: Acknowledgement  # of what we received
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     committed: int  # messages of the peer that are safe with our reader
 
 
-def encode(flags: int, entries: list[Entry]) -> bytes:
+def encode(flags: int, entries: list[StreamCursors]) -> bytes:
     out = [_HEAD.pack(flags, len(entries), 0)]
     for ack, numbered, committed in entries:
         out.append(_ENTRY.pack(ack.stream, len(ack.ranges), ack.expected, ack.limit, numbered, committed))
@@ -33,7 +33,7 @@ def encode(flags: int, entries: list[Entry]) -> bytes:
     return b"".join(out)
 
 
-def decode(plain: bytes, party: int) -> tuple[int, list[Entry]]:
+def decode(plain: bytes, party: int) -> tuple[int, list[StreamCursors]]:
     """(flags, entries). Raises ProtocolError naming ``party`` unless it is one acknowledgement."""
     found = []
     try:
@@ -49,7 +49,7 @@ def decode(plain: bytes, party: int) -> tuple[int, list[Entry]]:
                 if not (ranges[-1][1] if ranges else expected) < start < end:
                     raise ProtocolError(f"unordered ranges in an acknowledgement of stream {stream}", party=party)
                 ranges.append((start, end))
-            found.append(Entry(Acknowledgement(stream, expected, limit, tuple(ranges)), numbered, committed))
+            found.append(StreamCursors(Acknowledgement(stream, expected, limit, tuple(ranges)), numbered, committed))
     except struct.error:
         raise ProtocolError("malformed acknowledgement", party=party) from None
     return flags, found

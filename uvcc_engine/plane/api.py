@@ -28,7 +28,7 @@ class Recorder(Protocol):
     def record(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
         """``direction`` 0 = sent to ``peer``, 1 = received from ``peer``. ProtocolError on a differing repeat."""
 
-    def foresee(self, peer: int, tag: Tag, payload: memoryview) -> None:
+    def hash_ahead(self, peer: int, tag: Tag, payload: memoryview) -> None:
         """A message has arrived that will be recorded when it is read: work may begin on it. Called by any thread."""
 
 
@@ -71,8 +71,8 @@ class WatchedPlane(Plane, Protocol):
 
 
 @runtime_checkable
-class Nudged(Protocol):
+class Wakeable(Protocol):
     """A plane or a link that another thread can bring back from a wait: from ``wait_any``, to ask ``other`` again."""
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """End the wait, now or when it begins. Any thread may call it."""

@@ -15,9 +15,9 @@ from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.direct import DirectLink
 from uvcc_engine.plane.links import Arrival, Link
-from uvcc_engine.plane.policy import Outgoing, Policy
+from uvcc_engine.plane.timing import LinkTiming, Outgoing
 
-AUTO_POLICY: Final = Policy(
+AUTO_POLICY: Final = LinkTiming(
     timing=Timing(rto_s=2.0, rto_floor_s=0.75, rto_cap_s=30.0), hello_s=0.25, ack_delay_s=0.1, ack_frames=64
 )
 _GLANCE_S: Final = 0.25  # how often the path that is not waited for is looked at
@@ -44,7 +44,7 @@ class AutoLink:
         relays: Sequence[RelayPath],
         peers: Sequence[int],
         clock: Callable[[], float] = time.monotonic,
-        policy: Policy = AUTO_POLICY,
+        policy: LinkTiming = AUTO_POLICY,
     ) -> None:
         self.policy = policy
         self._direct = direct

@@ -19,17 +19,17 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
 from uvcc_engine.plane.auto import AUTO_POLICY, AutoLink, RelayPath
 from uvcc_engine.plane.direct import DirectLink, parse_address
-from uvcc_engine.plane.door import Door
 from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.faults import FaultPlan, FaultyLink
+from uvcc_engine.plane.knocking import KnockAuthenticator
 from uvcc_engine.plane.links import Link
 from uvcc_engine.plane.live import LivePlane, Waits
-from uvcc_engine.plane.moving import MovingLink, Whereabouts
 from uvcc_engine.plane.nats_link import NatsLink
-from uvcc_engine.plane.policy import Policy
 from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayLink
-from uvcc_engine.plane.session import SigningIdentity
+from uvcc_engine.plane.relay_locator import RelayLocator, RelocatingLink
+from uvcc_engine.plane.secure_session import SigningIdentity
 from uvcc_engine.plane.stream_link import StreamLink, stream_address
+from uvcc_engine.plane.timing import LinkTiming
 from uvcc_engine.transcript.identity import PublicIdentity
 
 KINDS: Final = ("auto", "direct", "stream", "relay", "nats")
@@ -70,7 +70,7 @@ def open_plane(
     """
     waits = replace(Waits(), **{field: float(link[name]) for name, field in _WAITS.items() if name in link})
     others = {p: public for p, public in peers.items() if p != party}
-    door = Door(party, sid_sub, lambda peer: identity.pair_secret(others[peer], sid_sub, "plane-knock"))
+    door = KnockAuthenticator(party, sid_sub, lambda peer: identity.pair_secret(others[peer], sid_sub, "plane-knock"))
     carrier = open_link(party, sid_sub, link, tuple(others), moves, door)
     if (plan := _faults(link)) is not None:
         carrier = FaultyLink(carrier, plan, party)
@@ -112,7 +112,7 @@ def open_link(
     link: Mapping[str, Any],
     peers: Sequence[int],
     moves: Path | None = None,
-    door: Door | None = None,
+    door: KnockAuthenticator | None = None,
 ) -> Link:
     """The bare link of a party. ``door``: who may connect to it directly. Raises ConfigError, UnreachableError."""
     kind, box = link.get("kind"), fr.sid64(sid_sub)
@@ -131,11 +131,11 @@ def open_link(
     raise ConfigError(f"link kind {kind!r} is not known", f"use one of {', '.join(KINDS)}")
 
 
-def _direct(party: int, link: Mapping[str, Any], door: Door | None) -> DirectLink:
+def _direct(party: int, link: Mapping[str, Any], door: KnockAuthenticator | None) -> DirectLink:
     addresses = {int(p): str(a) for p, a in dict(link.get("peers") or {}).items()}
     for address in addresses.values():
         parse_address(address)
-    policy, spins = _policy(link, Policy()), bool(link.get("spins", True))
+    policy, spins = _policy(link, LinkTiming()), bool(link.get("spins", True))
     return DirectLink(party, str(link.get("listen") or ""), addresses, policy=policy, spins=spins, door=door)
 
 
@@ -155,9 +155,9 @@ def _moving(
     """A link through a relay that may move; it may have done so before this worker started."""
     if moves is None:
         return make(link, box)
-    at = Whereabouts(link, moves)
+    at = RelayLocator(link, moves)
     at.moved()
-    return MovingLink(lambda there: make(there, box), make(at.link, box), at, peers)
+    return RelocatingLink(lambda there: make(there, box), make(at.link, box), at, peers)
 
 
 def _stream(link: Mapping[str, Any], box: int) -> StreamLink:
@@ -169,7 +169,12 @@ def _stream(link: Mapping[str, Any], box: int) -> StreamLink:
 
 
 def _auto(
-    party: int, link: Mapping[str, Any], box: int, peers: Sequence[int], moves: Path | None, door: Door | None
+    party: int,
+    link: Mapping[str, Any],
+    box: int,
+    peers: Sequence[int],
+    moves: Path | None,
+    door: KnockAuthenticator | None,
 ) -> Link:
     """Direct where possible, else the relay's stream front if it has one, else its HTTP front."""
     direct = _direct(party, link, door) if link.get("listen") or link.get("peers") else None
@@ -187,7 +192,7 @@ def _auto(
     return AutoLink(direct or DirectLink(party, "", {}), relays, peers, policy=_policy(link, AUTO_POLICY))
 
 
-def _policy(link: Mapping[str, Any], base: Policy) -> Policy:
+def _policy(link: Mapping[str, Any], base: LinkTiming) -> LinkTiming:
     """``rto_s``: seconds before an unacknowledged frame is sent again for the first time."""
     if "rto_s" not in link:
         return base

@@ -20,9 +20,9 @@ from typing import Final
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError
 from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane.connection import Connection
-from uvcc_engine.plane.door import Door, Stranger
+from uvcc_engine.plane.knocking import KnockAuthenticator, Stranger
 from uvcc_engine.plane.links import Arrival
-from uvcc_engine.plane.policy import Outgoing, Policy
+from uvcc_engine.plane.timing import LinkTiming, Outgoing
 from uvcc_engine.relay.lobby import Lobby, Rejections
 
 _SSH_PORT: Final = 22
@@ -61,15 +61,15 @@ class DirectLink:
         listen: str,
         peers: dict[int, str],
         clock: Callable[[], float] = time.monotonic,
-        policy: Policy | None = None,
+        policy: LinkTiming | None = None,
         *,
         spins: bool = True,
-        door: Door | None = None,
+        door: KnockAuthenticator | None = None,
     ) -> None:
         """``peers``: host:port of the parties that can be dialled. ``spins``: ask a few times before sleeping, where
         answers come at once; not for processes that outnumber the processors. ``door``: who is let in; without one
         nobody is, and nobody can be dialled. Raises UnreachableError if it cannot listen."""
-        self.policy = policy or Policy()
+        self.policy = policy or LinkTiming()
         self._clock = clock
         self._door = door
         dialled = peers if door is not None else {}
@@ -84,12 +84,12 @@ class DirectLink:
         self._resets: list[int] = []
         self._notices: list[Notice] = []
         self._poll = selectors.DefaultSelector()
-        self._nudge, self._nudger = os.pipe()  # an eventfd would do with one, but only Linux has it
-        for end in (self._nudge, self._nudger):
+        self._wake, self._nudger = os.pipe()  # an eventfd would do with one, but only Linux has it
+        for end in (self._wake, self._nudger):
             os.set_blocking(end, False)
-            weakref.finalize(self, os.close, end)  # not at close: another thread may still nudge
+            weakref.finalize(self, os.close, end)  # not at close: another thread may still wake
         self._nudged = False
-        self._poll.register(self._nudge, selectors.EVENT_READ)
+        self._poll.register(self._wake, selectors.EVENT_READ)
         self._spins = spins
         self._brisk = False  # the last wait was very short
         self._by_fd: dict[int, Connection] = {}
@@ -127,7 +127,7 @@ class DirectLink:
             if not connection.room:
                 self._flush(connection)
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """See ``api.Nudged``."""
         with contextlib.suppress(BlockingIOError):  # full of nudges that were not looked at yet
             os.write(self._nudger, b"!")
@@ -176,7 +176,7 @@ class DirectLink:
         arrivals: list[Arrival] = []
         for fd, event in self._events(max(0.0, until - now)):
             found = self._by_fd.get(fd)
-            if fd == self._nudge:
+            if fd == self._wake:
                 os.read(fd, _NUDGES)
                 self._nudged = True
             elif found is None:

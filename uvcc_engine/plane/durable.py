@@ -24,7 +24,7 @@ _SHA: Final = 32
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptMessages:
     """Messages of one stream that the peer has not committed, oldest first; ``first`` is the index of the oldest."""
 
     first: int = 0
@@ -42,12 +42,12 @@ class PeerState:
 
     taken: dict[int, int] = field(default_factory=dict)
     numbered: dict[int, int] = field(default_factory=dict)
-    kept: dict[int, Kept] = field(default_factory=dict)
+    kept: dict[int, KeptMessages] = field(default_factory=dict)
 
     def keep(self, index: int, tag: Tag, payload: Buffer) -> None:
         kept = self.kept.get(tag.stream)
         if kept is None:
-            kept = self.kept[tag.stream] = Kept(index)
+            kept = self.kept[tag.stream] = KeptMessages(index)
         if not kept.messages:
             kept.first = index
         kept.messages.append((tag, payload))
@@ -105,7 +105,7 @@ def load(path: Path, sid_sub: bytes) -> tuple[bytes, dict[int, PeerState]] | Non
     for peer, found in meta["peers"].items():
         state = PeerState({s: n for s, n in found["taken"]}, {s: n for s, n in found["numbered"]})
         for stream, first, messages in found["kept"]:
-            kept = state.kept[stream] = Kept(first)
+            kept = state.kept[stream] = KeptMessages(first)
             for epoch, s, op, kind, length in messages:
                 kept.messages.append((Tag(epoch, s, op, kind), body[at : at + length]))
                 at += length

@@ -19,10 +19,10 @@ from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.plane.channel import Acknowledgement, OutFrame, RecvChannel, SendChannel
 from uvcc_engine.plane.durable import PeerState
 from uvcc_engine.plane.inbox import Inbox
-from uvcc_engine.plane.policy import Counters, Outgoing, Policy, passing
 from uvcc_engine.plane.roundtrip import RoundTrip
 from uvcc_engine.plane.seals import open_bulk, open_packed, seal
-from uvcc_engine.plane.session import Greeting, Handshake, Session, SigningIdentity
+from uvcc_engine.plane.secure_session import Greeting, Handshake, SecureSession, SigningIdentity
+from uvcc_engine.plane.timing import Counters, LinkTiming, Outgoing, passing
 from uvcc_engine.transcript.identity import PublicIdentity
 
 MOST_STREAMS: Final = 16_384  # an acknowledgement of all must fit into a frame
@@ -39,7 +39,7 @@ class Endpoint:
         identity: SigningIdentity,
         peer_identity: PublicIdentity,
         now: float,
-        policy: Policy | None = None,
+        policy: LinkTiming | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
         state: PeerState | None = None,
     ) -> None:
@@ -47,7 +47,7 @@ class Endpoint:
         self.me, self.peer = me, peer
         self.durable = state is not None
         self.state = state or PeerState()
-        self.policy = policy or Policy()
+        self.policy = policy or LinkTiming()
         self.sid = fr.sid64(sid_sub)
         self.counters = Counters()
         self.inbox = Inbox(peer, self.state.taken)
@@ -55,10 +55,10 @@ class Endpoint:
         self.last_heard = now
         self.heard = False
         self.bye = False
-        self.session: Session | None = None
+        self.session: SecureSession | None = None
         self.sending: dict[int, SendChannel] = {}
         self._trip = RoundTrip(self.policy.timing.rto_s, self.policy.timing.rto_floor_s)
-        self.receiving: dict[int, RecvChannel[list[fr.Part]]] = {}
+        self.receiving: dict[int, RecvChannel[list[fr.FramePart]]] = {}
         self._handshake = Handshake(me, peer, sid_sub, identity, peer_identity, self._cursors, entropy)
         self._label_out = fr.Labeler(sid_sub, me, peer)
         self._label_in = fr.Labeler(sid_sub, peer, me)
@@ -135,7 +135,7 @@ class Endpoint:
                     self._open.pop(channel.stream, None)
                     yield self._seal(session, channel.stream, frame)
 
-    def _seal(self, session: Session, stream: int, frame: OutFrame) -> Outgoing:
+    def _seal(self, session: SecureSession, stream: int, frame: OutFrame) -> Outgoing:
         if frame.session != session.id:
             self._rekey_if_due(session)
             frame.session, frame.generation = session.id, session.generation
@@ -145,7 +145,7 @@ class Endpoint:
         self.counters.bytes_out += out.size
         return out
 
-    def _rekey_if_due(self, session: Session) -> None:
+    def _rekey_if_due(self, session: SecureSession) -> None:
         if session.sealed_frames < self.policy.rekey_frames:
             return
         newest = session.generation
@@ -160,12 +160,12 @@ class Endpoint:
             return True
         return self._ack_since is not None and now >= self._ack_since + self.policy.ack_delay_s
 
-    def _acknowledge(self, session: Session, now: float) -> Outgoing:
+    def _acknowledge(self, session: SecureSession, now: float) -> Outgoing:
         entries = []
         for stream in sorted(self.receiving.keys() | self.sending.keys()):
             received, sent = self.receiving.get(stream), self.sending.get(stream)
             ack = received.acknowledgement() if received else Acknowledgement(stream, 0, 0, ())
-            entries.append(acks.Entry(ack, sent.next_seq if sent else 0, self.state.taken.get(stream, 0)))
+            entries.append(acks.StreamCursors(ack, sent.next_seq if sent else 0, self.state.taken.get(stream, 0)))
         plain = acks.encode(acks.BYE if self._say_bye else 0, entries)
         self._ack_seq += 1
         generation, length = session.generation, len(plain) + fr.TAG_BYTES
@@ -177,7 +177,7 @@ class Endpoint:
         self._ping_due = now + self.policy.ping_s
         return passing(fr.finish(aad, body) + body)
 
-    def _on_ack(self, session: Session, header: fr.Header, body: Buffer, now: float) -> bool:
+    def _on_ack(self, session: SecureSession, header: fr.Header, body: Buffer, now: float) -> bool:
         plain = session.open(header, fr.nonce(header.stream, header.seq), body)
         if header.seq <= self._ack_seen:
             self.counters.stale += 1  # a replay, or overtaken by a newer one that says more
@@ -243,7 +243,7 @@ class Endpoint:
         self.last_heard, self.heard = now, True
         return True
 
-    def _on_data(self, session: Session, header: fr.Header, body: memoryview, now: float) -> bool:
+    def _on_data(self, session: SecureSession, header: fr.Header, body: memoryview, now: float) -> bool:
         stream, seq = header.stream, header.seq
         channel = self.receiving.get(stream) or RecvChannel(stream, self.policy.timing)
         if header.cls == fr.DATA:

@@ -16,7 +16,7 @@ from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.plane.api import Buffer
-from uvcc_engine.plane.links import Around, Arrival, Link
+from uvcc_engine.plane.links import Arrival, Link, LinkWrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class FaultInjector:
         return self._held[0][0] if self._held else float("inf")
 
 
-class FaultyLink(Around[Link]):
+class FaultyLink(LinkWrapper[Link]):
     """A link whose arrivals go through a :class:`FaultInjector`."""
 
     def __init__(self, inner: Link, plan: FaultPlan, party: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -72,7 +72,7 @@ class Header(NamedTuple):
     aad: bytes
 
 
-class Part(NamedTuple):
+class FramePart(NamedTuple):
     """One message, or one chunk of a message, inside a frame."""
 
     tag: Tag
@@ -177,7 +177,7 @@ def read_part(head: Buffer, at: int, stream: int, src: int, labeler: Labeler) ->
     return tag, chunk, chunks, length, total
 
 
-def read_packed(body: memoryview, stream: int, src: int, labeler: Labeler) -> Iterator[Part]:
+def read_packed(body: memoryview, stream: int, src: int, labeler: Labeler) -> Iterator[FramePart]:
     """The messages of an opened DATA frame. Raises ProtocolError unless the body is canonical."""
     at, end = 0, len(body)
     while at < end:
@@ -188,4 +188,4 @@ def read_packed(body: memoryview, stream: int, src: int, labeler: Labeler) -> It
         at = start + length + (-length & 7)
         if at > end or body[start + length : at] != padding(length):
             raise ProtocolError("a packed frame is cut short or badly padded", party=src)
-        yield Part(tag, chunk, chunks, total, body[start : start + length])
+        yield FramePart(tag, chunk, chunks, total, body[start : start + length])

@@ -61,7 +61,7 @@ class Inbox:
             raise ProtocolError(f"chunk {chunk} of {tag} came twice or does not fit", party=self._peer)
         return partial.view[chunk * fr.CHUNK : (chunk + 1) * fr.CHUNK]
 
-    def put(self, part: fr.Part) -> None:
+    def put(self, part: fr.FramePart) -> None:
         """Take a part in channel order. Raises ProtocolError if its tag has been used before."""
         tag, credit = part.tag, part.credit
         message = part.payload

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.frame import Header
-from uvcc_engine.plane.policy import Outgoing, Policy
+from uvcc_engine.plane.timing import LinkTiming, Outgoing
 
 
 class Arrival(NamedTuple):
@@ -22,7 +22,7 @@ class Link(Protocol):
     """One party's access to its peers. Used by one thread at a time; only :meth:`exchange` may block."""
 
     kind: str
-    policy: Policy
+    policy: LinkTiming
     eager: bool  # a message is sent at once; otherwise those of a round travel together
     batch_bytes: int  # queued bytes of one peer that are sent without waiting for the end of the round
 
@@ -69,7 +69,7 @@ class Link(Protocol):
 _Inner = TypeVar("_Inner", bound=Link)
 
 
-class Around(Generic[_Inner]):
+class LinkWrapper(Generic[_Inner]):
     """A link that hands on to an inner one whatever it does not do itself."""
 
     def __init__(self, inner: _Inner) -> None:

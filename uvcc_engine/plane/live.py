@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
 from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane import frame as fr
-from uvcc_engine.plane.api import Buffer, Nudged, Recorder, Tag
+from uvcc_engine.plane.api import Buffer, Recorder, Tag, Wakeable
 from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.faults import FaultyLink
 from uvcc_engine.plane.links import Link
@@ -67,7 +67,7 @@ class LivePlane:
         self._recorder = recorder
         if recorder is not None:
             for peer, endpoint in endpoints.items():
-                endpoint.inbox.on_message = partial(recorder.foresee, peer)
+                endpoint.inbox.on_message = partial(recorder.hash_ahead, peer)
         self._on_event = on_event
         self._quiet = Quiet(on_event)
         self._waits = waits
@@ -132,16 +132,16 @@ class LivePlane:
 
         with self._lock:
             self._raise_failure()
-            nudged = other is None or isinstance(self._link, Nudged)
+            nudged = other is None or isinstance(self._link, Wakeable)
             longest = _LONGEST_WAIT if nudged else self._waits.look_s
             while ready() is None:
                 due = next(want for want in wants[0] if not self._holds([want]))
                 self._await(self._endpoints[due[0]], due[1], partial(ready_or, due), None, longest)
 
-    def nudge(self) -> None:
-        """See ``api.Nudged``; over a link that cannot be nudged ``other`` is asked every ``look_s``."""
-        if isinstance(self._link, Nudged):
-            self._link.nudge()
+    def wake(self) -> None:
+        """See ``api.Wakeable``; over a link that cannot be nudged ``other`` is asked every ``look_s``."""
+        if isinstance(self._link, Wakeable):
+            self._link.wake()
 
     def send_control(self, dst: int, body: bytes) -> None:
         """See ``Plane.send_control``. Still works towards the others after one peer broke the protocol."""

@@ -27,10 +27,10 @@ from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.links import Arrival
-from uvcc_engine.plane.policy import Outgoing, Policy
 from uvcc_engine.plane.relay_client import read_token
+from uvcc_engine.plane.timing import LinkTiming, Outgoing
 
-NATS_POLICY: Final = Policy(
+NATS_POLICY: Final = LinkTiming(
     timing=Timing(rto_s=3.0, rto_floor_s=0.75, rto_cap_s=60.0), hello_s=0.5, ack_delay_s=0.1, ack_frames=64
 )
 _PIECE = struct.Struct("<QIQHHHxx")  # session, stream, seq, try, piece, pieces
@@ -77,7 +77,7 @@ class NatsLink:
         ca_file: Path | None = None,
         max_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.monotonic,
-        policy: Policy = NATS_POLICY,
+        policy: LinkTiming = NATS_POLICY,
     ) -> None:
         """``max_bytes`` bounds the stored stream; beyond it publishing is refused. ConfigError without nats-py."""
         try:

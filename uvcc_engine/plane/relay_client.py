@@ -26,10 +26,10 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.links import Arrival
-from uvcc_engine.plane.policy import Outgoing, Policy
-from uvcc_engine.relay import wire
+from uvcc_engine.plane.timing import LinkTiming, Outgoing
+from uvcc_engine.relay import binary
 
-RELAY_POLICY: Final = Policy(
+RELAY_POLICY: Final = LinkTiming(
     timing=Timing(rto_s=4.0, rto_floor_s=0.75, rto_cap_s=60.0),
     hello_s=0.5,
     hello_cap_s=4.0,
@@ -74,8 +74,8 @@ class HttpConnection:
         if parts.scheme == "https":
             self._tls = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
         self._head = (
-            f"POST {parts.path.rstrip('/')}{wire.PATH} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
-            f"authorization: Bearer {token}\r\ncontent-type: {wire.CONTENT_TYPE}\r\ncontent-length: "
+            f"POST {parts.path.rstrip('/')}{binary.PATH} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+            f"authorization: Bearer {token}\r\ncontent-type: {binary.CONTENT_TYPE}\r\ncontent-length: "
         ).encode()
         self._sock: socket.socket | None = None
         self._buffer = bytearray(1 << 18)
@@ -156,7 +156,7 @@ class RelayBase:
     batch_bytes = 2 << 20
 
     def __init__(
-        self, *, url: str, box: int, ttl_s: int = 0, clock: Callable[[], float] = time.monotonic, policy: Policy
+        self, *, url: str, box: int, ttl_s: int = 0, clock: Callable[[], float] = time.monotonic, policy: LinkTiming
     ) -> None:
         self.policy = policy
         self._url = url
@@ -164,7 +164,7 @@ class RelayBase:
         self._ttl_s = ttl_s
         self._clock = clock
         self._consumer = int.from_bytes(os.urandom(8), "little")
-        self._items: list[wire.Item] = []
+        self._items: list[binary.Item] = []
         self._bytes = 0
         self._acks: list[int] = []
         self._notices: list[Notice] = []
@@ -179,7 +179,7 @@ class RelayBase:
     def send(self, dst: int, out: Outgoing) -> None:
         payload = out.buffers[0] if len(out.buffers) == 1 else b"".join(out.buffers)
         msg_id = b"" if out.slot else _KEY.pack(*out.key)
-        self._items.append(wire.Item(dst, out.slot, self._ttl_s, msg_id, payload))
+        self._items.append(binary.Item(dst, out.slot, self._ttl_s, msg_id, payload))
         self._bytes += len(payload)
 
     def flush(self) -> None:
@@ -192,34 +192,34 @@ class RelayBase:
             time.sleep(min(wait, self._retry_at - now))
         return self._clock() < self._retry_at
 
-    def _refused(self, items: list[wire.Item], fates: bytes) -> list[wire.Item]:
+    def _refused(self, items: list[binary.Item], fates: bytes) -> list[binary.Item]:
         """The items to try again; a full queue is reported, never hidden. Raises ConfigError if trying is no use."""
-        again: list[wire.Item] = []
-        if len(fates) != len(items) or any(f >= len(wire.FATES) for f in fates):
+        again: list[binary.Item] = []
+        if len(fates) != len(items) or any(f >= len(binary.FATES) for f in fates):
             raise ValueError("a reply to another request")
-        if not any(f > wire.DUPLICATE for f in fates):
+        if not any(f > binary.DUPLICATE for f in fates):
             return again
         for item, fate in zip(items, fates, strict=True):
-            if fate in (wire.QUOTA, wire.FAILED):
+            if fate in (binary.QUOTA, binary.FAILED):
                 again.append(item)
-            elif fate in (wire.FORBIDDEN, wire.COLLISION):
+            elif fate in (binary.FORBIDDEN, binary.COLLISION):
                 raise ConfigError(
-                    f"the relay refused a frame for party {item.receiver}: {wire.FATES[fate]}",
+                    f"the relay refused a frame for party {item.receiver}: {binary.FATES[fate]}",
                     "check the party and group of the relay credential",
                 )
         if again:
-            why = wire.FATES[max(f for f in fates if f in (wire.QUOTA, wire.FAILED))]
+            why = binary.FATES[max(f for f in fates if f in (binary.QUOTA, binary.FAILED))]
             self._notices.append(Notice("relay_refused", {"why": why, "messages": len(again)}))
             self._hold_off()
         return again
 
-    def _arrivals(self, messages: list[wire.Message]) -> list[Arrival]:
+    def _arrivals(self, messages: list[binary.Message]) -> list[Arrival]:
         """Frames among messages; everything is acknowledged with the next request."""
         self._acks += [m.delivery for m in messages if m.delivery]
         return [a for m in messages if (a := self._arrival(m)) is not None]
 
-    def _arrival(self, message: wire.Message) -> Arrival | None:
-        if message.slot == wire.EXPIRED:
+    def _arrival(self, message: binary.Message) -> Arrival | None:
+        if message.slot == binary.EXPIRED:
             receiver = message.payload[0] if len(message.payload) else -1
             self._notices.append(Notice("relay_expired", {"receiver": receiver}))
             return None
@@ -278,7 +278,7 @@ class RelayLink(RelayBase):
     """Implements ``links.Link`` over a relay's HTTP API."""
 
     def __init__(
-        self, *, url: str, token_file: Path, ca_file: Path | None, box: int, policy: Policy = RELAY_POLICY
+        self, *, url: str, token_file: Path, ca_file: Path | None, box: int, policy: LinkTiming = RELAY_POLICY
     ) -> None:
         super().__init__(url=url, box=box, policy=policy)
         self._http = HttpConnection(url, read_token(token_file), ca_file)
@@ -286,11 +286,11 @@ class RelayLink(RelayBase):
     def exchange(self, wait: float, src: int | None) -> list[Arrival]:
         if self._resting(wait):
             return []
-        items, acks = self._items[: wire.MAX_ITEMS], self._acks[: wire.MAX_ITEMS]
-        flags = wire.RESYNC if self._down_since is not None else 0
-        pieces = wire.request_pieces(self._box, self._consumer, int(wait * 1000), _MAX_REPLY, acks, items, flags)
+        items, acks = self._items[: binary.MAX_ITEMS], self._acks[: binary.MAX_ITEMS]
+        flags = binary.RESYNC if self._down_since is not None else 0
+        pieces = binary.request_pieces(self._box, self._consumer, int(wait * 1000), _MAX_REPLY, acks, items, flags)
         try:
-            reply = wire.read_reply(self._http.post(pieces, wait + _SLACK_S))
+            reply = binary.read_reply(self._http.post(pieces, wait + _SLACK_S))
             again = self._refused(items, reply.fates)
         except HttpError as error:
             if error.status in (401, 403):

@@ -8,11 +8,11 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.plane.channel import OutFrame
 from uvcc_engine.plane.inbox import buffer
-from uvcc_engine.plane.policy import Outgoing
-from uvcc_engine.plane.session import Session
+from uvcc_engine.plane.secure_session import SecureSession
+from uvcc_engine.plane.timing import Outgoing
 
 
-def seal(session: Session, between: tuple[int, int, int], stream: int, frame: OutFrame) -> Outgoing:
+def seal(session: SecureSession, between: tuple[int, int, int], stream: int, frame: OutFrame) -> Outgoing:
     """``frame`` as it goes on the wire. ``between``: source, destination and the subsession's short name."""
     cls = fr.BULK if frame.bulk else fr.DATA
     length = fr.TAG_BYTES + (frame.credit + fr.TAG_BYTES if frame.bulk else frame.credit)
@@ -31,8 +31,8 @@ def seal(session: Session, between: tuple[int, int, int], stream: int, frame: Ou
 
 
 def open_packed(
-    session: Session, header: fr.Header, body: memoryview, labeler: fr.Labeler
-) -> tuple[bytes, list[fr.Part]]:
+    session: SecureSession, header: fr.Header, body: memoryview, labeler: fr.Labeler
+) -> tuple[bytes, list[fr.FramePart]]:
     """(digest, parts) of a DATA frame. UnprovenError if it is not the peer's, ProtocolError if it is not canonical."""
     plain = session.open(header, fr.nonce(header.stream, header.seq), body)
     parts = list(fr.read_packed(memoryview(plain), header.stream, header.src, labeler))
@@ -40,12 +40,12 @@ def open_packed(
 
 
 def open_bulk(
-    session: Session,
+    session: SecureSession,
     header: fr.Header,
     body: memoryview,
     labeler: fr.Labeler,
     room: Callable[[Tag, int, int, int], memoryview] | None,
-) -> tuple[bytes, list[fr.Part]]:
+) -> tuple[bytes, list[fr.FramePart]]:
     """(digest, the one part) of a BULK frame, opened where ``room`` says (None: aside). Errors as above."""
     stream, seq, cut = header.stream, header.seq, fr.PART_BYTES + fr.TAG_BYTES
     if len(body) < cut + fr.TAG_BYTES:
@@ -57,4 +57,4 @@ def open_bulk(
     into = buffer(length) if room is None else room(tag, chunk, chunks, total)
     session.open_into(header, fr.nonce(stream, seq, 1), body[cut:], into)
     digest = bytes(body[cut - fr.TAG_BYTES : cut]) + bytes(body[-fr.TAG_BYTES :])
-    return digest, [fr.Part(tag, chunk, chunks, total, into)]
+    return digest, [fr.FramePart(tag, chunk, chunks, total, into)]

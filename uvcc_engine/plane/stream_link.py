@@ -18,10 +18,10 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.plane.direct import parse_address
 from uvcc_engine.plane.inbox import buffer
 from uvcc_engine.plane.links import Arrival
-from uvcc_engine.plane.policy import Policy
 from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayBase, read_token
 from uvcc_engine.plane.sockets import OutQueue
-from uvcc_engine.relay import wire
+from uvcc_engine.plane.timing import LinkTiming
+from uvcc_engine.relay import binary
 from uvcc_engine.relay.stream import LENGTH, MAGIC, REFUSED, hello
 
 _CONNECT_S: Final = 10.0
@@ -42,9 +42,9 @@ class _Replies:
         self._body: memoryview | None = None
         self._filled = 0
 
-    def read(self, sock: socket.socket) -> list[wire.Reply]:
+    def read(self, sock: socket.socket) -> list[binary.Reply]:
         """Replies that can be had without waiting. Raises OSError if the connection ended, ValueError on nonsense."""
-        found: list[wire.Reply] = []
+        found: list[binary.Reply] = []
         while not found:
             into = memoryview(self._buffer)[self._have :] if self._body is None else self._body[self._filled :]
             try:
@@ -56,14 +56,14 @@ class _Replies:
             if self._body is not None:
                 self._filled += count
                 if self._filled == len(self._body):
-                    found.append(wire.read_reply(self._body))
+                    found.append(binary.read_reply(self._body))
                     self._body = None
             else:
                 self._have += count
                 self._split(found)
         return found
 
-    def _split(self, found: list[wire.Reply]) -> None:
+    def _split(self, found: list[binary.Reply]) -> None:
         at, view = 0, memoryview(self._buffer)
         while self._have - at >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._buffer, at)
@@ -71,7 +71,7 @@ class _Replies:
                 raise ValueError(f"a reply of {length} bytes")
             start, have = at + LENGTH.size, self._have - at - LENGTH.size
             if have >= length:
-                found.append(wire.read_reply(bytes(view[start : start + length])))
+                found.append(binary.read_reply(bytes(view[start : start + length])))
                 at = start + length
             elif start + length > len(self._buffer) or (at > 0 and have > 0 and length > len(self._buffer) // 2):
                 self._body = buffer(length)
@@ -90,7 +90,7 @@ class StreamLink(RelayBase):
     kind = "stream"
 
     def __init__(
-        self, *, address: str, token_file: Path, tls: ssl.SSLContext | None, box: int, policy: Policy = RELAY_POLICY
+        self, *, address: str, token_file: Path, tls: ssl.SSLContext | None, box: int, policy: LinkTiming = RELAY_POLICY
     ) -> None:
         """``address``: ``host:port`` of the stream front."""
         super().__init__(url=address, box=box, policy=policy)
@@ -101,7 +101,7 @@ class StreamLink(RelayBase):
         self._poll = select.poll()
         self._out = OutQueue()
         self._replies = _Replies()
-        self._unconfirmed: deque[list[wire.Item]] = deque()
+        self._unconfirmed: deque[list[binary.Item]] = deque()
         self._unconfirmed_bytes = 0
         self._unacked_bytes = 0
         self._ack_due = float("inf")
@@ -150,14 +150,14 @@ class StreamLink(RelayBase):
         self._items, self._acks = [], []
         self._unconfirmed_bytes += self._bytes
         self._bytes = 0
-        for at in range(0, max(len(items), len(acks)), wire.MAX_ITEMS):
-            part = items[at : at + wire.MAX_ITEMS]
-            self._put(part, acks[at : at + wire.MAX_ITEMS])
+        for at in range(0, max(len(items), len(acks)), binary.MAX_ITEMS):
+            part = items[at : at + binary.MAX_ITEMS]
+            self._put(part, acks[at : at + binary.MAX_ITEMS])
             if part:
                 self._unconfirmed.append(part)
 
-    def _put(self, items: list[wire.Item], acks: list[int]) -> None:
-        pieces = wire.request_pieces(self._box, self._consumer, 0, _WINDOW, acks, items)
+    def _put(self, items: list[binary.Item], acks: list[int]) -> None:
+        pieces = binary.request_pieces(self._box, self._consumer, 0, _WINDOW, acks, items)
         self._out.add([LENGTH.pack(sum(len(p) for p in pieces)), *pieces])
         self._unacked_bytes, self._ack_due = 0, float("inf")
 
@@ -206,8 +206,8 @@ class StreamLink(RelayBase):
         # what the last connection may have lost; the relay recognises what it has
         before, self._unconfirmed = self._unconfirmed, deque()
         acks, self._acks = self._acks, []
-        for at in range(0, max(len(acks), 1), wire.MAX_ITEMS):
-            self._put([], acks[at : at + wire.MAX_ITEMS])
+        for at in range(0, max(len(acks), 1), binary.MAX_ITEMS):
+            self._put([], acks[at : at + binary.MAX_ITEMS])
         for items in before:
             self._put(items, [])
             self._unconfirmed.append(items)

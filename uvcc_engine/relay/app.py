@@ -19,12 +19,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from uvcc_engine.relay import asked, wire
+from uvcc_engine.relay import asked, binary
 from uvcc_engine.relay.config import Credential, RelayConfig, token_key
 from uvcc_engine.relay.gate import Gate, Visitor
 from uvcc_engine.relay.hub import Hub
 from uvcc_engine.relay.queues import NoRoomError
-from uvcc_engine.relay.records import MAX_BODY, MAX_NAME, Records
+from uvcc_engine.relay.relay_records import MAX_BODY, MAX_NAME, Records
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -57,7 +57,7 @@ class _LongPoll:
     superseded = wake
 
 
-class Front:
+class RelayFront:
     """What both HTTP and the stream front do with a request."""
 
     def __init__(self, hub: Hub, config: RelayConfig, gate: Gate) -> None:
@@ -75,13 +75,13 @@ class Front:
             raise Fault(429, "too many connections")
         return found
 
-    def take(self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0) -> list[wire.Message]:
+    def take(self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0) -> list[binary.Message]:
         """As the hub's, within bounds. Raises Fault 429 while this credential does not read what it was sent."""
         if not self.gate.may_take(who):
             raise Fault(429, "what was sent is not read")
         return self.hub.take(who, box, min(max_bytes, _MAX_TAKE), consumer=consumer)
 
-    async def enqueue(self, who: Credential, box: int, items: Sequence[wire.Item]) -> bytes:
+    async def enqueue(self, who: Credential, box: int, items: Sequence[binary.Item]) -> bytes:
         """The fates of ``items`` once they are durable."""
         if not items:
             return b""
@@ -109,10 +109,10 @@ class Front:
             timer.cancel()
             hub.stop_awaiting(who, box, poll)
 
-    async def exchange(self, who: Credential, body: bytes) -> list[wire.Buffer]:
+    async def exchange(self, who: Credential, body: bytes) -> list[binary.Buffer]:
         """Serve one combined request. Raises Fault 400."""
         try:
-            request = wire.read_request(body)
+            request = binary.read_request(body)
         except ValueError as error:
             raise Fault(400, str(error)) from None
         hub = self.hub
@@ -120,19 +120,19 @@ class Front:
         if request.acks:
             hub.acknowledge(who, request.box, request.acks)
         fates = await self.enqueue(who, request.box, request.items)
-        if request.flags & wire.RESYNC:
+        if request.flags & binary.RESYNC:
             hub.release_leases(who, request.box)
-        messages: list[wire.Message] = []
+        messages: list[binary.Message] = []
         if request.max_bytes:
             await self.wait(who, request.box, request.wait_ms / 1000)
             messages = self.take(who, request.box, request.max_bytes, consumer=request.consumer)
-        return wire.reply_pieces(wire.DRAINING if hub.draining else 0, fates, messages)
+        return binary.reply_pieces(binary.DRAINING if hub.draining else 0, fates, messages)
 
 
 class RelayApp:
     """ASGI application. The hot path goes around the router."""
 
-    def __init__(self, front: Front, config: RelayConfig, metrics: Callable[[], str], stream: str = "") -> None:
+    def __init__(self, front: RelayFront, config: RelayConfig, metrics: Callable[[], str], stream: str = "") -> None:
         """``stream``: ``host:port`` of the stream front, told by ``/healthz``."""
         self._front = front
         self._stream = stream
@@ -151,7 +151,7 @@ class RelayApp:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != wire.PATH:
+        if scope["type"] != "http" or scope["path"] != binary.PATH:
             await self._routes(scope, receive, send)  # type: ignore[arg-type]
             return
         try:
@@ -163,7 +163,7 @@ class RelayApp:
             told = json.dumps({"error": error}).encode()
             await _respond(send, status, b"application/json", [told], ends=status in (401, 413))
             return
-        await _respond(send, 200, wire.CONTENT_TYPE.encode(), pieces)
+        await _respond(send, 200, binary.CONTENT_TYPE.encode(), pieces)
 
     def _authorize(self, scope: Scope) -> Credential:
         for name, value in scope["headers"]:
@@ -238,15 +238,15 @@ class RelayApp:
                 raise Fault(400, f"msg_id must have 1 to {_MAX_ID} bytes")
             payload = base64.b64decode(asked.text(entry, "payload_b64", None, _MAX_JSON), validate=True)
             receiver, ttl_s = asked.whole(entry, "receiver", None, 0, 255), asked.whole(entry, "ttl_s", 0, 0, 1 << 31)
-            items.append(wire.Item(receiver, wire.STORE, ttl_s, msg_id, payload))
+            items.append(binary.Item(receiver, binary.STORE, ttl_s, msg_id, payload))
         fates = await self._front.enqueue(who, asked.whole(data, "box", 0), items)
-        statuses = [wire.FATES[f] for f in fates]
+        statuses = [binary.FATES[f] for f in fates]
         answer: dict[str, Any] = {"status": statuses[0]} if "messages" not in data else {"statuses": statuses}
         worst = max(fates, default=0)
-        if worst <= wire.DUPLICATE:
+        if worst <= binary.DUPLICATE:
             return 200, answer
-        codes = {wire.QUOTA: 429, wire.COLLISION: 409, wire.FORBIDDEN: 403, wire.FAILED: 507}
-        return codes[worst], answer | {"error": wire.FATES[worst]}
+        codes = {binary.QUOTA: 429, binary.COLLISION: 409, binary.FORBIDDEN: 403, binary.FAILED: 507}
+        return codes[worst], answer | {"error": binary.FATES[worst]}
 
     async def _poll(self, who: Credential, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """``{wait_s?, max_bytes?, box?}``; the wait is relative, so clocks do not matter."""
@@ -262,7 +262,7 @@ class RelayApp:
                 {
                     "delivery": m.delivery,
                     "sender": m.sender,
-                    "kind": "expired" if m.slot == wire.EXPIRED else "message",
+                    "kind": "expired" if m.slot == binary.EXPIRED else "message",
                     "payload_b64": base64.b64encode(m.payload).decode(),
                 }
                 for m in found
@@ -299,7 +299,7 @@ def _refusal(status: int, error: str) -> Response:
 
 
 async def _respond(
-    send: Send, status: int, content_type: bytes, pieces: Sequence[wire.Buffer], *, ends: bool = False
+    send: Send, status: int, content_type: bytes, pieces: Sequence[binary.Buffer], *, ends: bool = False
 ) -> None:
     body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]

@@ -141,7 +141,7 @@ class Writer:
         return [(*row[:-1], *next(places), None) if row[-2] >= LARGE else (*row[:-1], 0, 0, row[-1]) for row in rows]
 
 
-class Reader:
+class DatabaseReader:
     """Reads on the caller's thread, over its own connection."""
 
     def __init__(self, path: Path, segments: Segments) -> None:
@@ -181,7 +181,7 @@ class SqliteStore:
     def __init__(self, path: Path) -> None:
         """Raises UnreadableError where the database cannot be used."""
         self._segments = Segments(path.with_name(path.name + "-segments"))
-        self._db, self._reader = connect(path), Reader(path, self._segments)
+        self._db, self._reader = connect(path), DatabaseReader(path, self._segments)
         os.chmod(path, 0o600)
         self._writer = Writer(self._db, self._segments)
         self.put = self._writer.put

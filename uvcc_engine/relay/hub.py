@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from uvcc_engine.relay import wire
+from uvcc_engine.relay import binary
 from uvcc_engine.relay.checksum import crc32c
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.queues import Book, Held, Mailbox, NoRoomError, Queue, Totals, Usage, Waiter
@@ -57,7 +57,7 @@ class Hub:
 
     # -- enqueue -----------------------------------------------------------------------------------------------------
 
-    def enqueue(self, who: Credential, box: int, items: Sequence[wire.Item], done: Callable[[bytes], None]) -> None:
+    def enqueue(self, who: Credential, box: int, items: Sequence[binary.Item], done: Callable[[bytes], None]) -> None:
         """Store messages; ``done`` gets one fate per item once those that are stored are durable."""
         now = self._clock()
         fates = bytearray(len(items))
@@ -65,9 +65,9 @@ class Hub:
         rows: list[MessageRow] = []
         held: list[Held] = []
         for n, item in enumerate(items):
-            stored = item.slot == wire.STORE
-            if item.receiver not in who.send_to or item.slot == wire.EXPIRED or (not item.msg_id and stored):
-                fates[n] = wire.FORBIDDEN
+            stored = item.slot == binary.STORE
+            if item.receiver not in who.send_to or item.slot == binary.EXPIRED or (not item.msg_id and stored):
+                fates[n] = binary.FORBIDDEN
                 continue
             try:
                 if not stored:
@@ -76,19 +76,19 @@ class Hub:
                 queue = self._book.queue(who.group, who.party, item.receiver, box)
             except NoRoomError:
                 self.totals.refused += 1
-                fates[n] = wire.QUOTA
+                fates[n] = binary.QUOTA
                 continue
             payload = item.payload if len(item.payload) >= LARGE else bytes(item.payload)
             crc, size = crc32c(payload), len(payload)
             fates[n] = self._admit(queue, item.msg_id, crc, size, now)
-            if fates[n] != wire.STORED:
-                barrier = barrier or (fates[n] == wire.DUPLICATE and not queue.is_durable(item.msg_id))
+            if fates[n] != binary.STORED:
+                barrier = barrier or (fates[n] == binary.DUPLICATE and not queue.is_durable(item.msg_id))
                 continue
             ttl = min(item.ttl_s or self._config.ttl_s, self._config.max_ttl_s)
-            message = self._hold(queue, item.msg_id, wire.STORE, crc, now + ttl, size)
+            message = self._hold(queue, item.msg_id, binary.STORE, crc, now + ttl, size)
             message.payload = payload
             held.append(message)
-            rows.append((message.id, queue.number, item.msg_id, wire.STORE, crc, message.expires, size, payload))
+            rows.append((message.id, queue.number, item.msg_id, binary.STORE, crc, message.expires, size, payload))
         if not rows and not barrier:
             done(bytes(fates))
             return
@@ -101,16 +101,16 @@ class Hub:
             same = before == (crc, size)
             self.totals.deduplicated += same
             self.totals.refused += not same
-            return wire.DUPLICATE if same else wire.COLLISION
+            return binary.DUPLICATE if same else binary.COLLISION
         usage, config = self._book.used(queue.group, queue.sender), self._config
         if size > config.max_message:
             self.totals.refused += 1
-            return wire.FORBIDDEN
+            return binary.FORBIDDEN
         full = usage.messages >= config.quota_messages or usage.bytes + size > config.quota_bytes
         if full or usage.waiting + size > config.waiting_bytes:  # the latter: faster than the disk
             self.totals.refused += 1
-            return wire.QUOTA
-        return wire.STORED
+            return binary.QUOTA
+        return binary.STORED
 
     def _hold(self, queue: Queue, msg_id: bytes, slot: int, crc: int, expires: float, size: int) -> Held:
         self._next += 1
@@ -145,7 +145,7 @@ class Hub:
             for message in held:
                 self._book.release(message)
             for n, fate in enumerate(fates):
-                fates[n] = wire.FAILED if fate == wire.STORED else fate
+                fates[n] = binary.FAILED if fate == binary.STORED else fate
             done(bytes(fates))
             return
         for message in held:
@@ -167,7 +167,7 @@ class Hub:
         if mailbox.waiter is not None:
             mailbox.waiter.wake()
 
-    def _pass_on(self, who: Credential, box: int, item: wire.Item, now: float) -> int:
+    def _pass_on(self, who: Credential, box: int, item: binary.Item, now: float) -> int:
         """Put a message into its slot; returns its fate. Raises NoRoomError."""
         mailbox = self._book.mailbox(who.group, item.receiver, box, who.party)
         usage, size = self._book.used(who.group, who.party), len(item.payload)
@@ -178,7 +178,7 @@ class Hub:
         usage.passing += size
         if mailbox.waiter is not None:
             mailbox.waiter.wake()
-        return wire.STORED
+        return binary.STORED
 
     def _empty_slot(self, mailbox: Mailbox, slot: tuple[int, int]) -> None:
         _, payload = mailbox.slots.pop(slot, (0.0, b""))
@@ -190,16 +190,16 @@ class Hub:
 
     # -- take and acknowledge ----------------------------------------------------------------------------------------
 
-    def take(self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0) -> list[wire.Message]:
+    def take(self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0) -> list[binary.Message]:
         """Lease what is there for ``who``, oldest first: at least one message, further ones up to ``max_bytes``."""
         mailbox = self._book.mailbox(who.group, who.party, box, who.party)
         now = self._clock()
         self._end_leases(mailbox, now, everything=consumer != mailbox.consumer)
         mailbox.consumer = consumer
-        found: list[wire.Message] = []
+        found: list[binary.Message] = []
         for (sender, slot), (until, payload) in mailbox.slots.items():
             if until > now:
-                found.append(wire.Message(0, sender, slot, payload))
+                found.append(binary.Message(0, sender, slot, payload))
         for key in tuple(mailbox.slots):
             self._empty_slot(mailbox, key)
         size = 0
@@ -211,7 +211,7 @@ class Hub:
             message.lease = now + self._config.lease_s
             mailbox.leased[message.id] = message
             size += message.size + 1
-            found.append(wire.Message(message.id, message.queue.sender, message.slot, payload_or_none))
+            found.append(binary.Message(message.id, message.queue.sender, message.slot, payload_or_none))
         self.totals.delivered += len(found)
         self.totals.bytes_out += size
         return found
@@ -321,7 +321,7 @@ class Hub:
         self._remove(message)
         self._gone -= 1  # it has left the heap
         self.totals.expired += 1
-        if message.slot == wire.EXPIRED:
+        if message.slot == binary.EXPIRED:
             return
         # the sender learns of it: a notice in the sender's own mailbox, from itself
         try:
@@ -331,9 +331,9 @@ class Hub:
         payload = bytes([mailbox.receiver]) + message.msg_id
         notice_id = b"expired:" + self._next.to_bytes(8, "big")
         crc = crc32c(payload)
-        notice = self._hold(own, notice_id, wire.EXPIRED, crc, now + NOTICE_TTL_S, len(payload))
+        notice = self._hold(own, notice_id, binary.EXPIRED, crc, now + NOTICE_TTL_S, len(payload))
         notice.payload = payload
-        rows.append((notice.id, own.number, notice_id, wire.EXPIRED, crc, notice.expires, len(payload), payload))
+        rows.append((notice.id, own.number, notice_id, binary.EXPIRED, crc, notice.expires, len(payload), payload))
         notices.append(notice)
 
     def forget(self) -> None:

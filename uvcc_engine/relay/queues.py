@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from uvcc_engine.relay import wire
+from uvcc_engine.relay import binary
 from uvcc_engine.relay.store import QueueRow
 
 
@@ -38,7 +38,7 @@ class Held:
         self.size = size
         self.lease = 0.0
         self.durable = False
-        self.payload: wire.Buffer | None = None
+        self.payload: binary.Buffer | None = None
 
 
 @dataclass(slots=True, eq=False)

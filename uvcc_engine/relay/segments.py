@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract import files
-from uvcc_engine.relay.wire import Buffer
+from uvcc_engine.relay.binary import Buffer
 
 LARGE: Final = 64 << 10  # payloads from this size on are kept here
 SEGMENT_BYTES: Final = 256 << 20

@@ -20,7 +20,7 @@ import uvicorn
 
 from uvcc_engine.contract.errors import UnreachableError
 from uvcc_engine.contract.files import write_json
-from uvcc_engine.relay.app import Front, RelayApp
+from uvcc_engine.relay.app import RelayApp, RelayFront
 from uvcc_engine.relay.config import RelayConfig
 from uvcc_engine.relay.db import SqliteStore
 from uvcc_engine.relay.gate import Gate, Visitor, admit
@@ -124,7 +124,7 @@ async def running_hub(
 
 
 @contextlib.asynccontextmanager
-async def _stream_front(config: RelayConfig, front: Front, tls: ssl.SSLContext | None) -> AsyncIterator[str]:
+async def _stream_front(config: RelayConfig, front: RelayFront, tls: ssl.SSLContext | None) -> AsyncIterator[str]:
     """The stream front beside the HTTP one; yields its ``host:port`` ("" if it is not configured)."""
     if not config.stream_listen:
         yield ""
@@ -185,7 +185,7 @@ async def serving(config: RelayConfig) -> AsyncIterator[Running]:
         gate, tls = Gate(config, time.monotonic), _tls(config)
         watching = asyncio.create_task(_watch(gate))
         stack.callback(watching.cancel)
-        front = Front(hub, config, gate)
+        front = RelayFront(hub, config, gate)
         stream = await stack.enter_async_context(_stream_front(config, front, tls))
         app = RelayApp(front, config, lambda: metrics_text(hub, store, gate), stream)
         options = uvicorn.Config(

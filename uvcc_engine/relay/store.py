@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from uvcc_engine.relay.wire import Buffer
+from uvcc_engine.relay.binary import Buffer
 
 MessageRow = tuple[int, int, bytes, int, int, float, int, Buffer]
 SeenRow = tuple[int, bytes, int, int, float]

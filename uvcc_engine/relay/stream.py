@@ -17,8 +17,8 @@ import struct
 from collections import deque
 from typing import Final, cast
 
-from uvcc_engine.relay import wire
-from uvcc_engine.relay.app import Fault, Front
+from uvcc_engine.relay import binary
+from uvcc_engine.relay.app import Fault, RelayFront
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.gate import Visitor
 from uvcc_engine.relay.queues import NoRoomError
@@ -50,7 +50,9 @@ class _Subscription:
 class StreamProtocol(asyncio.BufferedProtocol):
     """One connection."""
 
-    def __init__(self, front: Front, config: RelayConfig, connections: set[StreamProtocol], visitor: Visitor) -> None:
+    def __init__(
+        self, front: RelayFront, config: RelayConfig, connections: set[StreamProtocol], visitor: Visitor
+    ) -> None:
         self._front = front
         self._hub = front.hub
         self._config = config
@@ -202,7 +204,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
         assert self._who is not None
         if self._draining:
             return  # unanswered, so the client brings it to the next relay
-        request = wire.read_request(body)
+        request = binary.read_request(body)
         if request.acks:
             self._acknowledged(request)
         if request.items:
@@ -215,7 +217,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
             self._hub.release_leases(self._who, request.box)  # what an earlier connection did not acknowledge
             self.wake()
 
-    def _acknowledged(self, request: wire.Request) -> None:
+    def _acknowledged(self, request: binary.Request) -> None:
         assert self._who is not None
         self._hub.acknowledge(self._who, request.box, request.acks)
         subscription = self._subscription
@@ -267,11 +269,11 @@ class StreamProtocol(asyncio.BufferedProtocol):
         self._reply(b"", messages)
         self.wake()
 
-    def _reply(self, fates: bytes, messages: list[wire.Message]) -> None:
-        pieces = wire.reply_pieces(wire.DRAINING if self._hub.draining else 0, fates, messages)
+    def _reply(self, fates: bytes, messages: list[binary.Message]) -> None:
+        pieces = binary.reply_pieces(binary.DRAINING if self._hub.draining else 0, fates, messages)
         self._write([LENGTH.pack(sum(len(p) for p in pieces)), *pieces])
 
-    def _write(self, pieces: list[wire.Buffer]) -> None:
+    def _write(self, pieces: list[binary.Buffer]) -> None:
         if self._transport is not None:
             self._transport.writelines(pieces)
 

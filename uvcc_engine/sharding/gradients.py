@@ -17,9 +17,9 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.parallel.group import Group
+from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.sharding.tensor_parallel import Part
+from uvcc_engine.sharding.stage_passes import StagePart
 
 BUCKET_BYTES: Final = 1 << 18
 
@@ -37,7 +37,9 @@ class _Bucket:
 class Gradients:
     """The gradient sums of one worker. ``slots``: (part, which of its weights) in the order of the weights."""
 
-    def __init__(self, slots: Sequence[tuple[Part, int]], groups: PartyGroups, *, bucket: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self, slots: Sequence[tuple[StagePart, int]], groups: PartyGroups, *, bucket: int = BUCKET_BYTES
+    ) -> None:
         self._at = {(id(part), k): at for at, (part, k) in enumerate(slots)}
         self._slots = list(slots)
         self._groups = groups
@@ -52,7 +54,7 @@ class Gradients:
         self._buckets: list[_Bucket] = []
         self._left = len(self._slots)
 
-    def take(self, part: Part, weight: int, term: Tensor) -> None:
+    def take(self, part: StagePart, weight: int, term: Tensor) -> None:
         """Take a microbatch's term of one weight; the last one sends the sum on its way."""
         at = self._at[id(part), weight]
         known = self._terms[at]
@@ -76,11 +78,11 @@ class Gradients:
             if self._groups.dp_started:
                 self._buckets[-1].wait = dp.sum_slices(flat)
 
-    def _across(self, at: int) -> Group:
+    def _across(self, at: int) -> Communicator:
         """The tensor ranks, where each has terms of its own rows only and a slice of the update is its own."""
         part = self._slots[at][0]
         tp = self._groups.tp
-        return tp if part.shared else Group("alone", [self._groups.place.rank], 0)
+        return tp if part.shared else Communicator("alone", [self._groups.place.rank], 0)
 
     def slices(self) -> list[Tensor]:
         """This worker's slice of every weight's whole sum. Brings up the data-parallel group if it is not there yet."""

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from uvcc_engine.mpc.runtime import Progress
-from uvcc_engine.parallel.group import Group
+from uvcc_engine.mpc.runtime import ProtocolProgress
+from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.plane.api import WatchedPlane
 
 Name = tuple[str, int]
@@ -36,18 +36,18 @@ class Passage:
     name: Name
     after: frozenset[Name]
     arrived: Callable[[], bool]
-    start: Callable[[], Progress[Any]]
+    start: Callable[[], ProtocolProgress[Any]]
     finish: Callable[[Any], None]
 
 
 class Overlap:
     """Runs passes on one plane. ``idle_s`` is how long it has waited with nothing to compute."""
 
-    def __init__(self, plane: WatchedPlane, depth: int, tp: Group) -> None:
+    def __init__(self, plane: WatchedPlane, depth: int, tp: Communicator) -> None:
         self._plane = plane
         self._depth = depth
         self._tp = tp
-        self._active: list[tuple[Passage, Progress[Any]]] = []
+        self._active: list[tuple[Passage, ProtocolProgress[Any]]] = []
         self.idle_s = 0.0
 
     def run(self, passes: Iterable[Passage]) -> None:

@@ -14,9 +14,9 @@ from uvcc_engine.model.specs import ModelSpec
 from uvcc_engine.model.tensor_parallel import PartContext
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.parallel.group import Group
-from uvcc_engine.sharding.layout import COLUMNS, Placed, place_layers, slice_of, stage_bounds, weights_of
-from uvcc_engine.sharding.tensor_parallel import Part, ToRows, leaves
+from uvcc_engine.parallel.group import Communicator
+from uvcc_engine.sharding.partition import COLUMNS, Placed, place_layers, slice_of, stage_bounds, weights_of
+from uvcc_engine.sharding.stage_passes import StagePart, ToRows, leaves
 
 __all__ = ["Placed", "Stage", "build_stage", "place_layers", "stage_bounds"]
 
@@ -25,16 +25,18 @@ __all__ = ["Placed", "Stage", "build_stage", "place_layers", "stage_bounds"]
 class Stage:
     """The parts of one stage, with the numbers of their weights in the whole model."""
 
-    parts: list[Part]
+    parts: list[StagePart]
     numbers: list[int]
 
     @property
-    def slots(self) -> list[tuple[Part, int]]:
+    def slots(self) -> list[tuple[StagePart, int]]:
         """(part, which of its weights), in the order of ``numbers``."""
         return [(part, k) for part in leaves(self.parts) for k in range(len(part.weights))]
 
 
-def build_stage(rt: Runtime, model: ModelSpec, starts: Sequence[Floats], f: int, *, pp: Group, tp: Group) -> Stage:
+def build_stage(
+    rt: Runtime, model: ModelSpec, starts: Sequence[Floats], f: int, *, pp: Communicator, tp: Communicator
+) -> Stage:
     """The parts of this rank's stage around its slices of the public initial weights ``starts``."""
     placed, layout = place_layers(model, tp.size)
     mine = stage_bounds(model, pp.size)[pp.index]
@@ -45,7 +47,7 @@ def build_stage(rt: Runtime, model: ModelSpec, starts: Sequence[Floats], f: int,
     return Stage(parts, [one.weight for one in weights_of(layers)])
 
 
-def _part(rt: Runtime, placed: Placed, starts: Sequence[Floats], f: int, tp: Group) -> Part:
+def _part(rt: Runtime, placed: Placed, starts: Sequence[Floats], f: int, tp: Communicator) -> StagePart:
     inner = tuple(_part(rt, one, starts, f, tp) for one in placed.inner)
     own = None
     if placed.weight >= 0:

@@ -14,7 +14,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import ModelSpec, find_model
 from uvcc_engine.sealing.components import Ring
-from uvcc_engine.sharding.layout import place_layers, stage_bounds
+from uvcc_engine.sharding.partition import place_layers, stage_bounds
 
 QUERY: Final = "query_x"
 PREDICTION: Final = "prediction"

@@ -15,10 +15,10 @@ from typing import Any
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import memory, probe
+from uvcc_engine.train import memory_plan, source_probe
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import choose_device, vram_mib
-from uvcc_engine.train.job import check_plan, check_world, resolve
+from uvcc_engine.train.lm_job import check_plan, check_world, resolve
 from uvcc_engine.train.marks import check_marks
 
 
@@ -31,8 +31,8 @@ def check(job: Mapping[str, Any], ranks: int, environ: Mapping[str, str]) -> dic
     check_marks(cfg.runtime.nvtx, device)
     if device.type == "cuda":
         check_gpus(ranks)
-    room = memory.check(cfg, ranks, device)
-    found = probe.probe(cfg, rank=0, world=ranks, batches=1)
+    room = memory_plan.check(cfg, ranks, device)
+    found = source_probe.probe(cfg, rank=0, world=ranks, batches=1)
     return {
         "parameters": parameter_count(cfg.model),
         "device": device.type,

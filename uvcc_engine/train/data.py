@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError
-from uvcc_engine.train.sources import Source, Stream
+from uvcc_engine.train.sources import DocumentSource, DocumentStream
 from uvcc_engine.train.tokenizer import Tokenizer
 
 
@@ -82,7 +82,7 @@ class Packer:
 
     def __init__(
         self,
-        source: Source,
+        source: DocumentSource,
         tokenizer: Tokenizer,
         *,
         seq_len: int,
@@ -100,7 +100,7 @@ class Packer:
         self._val, self._percent = val, val_percent
         self._cursor = cursor or Cursor()
         self._retries, self._pause = retries, pause
-        self._stream: Stream | None = None
+        self._stream: DocumentStream | None = None
         self.documents = 0  # read so far by this rank, of both splits
 
     def batch(self, rows: int) -> Batch:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from uvcc_engine.contract import flight
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.parallel import flight as recorder
+from uvcc_engine.parallel import torch_flight as recorder
 from uvcc_engine.train.config import DDPConfig
 
 
@@ -51,7 +51,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """This rank's place. ``world`` 1 needs no process group at all."""
 
     rank: int
@@ -118,7 +118,7 @@ def vram_mib() -> int:
     return int(max(sizes) // 2**20)
 
 
-def start_group(device: str, timeout_min: float) -> Group:
+def start_group(device: str, timeout_min: float) -> RankGroup:
     """Join the world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe (torchrun or the agent set them)."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
@@ -128,12 +128,12 @@ def start_group(device: str, timeout_min: float) -> Group:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         recorder.arm()
         dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(minutes=timeout_min))
-    group = Group(rank, world, chosen)
+    group = RankGroup(rank, world, chosen)
     flight.provide("sequence", lambda: list(group.trace.recent))
     return group
 
 
-def stop_group(group: Group) -> None:
+def stop_group(group: RankGroup) -> None:
     if group.world > 1 and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -155,7 +155,7 @@ def _bf16_hook(world: int, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 _bf16_hook.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Future[Tensor]})
 
 
-def wrap(model: nn.Module, group: Group, cfg: DDPConfig) -> nn.Module:
+def wrap(model: nn.Module, group: RankGroup, cfg: DDPConfig) -> nn.Module:
     """DDP with the profile's settings, or the bare model in a world of one."""
     if group.world == 1:
         return model

@@ -13,20 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from uvcc_engine.contract.checkpoint import Manifest
+from uvcc_engine.contract.checkpoint import CheckpointManifest
 from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.nsa.blocks import doc_starts
 from uvcc_engine.nsa.model import LanguageModel, route_of
-from uvcc_engine.train import state
+from uvcc_engine.train import lm_state
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.data import Batch, Cursor, Packer, Prefetcher, doc_ids
-from uvcc_engine.train.distributed import Group, without_sync, wrap
-from uvcc_engine.train.job import check_world
+from uvcc_engine.train.distributed import RankGroup, without_sync, wrap
+from uvcc_engine.train.learning_rate import lr_at, make_optimizer
+from uvcc_engine.train.lm_job import check_world
 from uvcc_engine.train.marks import check_marks, marked
-from uvcc_engine.train.schedule import lr_at, make_optimizer
-from uvcc_engine.train.telemetry import Telemetry
+from uvcc_engine.train.telemetry import RankTelemetry
 from uvcc_engine.train.tokenizer import Tokenizer
 
 HOLD_POLL_S = 0.05
@@ -37,7 +37,7 @@ class NotFiniteError(UvccError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoopOutcome:
     """How the loop ended: done | halted, after ``step`` optimizer steps, with the checkpoint it left."""
 
     status: str
@@ -47,7 +47,7 @@ class Outcome:
     loss: float
 
 
-class Trainer:
+class LmTrainer:
     """One rank. ``packer(val, cursor)`` makes the data; ``clock`` is monotonic seconds; ``stop_asked`` is SIGTERM.
 
     ``on_alive(stepped)`` hears after every step, and without a step while held, evaluating or saving.
@@ -56,7 +56,7 @@ class Trainer:
     def __init__(
         self,
         cfg: LMConfig,
-        group: Group,
+        group: RankGroup,
         writer: RunWriter,
         tokenizer: Tokenizer,
         packer: Callable[[bool, Cursor | None], Packer],
@@ -73,7 +73,7 @@ class Trainer:
         self.model = LanguageModel(cfg.model).to(group.device)
         self.model.recompute = cfg.runtime.recomputed(cfg.model.n_layers)
         self.optimizer = make_optimizer(self.model, cfg.train, group.device)
-        self.telemetry = Telemetry(writer, group.device, clock)
+        self.telemetry = RankTelemetry(writer, group.device, clock)
         self.steps_done = 0
         self._eos, self._packer = tokenizer.eos, packer
         self._cursor: Cursor | None = None
@@ -93,11 +93,11 @@ class Trainer:
     def _rows(self) -> int:
         return self.cfg.train.batch_size // self.group.world
 
-    def resume_from(self, manifest: Manifest) -> None:
+    def resume_from(self, manifest: CheckpointManifest) -> None:
         """Continue a verified checkpoint instead of starting fresh."""
-        self.steps_done, self._cursor = state.restore(manifest, self.group, self.model, self.optimizer)
+        self.steps_done, self._cursor = lm_state.restore(manifest, self.group, self.model, self.optimizer)
 
-    def run(self) -> Outcome:
+    def run(self) -> LoopOutcome:
         """Train to the end or to a halt. Raises NotFiniteError (all ranks together) and what the data source raises."""
         self._wrapped = wrap(self.model, self.group, self.cfg.ddp)
         self._forward = torch.compile(self._wrapped) if self.cfg.runtime.compile else self._wrapped
@@ -225,7 +225,7 @@ class Trainer:
         return True
 
     def _save(self, cursor: dict[str, object]) -> tuple[str, str]:
-        manifest, tensors = state.save(
+        manifest, tensors = lm_state.save(
             self.root,
             self.group,
             self.model,
@@ -239,7 +239,7 @@ class Trainer:
         self.writer.event("checkpoint_written", step=self.steps_done, sha256=manifest)
         return manifest, tensors
 
-    def _leave(self, status: str, cursor: dict[str, object], loss: float) -> Outcome:
+    def _leave(self, status: str, cursor: dict[str, object], loss: float) -> LoopOutcome:
         manifest, tensors = self._save(cursor)
         if status == "halted":
             self.writer.event("halted", nonce=self._halt_nonce, step=self.steps_done, checkpoint=manifest)
@@ -247,7 +247,7 @@ class Trainer:
             self.writer.heartbeat(self.steps_done, "halted", "halted", **last)
         else:
             self.writer.heartbeat(self.steps_done, "done", "done", **self.telemetry.last)
-        return Outcome(status, self.steps_done, manifest, tensors, loss)
+        return LoopOutcome(status, self.steps_done, manifest, tensors, loss)
 
     @torch.no_grad()
     def evaluate(self) -> float:

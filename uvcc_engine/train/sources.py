@@ -19,7 +19,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.train.config import DataConfig
 
 
-class Stream(Protocol):
+class DocumentStream(Protocol):
     """An opened source."""
 
     def __next__(self) -> tuple[int, str]: ...
@@ -33,10 +33,10 @@ class Stream(Protocol):
         ...
 
 
-class Source(Protocol):
+class DocumentSource(Protocol):
     """Opens streams at the first document that ``rank`` has not read. ``facts`` are an earlier stream's, or empty."""
 
-    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream: ...
+    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream: ...
 
 
 class _Numbered:
@@ -64,7 +64,7 @@ class LocalText:
 
     path: Path
 
-    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream:
+    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream:
         return _Numbered(_endless(self, first))
 
     def one_pass(self) -> Iterator[str]:
@@ -108,7 +108,7 @@ class PythonManual:
     its paragraphs' topics in name order; starts over at the end. Raises UnreadableError where it was stripped off.
     """
 
-    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream:
+    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream:
         return _Numbered(_endless(self, first))
 
     def one_pass(self) -> Iterator[str]:
@@ -139,7 +139,7 @@ class Synthetic:
 
     seed: int
 
-    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream:
+    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream:
         return _Numbered(self._documents(first))
 
     def _documents(self, first: int) -> Iterator[tuple[int, str]]:
@@ -168,7 +168,7 @@ class FineWeb:
 
     name: str = FINEWEB_EDU
 
-    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream:
+    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream:
         try:
             import datasets
         except ImportError as e:
@@ -243,7 +243,7 @@ class _Shards:
             yield str(row["text"])
 
 
-def make_source(cfg: DataConfig, seed: int) -> Source:
+def make_source(cfg: DataConfig, seed: int) -> DocumentSource:
     """The configured source. Nothing is read yet."""
     if cfg.source == "local":
         return LocalText(Path(cfg.path).expanduser())

@@ -39,7 +39,7 @@ class Window:
     fetch: list[float] = field(default_factory=list)  # what reading each batch took, on the thread that reads ahead
 
 
-class Telemetry:
+class RankTelemetry:
     """The figures of one rank. ``last`` holds those of the last log line, for the heartbeats that end a run."""
 
     def __init__(self, writer: RunWriter, device: torch.device, clock: Callable[[], float]) -> None:

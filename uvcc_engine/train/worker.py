@@ -25,13 +25,13 @@ from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import memory, state
+from uvcc_engine.train import lm_state, memory_plan
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
 from uvcc_engine.train.data import Cursor, Packer
-from uvcc_engine.train.distributed import Group, choose_device, start_group, stop_group, vram_mib
-from uvcc_engine.train.job import check_plan, check_world, overrides, resolve
-from uvcc_engine.train.loop import Trainer
+from uvcc_engine.train.distributed import RankGroup, choose_device, start_group, stop_group, vram_mib
+from uvcc_engine.train.lm_job import check_plan, check_world, overrides, resolve
+from uvcc_engine.train.loop import LmTrainer
 from uvcc_engine.train.sources import make_source
 from uvcc_engine.train.telemetry import write_env
 from uvcc_engine.train.tokenizer import make_tokenizer
@@ -89,9 +89,9 @@ def train(
 
 def _train(
     cfg: lm_config.LMConfig,
-    group: Group,
+    group: RankGroup,
     writer: RunWriter,
-    manifest: ck.Manifest | None,
+    manifest: ck.CheckpointManifest | None,
     asked: list[int],
     watchdog: Watchdog,
 ) -> int:
@@ -113,7 +113,7 @@ def _train(
     step = manifest.step if manifest else 0
     try:
         tokenizer = make_tokenizer(cfg.data.tokenizer, cfg.data.merges)
-        trainer = Trainer(
+        trainer = LmTrainer(
             cfg,
             group,
             writer,
@@ -147,7 +147,7 @@ def _train(
     return 0
 
 
-def name_failure(error: RuntimeError | MemoryError, group: Group) -> UvccError:
+def name_failure(error: RuntimeError | MemoryError, group: RankGroup) -> UvccError:
     """What torch's error means for the operator: memory, a lost rank (gloo and NCCL raise RuntimeError), or the step.
 
     Torch's CPU allocator raises a RuntimeError too; its text is all that tells it from the others. Of gloo's text only
@@ -156,14 +156,14 @@ def name_failure(error: RuntimeError | MemoryError, group: Group) -> UvccError:
     text = str(error).partition("\n")[0].partition(" This is typically")[0] or type(error).__name__
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text:
         where = "GPU memory" if group.device.type == "cuda" else "memory"
-        return UvccError(f"out of {where}: {text}", memory.HINT)
+        return UvccError(f"out of {where}: {text}", memory_plan.HINT)
     if group.trace.inside and group.world > 1:
         hint = "look at the other ranks' exit.json, then resume from the last checkpoint"
         return PeerLostError(f"a collective failed in {group.trace.last}: {text}", hint)
     return UvccError(f"the step failed: {text}", "the stack is in this rank's log; resume from the last checkpoint")
 
 
-def _chosen(group: Group, root: Path, run: str, start: int) -> ck.Manifest | None:
+def _chosen(group: RankGroup, root: Path, run: str, start: int) -> ck.CheckpointManifest | None:
     """The checkpoint to go on from: that of ``start``, else the newest that every rank has (they may be on different
     pods); None to begin. All ranks decide alike.
 
@@ -186,10 +186,10 @@ def _chosen(group: Group, root: Path, run: str, start: int) -> ck.Manifest | Non
     return found
 
 
-def _set_aside(group: Group, root: Path, start: int) -> str:
+def _set_aside(group: RankGroup, root: Path, start: int) -> str:
     """Move what is later than the step that was decided on out of the way, tables included; the folder's name."""
     moved = None
-    if group.rank == state.sharers(root, group)[0]:
+    if group.rank == lm_state.sharers(root, group)[0]:
         moved = ck.set_aside(root, start, also=[root.parent / name for name in (files.TRAINING, files.VAL)])
     group.barrier()
     return moved.name if moved else ""
@@ -204,7 +204,7 @@ def _signals(directory: Path, rank: int) -> list[int]:
     return asked
 
 
-def _facts(cfg: lm_config.LMConfig, group: Group, effects: list[lm_env.Effect]) -> dict[str, Any]:
+def _facts(cfg: lm_config.LMConfig, group: RankGroup, effects: list[lm_env.Effect]) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else ""
     return {
         "kind": "lm",
@@ -267,5 +267,5 @@ def cli(argv: list[str]) -> int:
         check_world(cfg, ranks)
         _under_torchrun(ranks, argv)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # through an agent, the console's preflight has asked
-        memory.check(cfg, int(os.environ.get("WORLD_SIZE", "1")), choose_device(cfg.runtime.device, 0))
+        memory_plan.check(cfg, int(os.environ.get("WORLD_SIZE", "1")), choose_device(cfg.runtime.device, 0))
     return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects)

@@ -39,7 +39,7 @@ class ForkError(ProtocolError):
         self.epoch = epoch
 
 
-class Agreement:
+class RootExchange:
     """One worker's side of the exchange. Peers' statements are kept in ``peers.jsonl``: they are evidence."""
 
     def __init__(

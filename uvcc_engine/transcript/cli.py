@@ -74,7 +74,7 @@ def _head(text: str) -> tuple[int, str]:
     return int(size), wanted
 
 
-PinsFound = Callable[[Path], package.Pins | None]
+PinsFound = Callable[[Path], package.ExpectedSigners | None]
 
 
 def main(
@@ -113,19 +113,21 @@ def main(
     return found.exit_code
 
 
-def _pins(args: argparse.Namespace, pins: PinsFound, target: package.Target) -> package.Pins:
+def _pins(args: argparse.Namespace, pins: PinsFound, target: package.PackageTarget) -> package.ExpectedSigners:
     """Only what the caller names, or what is the caller's own; never what lies beside the bundle."""
     if args.allowed_signers is not None:
         signers = read_allowed_signers(args.allowed_signers)
         said = f"identities pinned by {reading.shown(args.allowed_signers)}{_where(args.allowed_signers, target)}"
-        return package.Pins(said, lambda phase: signers)
+        return package.ExpectedSigners(said, lambda phase: signers)
     if args.policy is not None:
         Policy.load(args.policy)
-        return package.Pins(f"identities pinned by {reading.shown(args.policy)}{_where(args.policy, target)}")
-    return pins(args.path) or package.Pins()
+        return package.ExpectedSigners(
+            f"identities pinned by {reading.shown(args.policy)}{_where(args.policy, target)}"
+        )
+    return pins(args.path) or package.ExpectedSigners()
 
 
-def _where(pins: Path, target: package.Target) -> str:
+def _where(pins: Path, target: package.PackageTarget) -> str:
     """A file that came with the bundle pins no more than the bundle itself; the caller may not have noticed."""
     under = target.root or next(iter(target.phases.values())).parent
     inside = Path(os.path.realpath(pins)).is_relative_to(under)

@@ -27,7 +27,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript import files, kinds, reading
-from uvcc_engine.transcript.agreement import Agreement
+from uvcc_engine.transcript.agreement import RootExchange
 from uvcc_engine.transcript.canonical import canonical
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
 from uvcc_engine.transcript.logs import LineLog
@@ -96,7 +96,7 @@ class WorkerEvidence:
             self._agreement.finished(statement.root, signed)
         self._own = {epoch: known for epoch, known in self._own.items() if epoch >= resume_epoch}
 
-    def _read_own(self, resume_epoch: int) -> Agreement:
+    def _read_own(self, resume_epoch: int) -> RootExchange:
         """What this worker wrote before, held against its own signatures and those of its peers."""
         folder, policy, coord = self.folder, self.policy, self.coord
         self._roots, self._openings = self._log(files.ROOTS), self._log(files.OPENINGS)
@@ -108,7 +108,7 @@ class WorkerEvidence:
         )
         for epoch in range(resume_epoch):
             self.recorder.confirm(self._own[epoch][1].root, whole=epoch == resume_epoch - 1)
-        agreement = Agreement(folder, policy, coord, self.recorder.records, self._own, resume_epoch)
+        agreement = RootExchange(folder, policy, coord, self.recorder.records, self._own, resume_epoch)
         self._closers.callback(agreement.close)
         self._logs.append(agreement.log)
         return agreement

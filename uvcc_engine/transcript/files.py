@@ -44,7 +44,7 @@ def damaged(path: Path, where: str, what: str) -> UnreadableError:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class EpochBlock:
     """Where one epoch lies in the file. ``at`` is the offset of its first record."""
 
     epoch: int
@@ -72,7 +72,7 @@ def header(epoch: int, count: int, sid_sub: bytes, root: bytes) -> bytes:
     return HEADER.pack(MAGIC, epoch, count, sid_sub, root)
 
 
-def next_block(file: BinaryIO, at: int, size: int) -> Block | None:
+def next_block(file: BinaryIO, at: int, size: int) -> EpochBlock | None:
     """The block whose header starts at ``at``; None at the end. Raises UnreadableError for anything else."""
     if at == size:
         return None
@@ -81,7 +81,7 @@ def next_block(file: BinaryIO, at: int, size: int) -> Block | None:
     if len(head) < HEADER.size:
         raise UnreadableError(f"the transcript is cut short inside the block header at byte {at}")
     magic, epoch, count, sid_sub, root = HEADER.unpack(head)
-    block = Block(epoch, count, sid_sub, root, at + HEADER.size)
+    block = EpochBlock(epoch, count, sid_sub, root, at + HEADER.size)
     if magic != MAGIC:
         raise UnreadableError(f"no epoch block starts at byte {at} of the transcript")
     if block.end > size:
@@ -89,7 +89,7 @@ def next_block(file: BinaryIO, at: int, size: int) -> Block | None:
     return block
 
 
-def blocks(path: Path) -> Iterator[tuple[BinaryIO, Block]]:
+def blocks(path: Path) -> Iterator[tuple[BinaryIO, EpochBlock]]:
     """Every block of a transcript file in order, with the open file. Raises UnreadableError."""
     try:
         with open_regular(path, _MOST) as file:
@@ -102,7 +102,7 @@ def blocks(path: Path) -> Iterator[tuple[BinaryIO, Block]]:
         raise UnreadableError(f"cannot read the transcript {path}: {e.strerror}", "fetch it again") from e
 
 
-def chunks(file: BinaryIO, block: Block) -> Iterator[bytes]:
+def chunks(file: BinaryIO, block: EpochBlock) -> Iterator[bytes]:
     """The records of a block, some thousands at a time."""
     file.seek(block.at)
     left = block.count * RECORD.size
@@ -114,7 +114,7 @@ def chunks(file: BinaryIO, block: Block) -> Iterator[bytes]:
         yield data
 
 
-def records(file: BinaryIO, block: Block) -> Iterator[bytes]:
+def records(file: BinaryIO, block: EpochBlock) -> Iterator[bytes]:
     """The records of a block one by one."""
     for data in chunks(file, block):
         for i in range(0, len(data), RECORD.size):

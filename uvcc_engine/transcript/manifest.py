@@ -34,7 +34,7 @@ _PHASE: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ManifestEntry:
     """One file."""
 
     size: int
@@ -48,7 +48,7 @@ class Manifest:
     run: str
     collector: str
     phases: Mapping[str, tuple[str, str]]
-    files: Mapping[str, Entry]
+    files: Mapping[str, ManifestEntry]
 
     @property
     def text(self) -> bytes:
@@ -73,7 +73,7 @@ class Manifest:
         if not isinstance(found["phases"], dict) or not isinstance(found["files"], list):
             raise UnreadableError(f"{NAME}: phases must be an object and files a list")
         phases = {_phase(name): _ids(ids) for name, ids in found["phases"].items()}
-        files: dict[str, Entry] = {}
+        files: dict[str, ManifestEntry] = {}
         for row in found["files"]:
             name, entry = _entry(row)
             if name in files:
@@ -95,12 +95,12 @@ def _ids(data: Any) -> tuple[str, str]:
     return digest(found["sid_job"], "sid_job").hex(), digest(found["policy_hash"], "policy_hash").hex()
 
 
-def _entry(row: Any) -> tuple[str, Entry]:
+def _entry(row: Any) -> tuple[str, ManifestEntry]:
     found = exact(row, ("bytes", "path", "sha256"), "file of the manifest")
     name = found["path"]
     if not isinstance(name, str) or not _is_inside(name):
         raise UnreadableError(f"{NAME}: {reading.shown(name, 80)!r} is no name of a file in the package")
-    return name, Entry(count(found["bytes"], "bytes", 2**53), digest(found["sha256"], "sha256").hex())
+    return name, ManifestEntry(count(found["bytes"], "bytes", 2**53), digest(found["sha256"], "sha256").hex())
 
 
 def _is_inside(name: str) -> bool:
@@ -111,7 +111,7 @@ def _is_inside(name: str) -> bool:
 # ---- making --------------------------------------------------------------------------------------------------------
 
 
-def survey(root: Path) -> dict[str, Entry]:
+def survey(root: Path) -> dict[str, ManifestEntry]:
     """Every file below ``root`` with its size and hash. Raises UnreadableError for what is neither file nor folder."""
     lying = _lying(root)
     if odd := dict(sorted(lying.odd.items())):
@@ -126,11 +126,11 @@ def _lying(root: Path, most: int = MOST_FILES) -> reading.Tree:
     return reading.tree(root, 2 * most + 1000)
 
 
-def _hashed(root: Path, name: str) -> Entry:
+def _hashed(root: Path, name: str) -> ManifestEntry:
     with reading.open_regular(root / name, 2**60) as file:
         try:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-            return Entry(file.tell(), found)
+            return ManifestEntry(file.tell(), found)
         except OSError as e:
             raise UnreadableError(f"cannot read {reading.shown(root / name)}: {reading.reason(e)}") from e
 
@@ -180,7 +180,7 @@ def _unpinned(key: str, pins: AllowedSigners | None) -> str:
     return ""
 
 
-def differences(root: Path, wanted: Mapping[str, Entry], free: Iterable[str] = ()) -> list[str]:
+def differences(root: Path, wanted: Mapping[str, ManifestEntry], free: Iterable[str] = ()) -> list[str]:
     """How the files below ``root`` differ from a list, one line each; ``free``: names that may differ.
 
     Reads at most the bytes that the list states, and stops listing soon after there are more files than it names.

@@ -25,7 +25,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Migration:
     """``of``, ``root``: policy hashes (hex); ``step``: steps that were done; ``commit``: :func:`record_hash`."""
 
     of: str
@@ -49,12 +49,12 @@ class Origin:
             )
 
     @classmethod
-    def of_job(cls, job: Mapping[str, Any]) -> Origin | None:
+    def of_job(cls, job: Mapping[str, Any]) -> Migration | None:
         """Where a policy's job starts; None if at the beginning. Raises ConfigError naming the offending field."""
         return None if job.get("start") is None else cls.from_json(job["start"])
 
     @classmethod
-    def from_json(cls, data: Any) -> Origin:
+    def from_json(cls, data: Any) -> Migration:
         """Read strictly. Raises ConfigError."""
         if not isinstance(data, Mapping) or sorted(data) != list(_FIELDS) or not isinstance(data["restored"], list):
             raise ConfigError("job.start is not where a job starts", f"it needs the fields {', '.join(_FIELDS)}")

@@ -35,7 +35,7 @@ PinsOf = Callable[[str], AllowedSigners | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Pins:
+class ExpectedSigners:
     """Whom the caller expects. ``said``: where that comes from; ``of``: the signers of a phase, by its name."""
 
     said: str = UNPINNED
@@ -43,7 +43,7 @@ class Pins:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PackageTarget:
     """What a path names. ``phases``: name -> bundle file; "" names a bundle that lies in no run's folder.
 
     ``root``: the folder of a whole run, if it is one or lies in one; ``whole``: the run itself was named, so that its
@@ -57,7 +57,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PackageOutcome:
     """What was checked, all of which holds. ``lacks``: which promise was not checked -> why."""
 
     pins: str
@@ -107,7 +107,7 @@ _OF_A_PHASE: Final = ("level", "epochs", "leaves", "sid_job", "policy_hash", "gl
 # ---- finding -------------------------------------------------------------------------------------------------------
 
 
-def find(path: Path, phase: str = "") -> Target:
+def find(path: Path, phase: str = "") -> PackageTarget:
     """What ``path`` names: a bundle, its folder, or a run with its phases. Raises UnreadableError."""
     real = Path(os.path.realpath(path))
     if not real.is_dir():
@@ -122,19 +122,19 @@ def find(path: Path, phase: str = "") -> Target:
                     f"{shown(root)} holds no {NAME} of the phase {shown(phase, 80)!r}", "see its name"
                 )
             if phase:
-                return Target({phase: phases[phase]}, root, phase, whole=False)
-            return Target(phases, root, FULL if FULL in phases else max(phases, default=""), whole=True)
+                return PackageTarget({phase: phases[phase]}, root, phase, whole=False)
+            return PackageTarget(phases, root, FULL if FULL in phases else max(phases, default=""), whole=True)
     raise UnreadableError(f"{shown(path)} holds no {NAME}", "name a run, its artifacts, or a bundle's folder")
 
 
-def _lone(bundle: Path, phase: str) -> Target:
+def _lone(bundle: Path, phase: str) -> PackageTarget:
     """A bundle that was named itself: if its folder lies in a run's, that says its phase and has the manifest."""
     folder, above = bundle.parent, bundle.parent.parent
     inside = bundle.name == NAME and any(os.path.lexists(above / name) for name in _OF_A_RUN)
     name = folder.name if inside else ""
     if phase and phase != name:
         raise UnreadableError(f"{shown(bundle)} is not the bundle of the phase {shown(phase, 80)!r}", "name the run")
-    return Target({name: bundle}, above if inside else None, name, whole=False)
+    return PackageTarget({name: bundle}, above if inside else None, name, whole=False)
 
 
 def _phases(root: Path) -> Iterator[tuple[str, Path]]:
@@ -155,15 +155,15 @@ def _phases(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def examine(
-    target: Target,
-    pins: Pins,
+    target: PackageTarget,
+    pins: ExpectedSigners,
     *,
     policy: Path | None = None,
     transcripts: Path | None = None,
     against: Path | None = None,
     require: frozenset[str] = frozenset(),
     head: tuple[int, str] | None = None,
-) -> Outcome:
+) -> PackageOutcome:
     """Check everything that lies there. ``policy``, ``transcripts``, ``against`` and ``head`` are about the phase that
     decides.
 
@@ -196,7 +196,7 @@ def examine(
     if wrong := [name for name in CODES if name in require & lacks.keys()]:
         raise VerificationError("required", "; ".join(f"{name}: {lacks[name]}" for name in wrong))
     ordered = {name: lacks[name] for name in CODES if name in lacks}
-    return Outcome(pins.said, target.decides, certificates, listed, ordered)
+    return PackageOutcome(pins.said, target.decides, certificates, listed, ordered)
 
 
 @contextlib.contextmanager
@@ -216,7 +216,7 @@ def _check_beside(file: Path, bundle: Bundle) -> None:
         derived.check(file.parent, bundle)
 
 
-def _lacking(target: Target, certificates: Mapping[str, Certificate], require: frozenset[str]) -> dict[str, str]:
+def _lacking(target: PackageTarget, certificates: Mapping[str, Certificate], require: frozenset[str]) -> dict[str, str]:
     """What of the promises the certificates do not keep. A bundle alone does not say of which phase it is."""
     found: dict[str, str] = {}
     for name, c in certificates.items():
@@ -235,7 +235,10 @@ def _lacking(target: Target, certificates: Mapping[str, Certificate], require: f
 
 
 def _check_manifest(
-    target: Target, signers: AllowedSigners | None, certificates: Mapping[str, Certificate], require: frozenset[str]
+    target: PackageTarget,
+    signers: AllowedSigners | None,
+    certificates: Mapping[str, Certificate],
+    require: frozenset[str],
 ) -> tuple[str, dict[str, str]]:
     """What the manifest says of itself, and what lacks of it. Raises VerificationError for any file that differs."""
     if target.root is None:

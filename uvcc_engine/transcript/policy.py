@@ -22,7 +22,7 @@ from uvcc_engine.transcript import reading
 from uvcc_engine.transcript.canonical import canonical, parse_canonical
 from uvcc_engine.transcript.identity import Identity, PublicIdentity, verify_signature
 from uvcc_engine.transcript.operation import Operation
-from uvcc_engine.transcript.origin import Origin
+from uvcc_engine.transcript.origin import Migration
 from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE
 
 VERSION: Final = 2
@@ -267,9 +267,9 @@ class Policy:
         return Operation.of(self.topology)
 
     @property
-    def origin(self) -> Origin | None:
+    def origin(self) -> Migration | None:
         """The checkpoint of another policy that this one starts from; None if it starts at the beginning."""
-        return Origin.of_job(self.job)
+        return Migration.of_job(self.job)
 
     @property
     def first_step(self) -> int:
@@ -322,7 +322,7 @@ def _job(data: Any) -> Mapping[str, Any]:
         raise ConfigError(f"policy.job.loss_every is {_shown(every)}", "it must be a whole number of at least 1")
     if not isinstance(data.get("reveal", []), list):
         raise ConfigError(f"policy.job.reveal is {_shown(data['reveal'])}", "it must be a list of words")
-    start = Origin.of_job(data)
+    start = Migration.of_job(data)
     if start is not None and start.step >= steps:
         raise ConfigError(f"policy.job starts at step {start.step} of {steps}", "there is nothing left to do")
     return data

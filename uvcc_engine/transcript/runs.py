@@ -31,7 +31,7 @@ def key_of(record: bytes) -> Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Pile:
+class SortedRun:
     """Records in canonical order: in memory, or ``count`` of them from byte ``at`` of an open file."""
 
     count: int
@@ -74,13 +74,13 @@ class Pile:
         return None
 
 
-EMPTY: Final = Pile(0)
+EMPTY: Final = SortedRun(0)
 
 
-class Known:
+class KnownKeys:
     """What was recorded of an epoch before, by key; ``pile`` is all of it in order."""
 
-    def __init__(self, pile: Pile, limit: int = LIMIT) -> None:
+    def __init__(self, pile: SortedRun, limit: int = LIMIT) -> None:
         """At most ``limit`` records are held in memory; more are looked up in their file."""
         self.pile = pile
         self._held = {key_of(r): r for r in pile} if pile.count <= limit else None
@@ -90,7 +90,7 @@ class Known:
         return self.pile.find(key) if self._held is None else self._held.get(key)
 
 
-class Shelf:
+class RunSet:
     """Collects the records of an epoch in any order. Used by one thread."""
 
     def __init__(self, folder: Path, limit: int = LIMIT) -> None:
@@ -99,7 +99,7 @@ class Shelf:
         self._recent: dict[Key, bytes] = {}
         self._fd = -1
         self._size = 0
-        self._pieces: list[Pile] = []
+        self._pieces: list[SortedRun] = []
 
     def put(self, key: Key, record: bytes) -> None:
         """Add a record. Raises UvccError if the disk refuses."""
@@ -112,15 +112,15 @@ class Shelf:
         """The record of this key if it is one of the newest; repeats of older ones are found by :meth:`pile`."""
         return self._recent.get(key)
 
-    def pile(self, clash: Clash) -> Pile:
+    def pile(self, clash: Clash) -> SortedRun:
         """All records, each once, in canonical order. Raises what ``clash`` makes of two that differ under one key."""
         order = sorted(self._recent)
         if not self._pieces:
-            return Pile(len(order), b"".join([self._recent[k] for k in order]))
-        recent = Pile(len(order), b"".join([self._recent[k] for k in order]))
+            return SortedRun(len(order), b"".join([self._recent[k] for k in order]))
+        recent = SortedRun(len(order), b"".join([self._recent[k] for k in order]))
         return self._keep(_unique(heapq.merge(*self._pieces, recent, key=key_of), clash))
 
-    def _keep(self, records: Iterable[bytes]) -> Pile:
+    def _keep(self, records: Iterable[bytes]) -> SortedRun:
         """Write sorted records behind what lies in the file."""
         if self._fd < 0:
             self._fd = _unnamed(self._folder)
@@ -133,7 +133,7 @@ class Shelf:
                 held = bytearray()
         write_all(self._fd, bytes(held), "sorted records")
         self._size = at + count * RECORD.size
-        return Pile(count, fd=self._fd, at=at)
+        return SortedRun(count, fd=self._fd, at=at)
 
     def clear(self) -> None:
         """Forget everything; piles that it gave are void."""

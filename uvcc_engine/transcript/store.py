@@ -1,6 +1,6 @@
 """The transcript store of one worker: append-only per epoch, with an explicit finalisation.
 
-Leaves of the open epoch are noted in ``open.bin`` (``openlog``) and collected in bounded memory (``runs.Shelf``);
+Leaves of the open epoch are noted in ``open.bin`` (``openlog``) and collected in bounded memory (``runs.RunSet``);
 finalising sorts them, hashes them once and appends one block to ``leaves.bin``. What was received is with the operating
 system before anything that depends on it is sent, so after a killed process every message received again is compared
 with the one received before. ``fsync`` happens at checkpoints and at the end only: after a power cut the store holds at
@@ -37,7 +37,7 @@ from uvcc_engine.transcript.leaf import (
 from uvcc_engine.transcript.merkle import inclusion_proofs
 from uvcc_engine.transcript.replay import peers_of, summarise
 from uvcc_engine.transcript.roots import EpochRoot
-from uvcc_engine.transcript.runs import EMPTY, LIMIT, Known, Pile, Shelf, first_missing, key_of
+from uvcc_engine.transcript.runs import EMPTY, LIMIT, KnownKeys, RunSet, SortedRun, first_missing, key_of
 from uvcc_engine.transcript.write_ahead_log import OpenLog
 
 Tag = tuple[int, int, int, int]  # epoch, stream, op, kind; plane.api.Tag is one
@@ -90,8 +90,8 @@ class TranscriptStore:
         self._keys = {party: own_key, **pair_keys}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._limit = limit
-        self._shelf, self._old = Shelf(folder, limit), Shelf(folder, limit)
-        self._before = Known(EMPTY)
+        self._shelf, self._old = RunSet(folder, limit), RunSet(folder, limit)
+        self._before = KnownKeys(EMPTY)
         self._sealed = False
         self._new = False  # whether nothing of the open epoch was recorded before it was begun
         self._hasher = digests.Hasher() if (os.cpu_count() or 1) > 1 else None
@@ -126,13 +126,13 @@ class TranscriptStore:
 
     # ---- opening what is on disk -------------------------------------------------------------------------------
 
-    def _scan(self, first: int) -> list[files.Block]:
+    def _scan(self, first: int) -> list[files.EpochBlock]:
         """Find the sealed epochs.
 
         A power loss can cut short what was never synced: from epoch ``first`` on, such a block is removed, since that
         epoch is executed again. Before, nothing is removed, and UnreadableError raised.
         """
-        found: list[files.Block] = []
+        found: list[files.EpochBlock] = []
         size = os.fstat(self._fd).st_size
         with open(self._fd, "rb", closefd=False) as file:
             at = 0
@@ -169,7 +169,7 @@ class TranscriptStore:
                 del self._blocks[block.epoch :]
                 break
 
-    def _left_open(self, epoch: int) -> Pile:
+    def _left_open(self, epoch: int) -> SortedRun:
         """What an interrupted attempt at this epoch noted, in canonical order."""
         assert self._log is not None
         for record in self._log.begin(epoch):
@@ -199,7 +199,7 @@ class TranscriptStore:
             raise ConfigError(f"cannot begin epoch {epoch}: {at}", "finalise epochs in order")
         self._sealed = epoch < len(self._blocks)
         self._epoch, self._to_open = epoch, []
-        self._before = Known(self._pile(epoch) if self._sealed else self._left_open(epoch), self._limit)
+        self._before = KnownKeys(self._pile(epoch) if self._sealed else self._left_open(epoch), self._limit)
         self._blind = {p: blind_state(k, self._sid, epoch) for p, k in self._keys.items()}
         self._new = not self._sealed and not self._before.pile.count
         self._open = epoch, self._blind, self._new  # at once, for other threads
@@ -226,11 +226,11 @@ class TranscriptStore:
             raise self._damaged(epoch, "its stored root is not that of its leaves")
         self._shelf.clear()
         self._old.clear()
-        self._before = Known(EMPTY)
+        self._before = KnownKeys(EMPTY)
         self._epoch, self._next = -1, epoch + 1
         return summary
 
-    def _append(self, epoch: int, pile: Pile, root: bytes) -> None:
+    def _append(self, epoch: int, pile: SortedRun, root: bytes) -> None:
         """Write an epoch's block. Killed on the way, it is found cut short, and ``open.bin`` still binds its leaves."""
         at = os.fstat(self._fd).st_size
         head = files.header(epoch, pile.count, self._sid, root)
@@ -239,9 +239,9 @@ class TranscriptStore:
             head = b""
         if head:
             files.write_all(self._fd, head, self.folder / files.LEAVES)
-        self._blocks.append(files.Block(epoch, pile.count, self._sid, root, at + files.HEADER.size))
+        self._blocks.append(files.EpochBlock(epoch, pile.count, self._sid, root, at + files.HEADER.size))
 
-    def _prove(self, pile: Pile) -> tuple[Opening, ...]:
+    def _prove(self, pile: SortedRun) -> tuple[Opening, ...]:
         wanted = {key: (blind, payload) for key, blind, payload in self._to_open}
         places = {key: (i, record) for i, record in enumerate(pile) if (key := key_of(record)) in wanted}
         prefix = epoch_prefix(self._sid, self._epoch)
@@ -277,7 +277,7 @@ class TranscriptStore:
             else:
                 self._take(key, digests.packed(key, _size(piece), job.wait()))
 
-    def foresee(self, peer: int, tag: Tag, payload: memoryview) -> None:
+    def hash_ahead(self, peer: int, tag: Tag, payload: memoryview) -> None:
         """See ``plane.api.Recorder``: a large message is hashed while it waits for its reader."""
         epoch, stream, op, kind = tag
         open_epoch, blinds, new = self._open
@@ -294,7 +294,7 @@ class TranscriptStore:
         """What arrived before its epoch was open."""
         arrived, self._early = self._early, []
         for message in arrived:
-            self.foresee(*message)
+            self.hash_ahead(*message)
 
     def record_local(self, tag: Tag, payload: Buffer) -> None:
         """Note an event inside this party (kinds INPUT, RESULT, CHECKPOINT, POLICY, PIPELINE).
@@ -362,10 +362,10 @@ class TranscriptStore:
 
     # ---- reading and closing -----------------------------------------------------------------------------------
 
-    def _pile(self, epoch: int) -> Pile:
+    def _pile(self, epoch: int) -> SortedRun:
         if not 0 <= epoch < len(self._blocks):
             raise ConfigError(f"epoch {epoch} is not finalised in {self.folder}")
-        return Pile(self._blocks[epoch].count, fd=self._fd, at=self._blocks[epoch].at)
+        return SortedRun(self._blocks[epoch].count, fd=self._fd, at=self._blocks[epoch].at)
 
     def records(self, epoch: int) -> list[bytes]:
         """The records of a finalised epoch in canonical order. Raises ConfigError if there is none."""

@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.transcript.origin import Origin, record_hash
+from uvcc_engine.transcript.origin import Migration, record_hash
 from uvcc_engine.transcript.policy import Policy, PolicyParty
 
 
-def origin_after(old: Policy, record: Mapping[str, Any], parties: Sequence[PolicyParty]) -> Origin:
+def migration_after(old: Policy, record: Mapping[str, Any], parties: Sequence[PolicyParty]) -> Migration:
     """Where the successor of ``old`` with these ``parties`` starts, from a checkpoint's COMMIT record.
 
     The record's signatures are checked where it is used, on the pods. Raises ConfigError if it is of another job,
     or if a second party of the lineage would be restored.
     """
-    before, step = Origin.of_job(old.job), record.get("step")
+    before, step = Migration.of_job(old.job), record.get("step")
     if record.get("sid_job") != old.sid_job.hex() or not isinstance(step, int) or not 0 < step < old.steps:
         raise ConfigError("the COMMIT record is not of a checkpoint of this policy", "fetch that of the old run")
     known = before.restored if before is not None else ()
-    return Origin(
+    return Migration(
         of=old.hash.hex(),
         step=step,
         commit=record_hash(record),

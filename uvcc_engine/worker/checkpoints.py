@@ -14,16 +14,16 @@ from torch import Tensor
 
 from uvcc_engine.checkpoint.commits import check_copies, checked_statement, signed_statement, write_record
 from uvcc_engine.checkpoint.encryption import decrypt, encrypt, rest_key, state_name
-from uvcc_engine.checkpoint.saver import Place, Saver
+from uvcc_engine.checkpoint.saver import CheckpointPlace, Saver
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
-from uvcc_engine.model.digests import HALVES, blind_at, component_digest, half_of
+from uvcc_engine.model.state_digests import HALVES, blind_at, component_digest, half_of
 from uvcc_engine.worker import peer_messages
 from uvcc_engine.worker.admission import Admission
-from uvcc_engine.worker.consensus import Table, Vote
+from uvcc_engine.worker.consensus import StepConsensus, Vote
 from uvcc_engine.worker.outcome import state_blinds
 from uvcc_engine.worker.ranks import Ranks
 
@@ -50,7 +50,7 @@ class Checkpoints:
 
     def open(self) -> None:
         """Agree with the pod's other ranks on how their files are named from now on."""
-        place = Place(
+        place = CheckpointPlace(
             root=self.root,
             run=self._spec.run,
             rank=self._spec.rank,
@@ -74,7 +74,7 @@ class Checkpoints:
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
-    def survey(self) -> ck.Found:
+    def survey(self) -> ck.FoundCheckpoints:
         """This run's checkpoints, every byte read; each altered one is told."""
         found = ck.survey(self.root, run=self._spec.run)
         for step, error in found.altered.items():
@@ -86,7 +86,7 @@ class Checkpoints:
         if self._ranks.leads_pod and (aside := ck.set_aside(self.root, after)) is not None:
             self._writer.event("checkpoints_set_aside", level="warn", after=after, folder=aside.name)
 
-    def load(self, step: int) -> tuple[dict[str, Tensor], ck.RankState, ck.Manifest]:
+    def load(self, step: int) -> tuple[dict[str, Tensor], ck.RankState, ck.CheckpointManifest]:
         """This rank's tensors at ``step``, and what was noted with them.
 
         Raises VerificationError naming the file if the checkpoint was altered, is not this pod's, or holds no tensors.
@@ -123,7 +123,7 @@ class Checkpoints:
             return Vote(vote.vote, vote.nonce, manifest.step if manifest else -1), ""
         return Vote(vote.vote, vote.nonce, manifest.step), self._statement(manifest)
 
-    def _statement(self, manifest: ck.Manifest) -> str:
+    def _statement(self, manifest: ck.CheckpointManifest) -> str:
         if not self._ranks.leads_pod:
             return ""
         if self._stated[0] != manifest.step:
@@ -131,7 +131,7 @@ class Checkpoints:
             self._stated = (manifest.step, signed_statement(a.identity, a.policy, a.coord, manifest))
         return self._stated[1]
 
-    def commit(self, table: Table, saved: int) -> None:
+    def commit(self, table: StepConsensus, saved: int) -> None:
         """Take note that every worker of the fleet has the checkpoint of ``saved``; the lead writes the record."""
         if saved <= self._committed:
             return
@@ -150,7 +150,7 @@ class Checkpoints:
             "checkpoint_committed", step=saved, manifests={str(p): h["manifest"] for p, h in held.items()}
         )
 
-    def settle(self, table: Table) -> ck.Manifest | None:
+    def settle(self, table: StepConsensus) -> ck.CheckpointManifest | None:
         """Wait until the newest checkpoint is on every worker's disk, and commit it. All workers call it together."""
         manifest = self._open.wait()
         if manifest is None or manifest.step <= self._committed:

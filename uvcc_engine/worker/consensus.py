@@ -59,7 +59,7 @@ class PeerStoppedError(PeerLostError):
     """Another party ended its run and said why; ``exit_code`` as for a lost peer."""
 
 
-class Table:
+class StepConsensus:
     """The control conversation of one party with the other two.
 
     ``wait_s`` bounds every wait for a message; the plane itself reports a dead peer earlier. ``check`` is called once a

@@ -24,7 +24,7 @@ from uvcc_engine.contract.topology import Topology
 from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.place import Place
+from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.presence import not_coming
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
@@ -32,10 +32,10 @@ from uvcc_engine.sealing.seeds import SEEDS, seal_seeds, seeds_name
 from uvcc_engine.transcript.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.roots import sid_of
 from uvcc_engine.worker.admission import Admission, admit
-from uvcc_engine.worker.consensus import HALT, Table, Vote
+from uvcc_engine.worker.consensus import HALT, StepConsensus, Vote
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.relay_control import Orders, Roots
-from uvcc_engine.worker.session import LateRecorder, Outcome, Session, pair_keys
+from uvcc_engine.worker.session import LateRecorder, RunOutcome, WorkerSession, pair_keys
 
 PEER_TIMEOUT_S: Final = 10.0
 """Without any sign of life of a peer for this long the run ends; the plane says something every two seconds."""
@@ -94,7 +94,7 @@ def _disclose(spec: WorkerSpec, admitted: Admission) -> None:
     files.write_atomic(Path(spec.dir) / seeds_name(a.coord), box)
 
 
-def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, terminated: list[int]) -> Outcome:
+def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, terminated: list[int]) -> RunOutcome:
     """Open the plane, run the session, and tell the peers if it fails."""
     recorder = LateRecorder()
     plane = open_plane(
@@ -110,7 +110,7 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
         moves=Path(spec.dir) / files.LINK,
     )
 
-    session: Session | None = None
+    session: WorkerSession | None = None
     groups: PartyGroups | None = None
     last_words = "it stopped"
 
@@ -128,14 +128,14 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
     def count() -> None:
         _count(writer, plane, began)
 
-    table = Table(plane, spec.run, check=check)
+    table = StepConsensus(plane, spec.run, check=check)
     try:
         with Ticker(writer, lambda: _waiting_on(plane, groups)), _orders(spec, admitted, writer):
-            place = Place.of(admitted.coord, admitted.policy.topology, os.environ)
+            place = RankAddress.of(admitted.coord, admitted.policy.topology, os.environ)
             groups = PartyGroups.open(place, on_event=lambda name, fields: writer.event(name, **fields), check=check)
             ranks = Ranks(groups)
             table.among_ranks = ranks.greatest
-            session = Session(
+            session = WorkerSession(
                 spec,
                 admitted,
                 writer,
@@ -157,8 +157,8 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
         last_words = reason.what
         if isinstance(error, _StoppedAtStart):
             last_words = ""  # the others are asked to halt themselves
-            return Outcome("halted", 0)
-        return Outcome("failed", session.step if session else 0, error=reason)
+            return RunOutcome("halted", 0)
+        return RunOutcome("failed", session.step if session else 0, error=reason)
     except BaseException as error:
         table.tell_stopped(error)
         raise

@@ -6,10 +6,10 @@ from typing import Any
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.topology import Coord
-from uvcc_engine.sharding.training import Learner
+from uvcc_engine.sharding.sharded_training import Learner
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.policy import Policy
-from uvcc_engine.worker.consensus import PARTIES, Table
+from uvcc_engine.worker.consensus import PARTIES, StepConsensus
 
 _LABEL = "state"
 
@@ -33,7 +33,7 @@ def own_digests(trainer: Learner, blinds: bytes, party: int) -> dict[int, str]:
     }
 
 
-def agree_on_state(table: Table, mine: dict[int, str]) -> list[str]:
+def agree_on_state(table: StepConsensus, mine: dict[int, str]) -> list[str]:
     """Exchange digests; returns those of components 0, 1, 2. Raises ProtocolError naming holders that differ."""
     table.say("state", digests={str(c): d for c, d in mine.items()})
     known: dict[int, tuple[str, int]] = {c: (d, table.party) for c, d in mine.items()}

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.parallel.group import Group
+from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.worker.consensus import Vote
 
@@ -59,7 +59,7 @@ class Ranks:
         return Vote(found[0], found[2 : 2 + found[1]].decode(errors="replace"), saved)
 
     @property
-    def _dimensions(self) -> tuple[Group, Group, Group]:
+    def _dimensions(self) -> tuple[Communicator, Communicator, Communicator]:
         return self.groups.tp, self.groups.pp, self.groups.dp
 
     def common(self, steps: set[int]) -> set[int]:
@@ -111,7 +111,7 @@ class Ranks:
         return self.groups.gather(made.encode(), self.pod)[0].decode()
 
 
-def _gathered(group: Group, value: bytes) -> list[bytes]:
+def _gathered(group: Communicator, value: bytes) -> list[bytes]:
     """Every member's bytes; all give equally many."""
     if group.size == 1:
         return [value]

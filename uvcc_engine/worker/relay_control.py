@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from uvcc_engine.contract import control, files
 from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.plane.moving import Whereabouts
+from uvcc_engine.plane.relay_locator import RelayLocator
 from uvcc_engine.transcript import boxes, orders
 
 BEAT_S: Final = 2.0
@@ -85,7 +85,7 @@ class Orders:
         self._keys = [str(k) for k in link.get("halt_keys") or ()]
         self._readers = boxes.read_keys(link.get("halt_readers") or ())
         self._seal = boxes.read_seal(link.get("halt_seal"))
-        self._at = Whereabouts(link, directory / files.LINK)
+        self._at = RelayLocator(link, directory / files.LINK)
         self._url = self._token = self._ca_file = ""
         self._look()
         self._sign, self._last, self._told, self._roots = sign, last, told, roots
@@ -177,7 +177,7 @@ class Orders:
         asked = HaltRequest(mode, nonce, self._run, deadline)
         self._nonces.add(asked.nonce)
         before = control.read_halt(self._directory, self._run)
-        if control.verdict(before, asked, time.time()) == control.Verdict.OBEY:
+        if control.verdict(before, asked, time.time()) == control.HaltVerdict.OBEY:
             control.write_halt(self._directory, asked)
             self._told(asked)
 

@@ -11,29 +11,29 @@ from typing import Any, Final
 from torch import Tensor
 
 from uvcc_engine.checkpoint.encryption import state_name
-from uvcc_engine.checkpoint.migration import START, read_start
+from uvcc_engine.checkpoint.migration_target import START, read_migrated
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
 from uvcc_engine.sealing.release import box_name, seal_weights
-from uvcc_engine.sharding.training import Learner, ParallelTrainer, stream_of
+from uvcc_engine.sharding.sharded_training import Learner, ParallelTrainer, stream_of
 from uvcc_engine.transcript import kinds
 from uvcc_engine.transcript.agreement import ForkError
 from uvcc_engine.transcript.evidence import WorkerEvidence
 from uvcc_engine.transcript.files import folder_name
-from uvcc_engine.transcript.origin import Origin
+from uvcc_engine.transcript.origin import Migration
 from uvcc_engine.transcript.own_history import check_history
 from uvcc_engine.transcript.roots import EpochRoot, sid_of
 from uvcc_engine.worker.admission import SEALED, Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
-from uvcc_engine.worker.consensus import HALT, HOLD, Table, Vote
+from uvcc_engine.worker.consensus import HALT, HOLD, StepConsensus, Vote
 from uvcc_engine.worker.inference import Predictor
 from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds
 from uvcc_engine.worker.ranks import Ranks
@@ -42,7 +42,7 @@ _TERMINATED: Final = "sigterm"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended: ``done``, ``halted`` or ``failed``; after how many steps; the checkpoint's sha256 or ""."""
 
     status: str
@@ -62,10 +62,10 @@ class LateRecorder:
         assert self.inner is not None, "a transcript message before the parties agreed on the first step"
         self.inner.record(direction, peer, tag, payload)
 
-    def foresee(self, peer: int, tag: Tag, payload: memoryview) -> None:
+    def hash_ahead(self, peer: int, tag: Tag, payload: memoryview) -> None:
         """See ``plane.api.Recorder``."""
         if self.inner is not None:
-            self.inner.foresee(peer, tag, payload)
+            self.inner.hash_ahead(peer, tag, payload)
 
 
 def pair_keys(admitted: Admission) -> PairKeys:
@@ -79,7 +79,7 @@ def pair_keys(admitted: Admission) -> PairKeys:
     )
 
 
-class Session:
+class WorkerSession:
     """Drives the protocol of one admitted worker over an open plane."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Session:
         writer: RunWriter,
         plane: Plane,
         recorder: LateRecorder,
-        table: Table,
+        table: StepConsensus,
         ranks: Ranks,
         terminated: Callable[[], bool],
         sent: Callable[[], int] = lambda: 0,
@@ -120,7 +120,7 @@ class Session:
         if a.job.task == "infer":
             return Predictor(self._rt, a.job, a.model, a.inputs)
         if groups.alone and a.policy.topology.microbatches == 1:
-            return Trainer(self._rt, a.job, a.model, a.inputs)
+            return PrivateTrainer(self._rt, a.job, a.model, a.inputs)
 
         def tell(name: str, fields: dict[str, Any]) -> None:
             self._writer.event(name, **fields)
@@ -137,7 +137,7 @@ class Session:
         assert self._evidence is not None
         return self._evidence
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Train to the end or to a halt. Raises what the protocol, the plane and the disk raise."""
         begin_attempt(Path(self._spec.dir), self._admitted.coord, self._spec.attempt)
         self.step = self._agree_where_to_start()
@@ -177,7 +177,7 @@ class Session:
         was decided on is not held by everybody.
         """
         spec, first = self._spec, self._admitted.job.first_step
-        found = self._checkpoints.survey() if spec.resume else ck.Found({}, {})
+        found = self._checkpoints.survey() if spec.resume else ck.FoundCheckpoints({}, {})
         start, common = self._table.agree_step(
             list(found.whole),
             among_ranks=self._ranks.common,
@@ -241,10 +241,10 @@ class Session:
             self._proof.checkpoint(step, part.files[state_name(self._spec.rank)]["sha256"])
         self._writer.event("resumed", step=step, checkpoint=manifest.sha256)
 
-    def _take_over(self, start: Origin) -> None:
+    def _take_over(self, start: Migration) -> None:
         """Begin with the state that another policy's checkpoint left."""
         a, folder = self._admitted, Path(self._spec.dir) / START
-        self._trainer.load_state(read_start(folder, start, a.policy, a.identity, a.coord, a.job))
+        self._trainer.load_state(read_migrated(folder, start, a.policy, a.identity, a.coord, a.job))
         self._writer.event("taken_over", step=start.step, of=start.of, commit=start.commit)
 
     def _epoch(self, step: int) -> int:
@@ -327,7 +327,7 @@ class Session:
             self._writer.heartbeat(self.step, "train", "released")
         return after
 
-    def _halt(self, decision: Vote, *, taken: bool) -> Outcome:
+    def _halt(self, decision: Vote, *, taken: bool) -> RunOutcome:
         if not taken:
             self._settle_roots()
             self._take(scheduled=False)
@@ -336,7 +336,7 @@ class Session:
         assert manifest is not None
         self._writer.event("halted", nonce=decision.nonce, step=self.step, checkpoint=manifest.sha256)
         self._writer.heartbeat(self.step, "halted", "halted", halt_nonce=decision.nonce)
-        return Outcome("halted", self.step, manifest.sha256)
+        return RunOutcome("halted", self.step, manifest.sha256)
 
     def _settle_roots(self) -> None:
         """Agree on the last finished epoch now rather than in the next step: a checkpoint must not outrun agreement."""
@@ -362,7 +362,7 @@ class Session:
 
     # -- the result --------------------------------------------------------------------------------------------------
 
-    def _finish(self) -> Outcome:
+    def _finish(self) -> RunOutcome:
         """The last epoch: open what the policy lists, agree on the final state, then on the roots, sign the result.
 
         The result is signed last, over the peers' roots of this epoch: a worker that is killed before has signed none,
@@ -401,7 +401,9 @@ class Session:
         )
         files.write_atomic(Path(self._spec.dir) / box_name(a.coord), box)
 
-    def _publish(self, result: dict[str, Any], values: dict[str, float], newest: ck.Manifest | None) -> Outcome:
+    def _publish(
+        self, result: dict[str, Any], values: dict[str, float], newest: ck.CheckpointManifest | None
+    ) -> RunOutcome:
         if set(SEALED) & set(self._admitted.job.reveal) and self._admitted.coord.replica == 0:
             self._release_weights()
         extra = {k: v for k, v in result.items() if k not in ("result_hash", "values", "signature", "coord")}
@@ -410,4 +412,4 @@ class Session:
         self._writer.event("run_done", step=self.step)
         self._writer.heartbeat(self.step, "done", "done")
         sha = newest.sha256 if newest is not None and newest.step == self.step else ""
-        return Outcome("done", self.step, sha)
+        return RunOutcome("done", self.step, sha)

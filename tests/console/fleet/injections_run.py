@@ -18,7 +18,7 @@ from uvcc_console.plan.profile import load
 from uvcc_console.rollout.decoder import Intake
 from uvcc_console.rollout.stages.training.phases import hang, trouble
 from uvcc_engine.agent.process import ProcessId
-from uvcc_engine.agent.tail import BACKLOG, Batch, RunTail, Skipped
+from uvcc_engine.agent.tail import BACKLOG, LineBatch, RunTail, Skipped
 
 # -- files of a run --------------------------------------------------------------------------------------------------
 
@@ -32,13 +32,13 @@ def file_goes(injure: Callable[[Path], None], name: str = "training.csv") -> Act
         path = folder / name
         path.write_text("step,loss\n1,2.0\n")
         tail = RunTail(folder, {})
-        first = [f for f in tail.poll(1 << 20, finished=False) if isinstance(f, Batch)]
+        first = [f for f in tail.poll(1 << 20, finished=False) if isinstance(f, LineBatch)]
         assert [line for f in first for line in f.lines] == ["step,loss", "1,2.0"]
         injure(path)
         said = []
         for _ in range(3):
             for found in tail.poll(1 << 20, finished=True):
-                if isinstance(found, Batch):
+                if isinstance(found, LineBatch):
                     said.append(f"{len(found.lines)} lines")
                 elif isinstance(found, Skipped):
                     said.append("skipped, counted")

@@ -48,7 +48,7 @@ class PodShell:
     def checkpoints(self) -> Path:
         return self.root / f".uvcc/runs/{RUN}/checkpoints"
 
-    def save(self, step: int, fill: int, **more: bytes) -> checkpoint.Manifest:
+    def save(self, step: int, fill: int, **more: bytes) -> checkpoint.CheckpointManifest:
         contents = {"rank0.safetensors": tensors(fill), **more}
         return checkpoint.save(self.checkpoints, run=RUN, step=step, topology={"replicas": 1}, contents=contents)
 
@@ -88,12 +88,12 @@ class Home:
     def root(self) -> Path:
         return homing.folder_of(self.ctx, self.phase, "p0r0")
 
-    def written(self, manifest: checkpoint.Manifest) -> None:
+    def written(self, manifest: checkpoint.CheckpointManifest) -> None:
         fields = {"step": manifest.step, "sha256": manifest.sha256}
         event = ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields=fields)
         self.world.bus.commit(event)
 
-    async def bring(self, manifest: checkpoint.Manifest, rate: float = math.inf, keep: int = 2) -> None:
+    async def bring(self, manifest: checkpoint.CheckpointManifest, rate: float = math.inf, keep: int = 2) -> None:
         await homing.bring_home(self.ctx, self.phase, self.member, manifest.step, manifest.sha256, keep=keep, rate=rate)
 
 

@@ -12,7 +12,7 @@ from uvcc_console.plan.schema import LmJob, PrivateJob
 from uvcc_engine.model.job import PrivateJob as EngineJob
 from uvcc_engine.sharding.stage import place_layers, stage_bounds
 from uvcc_engine.sharding.validation import fit_model
-from uvcc_engine.train.job import check_plan, resolve
+from uvcc_engine.train.lm_job import check_plan, resolve
 
 FOLDER = Path(__file__).parents[3] / "profiles"
 PROFILES = sorted(p for p in FOLDER.glob("*.yaml") if not p.name.startswith("inventory-hosts"))

@@ -29,7 +29,7 @@ def given(tailed: tail.FileTail, limit: int = BIG, *, finished: bool = False) ->
     """What a tail gives, as text: lines, and <reason> for everything else."""
     found: list[str] = []
     for item in tailed.poll(limit, finished=finished):
-        if isinstance(item, tail.Batch):
+        if isinstance(item, tail.LineBatch):
             found += item.lines
         else:
             found.append(f"<{item.reason if isinstance(item, tail.Rewound) else item.n}>")
@@ -117,7 +117,7 @@ def test_any_writing_order_gives_every_line_once(tmp_path: Path) -> None:
                 f.write(piece)
                 if rng.random() < 0.3:
                     for item in tailed.poll(rng.choice([1, 300, BIG])):
-                        assert isinstance(item, tail.Batch)
+                        assert isinstance(item, tail.LineBatch)
                         got += item.lines
                         cursor = (item.ino, item.off)
                 if rng.random() < 0.1:

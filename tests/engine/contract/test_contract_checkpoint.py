@@ -11,7 +11,7 @@ from uvcc_engine.contract import checkpoint as cp
 from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
 
 
-def make(root: Path, step: int, **changes: Any) -> cp.Manifest:
+def make(root: Path, step: int, **changes: Any) -> cp.CheckpointManifest:
     wanted: dict[str, Any] = {
         "run": "r",
         "step": step,

@@ -19,7 +19,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_question_of_this_run_is_answered_once(tmp_path: Path) -> None:
     flight.ask(tmp_path, "r", "before-this-worker")
-    recorder = flight.Recorder(tmp_path, "r", "p0r0s0t0", clock=lambda: 7.0)
+    recorder = flight.FlightRecorder(tmp_path, "r", "p0r0s0t0", clock=lambda: 7.0)
     flight.provide("sequence", lambda: [{"seq": 3}])
     assert not recorder.look(None)
     flight.ask(tmp_path, "another", "n")
@@ -37,7 +37,7 @@ def test_a_table_that_cannot_be_read_and_a_damaged_question_harm_nothing(tmp_pat
     def changes() -> object:
         raise RuntimeError("deque mutated during iteration")
 
-    recorder = flight.Recorder(tmp_path, "r", "p0r0s0t0")
+    recorder = flight.FlightRecorder(tmp_path, "r", "p0r0s0t0")
     flight.provide("bad", changes)
     flight.provide("good", lambda: {"n": 1})
     (tmp_path / flight.REQUEST).write_text("[1, 2")

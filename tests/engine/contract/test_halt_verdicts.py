@@ -17,7 +17,7 @@ from uvcc_engine.contract.control import (
     RELEASE,
     Control,
     HaltRequest,
-    Verdict,
+    HaltVerdict,
     read_halt,
     verdict,
     write_halt,
@@ -27,7 +27,13 @@ from uvcc_engine.transcript import orders, sshsig
 from uvcc_engine.worker.relay_control import Orders
 
 RUN, NOW = "r", 1000.0
-OBEY, KNOWN, FINAL, OVERTAKEN, OTHER = Verdict.OBEY, Verdict.KNOWN, Verdict.FINAL, Verdict.OVERTAKEN, Verdict.OTHER
+OBEY, KNOWN, FINAL, OVERTAKEN, OTHER = (
+    HaltVerdict.OBEY,
+    HaltVerdict.KNOWN,
+    HaltVerdict.FINAL,
+    HaltVerdict.OVERTAKEN,
+    HaltVerdict.OTHER,
+)
 # what is in force -> what is asked under the same nonce, under another: release, hold, halt
 TABLE = {
     RELEASE: {True: (KNOWN, OVERTAKEN, OBEY), False: (OBEY, OBEY, OBEY)},
@@ -45,7 +51,7 @@ def name(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("before", "asked", "expected"), PAIRS, ids=name)
-def test_every_pair(before: HaltRequest, asked: HaltRequest, expected: Verdict) -> None:
+def test_every_pair(before: HaltRequest, asked: HaltRequest, expected: HaltVerdict) -> None:
     assert verdict(before, asked, NOW) == expected
 
 
@@ -86,7 +92,7 @@ def test_the_agent_has_a_code_and_words_for_every_refusal() -> None:
 
 @pytest.mark.parametrize(("before", "asked", "expected"), PAIRS, ids=name)
 def test_an_order_from_the_relay_follows_the_rule(
-    before: HaltRequest, asked: HaltRequest, expected: Verdict, tmp_path: Path
+    before: HaltRequest, asked: HaltRequest, expected: HaltVerdict, tmp_path: Path
 ) -> None:
     key = Ed25519PrivateKey.generate()
     raw = key.public_key().public_bytes_raw()

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from uvcc_engine.contract import files, records
 from uvcc_engine.contract.records import (
     EngineRecord,
-    EpochRoot,
     Exit,
     Facts,
     Heartbeat,
     Malformed,
+    ReportedRoot,
     Result,
     parse,
 )
@@ -91,7 +91,7 @@ def test_what_a_worker_writes_is_read_back(tmp_path: Path) -> None:
     assert (beat.coord, beat.step, beat.phase) == ("p1r0s0t0", 3, "train")
     assert dict(beat.fields) == json.loads(lines[files.heartbeat_name(0)][0])
     root, event = (parse(files.EVENTS, line) for line in lines[files.EVENTS])
-    assert root == EpochRoot(epoch=2, root="ab" * 32, pairs={"0": "cd" * 32})
+    assert root == ReportedRoot(epoch=2, root="ab" * 32, pairs={"0": "cd" * 32})
     assert event == EngineRecord(name="resumed", level="warn", ts=100.0, fields={"step": 3})
     exited = parse(files.exit_name(0), lines[files.exit_name(0)][0])
     assert isinstance(exited, Exit)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.prg import Draws
-from uvcc_engine.mpc.rounds import Inbox
+from uvcc_engine.mpc.rounds import RoundInbox
 from uvcc_engine.mpc.runtime import Runtime
 
 LEAST = 2048  # items with fewer elements say too little
@@ -36,7 +36,7 @@ class WatchedRuntime(Runtime):
 
     view: View
 
-    def _take(self, inbox: Inbox, peer: int) -> Tensor:
+    def _take(self, inbox: RoundInbox, peer: int) -> Tensor:
         got = super()._take(inbox, peer)
         self.view.items.append((f"round {self.rounds} from {peer}", got.reshape(-1).clone()))
         return got

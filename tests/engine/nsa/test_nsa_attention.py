@@ -9,8 +9,8 @@ from nsa_kit import ODD, SMALL, docs, oracle_of, small_layer
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa import blocks
 from uvcc_engine.nsa.config import NSAConfig
-from uvcc_engine.nsa.layout import forget
 from uvcc_engine.nsa.rope import rope_tables, rotate
+from uvcc_engine.nsa.visibility import forget
 
 
 @pytest.mark.parametrize("nsa", [SMALL, ODD])

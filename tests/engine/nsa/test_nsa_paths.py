@@ -13,7 +13,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa import blocks, chunked, dispatch, flex, longctx
 from uvcc_engine.nsa.config import NSAConfig
 from uvcc_engine.nsa.index import as_mask, invert, pool, pool_weights, top_blocks
-from uvcc_engine.nsa.layout import Layout
+from uvcc_engine.nsa.visibility import Layout
 
 FLAT = NSAConfig(l=8, d=8, l_sel=8, n_sel=4, w=40)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from uvcc_engine.nsa import blocks, decode, selftest
-from uvcc_engine.nsa.layout import forget
+from uvcc_engine.nsa.visibility import forget
 
 
 def test_all_quick_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:

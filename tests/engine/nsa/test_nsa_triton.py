@@ -19,8 +19,8 @@ from uvcc_engine.nsa import blocks, decode, dispatch
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.index import as_mask, pool, top_blocks
 from uvcc_engine.nsa.kernels import gather, launch
-from uvcc_engine.nsa.layout import Layout
 from uvcc_engine.nsa.model import LanguageModel
+from uvcc_engine.nsa.visibility import Layout
 
 WIDE = NSAConfig(l=16, d=8, l_sel=16, n_sel=4, w=40)
 ONE_GROUP = {"dim": 12, "n_heads": 3, "n_kv_groups": 1, "d_k": 8, "d_v": 4}

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.place import Place
+from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.presence import HEARD, Presence, not_coming
 from uvcc_engine.plane.api import Tag
 
@@ -96,7 +96,7 @@ def _rank(
 ) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     try:
-        place = Place(coord, topology, "127.0.0.1", port)
+        place = RankAddress(coord, topology, "127.0.0.1", port)
         groups = PartyGroups.open(place, on_event=lambda n, f: events.append((n, f)), timeout_s=timeout_s)
         result = body(groups, events)
         groups.close(graceful=end_gracefully)

@@ -14,15 +14,15 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.parallel.group import Group
+from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.place import Place
+from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.sharding.gradients import Gradients
-from uvcc_engine.sharding.tensor_parallel import Plain
+from uvcc_engine.sharding.stage_passes import Plain
 
 
 @dataclass
-class Replicas(Group):
+class Replicas(Communicator):
     """Two replicas of which the other one has the same gradients; notes what is started and waited for."""
 
     notes: list[str]
@@ -46,8 +46,8 @@ class Sisters:
 
     started: bool
     notes: list[str] = field(default_factory=list)
-    tp: Group = field(default_factory=lambda: Group("tp", [0], 0))
-    place: Place = field(default_factory=lambda: Place(Coord(0, 0, 0, 0), Topology(2), "127.0.0.1", 1))
+    tp: Communicator = field(default_factory=lambda: Communicator("tp", [0], 0))
+    place: RankAddress = field(default_factory=lambda: RankAddress(Coord(0, 0, 0, 0), Topology(2), "127.0.0.1", 1))
 
     def __post_init__(self) -> None:
         self.dp_started = self.started

@@ -13,7 +13,7 @@ from parallel_kit import run_ranks
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.place import Place, device_slot
+from uvcc_engine.parallel.place import RankAddress, device_slot
 from uvcc_engine.parallel.presence import not_coming
 
 Events = list[tuple[str, dict[str, Any]]]
@@ -69,7 +69,7 @@ def test_a_world_of_eight_adds_gathers_broadcasts_and_passes_on_along_each_dimen
 
 
 def test_one_rank_alone_opens_nothing() -> None:
-    groups = PartyGroups.open(Place.of(Coord(0, 1, 0, 0), Topology(), {}), on_event=lambda n, f: None)
+    groups = PartyGroups.open(RankAddress.of(Coord(0, 1, 0, 0), Topology(), {}), on_event=lambda n, f: None)
     groups.start_dp()
     x = torch.tensor([3])
     assert groups.dp.sum_(x).item() == 3
@@ -131,18 +131,18 @@ def test_nobody_is_told_where_there_is_nobody() -> None:
 def test_the_place_must_fit_the_topology() -> None:
     coord, size = Coord(1, 0, 0, 0), Topology(2)
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4711"}
-    assert Place.of(coord, size, env).port == 4711
+    assert RankAddress.of(coord, size, env).port == 4711
     with pytest.raises(ConfigError, match="no address"):
-        Place.of(coord, size, {})
+        RankAddress.of(coord, size, {})
     with pytest.raises(ConfigError, match="rank 1 of 2"):
-        Place.of(coord, size, env | {"RANK": "0"})
+        RankAddress.of(coord, size, env | {"RANK": "0"})
 
 
 def test_no_communicator_holds_a_device_twice() -> None:
     size = Topology(2, 4, 2)
     for name in ("dp", "pp", "tp"):
         for coord in size.coords():
-            place = Place(coord, size)
+            place = RankAddress(coord, size)
             members = [c for c in size.coords() if c.party == coord.party and size.local_rank(c) in place.members(name)]
             slots = [device_slot(c, 4, size) for c in members]
             assert len(set(slots)) == len(slots)

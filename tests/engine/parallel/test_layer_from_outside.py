@@ -27,7 +27,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.model import ops
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.model.parts import Part, Pass, Plain, keeps_layout, whole_weight
+from uvcc_engine.model.parts import Pass, Plain, StagePart, keeps_layout, whole_weight
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.registry import (
     InitialContext,
@@ -57,12 +57,12 @@ from uvcc_engine.model.specs import (
     register_model,
 )
 from uvcc_engine.model.tensor_parallel import COLUMNS, WHOLE, PartContext, PlaceContext, Placed, TensorParallel
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.owner.client import dataset_for
-from uvcc_engine.sharding.layout import place_layers, slice_of, stage_bounds, weights_of
+from uvcc_engine.sharding.partition import place_layers, slice_of, stage_bounds, weights_of
 from uvcc_engine.sharding.validation import fit_model
 
 # -- the layer, as one file outside of the package would define it ----------------------------------------------------
@@ -141,7 +141,7 @@ def _scale_place(spec: Scale, at: PlaceContext) -> Placed:
     return at.placed(spec, WHOLE, at.layout)
 
 
-def _scale_part(spec: Scale, at: PartContext) -> Part:
+def _scale_part(spec: Scale, at: PartContext) -> StagePart:
     return ScalePart(at.weight, at.dealer, shared=at.placed.split == WHOLE)
 
 
@@ -302,7 +302,7 @@ def test_three_parties_train_it_as_its_plaintext_twin() -> None:
     inputs = shares(JOB)
 
     def body(rt: Runtime) -> tuple[list[float | None], int, dict[str, Tensor]]:
-        trainer, losses = Trainer(rt, JOB, find_model(JOB.model), inputs[rt.party]), []
+        trainer, losses = PrivateTrainer(rt, JOB, find_model(JOB.model), inputs[rt.party]), []
         for step in range(JOB.steps):
             rt.begin_epoch(step)
             losses.append(trainer.step(step).loss)
@@ -363,7 +363,7 @@ def test_a_checkpoint_is_joined_cut_again_and_trained_on(fleets: dict[Topology, 
         assert all(np.array_equal(again[name], value) for name, value in low.items())
 
     def body(rt: Runtime) -> dict[str, Tensor]:
-        trainer = Trainer(rt, job, find_model(job.model), inputs[rt.party])
+        trainer = PrivateTrainer(rt, job, find_model(job.model), inputs[rt.party])
         trainer.load_state({name: torch.from_numpy(value) for name, value in states[rt.party].items()})
         rt.begin_epoch(2)
         trainer.step(2)
@@ -499,7 +499,7 @@ def test_layers_are_read_without_torch_and_every_operation_is_there() -> None:
     code = (
         "import sys, uvcc_engine.owner.client, uvcc_engine.checkpoint.reshard\n"
         "from uvcc_engine.model.specs import MODELS, check_model, find_model, initial_weights\n"
-        "from uvcc_engine.sharding.layout import place_layers, stage_bounds\n"
+        "from uvcc_engine.sharding.partition import place_layers, stage_bounds\n"
         "for model in MODELS.values(): check_model(model)\n"
         "initial_weights(find_model('gpt-tiny'), 7, 16), place_layers(find_model('gpt-tiny'), 2)\n"
         "assert 'torch' not in sys.modules\n"

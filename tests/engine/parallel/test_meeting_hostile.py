@@ -40,7 +40,7 @@ def test_a_caller_that_says_nothing_is_let_go_soon() -> None:
 
 def test_a_message_that_is_announced_with_more_than_memory_is_refused() -> None:
     mine, theirs = socket.socketpair(socket.AF_UNIX)
-    line = unix_group.Line(mine, 5.0)
+    line = unix_group.MemberConnection(mine, 5.0)
     sending = threading.Thread(target=theirs.sendall, args=(unix_group._HEAD.pack(7, 1 << 60),))
     sending.start()
     with pytest.raises(RuntimeError, match="for operation 7"):

@@ -14,8 +14,8 @@ from uvcc_engine.bench._overlap import BAR, hidden_rows
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.parallel.group import Group
-from uvcc_engine.parallel.schedule import Action, Kind, find_deadlock
+from uvcc_engine.parallel.group import Communicator
+from uvcc_engine.parallel.schedule import Kind, PipelineAction, find_deadlock
 from uvcc_engine.sharding.microbatches import IN_FLIGHT, in_flight
 from uvcc_engine.sharding.overlap import Overlap, Passage
 
@@ -49,11 +49,11 @@ def check_streams(traces: Sequence[Sequence[tuple[str, int, int]]]) -> None:
         ("B", 1): "send_grad",
         ("B", 0): "recv_grad",
     }
-    done = [[Action(kinds[way, sent], m) for way, m, sent in trace] for trace in traces]
+    done = [[PipelineAction(kinds[way, sent], m) for way, m, sent in trace] for trace in traces]
     for names in (("send_act", "recv_act"), ("send_grad", "recv_grad")):
         assert find_deadlock([[a for a in actions if a.kind in names] for actions in done]) == []
     if len(traces) > 1:
-        early = Action("recv_grad", 0)
+        early = PipelineAction("recv_grad", 0)
         planted = [[early, *(a for a in done[0] if a != early)], *done[1:]]
         assert find_deadlock(planted)[0] == "stage 0 waits in recv_grad of microbatch 0"
 
@@ -105,7 +105,7 @@ def passage(script: Script, kind: str, m: int, rounds: int, *, after: Iterable[t
 
 
 def run(script: Script, depth: int, passes: list[Passage]) -> Overlap:
-    overlap = Overlap(script, depth, Group("tp", [0], 0))  # type: ignore[arg-type]
+    overlap = Overlap(script, depth, Communicator("tp", [0], 0))  # type: ignore[arg-type]
     overlap.run(passes)
     return overlap
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.parallel.schedule import Action, bubble, find_deadlock, one_f_one_b, program, render, table
+from uvcc_engine.parallel.schedule import PipelineAction, bubble, find_deadlock, one_f_one_b, program, render, table
 
 TEXTBOOK_S4_M6 = """\
 stage 0 | F0 F1 F2 F3  .  .  . B0 F4 B1 F5 B2  . B3  . B4  . B5
@@ -48,7 +48,7 @@ def test_forward_only_receives_in_program_order_finish(stages: int, microbatches
         assert find_deadlock([streams[direction] for streams in two_streams]) == []
 
 
-def _split(actions: list[Action]) -> tuple[list[Action], list[Action]]:
+def _split(actions: list[PipelineAction]) -> tuple[list[PipelineAction], list[PipelineAction]]:
     """Own stream per direction: activations on one, gradients on the other."""
     return (
         [a for a in actions if a.kind in ("recv_act", "forward", "send_act")],
@@ -59,12 +59,12 @@ def _split(actions: list[Action]) -> tuple[list[Action], list[Action]]:
 def test_a_gradient_receive_posted_ahead_of_a_forward_send_deadlocks() -> None:
     """The planted copy of a real bug: one stream, and the backward receive is queued before the forward send."""
 
-    def planted(stage: int) -> list[Action]:
+    def planted(stage: int) -> list[PipelineAction]:
         good = program(stage, 2, 2)
         if stage == 0:
-            receive = Action("recv_grad", 0)
+            receive = PipelineAction("recv_grad", 0)
             rest = [a for a in good if a != receive]
-            rest.insert(rest.index(Action("send_act", 0)), receive)
+            rest.insert(rest.index(PipelineAction("send_act", 0)), receive)
             return rest
         return good
 

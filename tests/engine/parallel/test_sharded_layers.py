@@ -28,9 +28,9 @@ from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.owner.client import _whole
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.sharding.layout import HEADS, join_weight, place_layers, slice_of, stage_bounds, weights_of
+from uvcc_engine.sharding.partition import HEADS, join_weight, place_layers, slice_of, stage_bounds, weights_of
 from uvcc_engine.sharding.stage import build_stage
-from uvcc_engine.sharding.tensor_parallel import Pass, backward_protocol, forward_protocol
+from uvcc_engine.sharding.stage_passes import Pass, backward_protocol, forward_protocol
 
 F = 16
 UNIT = 2.0**-F

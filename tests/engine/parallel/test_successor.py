@@ -15,7 +15,7 @@ from safetensors.numpy import load
 
 from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity, until
 from uvcc_engine.checkpoint.encryption import decrypt, rest_key, state_name
-from uvcc_engine.checkpoint.migration import about_box, read_start
+from uvcc_engine.checkpoint.migration_target import about_box, read_migrated
 from uvcc_engine.checkpoint.reshard import cut_state, join_state
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
@@ -25,10 +25,10 @@ from uvcc_engine.model.specs import find_model
 from uvcc_engine.sealing.box import seal
 from uvcc_engine.sealing.components import encode_component
 from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.origin import Origin
-from uvcc_engine.transcript.succession import origin_after
+from uvcc_engine.transcript.origin import Migration
+from uvcc_engine.transcript.succession import migration_after
 from uvcc_engine.worker.checkpoints import about
-from uvcc_engine.worker.migration import remember
+from uvcc_engine.worker.migration_source import remember
 
 SIZE = Topology(1, 2, 1, 2)
 JOB = PrivateJob(steps=6, batch=16, checkpoint_every=2, test_rows=40)
@@ -47,7 +47,7 @@ def successor(
     folder: Path, forker: Forker, old: Fleet, size: Topology, keys: Keys = pod_identity, **changes: Any
 ) -> Fleet:
     job = replace(JOB, batch=JOB.batch // size.replicas, **changes)
-    return Fleet(folder, forker, job, size, keys=keys, goes_on=lambda p: origin_after(old.policy, commit(old), p))
+    return Fleet(folder, forker, job, size, keys=keys, goes_on=lambda p: migration_after(old.policy, commit(old), p))
 
 
 def end(fleet: Fleet, keys: Keys = pod_identity) -> dict[str, np.ndarray]:
@@ -135,7 +135,7 @@ def test_an_altered_box_another_job_and_a_missing_component_are_refused(
 
     def taken(job: PrivateJob = fleet.job) -> set[str]:
         assert policy.origin is not None
-        return set(read_start(start, policy.origin, policy, moved(1, 0), worker, job))
+        return set(read_migrated(start, policy.origin, policy, moved(1, 0), worker, job))
 
     assert taken() == {"weight.1.lo", "weight.1.hi", "velocity.1.lo", "velocity.1.hi"}
     with pytest.raises(ConfigError, match=r"job.lr is 0.25, the checkpoint is of 0.5"):
@@ -175,7 +175,7 @@ def test_a_handover_only_to_the_policy_that_starts_there(forker: Forker, whole: 
         forker,
         JOB,
         SIZE,
-        goes_on=lambda p: replace(origin_after(whole.policy, commit(whole), p), commit="0" * 64),
+        goes_on=lambda p: replace(migration_after(whole.policy, commit(whole), p), commit="0" * 64),
     )
     assert set(whole.hand_over(elsewhere, AT, [(0, 0)]).values()) == {2}
     assert "does not start from step 4" in whole.logs()
@@ -185,13 +185,13 @@ def test_a_handover_only_to_the_policy_that_starts_there(forker: Forker, whole: 
         JOB,
         SIZE,
         keys=moved,
-        goes_on=lambda p: replace(origin_after(whole.policy, commit(whole), p), restored=()),
+        goes_on=lambda p: replace(migration_after(whole.policy, commit(whole), p), restored=()),
     )
     assert set(whole.hand_over(silent, AT, [(0, 0)]).values()) == {2}
 
 
 def test_one_party_of_a_lineage_is_restored_and_no_second(whole: Fleet, tmp_path: Path) -> None:
-    start = Origin("a" * 64, 2, "b" * 64, "c" * 64, (1,))
+    start = Migration("a" * 64, 2, "b" * 64, "c" * 64, (1,))
     with pytest.raises(ConfigError, match="handed to identities"):
         replace(start, restored=(0, 1))
     for _ in range(2):

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.place import Place
-from uvcc_engine.parallel.unix_group import Line, UnixGroup
+from uvcc_engine.parallel.place import RankAddress
+from uvcc_engine.parallel.unix_group import MemberConnection, UnixGroup
 
 BIG = 1 << 17  # a MiB of int64: several times what a socket holds
 
@@ -84,7 +84,7 @@ def test_a_member_that_ends_is_noticed_at_once_by_who_waits_for_it() -> None:
 
 def test_a_message_of_another_size_is_refused_and_a_silent_member_ends_the_wait() -> None:
     ends = socket.socketpair()
-    here, there = Line(ends[0], 0.05), Line(ends[1], 5.0)
+    here, there = MemberConnection(ends[0], 0.05), MemberConnection(ends[1], 5.0)
     here.send(1, memoryview(b"four"))
     with pytest.raises(RuntimeError, match="4 bytes for operation 1, 2 were due"):
         there.receive(1, memoryview(bytearray(2)))
@@ -98,6 +98,6 @@ def test_a_message_of_another_size_is_refused_and_a_silent_member_ends_the_wait(
 
 def test_an_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UVCC_GROUP_BACKEND", "mpi")
-    place = Place(Coord(0, 0, 0, 0), Topology(1, 2, 1), "127.0.0.1", 1)
+    place = RankAddress(Coord(0, 0, 0, 0), Topology(1, 2, 1), "127.0.0.1", 1)
     with pytest.raises(ConfigError, match="UVCC_GROUP_BACKEND is 'mpi'"):
         PartyGroups(place, device="cpu", timeout_s=1.0, on_event=lambda name, fields: None)

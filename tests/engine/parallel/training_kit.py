@@ -20,9 +20,9 @@ from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
-from uvcc_engine.sharding.layout import join_weight, place_layers, weights_of
 from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
-from uvcc_engine.sharding.training import ParallelTrainer
+from uvcc_engine.sharding.partition import join_weight, place_layers, weights_of
+from uvcc_engine.sharding.sharded_training import ParallelTrainer
 
 Found = dict[Coord, dict[str, Any]]
 

@@ -21,9 +21,9 @@ from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.durable import PeerState
 from uvcc_engine.plane.endpoint import Endpoint
-from uvcc_engine.plane.policy import Policy
+from uvcc_engine.plane.timing import LinkTiming
 
-POLICY = Policy(
+POLICY = LinkTiming(
     Timing(rto_s=0.5, rto_floor_s=0.1, rto_cap_s=4.0, window=2048),
     ack_delay_s=0.05,
     ack_frames=4,

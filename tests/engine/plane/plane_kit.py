@@ -53,7 +53,7 @@ class Log:
     def record(self, direction: int, peer: int, tag: Any, payload: Any) -> None:
         self.records.append((direction, peer, tag, bytes(payload)))
 
-    def foresee(self, peer: int, tag: Any, payload: memoryview) -> None:
+    def hash_ahead(self, peer: int, tag: Any, payload: memoryview) -> None:
         self.foreseen.append((peer, tuple(tag), bytes(payload)))
 
     def event(self, name: str, fields: dict[str, Any]) -> None:

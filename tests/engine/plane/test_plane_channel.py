@@ -14,7 +14,7 @@ from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.channel import Acknowledgement, RecvChannel, SendChannel, Timing
 from uvcc_engine.plane.durable import PeerState
 from uvcc_engine.plane.endpoint import Endpoint
-from uvcc_engine.plane.policy import Policy
+from uvcc_engine.plane.timing import LinkTiming
 
 TIMING = Timing(rto_s=1.0, rto_cap_s=4.0, window=1000)
 
@@ -124,11 +124,11 @@ def test_taking_messages_grants_credit() -> None:
 
 
 def test_acknowledgements_on_the_wire_are_strict() -> None:
-    entries = [acks.Entry(ack(3, (5, 7), (9, 10), limit=77), 4, 2)]
+    entries = [acks.StreamCursors(ack(3, (5, 7), (9, 10), limit=77), 4, 2)]
     assert acks.decode(acks.encode(acks.BYE, entries), 1) == (acks.BYE, entries)
     for ranges in (((3, 4),), ((5, 5),), ((5, 7), (6, 8))):
         with pytest.raises(ProtocolError) as error:
-            acks.decode(acks.encode(0, [acks.Entry(ack(3, *ranges), 0, 0)]), 1)
+            acks.decode(acks.encode(0, [acks.StreamCursors(ack(3, *ranges), 0, 0)]), 1)
         assert error.value.party == 1
     with pytest.raises(ProtocolError):
         acks.decode(acks.encode(0, entries)[:-1], 1)
@@ -137,8 +137,8 @@ def test_acknowledgements_on_the_wire_are_strict() -> None:
 class Pair:
     """Two endpoints on a perfect wire; ``states`` makes them durable."""
 
-    def __init__(self, policy: Policy | None = None, states: tuple[PeerState, PeerState] | None = None) -> None:
-        self.policy = policy or Policy()
+    def __init__(self, policy: LinkTiming | None = None, states: tuple[PeerState, PeerState] | None = None) -> None:
+        self.policy = policy or LinkTiming()
         self.now = 0.0
         self.ends = [self.end(p, states[p] if states else None) for p in (0, 1)]
         self.seen: list[tuple[fr.Header, bytes]] = []
@@ -169,7 +169,7 @@ def test_the_same_tag_twice_names_the_peer() -> None:
 
 
 def test_keys_move_on_and_old_frames_stay_shut() -> None:
-    pair = Pair(Policy(rekey_frames=4))
+    pair = Pair(LinkTiming(rekey_frames=4))
     for op in range(40):
         pair.ends[0].queue(Tag(0, 0, op, 1), b"share", pair.now)
         pair.move()

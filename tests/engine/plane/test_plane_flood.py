@@ -16,19 +16,19 @@ import psutil
 import pytest
 from plane_kit import IDENTITIES, PUBLIC, SID, Log, direct_links, free_port, make_plane, run_parties
 
-from uvcc_engine.plane import door as door_module
 from uvcc_engine.plane import frame as fr
-from uvcc_engine.plane import session
+from uvcc_engine.plane import knocking as door_module
+from uvcc_engine.plane import secure_session
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.direct import DirectLink
-from uvcc_engine.plane.door import KNOCK_BYTES, Door, Stranger
 from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.knocking import KNOCK_BYTES, KnockAuthenticator, Stranger
 from uvcc_engine.relay import lobby as lobby_module
 from uvcc_engine.relay.lobby import Lobby, Rejections
 
 
-def door(me: int, sid: bytes = SID) -> Door:
-    return Door(me, sid, lambda p: IDENTITIES[me].pair_secret(PUBLIC[p], sid, "plane-knock"))
+def door(me: int, sid: bytes = SID) -> KnockAuthenticator:
+    return KnockAuthenticator(me, sid, lambda p: IDENTITIES[me].pair_secret(PUBLIC[p], sid, "plane-knock"))
 
 
 class Costs:
@@ -36,7 +36,7 @@ class Costs:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.signatures = self.agreements = 0
-        verify, agree = session.verify_signature, session.Handshake._agree
+        verify, agree = secure_session.verify_signature, secure_session.Handshake._agree
 
         def verifying(*args: Any) -> bool:
             self.signatures += 1
@@ -46,8 +46,8 @@ class Costs:
             self.agreements += 1
             agree(*args)
 
-        monkeypatch.setattr(session, "verify_signature", verifying)
-        monkeypatch.setattr(session.Handshake, "_agree", agreeing)
+        monkeypatch.setattr(secure_session, "verify_signature", verifying)
+        monkeypatch.setattr(secure_session.Handshake, "_agree", agreeing)
 
 
 def a_hello(src: int, dst: int) -> bytes:
@@ -63,13 +63,13 @@ def test_thousands_of_strangers_cost_a_few_lines_and_no_signature(
     costs, links, logs = Costs(monkeypatch), direct_links(), [Log(), Log()]
     host, port = links[0]["listen"].split(":")
     knocks: list[bytes] = []
-    made = Door.knock
+    made = KnockAuthenticator.knock
 
-    def recorded(self: Door, peer: int) -> bytes:
+    def recorded(self: KnockAuthenticator, peer: int) -> bytes:
         knocks.append(made(self, peer))
         return knocks[-1]
 
-    monkeypatch.setattr(Door, "knock", recorded)
+    monkeypatch.setattr(KnockAuthenticator, "knock", recorded)
     zero, first = make_plane(0, links[0], logs[0]), make_plane(1, links[1], Log())
     first.send(0, Tag(0, 0, 0, 1), b"a session to record")
     assert zero.recv(1, Tag(0, 0, 0, 1)) == b"a session to record"
@@ -155,7 +155,7 @@ def test_only_a_fresh_knock_of_a_peer_for_this_worker_is_let_in() -> None:
     assert door(2).admit(theirs.knock(0))[1] == "for another worker"
     assert mine.admit(door(1, bytes(32)).knock(0))[1] == "for another worker"
     assert mine.admit(mine.knock(1))[1] == "for another worker"
-    stolen = Door(1, SID, lambda p: IDENTITIES[2].pair_secret(PUBLIC[p], SID, "plane-knock"))
+    stolen = KnockAuthenticator(1, SID, lambda p: IDENTITIES[2].pair_secret(PUBLIC[p], SID, "plane-knock"))
     assert mine.admit(stolen.knock(0))[1] == "not by a peer"
     for at in range(KNOCK_BYTES):
         if at == 7:
@@ -210,13 +210,13 @@ def test_replayed_greetings_are_answered_once(monkeypatch: pytest.MonkeyPatch) -
     old = [a_hello(0, 1) for _ in range(40)]
     target = Endpoint(1, 0, SID, IDENTITIES[1], PUBLIC[0], 0.0)
     computed: list[int] = []
-    opened = session.Handshake._open
+    opened = secure_session.Handshake._open
 
     def opening(self: Any, kind: int, answers: bytes) -> Any:
         computed.append(kind)
         return opened(self, kind, answers)
 
-    monkeypatch.setattr(session.Handshake, "_open", opening)
+    monkeypatch.setattr(secure_session.Handshake, "_open", opening)
     honest = Endpoint(0, 1, SID, IDENTITIES[0], PUBLIC[1], 0.0)
     for now in range(100, 140):
         for raw in old:

@@ -28,18 +28,18 @@ from uvcc_engine.plane import acks, nats_link, tlv
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.channel import Acknowledgement
-from uvcc_engine.plane.door import Door
 from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.knocking import KnockAuthenticator
 from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayBase
 from uvcc_engine.plane.stream_link import _Replies
-from uvcc_engine.relay import asked, stream, wire
-from uvcc_engine.relay.app import Front, RelayApp
+from uvcc_engine.relay import asked, binary, stream
+from uvcc_engine.relay.app import RelayApp, RelayFront
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.gate import Gate
 from uvcc_engine.relay.server import running_hub
 from uvcc_engine.transcript import boxes, orders
 from uvcc_engine.worker import peer_messages
-from uvcc_engine.worker.consensus import Table, Vote
+from uvcc_engine.worker.consensus import StepConsensus, Vote
 from uvcc_engine.worker.relay_control import _answer
 
 INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "2000"))
@@ -207,7 +207,7 @@ def test_what_a_peer_seals_raises_protocol_errors_only() -> None:
     packed = [
         b"".join(fr.pack_part(label(t), t, 0, 1, 12, 12) + b"x" * 12 + bytes(4) for t in tags[:k]) for k in (1, 2, 4)
     ]
-    entries = [acks.Entry(Acknowledgement(s, 5, 900, ((7, 9), (12, 13))), 20, 4) for s in range(3)]
+    entries = [acks.StreamCursors(Acknowledgement(s, 5, 900, ((7, 9), (12, 13))), 20, 4) for s in range(3)]
     cursors = [acks.encode_cursors([(1, 2, 3), (4, 5, 6)])]
     vectors = [tlv.encode_batch([tlv.Vector(tlv.M_U64VEC, 7, 1, bytes(80)), tlv.Vector(tlv.COMP_U64VEC, 1, 0, b"")])]
     attack(lambda d: list(fr.read_packed(memoryview(d), 3, 0, label)), lambda rng: mutated(rng, packed), ProtocolError)
@@ -218,7 +218,7 @@ def test_what_a_peer_seals_raises_protocol_errors_only() -> None:
 
 def test_a_peer_that_seals_what_it_likes_is_named_and_nothing_else_happens() -> None:
     label = fr.Labeler(SID, 0, 1)
-    seeds = [acks.encode(0, [acks.Entry(Acknowledgement(s, 0, 1 << 40, ()), 1, 0) for s in (0, 5)])]
+    seeds = [acks.encode(0, [acks.StreamCursors(Acknowledgement(s, 0, 1 << 40, ()), 1, 0) for s in (0, 5)])]
     for n in range(3):
         tag = Tag(0, n, n, 1)
         seeds.append(fr.pack_part(label(tag), tag, 0, 1, 12, 12) + b"y" * 16)
@@ -248,7 +248,10 @@ def test_a_peer_that_seals_what_it_likes_is_named_and_nothing_else_happens() -> 
 
 
 def test_greetings_and_knocks_raise_the_documented_errors_only() -> None:
-    doors = [Door(p, SID, lambda q, p=p: IDENTITIES[p].pair_secret(PUBLIC[q], SID, "plane-knock")) for p in (0, 1)]
+    doors = [
+        KnockAuthenticator(p, SID, lambda q, p=p: IDENTITIES[p].pair_secret(PUBLIC[q], SID, "plane-knock"))
+        for p in (0, 1)
+    ]
     knocks = [doors[1].knock(0) for _ in range(4)]
     attack(lambda d: doors[0].admit(d.ljust(64, b"\0")[:64]), lambda rng: mutated(rng, knocks))
     target = Endpoint(1, 0, SID, IDENTITIES[1], PUBLIC[0], 0.0)
@@ -269,13 +272,13 @@ def test_greetings_and_knocks_raise_the_documented_errors_only() -> None:
 
 def test_what_a_relay_or_a_broker_answers_raises_the_documented_errors_only() -> None:
     frames = traffic()[1][:4]
-    messages = [wire.Message(n, n % 3, wire.EXPIRED if n % 4 == 0 else 0, f) for n, f in enumerate([*frames, b""])]
-    replies = [b"".join(wire.reply_pieces(0, b"\0\1", messages)), b"".join(wire.reply_pieces(1, b"", []))]
+    messages = [binary.Message(n, n % 3, binary.EXPIRED if n % 4 == 0 else 0, f) for n, f in enumerate([*frames, b""])]
+    replies = [b"".join(binary.reply_pieces(0, b"\0\1", messages)), b"".join(binary.reply_pieces(1, b"", []))]
     base = RelayBase(url="", box=0, policy=RELAY_POLICY)
 
     def reply(data: bytes) -> None:
-        found = wire.read_reply(data)
-        base._refused([wire.Item(1, 0, 0, b"i", b"")] * 2, found.fates) if found.fates != b"\4" else None
+        found = binary.read_reply(data)
+        base._refused([binary.Item(1, 0, 0, b"i", b"")] * 2, found.fates) if found.fates != b"\4" else None
         base._arrivals(found.messages)
         base._acks.clear()
         base._notices.clear()
@@ -326,7 +329,7 @@ def test_control_messages_raise_errors_that_name_their_sender() -> None:
     common = {"run": "r", "step": 3, "note": "", "nonce": "", "saved": -1, "stated": "", "vote": 0, "turn": 0}
     documents: list[Any] = [{"topic": t, **common, "steps": [1, 2]} for t in ("vote", "hold", "resume", "stopped")]
     plane = Said()
-    table = Table(plane, "r")  # type: ignore[arg-type]
+    table = StepConsensus(plane, "r")  # type: ignore[arg-type]
     named: set[int | None] = set()
     longest = [0]
 
@@ -383,16 +386,18 @@ def settings(folder: Path) -> RelayConfig:
 
 
 REQUESTS = [
-    b"".join(wire.request_pieces(7, 1, 0, 1 << 16, [1, 2], [wire.Item(1, 0, 60, b"id-1", b"payload")])),
+    b"".join(binary.request_pieces(7, 1, 0, 1 << 16, [1, 2], [binary.Item(1, 0, 60, b"id-1", b"payload")])),
     b"".join(
-        wire.request_pieces(7, 1, 0, 0, [], [wire.Item(2, 1, 0, b"", b"slot"), wire.Item(1, 0, 0, b"x" * 64, b"")])
+        binary.request_pieces(
+            7, 1, 0, 0, [], [binary.Item(2, 1, 0, b"", b"slot"), binary.Item(1, 0, 0, b"x" * 64, b"")]
+        )
     ),
-    b"".join(wire.request_pieces(8, 2, 0, 1 << 16, [], [], flags=wire.RESYNC)),
+    b"".join(binary.request_pieces(8, 2, 0, 1 << 16, [], [], flags=binary.RESYNC)),
 ]
 
 
 def test_binary_requests_raise_value_errors_only() -> None:
-    attack(wire.read_request, lambda rng: mutated(rng, REQUESTS), ValueError)
+    attack(binary.read_request, lambda rng: mutated(rng, REQUESTS), ValueError)
 
 
 class Pipe:
@@ -419,7 +424,7 @@ async def _attack_fronts(folder: Path) -> None:
     config = settings(folder)
     async with running_hub(config) as (hub, _):
         gate = Gate(config, time.monotonic)
-        front = Front(hub, config, gate)
+        front = RelayFront(hub, config, gate)
         app = RelayApp(front, config, lambda: "")
         rng, before = random.Random(SEED), 0
         framed = [struct.pack("<I", len(r)) + r for r in REQUESTS]
@@ -443,7 +448,7 @@ async def _attack_fronts(folder: Path) -> None:
         assert hub.usage["g", 0].boxes <= config.boxes
 
 
-async def _feed(front: Front, config: RelayConfig, rng: random.Random, framed: list[bytes]) -> None:
+async def _feed(front: RelayFront, config: RelayConfig, rng: random.Random, framed: list[bytes]) -> None:
     visitor = front.gate.arrive("127.0.0.1")
     connection, pipe = stream.StreamProtocol(front, config, set(), visitor), Pipe()
     connection.connection_made(pipe)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from uvcc_engine.plane import connect
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.endpoint import Endpoint
-from uvcc_engine.relay import wire
+from uvcc_engine.relay import binary
 from uvcc_engine.relay.hub import Hub
 
 SHARES = {(p, q): os.urandom(5000) for p in range(3) for q in range(3)}
@@ -79,11 +79,11 @@ def test_a_relay_that_logs_everything_holds_no_plaintext(tmp_path: Path, monkeyp
     assert not [p for p in pieces if p in on_disk]
 
 
-Misdeed = Callable[[random.Random, list[wire.Message], list[wire.Message]], list[wire.Message]]
+Misdeed = Callable[[random.Random, list[binary.Message], list[binary.Message]], list[binary.Message]]
 
 
-def alters(rng: random.Random, found: list[wire.Message], past: list[wire.Message]) -> list[wire.Message]:
-    def altered(m: wire.Message) -> wire.Message:
+def alters(rng: random.Random, found: list[binary.Message], past: list[binary.Message]) -> list[binary.Message]:
+    def altered(m: binary.Message) -> binary.Message:
         if rng.random() > 0.1:
             return m
         body = bytearray(m.payload)
@@ -95,16 +95,16 @@ def alters(rng: random.Random, found: list[wire.Message], past: list[wire.Messag
     return [altered(m) for m in found]
 
 
-def replays(rng: random.Random, found: list[wire.Message], past: list[wire.Message]) -> list[wire.Message]:
+def replays(rng: random.Random, found: list[binary.Message], past: list[binary.Message]) -> list[binary.Message]:
     return found + [rng.choice(past)._replace(delivery=0) for _ in range(2) if past]
 
 
-def reorders(rng: random.Random, found: list[wire.Message], past: list[wire.Message]) -> list[wire.Message]:
+def reorders(rng: random.Random, found: list[binary.Message], past: list[binary.Message]) -> list[binary.Message]:
     rng.shuffle(found)
     return found
 
 
-def withholds(rng: random.Random, found: list[wire.Message], past: list[wire.Message]) -> list[wire.Message]:
+def withholds(rng: random.Random, found: list[binary.Message], past: list[binary.Message]) -> list[binary.Message]:
     return [m for m in found if rng.random() > 0.2]
 
 
@@ -112,9 +112,9 @@ def withholds(rng: random.Random, found: list[wire.Message], past: list[wire.Mes
 def test_what_a_relay_does_to_frames_is_harmless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hasty: None, misdeed: Misdeed
 ) -> None:
-    rng, past, take = random.Random(5), list[wire.Message](), Hub.take
+    rng, past, take = random.Random(5), list[binary.Message](), Hub.take
 
-    def hostile(self: Hub, who: Any, box: int, max_bytes: int, **more: Any) -> list[wire.Message]:
+    def hostile(self: Hub, who: Any, box: int, max_bytes: int, **more: Any) -> list[binary.Message]:
         found = take(self, who, box, max_bytes, **more)
         past.extend(found)
         return misdeed(rng, found, past)
@@ -129,9 +129,9 @@ def test_what_a_relay_does_to_frames_is_harmless(
 
 
 def test_frames_of_other_parties_and_subsessions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take, elsewhere = Hub.take, list[wire.Message]()
+    take, elsewhere = Hub.take, list[binary.Message]()
 
-    def crossing(self: Hub, who: Any, box: int, max_bytes: int, **more: Any) -> list[wire.Message]:
+    def crossing(self: Hub, who: Any, box: int, max_bytes: int, **more: Any) -> list[binary.Message]:
         found = take(self, who, box, max_bytes, **more)
         crossed = [m._replace(delivery=0) for m in elsewhere[-4:]]
         elsewhere.extend(found)
@@ -220,7 +220,7 @@ def test_strangers_on_a_direct_port_change_nothing() -> None:
 
 def test_a_peer_that_never_proves_itself_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that answers but delivers only noise does not keep a run waiting for ever."""
-    monkeypatch.setattr(Hub, "take", lambda self, who, box, size, **more: [wire.Message(0, 0, 1, os.urandom(100))])
+    monkeypatch.setattr(Hub, "take", lambda self, who, box, size, **more: [binary.Message(0, 0, 1, os.urandom(100))])
     with relay_thread(tmp_path) as url:
         link = relay_links(tmp_path, url)[1]
         plane = make_plane(1, link | {"peer_timeout_s": 0.3}, Log())

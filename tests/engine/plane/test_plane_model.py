@@ -12,7 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from model import Lossy
 
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.plane import channel, endpoint, session
+from uvcc_engine.plane import channel, endpoint, secure_session
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.durable import PeerState
 
@@ -43,7 +43,7 @@ def no_integrity_check(patch: pytest.MonkeyPatch) -> None:
         key = self._recv_secret(header)
         return Cipher(algorithms.AES(key), modes.CTR(counter)).decryptor().update(bytes(sealed)[:-16])
 
-    keys = session.Keys.__init__
+    keys = secure_session.Keys.__init__
 
     def remember(self: Any, secret: bytes) -> None:
         keys(self, secret)
@@ -54,13 +54,13 @@ def no_integrity_check(patch: pytest.MonkeyPatch) -> None:
     def recv_secret(self: Any, header: fr.Header) -> bytes:
         secret = SECRETS[id(self._recv)]
         for _ in range(header.generation % 64):
-            secret = session._expand(secret, b"next")
+            secret = secure_session._expand(secret, b"next")
         self._confirm(header)
-        return session._expand(secret, b"key")
+        return secure_session._expand(secret, b"key")
 
-    patch.setattr(session.Keys, "__init__", remember)
-    patch.setattr(session.Session, "_recv_secret", recv_secret, raising=False)
-    patch.setattr(session.Session, "open", open_unchecked)
+    patch.setattr(secure_session.Keys, "__init__", remember)
+    patch.setattr(secure_session.SecureSession, "_recv_secret", recv_secret, raising=False)
+    patch.setattr(secure_session.SecureSession, "open", open_unchecked)
     patch.setattr(fr, "check_crc", lambda header, body: None)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from plane_kit import Log, make_plane
 
-from uvcc_engine.plane.api import Nudged, Tag
+from uvcc_engine.plane.api import Tag, Wakeable
 from uvcc_engine.plane.direct import DirectLink
 
 
@@ -27,21 +27,21 @@ def test_a_nudge_lets_a_waiting_plane_ask_again_and_nothing_else_does() -> None:
 
     waiter = threading.Thread(target=plane.wait_any, args=([[(1, Tag(0, 1, 0, 1))]], other))
     waiter.start()
-    assert isinstance(plane, Nudged)
+    assert isinstance(plane, Wakeable)
     assert first.wait(30)
     ready.set()
-    plane.nudge()
+    plane.wake()
     waiter.join(30)
     assert not waiter.is_alive()
     assert asked[-1]
     plane.close(graceful=False)
-    plane.nudge()  # nobody waits any more
+    plane.wake()  # nobody waits any more
 
 
 def test_a_nudge_before_the_wait_ends_it_and_is_used_up() -> None:
     link = DirectLink(0, "127.0.0.1:0", {}, clock=iter([0.0] * 99).__next__)
-    link.nudge()
-    link.nudge()
+    link.wake()
+    link.wake()
     assert link.exchange(3600.0, None) == []
     assert link._poll.select(0) == []
     link.close()

@@ -11,7 +11,7 @@ from typing import Any
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.transcript import kinds
-from uvcc_engine.transcript.agreement import Agreement
+from uvcc_engine.transcript.agreement import RootExchange
 from uvcc_engine.transcript.identity import Identity
 from uvcc_engine.transcript.statements import RootStatement, sign_root
 from uvcc_engine.transcript.store import TranscriptStore
@@ -79,9 +79,9 @@ def omits_a_leaf(spec: WorkerSpec) -> None:
 def shows_its_peers_different_roots(spec: WorkerSpec) -> None:
     """Signs a second root for one peer. It holds the key, so both signatures are good."""
     identity = Identity.load(Path(spec.identity_dir))
-    honest = Agreement.message
+    honest = RootExchange.message
 
-    def message(self: Agreement, peer: int) -> bytes:
+    def message(self: RootExchange, peer: int) -> bytes:
         root, signed = self._last()
         if root.epoch != EPOCH or peer != (self._coord.party + 1) % 3:
             return honest(self, peer)
@@ -93,7 +93,7 @@ def shows_its_peers_different_roots(spec: WorkerSpec) -> None:
         finally:
             self._mine = (root, signed)
 
-    Agreement.message = message  # type: ignore[method-assign]
+    RootExchange.message = message  # type: ignore[method-assign]
 
 
 def dies_in_an_epoch(spec: WorkerSpec) -> None:

@@ -16,16 +16,16 @@ from uvcc_engine.contract.topology import Coord
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.local import LocalPlane, Wire
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.place import Place
+from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.worker.admission import Admission
-from uvcc_engine.worker.consensus import Table
+from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.outcome import agree_on_state
 from uvcc_engine.worker.ranks import Ranks
-from uvcc_engine.worker.session import LateRecorder, Outcome, Session
+from uvcc_engine.worker.session import LateRecorder, RunOutcome, WorkerSession
 
 JOB = PrivateJob(steps=3, batch=8, test_rows=20, model="logistic-digits")
 Alter = Callable[[int, int, int, Tag], bool]
@@ -54,21 +54,21 @@ class Recorded(LocalPlane):
         return found
 
 
-def run_sessions(folder: Path, alter: Alter) -> list[Outcome | UvccError]:
+def run_sessions(folder: Path, alter: Alter) -> list[RunOutcome | UvccError]:
     fleet = Fleet(folder, None, JOB, [{}, {}, {}])  # type: ignore[arg-type]  # no process is started
     inputs, wire, done = opened_digits(JOB), Wire(wait_s=3.0), threading.Barrier(3, timeout=30)
 
-    def body(party: int) -> Outcome | UvccError:
+    def body(party: int) -> RunOutcome | UvccError:
         recorder = LateRecorder()
         plane = Recorded(wire, party, recorder, alter)
         coord = Coord(0, party, 0, 0)
         admitted = Admission(fleet.policy, PARTIES[party], JOB, find_model(JOB.model), inputs[party], coord)
-        table = Table(plane, fleet.run, wait_s=10.0)
+        table = StepConsensus(plane, fleet.run, wait_s=10.0)
         with RunWriter.open(fleet.dir(party), fleet.run, 0, str(coord)) as writer:
-            groups = PartyGroups.open(Place(coord, admitted.policy.topology), on_event=lambda name, fields: None)
+            groups = PartyGroups.open(RankAddress(coord, admitted.policy.topology), on_event=lambda name, fields: None)
             ranks = Ranks(groups)
             table.among_ranks = ranks.greatest
-            session = Session(fleet.spec(party), admitted, writer, plane, recorder, table, ranks, lambda: False)
+            session = WorkerSession(fleet.spec(party), admitted, writer, plane, recorder, table, ranks, lambda: False)
             try:
                 return session.run()
             except PeerLostError as error:
@@ -85,7 +85,7 @@ def run_sessions(folder: Path, alter: Alter) -> list[Outcome | UvccError]:
 
 
 def test_sessions_that_agree_end_alike(tmp_path: Path) -> None:
-    assert run_sessions(tmp_path, lambda *place: False) == [Outcome("done", 3)] * 3
+    assert run_sessions(tmp_path, lambda *place: False) == [RunOutcome("done", 3)] * 3
 
 
 def test_a_forked_transcript_names_the_pair_the_epoch_and_the_message(tmp_path: Path) -> None:
@@ -110,20 +110,20 @@ def test_a_forked_transcript_names_the_pair_the_epoch_and_the_message(tmp_path: 
 
 
 def test_a_differing_final_state_names_its_holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = Trainer.component_digest
+    exact = PrivateTrainer.component_digest
 
-    def digest(self: Trainer, component: str, blind: bytes) -> str:
+    def digest(self: PrivateTrainer, component: str, blind: bytes) -> str:
         found = exact(self, component, blind)
         return "0" * 64 if self._rt.party == 2 and component == "first" else found
 
-    monkeypatch.setattr(Trainer, "component_digest", digest)
+    monkeypatch.setattr(PrivateTrainer, "component_digest", digest)
     found = run_sessions(tmp_path, lambda *place: False)
     assert all(isinstance(e, UvccError) for e in found)
     whats = [e.what for e in found if isinstance(e, UvccError)]
     assert any("P1 and P2 hold different copies of component 2" in what for what in whats)
 
 
-class Said(Table):
+class Said(StepConsensus):
     """A table whose peers say what the test wants."""
 
     def __init__(self, party: int, heard: dict[int, Any]) -> None:

@@ -26,7 +26,7 @@ from uvcc_engine.model.specs import (
     Residual,
     find_model,
 )
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
@@ -100,7 +100,7 @@ def train(job: PrivateJob, data: Dataset) -> tuple[list[float], int]:
     inputs = [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], **made.public()) for i in range(3)]
 
     def body(rt: Runtime) -> tuple[list[float], int]:
-        trainer = Trainer(rt, job, find_model(job.model), inputs[rt.party])
+        trainer = PrivateTrainer(rt, job, find_model(job.model), inputs[rt.party])
         found = []
         for step in range(job.steps):
             rt.begin_epoch(step)

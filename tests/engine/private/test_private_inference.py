@@ -18,7 +18,7 @@ from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.owner import client
@@ -114,7 +114,7 @@ def test_rows_of_two_owners_train_one_model() -> None:
     together = Dataset(stacked[0], stacked[1], stacked[2], stacked[3], 10)
 
     def body(rt: Runtime) -> list[float | None]:
-        trainer = Trainer(rt, job, find_model(job.model), opened(made, rt.party))
+        trainer = PrivateTrainer(rt, job, find_model(job.model), opened(made, rt.party))
         found = []
         for step in range(job.steps):
             rt.begin_epoch(step)

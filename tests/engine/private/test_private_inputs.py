@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
-from uvcc_engine.data import files
-from uvcc_engine.data.files import read_rows
+from uvcc_engine.data import data_files
+from uvcc_engine.data.data_files import read_rows
 from uvcc_engine.data.sets import Dataset, one_hot
 from uvcc_engine.owner import client
 from uvcc_engine.sealing import joint
@@ -262,7 +262,7 @@ def test_boxes_of_a_set_lie_inside_it(sizes: list[object]) -> None:
 
 
 def test_a_data_file_that_unpacks_without_measure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(data_files, "MOST_BYTES", 1 << 20)
     bomb = tmp_path / "x-idx3-ubyte"
     bomb.write_bytes(gzip.compress(struct.pack(">HBBI", 0, 8, 1, 4 << 20) + bytes(4 << 20)))
     np.savez_compressed(tmp_path / "x.npz", x=np.zeros((1 << 10, 1 << 9)), y=np.zeros(1 << 10))

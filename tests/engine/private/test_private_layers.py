@@ -19,7 +19,7 @@ from uvcc_engine.model.layer_types.conv2d import ConvLayer
 from uvcc_engine.model.layer_types.pool import AvgPoolLayer, MaxPoolLayer
 from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import MODELS, Conv2d, Image, ModelSpec, Pool, find_model, initial_weights
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
@@ -112,7 +112,7 @@ def test_a_convolutional_network_trains_on_shares_as_in_clear() -> None:
     inputs = [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], **made.public()) for i in range(3)]
 
     def body(rt: Runtime) -> tuple[list[float | None], int]:
-        trainer = Trainer(rt, job, find_model(job.model), inputs[rt.party])
+        trainer = PrivateTrainer(rt, job, find_model(job.model), inputs[rt.party])
         found = []
         for step in range(job.steps):
             rt.begin_epoch(step)

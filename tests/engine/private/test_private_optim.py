@@ -15,7 +15,7 @@ from uvcc_engine.model.functions import rsqrt_protocol
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
@@ -46,8 +46,8 @@ def test_inverse_square_root_over_thirty_bits(f: int) -> None:
 def test_training_follows_the_float_reference(job: PrivateJob) -> None:
     inputs = opened_digits(job)
 
-    def body(rt: Runtime) -> tuple[list[float | None], Trainer]:
-        trainer = Trainer(rt, job, find_model(job.model), inputs[rt.party])
+    def body(rt: Runtime) -> tuple[list[float | None], PrivateTrainer]:
+        trainer = PrivateTrainer(rt, job, find_model(job.model), inputs[rt.party])
         found = []
         for step in range(job.steps):
             rt.begin_epoch(step)

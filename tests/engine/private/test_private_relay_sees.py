@@ -23,10 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_kit import Fleet, Zygote, until
 
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.relay.app import Front
+from uvcc_engine.relay.app import RelayFront
 from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.hub import Hub
-from uvcc_engine.relay.records import Records
+from uvcc_engine.relay.relay_records import Records
 from uvcc_engine.relay.server import serving
 from uvcc_engine.transcript import boxes, orders, sshsig
 
@@ -42,7 +42,7 @@ class Seen:
         self.records: list[tuple[float, int, str, str]] = []
         self.mail: list[bytes] = []
         self.requests: list[bytes] = []
-        put, enqueue, exchange = Records.put, Hub.enqueue, Front.exchange
+        put, enqueue, exchange = Records.put, Hub.enqueue, RelayFront.exchange
 
         def putting(records: Records, group: str, party: int, name: str, body: str) -> int:
             self.records.append((time.monotonic(), party, name, body))
@@ -52,13 +52,13 @@ class Seen:
             self.mail.extend(bytes(i.payload) + i.msg_id for i in items)
             enqueue(hub, who, box, items, done)
 
-        async def exchanging(front: Front, who: Any, body: bytes) -> Any:
+        async def exchanging(front: RelayFront, who: Any, body: bytes) -> Any:
             self.requests.append(bytes(body))
             return await exchange(front, who, body)
 
         monkeypatch.setattr(Records, "put", putting)
         monkeypatch.setattr(Hub, "enqueue", enqueuing)
-        monkeypatch.setattr(Front, "exchange", exchanging)
+        monkeypatch.setattr(RelayFront, "exchange", exchanging)
 
 
 @pytest.fixture

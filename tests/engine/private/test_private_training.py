@@ -19,7 +19,7 @@ from uvcc_engine.model.layer_types.dense import DenseLayer
 from uvcc_engine.model.layer_types.relu import ReluLayer
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import find_model, initial_weights
-from uvcc_engine.model.training import Trainer
+from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
@@ -37,7 +37,7 @@ def train(job: PrivateJob, planes: LocalPlanes | None = None) -> list[dict[str, 
     inputs = opened_digits(job)
 
     def body(rt: Runtime) -> dict[str, Any]:
-        trainer = Trainer(rt, job, find_model(job.model), inputs[rt.party])
+        trainer = PrivateTrainer(rt, job, find_model(job.model), inputs[rt.party])
         found: dict[str, Any] = {"losses": []}
         for step in range(job.steps):
             rt.begin_epoch(step)
@@ -208,7 +208,7 @@ def test_state_goes_on_exactly_where_it_was() -> None:
 
     def body(rt: Runtime) -> bool:
         model = find_model(TINY.model)
-        one, two = (Trainer(rt, TINY, model, inputs[rt.party]) for _ in range(2))
+        one, two = (PrivateTrainer(rt, TINY, model, inputs[rt.party]) for _ in range(2))
         rt.begin_epoch(0)
         one.step(0)
         state = one.state()
@@ -250,7 +250,7 @@ def test_inputs_at_another_scale_train_alike() -> None:
     inputs = [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], **made.public()) for i in range(3)]
 
     def body(rt: Runtime) -> list[float | None]:
-        trainer = Trainer(rt, job, find_model(job.model), inputs[rt.party])
+        trainer = PrivateTrainer(rt, job, find_model(job.model), inputs[rt.party])
         found = []
         for step in range(job.steps):
             rt.begin_epoch(step)

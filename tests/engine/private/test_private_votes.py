@@ -13,7 +13,7 @@ import pytest
 from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
 from uvcc_engine.plane.api import Buffer, Tag
-from uvcc_engine.worker.consensus import GO_ON, HALT, HOLD, PeerStoppedError, Table, Vote
+from uvcc_engine.worker.consensus import GO_ON, HALT, HOLD, PeerStoppedError, StepConsensus, Vote
 
 
 class ControlOnly:
@@ -42,11 +42,11 @@ class ControlOnly:
         return
 
 
-def tables(run: str = "r", wait_s: float = 5.0) -> list[Table]:
+def tables(run: str = "r", wait_s: float = 5.0) -> list[StepConsensus]:
     mail: dict[tuple[int, int], queue.Queue[bytes]] = {
         (a, b): queue.Queue() for a in range(3) for b in range(3) if a != b
     }
-    return [Table(ControlOnly(p, mail), run, wait_s=wait_s) for p in range(3)]
+    return [StepConsensus(ControlOnly(p, mail), run, wait_s=wait_s) for p in range(3)]
 
 
 def together(work: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -62,7 +62,7 @@ def together(work: Sequence[Callable[[], Any]]) -> list[Any]:
         return list(pool.map(caught, work))
 
 
-def step(table: Table, number: int, vote: Vote) -> Vote:
+def step(table: StepConsensus, number: int, vote: Vote) -> Vote:
     table.open_step(number, vote, {p: b"root of P%d for P%d" % (table.party, p) for p in table.peers})
     decision, notes = table.close_step(number, vote)
     assert notes == {p: b"root of P%d for P%d" % (p, table.party) for p in table.peers}
@@ -87,7 +87,7 @@ def test_a_party_at_another_step_or_run_is_named() -> None:
     got = together([lambda i=i: step(t[i], 5 if i < 2 else 6, Vote()) for i in range(3)])
     assert [e.party for e in got] == [2, 2, 0]
     mail = t[0]._plane.mail  # type: ignore[attr-defined]
-    strangers = [Table(ControlOnly(p, mail), "other" if p == 1 else "r", wait_s=1.0) for p in range(3)]
+    strangers = [StepConsensus(ControlOnly(p, mail), "other" if p == 1 else "r", wait_s=1.0) for p in range(3)]
     for q in mail.values():
         while not q.empty():
             q.get()
@@ -100,7 +100,7 @@ def test_hold_lasts_until_every_party_is_released() -> None:
     scripts = [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
     stays: list[list[Vote]] = [[], [], []]
 
-    def run(i: int, t: Table) -> Vote:
+    def run(i: int, t: StepConsensus) -> Vote:
         turns = iter(scripts[i])
 
         def poll() -> Vote:
@@ -164,7 +164,7 @@ def test_votes_follow_the_control_file() -> None:
     assert Vote.of(HaltRequest("halt", "n")).mode == "halt"
 
 
-def _says(body: bytes, **more: Any) -> Table:
+def _says(body: bytes, **more: Any) -> StepConsensus:
     """The table of party 0, to whom party 1 says this and party 2 something right."""
     mail: dict[tuple[int, int], queue.Queue[bytes]] = {
         (a, b): queue.Queue() for a in range(3) for b in range(3) if a != b
@@ -172,7 +172,7 @@ def _says(body: bytes, **more: Any) -> Table:
     mail[1, 0].put(body)
     right = {"topic": "vote", "run": "r", "step": 3, "vote": 0, "nonce": "", "saved": -1, "stated": "", "note": ""}
     mail[2, 0].put(json.dumps(right | more).encode())
-    return Table(ControlOnly(0, mail), "r", wait_s=0.2)
+    return StepConsensus(ControlOnly(0, mail), "r", wait_s=0.2)
 
 
 ODD_FIELDS: list[dict[str, Any]] = [

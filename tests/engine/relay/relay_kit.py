@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from uvcc_engine.relay import wire
+from uvcc_engine.relay import binary
 from uvcc_engine.relay.config import Credential, RelayConfig
-from uvcc_engine.relay.db import Reader, Writer, connect
+from uvcc_engine.relay.db import DatabaseReader, Writer, connect
 from uvcc_engine.relay.hub import Hub
 from uvcc_engine.relay.segments import Segments
 from uvcc_engine.relay.store import Write
@@ -58,7 +58,7 @@ class Bench:
     def open(self) -> None:
         config = RelayConfig(db=self.folder / "relay.db", credentials={}, **self.settings)
         self.writer = InlineWriter(self.folder)
-        self.reader = Reader(config.db, self.writer.segments)
+        self.reader = DatabaseReader(config.db, self.writer.segments)
         r = self.reader
         parts = {"queues": r.queues, "pending": r.pending, "seen": r.seen, "next_start": r.next_start}
         store: Any = SimpleNamespace(put=self.writer.put, payload=r.payload, **parts)
@@ -73,15 +73,15 @@ class Bench:
     def send(self, src: int, dst: int, *payloads: bytes, ids: list[bytes] | None = None, **more: Any) -> bytes:
         """Enqueue and return the fates; ids default to the payloads."""
         box = more.pop("box", 7)
-        slot, ttl = more.pop("slot", wire.STORE), more.pop("ttl", 0)
+        slot, ttl = more.pop("slot", binary.STORE), more.pop("ttl", 0)
         names = ids or [b"id-" + p[:40] for p in payloads]
-        items = [wire.Item(dst, slot, ttl, i, p) for i, p in zip(names, payloads, strict=True)]
+        items = [binary.Item(dst, slot, ttl, i, p) for i, p in zip(names, payloads, strict=True)]
         found: list[bytes] = []
         self.hub.enqueue(more.pop("who", PARTIES[src]), box, items, found.append)
         return found[0] if found else b"pending"
 
-    def take(self, party: int, box: int = 7, **more: Any) -> list[wire.Message]:
+    def take(self, party: int, box: int = 7, **more: Any) -> list[binary.Message]:
         return self.hub.take(PARTIES[party], box, more.pop("max_bytes", 1 << 20), **more)
 
-    def ack(self, party: int, messages: list[wire.Message], box: int = 7) -> list[bool]:
+    def ack(self, party: int, messages: list[binary.Message], box: int = 7) -> list[bool]:
         return self.hub.acknowledge(PARTIES[party], box, [m.delivery for m in messages])

@@ -21,11 +21,11 @@ import pytest
 import uvloop
 from relay_kit import PARTIES, Bench
 
+from uvcc_engine.relay import binary, stream
 from uvcc_engine.relay import hub as hub_module
-from uvcc_engine.relay import stream, wire
 from uvcc_engine.relay.config import Credential, from_json
 from uvcc_engine.relay.queues import NoRoomError
-from uvcc_engine.relay.records import MAX_BODY, Records
+from uvcc_engine.relay.relay_records import MAX_BODY, Records
 from uvcc_engine.relay.server import serving
 
 TOKENS = [f"token-of-party-{p}-0123456789" for p in range(3)]
@@ -100,7 +100,7 @@ def subscribe(place: Place, party: int, box: int = 0, window: int = 1 << 20) -> 
     sock = socket.create_connection(place.at("stream"), 40)
     sock.sendall(stream.hello(TOKENS[party]))
     assert sock.recv(4, socket.MSG_WAITALL) == stream.MAGIC
-    body = b"".join(wire.request_pieces(box, 1, 0, window, [], []))
+    body = b"".join(binary.request_pieces(box, 1, 0, window, [], []))
     sock.sendall(struct.pack("<I", len(body)) + body)
     return sock
 
@@ -183,14 +183,14 @@ def test_boxes_are_counted_per_credential(tmp_path: Path, caplog: pytest.LogCapt
         assert one.post("/enqueue", json=message(2, "m")).status_code == 200
         assert one.post("/poll", json={"wait_s": 0, "box": 1}).json()["messages"]
         with socket.create_connection(place.at("stream"), 10) as sock:
-            body = b"".join(wire.request_pieces(999, 1, 0, 1 << 20, [], []))
+            body = b"".join(binary.request_pieces(999, 1, 0, 1 << 20, [], []))
             sock.sendall(stream.hello(TOKENS[0]) + struct.pack("<I", len(body)) + body)
             assert closes(sock)
         assert not [r for r in caplog.records if r.exc_info], "an error while the refused reader was let go"
 
 
 def test_a_request_that_stops_is_ended_and_one_that_goes_on_slowly_is_not(place: Place) -> None:
-    body = b"".join(wire.request_pieces(0, 1, 0, 1 << 20, [], [wire.Item(1, 0, 0, b"id", bytes(90_000))]))
+    body = b"".join(binary.request_pieces(0, 1, 0, 1 << 20, [], [binary.Item(1, 0, 0, b"id", bytes(90_000))]))
     framed = struct.pack("<I", len(body)) + body
     stopped, slow = subscribe(place, 0, box=1), subscribe(place, 0, box=2)
     stopped.sendall(framed[:70_000])
@@ -198,7 +198,7 @@ def test_a_request_that_stops_is_ended_and_one_that_goes_on_slowly_is_not(place:
         slow.sendall(framed[at : at + len(framed) // 8])
         threading.Event().wait(0.25)  # two seconds in all, which is more than stall_s
     (length,) = struct.unpack("<I", slow.recv(4, socket.MSG_WAITALL))
-    assert wire.read_reply(slow.recv(length, socket.MSG_WAITALL)).fates == b"\0"
+    assert binary.read_reply(slow.recv(length, socket.MSG_WAITALL)).fates == b"\0"
     assert closes(stopped)
     slow.close()
     with socket.create_connection(place.at("http"), 10) as half:
@@ -226,14 +226,14 @@ def test_who_does_not_read_is_ended_and_the_relay_does_not_swell(tmp_path: Path)
     with Place(tmp_path, max_body=32 << 20) as place, place.client(0) as zero:
         blob = bytes(1 << 20)
         for n in range(48):
-            items = [wire.Item(1, 0, 0, b"%d" % n, blob)]
-            body = b"".join(wire.request_pieces(0, 1, 0, 0, [], items))
+            items = [binary.Item(1, 0, 0, b"%d" % n, blob)]
+            body = b"".join(binary.request_pieces(0, 1, 0, 0, [], items))
             assert zero.post("/exchange", content=body).status_code == 200
         lazy = []
         for n in range(12):  # each takes everything anew, and reads nothing
             sock = socket.create_connection(place.at("http"), 10)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            body = b"".join(wire.request_pieces(0, n + 2, 0, 0xFFFF_FFFF, [], []))
+            body = b"".join(binary.request_pieces(0, n + 2, 0, 0xFFFF_FFFF, [], []))
             head = (
                 f"POST /exchange HTTP/1.1\r\nauthorization: Bearer {TOKENS[1]}\r\ncontent-length: {len(body)}\r\n\r\n"
             )
@@ -256,7 +256,7 @@ def test_a_stream_client_that_reads_no_replies_is_not_read_either(
     with socket.create_connection(place.at("stream"), 10) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(stream.hello(TOKENS[0]))
-        body = b"".join(wire.request_pieces(0, 1, 0, 0, [], [wire.Item(9, 0, 0, b"i", b"")]))  # forbidden
+        body = b"".join(binary.request_pieces(0, 1, 0, 0, [], [binary.Item(9, 0, 0, b"i", b"")]))  # forbidden
         framed = (struct.pack("<I", len(body)) + body) * 2000  # is answered at once, with half as many bytes
         sock.settimeout(5)
         with pytest.raises(OSError, match=r"timed out|reset|Broken"):
@@ -322,11 +322,11 @@ def test_messages_faster_than_the_disk_are_refused(tmp_path: Path) -> None:
     bench = Bench(tmp_path, waiting_bytes=1000)
     bench.writer.held = []
     assert bench.send(0, 1, b"a" * 600) == b"pending"
-    assert bench.send(0, 1, b"b" * 600) == bytes([wire.QUOTA])
+    assert bench.send(0, 1, b"b" * 600) == bytes([binary.QUOTA])
     assert bench.send(2, 1, b"c" * 600) == b"pending"  # another party has its own share
     bench.writer.release()
-    assert bench.send(0, 1, b"b" * 600) == bytes([wire.STORED])
-    assert bench.send(0, 1, bytes(bench.settings.get("max_message", 16 << 20) + 1)) == bytes([wire.FORBIDDEN])
+    assert bench.send(0, 1, b"b" * 600) == bytes([binary.STORED])
+    assert bench.send(0, 1, bytes(bench.settings.get("max_message", 16 << 20) + 1)) == bytes([binary.FORBIDDEN])
 
 
 def test_slots_are_bounded_and_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,16 +334,16 @@ def test_slots_are_bounded_and_emptied(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(hub_module, "MAX_SLOT", 400)
     bench = Bench(tmp_path)
     fates = [bench.send(0, 1, bytes(300), ids=[b""], slot=s) for s in range(1, 6)]
-    assert fates == [bytes([f]) for f in (wire.STORED,) * 3 + (wire.QUOTA,) * 2]
-    assert bench.send(0, 1, bytes(401), ids=[b""], slot=9) == bytes([wire.QUOTA])
-    assert bench.send(2, 1, bytes(300), ids=[b""], slot=1) == bytes([wire.STORED])
+    assert fates == [bytes([f]) for f in (binary.STORED,) * 3 + (binary.QUOTA,) * 2]
+    assert bench.send(0, 1, bytes(401), ids=[b""], slot=9) == bytes([binary.QUOTA])
+    assert bench.send(2, 1, bytes(300), ids=[b""], slot=1) == bytes([binary.STORED])
     bench.now += hub_module.PASSING_S + 1
     bench.hub.tick()
     assert bench.hub.usage["g", 0].passing == bench.hub.usage["g", 2].passing == 0
-    assert bench.send(0, 1, bytes(300), ids=[b""], slot=5) == bytes([wire.STORED])
+    assert bench.send(0, 1, bytes(300), ids=[b""], slot=5) == bytes([binary.STORED])
     assert len(bench.take(1)) == 1
     assert bench.hub.usage["g", 0].passing == 0
-    assert bench.send(0, 1, b"notice", ids=[b""], slot=wire.EXPIRED) == bytes([wire.FORBIDDEN])
+    assert bench.send(0, 1, b"notice", ids=[b""], slot=binary.EXPIRED) == bytes([binary.FORBIDDEN])
 
 
 def test_ids_remembered_are_bounded_in_all_and_on_disk(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_ids_remembered_are_bounded_in_all_and_on_disk(tmp_path: Path) -> None:
     assert bench.reader._db.execute("SELECT count(*) FROM seen").fetchone()[0] <= 301
     bench.reopen()
     assert bench.hub.usage["g", 0].seen <= 301
-    assert bench.send(0, 1, b"999") == bytes([wire.DUPLICATE])
+    assert bench.send(0, 1, b"999") == bytes([binary.DUPLICATE])
 
 
 def test_what_was_taken_is_not_kept_until_it_would_have_expired(tmp_path: Path) -> None:
@@ -369,13 +369,13 @@ def test_what_was_taken_is_not_kept_until_it_would_have_expired(tmp_path: Path) 
     bench.now += 6
     bench.hub.tick()
     assert bench.hub.totals.expired == 1
-    assert bench.take(0)[0].slot == wire.EXPIRED
+    assert bench.take(0)[0].slot == binary.EXPIRED
 
 
 def test_a_hub_with_many_boxes_opens_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, boxes=20)
     fates = [bench.send(0, 1, b"x", box=b)[0] for b in range(15)]
-    assert fates.count(wire.STORED) == 10
+    assert fates.count(binary.STORED) == 10
     bench.settings["boxes"] = 4
     bench.reopen()
     assert sum(len(bench.take(1, box=b)) for b in range(10)) == 10

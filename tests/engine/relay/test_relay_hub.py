@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from relay_kit import PARTIES, Bench
 
-from uvcc_engine.relay import db, wire
+from uvcc_engine.relay import binary, db
 from uvcc_engine.relay.config import Credential
 
 
@@ -18,13 +18,13 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path, lease_s=10.0, ttl_s=100, dedup_s=1000.0)
 
 
-def payloads(messages: list[wire.Message]) -> list[bytes]:
+def payloads(messages: list[binary.Message]) -> list[bytes]:
     return [bytes(m.payload) for m in messages]
 
 
 def test_messages_come_in_order_and_once(bench: Bench) -> None:
-    assert bench.send(0, 1, b"a", b"b") == bytes([wire.STORED] * 2)
-    assert bench.send(2, 1, b"c") == bytes([wire.STORED])
+    assert bench.send(0, 1, b"a", b"b") == bytes([binary.STORED] * 2)
+    assert bench.send(2, 1, b"c") == bytes([binary.STORED])
     got = bench.take(1)
     assert [(m.sender, bytes(m.payload)) for m in got] == [(0, b"a"), (0, b"b"), (2, b"c")]
     assert bench.take(1) == []
@@ -66,26 +66,26 @@ def test_boxes_groups_and_receivers_do_not_see_each_other(bench: Bench) -> None:
 
 def test_only_permitted_receivers(bench: Bench) -> None:
     narrow = Credential(0, "g", frozenset({2}))
-    assert bench.send(0, 1, b"x", who=narrow) == bytes([wire.FORBIDDEN])
-    assert bench.send(0, 0, b"x") == bytes([wire.FORBIDDEN])
+    assert bench.send(0, 1, b"x", who=narrow) == bytes([binary.FORBIDDEN])
+    assert bench.send(0, 0, b"x") == bytes([binary.FORBIDDEN])
     assert bench.take(1) == []
 
 
 def test_an_id_is_remembered_beyond_acknowledgement_and_restart(bench: Bench) -> None:
     bench.send(0, 1, b"a")
-    assert bench.send(0, 1, b"a") == bytes([wire.DUPLICATE])
+    assert bench.send(0, 1, b"a") == bytes([binary.DUPLICATE])
     bench.ack(1, bench.take(1))
-    assert bench.send(0, 1, b"a") == bytes([wire.DUPLICATE])
-    assert bench.send(0, 1, b"changed", ids=[b"id-a"]) == bytes([wire.COLLISION])
+    assert bench.send(0, 1, b"a") == bytes([binary.DUPLICATE])
+    assert bench.send(0, 1, b"changed", ids=[b"id-a"]) == bytes([binary.COLLISION])
     bench.hub.tick()  # acknowledgements become durable
     bench.reopen()
-    assert bench.send(0, 1, b"a") == bytes([wire.DUPLICATE])
-    assert bench.send(0, 1, b"changed", ids=[b"id-a"]) == bytes([wire.COLLISION])
-    assert bench.send(2, 1, b"a") == bytes([wire.STORED])  # another sender's ids are its own
+    assert bench.send(0, 1, b"a") == bytes([binary.DUPLICATE])
+    assert bench.send(0, 1, b"changed", ids=[b"id-a"]) == bytes([binary.COLLISION])
+    assert bench.send(2, 1, b"a") == bytes([binary.STORED])  # another sender's ids are its own
     bench.now += 2000
     bench.hub.tick()
     bench.hub.forget()
-    assert bench.send(0, 1, b"a") == bytes([wire.STORED])
+    assert bench.send(0, 1, b"a") == bytes([binary.STORED])
 
 
 def test_what_was_confirmed_survives_a_kill(bench: Bench) -> None:
@@ -121,30 +121,30 @@ def test_expiry_is_told_to_the_sender(bench: Bench) -> None:
     assert bench.take(1) == []
     notices = bench.take(0)
     assert [(m.slot, bytes(m.payload)) for m in notices] == [
-        (wire.EXPIRED, b"\x01id-late"),
-        (wire.EXPIRED, b"\x01id-leased"),
+        (binary.EXPIRED, b"\x01id-late"),
+        (binary.EXPIRED, b"\x01id-leased"),
     ]
     bench.reopen()
     assert len(bench.take(0)) == 2  # a notice is as durable as a message
-    assert bench.send(0, 1, b"late") == bytes([wire.STORED])  # it may be sent again
+    assert bench.send(0, 1, b"late") == bytes([binary.STORED])  # it may be sent again
 
 
 def test_a_full_queue_is_a_visible_refusal(tmp_path: Path) -> None:
     bench = Bench(tmp_path, quota_messages=2, quota_bytes=1000)
-    assert bench.send(0, 1, b"a", b"b", b"c") == bytes([wire.STORED, wire.STORED, wire.QUOTA])
-    assert bench.send(2, 1, b"mine") == bytes([wire.STORED])  # the quota is per sender
+    assert bench.send(0, 1, b"a", b"b", b"c") == bytes([binary.STORED, binary.STORED, binary.QUOTA])
+    assert bench.send(2, 1, b"mine") == bytes([binary.STORED])  # the quota is per sender
     bench.ack(1, bench.take(1))
-    assert bench.send(0, 1, b"c") == bytes([wire.STORED])
-    assert bench.send(0, 1, b"x" * 1000) == bytes([wire.QUOTA])
+    assert bench.send(0, 1, b"c") == bytes([binary.STORED])
+    assert bench.send(0, 1, b"x" * 1000) == bytes([binary.QUOTA])
 
 
 def test_a_disk_that_refuses_is_reported_and_harms_nothing(bench: Bench) -> None:
     bench.writer.broken = sqlite3.OperationalError("database or disk is full")
-    assert bench.send(0, 1, b"a") == bytes([wire.FAILED])
+    assert bench.send(0, 1, b"a") == bytes([binary.FAILED])
     assert bench.take(1) == []
     assert bench.hub.usage["g", 0].messages == 0
     bench.writer.broken = None
-    assert bench.send(0, 1, b"a") == bytes([wire.STORED])
+    assert bench.send(0, 1, b"a") == bytes([binary.STORED])
     bench.reopen()
     assert payloads(bench.take(1)) == [b"a"]
 

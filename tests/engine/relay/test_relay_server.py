@@ -26,7 +26,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from uvcc_engine.relay import stream, wire
+from uvcc_engine.relay import binary, stream
 
 TOKENS = {(p, g): f"token-{p}-{g}-0123456789" for p in range(3) for g in ("g", "h")}
 
@@ -235,17 +235,17 @@ class Stream:
         self.file.flush()
         assert self.file.read(4) == stream.MAGIC
 
-    def write(self, items: list[wire.Item], acks: list[int], window: int = 1 << 20) -> None:
-        body = b"".join(wire.request_pieces(0, 1, 0, window, acks, items))
+    def write(self, items: list[binary.Item], acks: list[int], window: int = 1 << 20) -> None:
+        body = b"".join(binary.request_pieces(0, 1, 0, window, acks, items))
         self.file.write(struct.pack("<I", len(body)) + body)
         self.file.flush()
 
-    def read(self) -> wire.Reply:
+    def read(self) -> binary.Reply:
         (length,) = struct.unpack("<I", self.file.read(4))
-        return wire.read_reply(self.file.read(length))
+        return binary.read_reply(self.file.read(length))
 
-    def ask(self, payload: bytes, receiver: int) -> wire.Reply:
-        self.write([wire.Item(receiver, 0, 0, b"id" + payload, payload)] if payload else [], [])
+    def ask(self, payload: bytes, receiver: int) -> binary.Reply:
+        self.write([binary.Item(receiver, 0, 0, b"id" + payload, payload)] if payload else [], [])
         return self.read()
 
 
@@ -258,9 +258,9 @@ def test_the_stream_front_confirms_in_order_and_pushes(relay: Process) -> None:
     zero, one = connect_stream(relay, 0), connect_stream(relay, 1)
     one.write([], [], window=2500)
     for n in range(5):
-        zero.write([wire.Item(1, 0, 0, b"%d" % n, bytes([n]) * 1000)], [])
+        zero.write([binary.Item(1, 0, 0, b"%d" % n, bytes([n]) * 1000)], [])
     assert [zero.read().fates for _ in range(5)] == [b"\0"] * 5
-    got: list[wire.Message] = []
+    got: list[binary.Message] = []
     while len(got) < 3:
         got += one.read().messages
     assert [m.payload[0] for m in got] == [0, 1, 2]  # the window is full: no more without acknowledgement
@@ -276,7 +276,7 @@ def test_the_stream_front_confirms_in_order_and_pushes(relay: Process) -> None:
 
 def test_a_request_may_arrive_byte_by_byte(relay: Process) -> None:
     zero = connect_stream(relay, 0)
-    body = b"".join(wire.request_pieces(0, 1, 0, 1 << 20, [], [wire.Item(1, 0, 0, b"id", b"slowly")]))
+    body = b"".join(binary.request_pieces(0, 1, 0, 1 << 20, [], [binary.Item(1, 0, 0, b"id", b"slowly")]))
     for byte in struct.pack("<I", len(body)) + body:
         zero.file.write(bytes([byte]))
         zero.file.flush()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from relay_kit import PARTIES
 
-from uvcc_engine.relay import wire
+from uvcc_engine.relay import binary
 from uvcc_engine.relay.config import RelayConfig
 from uvcc_engine.relay.hub import Hub
 from uvcc_engine.relay.server import running_hub
@@ -59,7 +59,7 @@ class MemoryStore:
 
 async def sent(hub: Hub, *names: bytes) -> bytes:
     fates: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    items = [wire.Item(1, wire.STORE, 0, name, b"content of " + name) for name in names]
+    items = [binary.Item(1, binary.STORE, 0, name, b"content of " + name) for name in names]
     hub.enqueue(PARTIES[0], 7, items, fates.set_result)
     return await asyncio.wait_for(fates, 10)
 
@@ -69,12 +69,12 @@ async def test_messages_survive_a_restart_and_are_delivered_once(tmp_path: Path)
     config = RelayConfig(db=tmp_path / "unused", credentials={})
     async with running_hub(config, lambda path: memory) as (hub, store):
         assert store is memory
-        assert await sent(hub, b"a", b"b") == bytes([wire.STORED] * 2)
+        assert await sent(hub, b"a", b"b") == bytes([binary.STORED] * 2)
         (first, _) = hub.take(PARTIES[1], 7, 1 << 20)
         assert hub.acknowledge(PARTIES[1], 7, [first.delivery]) == [True]
     assert memory.closed == 1
     async with running_hub(config, lambda path: memory) as (hub, _):
-        assert await sent(hub, b"a", b"b", b"c") == bytes([wire.DUPLICATE, wire.DUPLICATE, wire.STORED])
+        assert await sent(hub, b"a", b"b", b"c") == bytes([binary.DUPLICATE, binary.DUPLICATE, binary.STORED])
         assert [bytes(m.payload) for m in hub.take(PARTIES[1], 7, 1 << 20)] == [b"content of b", b"content of c"]
     assert memory.starts == 2
     assert not list(tmp_path.iterdir())

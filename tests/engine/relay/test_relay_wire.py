@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.relay import config, wire
+from uvcc_engine.relay import binary, config
 
 ITEMS = st.lists(
     st.builds(
-        wire.Item,
+        binary.Item,
         st.integers(0, 255),
         st.integers(0, 255),
         st.integers(0, 2**32 - 1),
@@ -26,28 +26,28 @@ ITEMS = st.lists(
 )
 MESSAGES = st.lists(
     st.builds(
-        wire.Message, st.integers(0, 2**64 - 1), st.integers(0, 255), st.integers(0, 255), st.binary(max_size=50)
+        binary.Message, st.integers(0, 2**64 - 1), st.integers(0, 255), st.integers(0, 255), st.binary(max_size=50)
     ),
     max_size=5,
 )
 
 
 @given(ITEMS, st.lists(st.integers(0, 2**64 - 1), max_size=5), st.integers(0, 2**64 - 1))
-def test_a_request_comes_back(items: list[wire.Item], acks: list[int], box: int) -> None:
-    body = b"".join(wire.request_pieces(box, 5, 100, 200, acks, items, wire.RESYNC))
-    assert wire.read_request(body) == wire.Request(wire.RESYNC, box, 5, 100, 200, tuple(acks), items)
+def test_a_request_comes_back(items: list[binary.Item], acks: list[int], box: int) -> None:
+    body = b"".join(binary.request_pieces(box, 5, 100, 200, acks, items, binary.RESYNC))
+    assert binary.read_request(body) == binary.Request(binary.RESYNC, box, 5, 100, 200, tuple(acks), items)
     for cut in (body[:-1], body + b"x", b"XXXX" + body[4:], b""):
         with pytest.raises(ValueError):
-            wire.read_request(cut)
+            binary.read_request(cut)
 
 
 @given(MESSAGES, st.binary(max_size=9))
-def test_a_reply_comes_back(messages: list[wire.Message], fates: bytes) -> None:
-    body = b"".join(wire.reply_pieces(0, fates, messages))
-    assert wire.read_reply(body) == wire.Reply(0, fates, messages)
+def test_a_reply_comes_back(messages: list[binary.Message], fates: bytes) -> None:
+    body = b"".join(binary.reply_pieces(0, fates, messages))
+    assert binary.read_reply(body) == binary.Reply(0, fates, messages)
     for cut in (body[:-1], body + b"x", b"XXXX" + body[4:]):
         with pytest.raises(ValueError):
-            wire.read_reply(cut)
+            binary.read_reply(cut)
 
 
 GOOD = {"db": "r.db", "credentials": [{"party": 0, "group": "g", "token": "0123456789abcdef"}]}

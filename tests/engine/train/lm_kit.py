@@ -21,8 +21,8 @@ from uvcc_engine.contract.control import HaltRequest, write_halt
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.data import Cursor, Packer
-from uvcc_engine.train.distributed import Group
-from uvcc_engine.train.loop import Outcome, Trainer
+from uvcc_engine.train.distributed import RankGroup
+from uvcc_engine.train.loop import LmTrainer, LoopOutcome
 from uvcc_engine.train.sources import Synthetic
 from uvcc_engine.train.tokenizer import ByteTokenizer
 
@@ -46,7 +46,7 @@ def packer_of(cfg: lm_config.LMConfig, val: bool, cursor: Cursor | None) -> Pack
     )
 
 
-def run_here(cfg: lm_config.LMConfig, directory: Path, *, halt_at: int = 0, resume: bool = False) -> Outcome:
+def run_here(cfg: lm_config.LMConfig, directory: Path, *, halt_at: int = 0, resume: bool = False) -> LoopOutcome:
     manifest = ck.latest_verified(directory / "checkpoints", run="lm") if resume else None
     if resume:
         (directory / ".HALT").unlink()
@@ -58,9 +58,9 @@ def run_here(cfg: lm_config.LMConfig, directory: Path, *, halt_at: int = 0, resu
             if stepped and len(steps) == halt_at - 1:
                 write_halt(directory, HaltRequest("halt", "n1", "lm"))
 
-        trainer = Trainer(
+        trainer = LmTrainer(
             cfg,
-            Group(0, 1, torch.device("cpu")),
+            RankGroup(0, 1, torch.device("cpu")),
             writer,
             ByteTokenizer(),
             lambda val, cursor: packer_of(cfg, val, cursor),

@@ -21,8 +21,8 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError, Unreadabl
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.config import DataConfig
 from uvcc_engine.train.data import Cursor, Packer, Prefetcher, for_another_world, held_out
-from uvcc_engine.train.probe import main as probe_cli
-from uvcc_engine.train.sources import ROWS, FineWeb, LocalText, Source, Stream, Synthetic, make_source
+from uvcc_engine.train.source_probe import main as probe_cli
+from uvcc_engine.train.sources import ROWS, DocumentSource, DocumentStream, FineWeb, LocalText, Synthetic, make_source
 from uvcc_engine.train.tokenizer import ByteTokenizer, gpt2_ranks, make_tokenizer
 
 needs_datasets = pytest.mark.skipif(
@@ -34,7 +34,7 @@ PERCENT = 10
 class Reader(Packer):
     """A rank that notes the number of each document that it takes."""
 
-    def __init__(self, source: Source, rank: int, world: int, cursor: Cursor | None, val: bool = False) -> None:
+    def __init__(self, source: DocumentSource, rank: int, world: int, cursor: Cursor | None, val: bool = False) -> None:
         more: dict[str, Any] = {"seq_len": 15, "val": val, "val_percent": PERCENT, "cursor": cursor}
         super().__init__(source, ByteTokenizer(), rank=rank, world=world, **more)
         self.taken: list[int] = []
@@ -55,7 +55,7 @@ def shown(tokens: Sequence[int]) -> str:
     return bytes(tokens).decode()
 
 
-def read_through(source: Source, worlds: Sequence[int], end: int, batches: int) -> tuple[Counter[int], str]:
+def read_through(source: DocumentSource, worlds: Sequence[int], end: int, batches: int) -> tuple[Counter[int], str]:
     """One pass up to document ``end`` by worlds of those sizes, one after the other; each before the last takes some
     batches. Returns how often each document was taken, and the text of all rows and of what was left over."""
     taken: Counter[int] = Counter()
@@ -216,7 +216,7 @@ def test_a_source_that_hangs_does_not_hold_a_halt() -> None:
     hangs, go = threading.Event(), threading.Event()
 
     class Stuck:
-        def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> Stream:
+        def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream:
             hangs.set()
             go.wait()
             return Synthetic(1).open(first, rank, world, facts)

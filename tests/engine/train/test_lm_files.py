@@ -16,10 +16,10 @@ import torch
 from lm_kit import PATIENCE_S, free_port, run_here, small, start_ranks, wait_for_step
 
 from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.train import state
-from uvcc_engine.train.distributed import Group
-from uvcc_engine.train.loop import Trainer
-from uvcc_engine.train.telemetry import Telemetry
+from uvcc_engine.train import lm_state
+from uvcc_engine.train.distributed import RankGroup
+from uvcc_engine.train.loop import LmTrainer
+from uvcc_engine.train.telemetry import RankTelemetry
 from uvcc_engine.train.tensorboard import ScalarFile
 from uvcc_engine.train.worker import train
 
@@ -82,21 +82,21 @@ def test_the_worker_names_versions_and_variables(tmp_path: Path, monkeypatch: py
 
 
 def test_a_signal_dumps_the_stacks_and_another_one_halts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Telemetry.log
+    log = RankTelemetry.log
 
-    def and_signal(self: Telemetry, step: int, *args: Any) -> dict[str, Any]:
+    def and_signal(self: RankTelemetry, step: int, *args: Any) -> dict[str, Any]:
         if step in (2, 4):
             os.kill(os.getpid(), signal.SIGUSR1 if step == 2 else signal.SIGTERM)
         return log(self, step, *args)
 
-    monkeypatch.setattr(Telemetry, "log", and_signal)
+    monkeypatch.setattr(RankTelemetry, "log", and_signal)
     assert train(small(steps=400), tmp_path, "lm") == 0
     end = json.loads((tmp_path / "exit.json").read_text())
     assert end["status"] == "halted"
     assert 4 <= end["step"] < 400
     assert ck.verify(ck.step_dir(tmp_path / "checkpoints", end["step"])).sha256 == end["checkpoint"]
     assert "in and_signal" in (tmp_path / "stackdump_rank0.txt").read_text()
-    monkeypatch.setattr(Telemetry, "log", log)
+    monkeypatch.setattr(RankTelemetry, "log", log)
     assert train(small(steps=end["step"] + 2), tmp_path, "lm") == 0
     assert json.loads((tmp_path / "exit.json").read_text())["status"] == "done"
 
@@ -108,7 +108,7 @@ def test_what_was_read_but_not_in_a_row_yet_survives_a_change_of_the_world(tmp_p
     cfg = small()
     with RunWriter.open(tmp_path / "x", "lm") as writer:
         packer = None
-        trainer = Trainer(cfg, Group(0, 1, torch.device("cpu")), writer, _Eos(), lambda val, cursor: packer)  # type: ignore[arg-type,return-value]
+        trainer = LmTrainer(cfg, RankGroup(0, 1, torch.device("cpu")), writer, _Eos(), lambda val, cursor: packer)  # type: ignore[arg-type,return-value]
     token, root = "0" * 12, tmp_path / "checkpoints"
     tensors = lambda path: _save(trainer, path)  # noqa: E731
     for rank, (document, left) in enumerate([(9, [1, 2]), (6, [3])]):
@@ -117,13 +117,13 @@ def test_what_was_read_but_not_in_a_row_yet_survives_a_change_of_the_world(tmp_p
         ck.write_rank(root, 4, token, rank_state, {ck.rank_file(0): tensors} if rank == 0 else {})
     ck.commit(root, run="lm", step=4, token=token, ranks=[0, 1], topology={"replicas": 2, "stages": 1, "tensor": 1})
     manifest = ck.verify(ck.step_dir(root, 4))
-    step, cursor = state.restore(manifest, Group(0, 1, torch.device("cpu")), trainer.model, trainer.optimizer)
+    step, cursor = lm_state.restore(manifest, RankGroup(0, 1, torch.device("cpu")), trainer.model, trainer.optimizer)
     assert (step, cursor.document, cursor.tokens, cursor.earlier) == (4, 6, [1, 2, 3], [[9, 6]])
-    _, other = state.restore(manifest, _OnOnePod(2, 3, torch.device("cpu")), trainer.model, trainer.optimizer)
+    _, other = lm_state.restore(manifest, _OnOnePod(2, 3, torch.device("cpu")), trainer.model, trainer.optimizer)
     assert (other.document, other.tokens, other.earlier) == (6, [], [[9, 6]])
 
 
-class _OnOnePod(Group):
+class _OnOnePod(RankGroup):
     """Ranks that all see the same directory, and so would say the same."""
 
     def gather(self, value: object) -> list[object]:
@@ -134,10 +134,10 @@ class _Eos:
     eos = 0
 
 
-def _save(trainer: Trainer, path: Path) -> None:
+def _save(trainer: LmTrainer, path: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file(state.tensors_of(trainer.model, trainer.optimizer), path)
+    save_file(lm_state.tensors_of(trainer.model, trainer.optimizer), path)
 
 
 @pytest.mark.slow

@@ -19,11 +19,11 @@ from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import memory, worker
+from uvcc_engine.train import memory_plan, worker
 from uvcc_engine.train.check import check
 from uvcc_engine.train.config import DataConfig
 from uvcc_engine.train.data import Packer
-from uvcc_engine.train.distributed import Group
+from uvcc_engine.train.distributed import RankGroup
 from uvcc_engine.train.sources import make_source
 from uvcc_engine.train.tokenizer import ByteTokenizer, make_tokenizer
 
@@ -130,7 +130,7 @@ def test_an_unreachable_hub_is_named_after_its_retries(monkeypatch: pytest.Monke
 
 
 def test_too_much_memory_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(memory, "free_mib", lambda device: 150)
+    monkeypatch.setattr(memory_plan, "free_mib", lambda device: 150)
     with pytest.raises(ConfigError, match=r"needs about \d+ MiB on this machine, 150 MiB are free.*batch_size"):
         check(SMALL, 1, {})
     config = tmp_path / "small.json"
@@ -141,11 +141,11 @@ def test_too_much_memory_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPa
 
 
 def test_running_out_of_memory_is_named_after() -> None:
-    alone, pair = Group(0, 1, CPU), Group(0, 2, CPU)
+    alone, pair = RankGroup(0, 1, CPU), RankGroup(0, 2, CPU)
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55)
     named = worker.name_failure(caught.value, pair)
-    assert (type(named), named.hint) == (UvccError, memory.HINT)
+    assert (type(named), named.hint) == (UvccError, memory_plan.HINT)
     assert named.what.startswith("out of memory: ")
     assert worker.name_failure(torch.OutOfMemoryError("40 GiB"), alone).what == "out of memory: 40 GiB"
     with pytest.raises(RuntimeError), pair.trace.of("backward"):
@@ -164,9 +164,9 @@ def test_the_estimate_is_what_the_step_allocates(monkeypatch: pytest.MonkeyPatch
         dim=64, n_layers=2, n_heads=4, d_k=16, d_v=16, nsa=NSAConfig(l=16, d=8, l_sel=32, n_sel=4, w=64)
     )
     for s in (256, 1088):
-        wanted = memory._peak_of(shape, 2, s, bf16=False, recompute=False)
+        wanted = memory_plan._peak_of(shape, 2, s, bf16=False, recompute=False)
         torch.manual_seed(0)
-        with memory._Peak() as peak:
+        with memory_plan._Peak() as peak:
             model = LanguageModel(shape)
             tokens = torch.zeros(2, s, dtype=torch.int64)
             loss = F.cross_entropy(model(tokens, torch.zeros_like(tokens)).flatten(0, 1), tokens.flatten())
@@ -176,12 +176,12 @@ def test_the_estimate_is_what_the_step_allocates(monkeypatch: pytest.MonkeyPatch
 
 def test_the_estimate_follows_batch_ranks_and_recomputation() -> None:
     cfg = small(batch_size=16)
-    one = memory.estimate(cfg, 1)
-    assert memory.estimate(cfg, 4) < one
-    assert memory.estimate(small(batch_size=64), 1) > 2 * one
+    one = memory_plan.estimate(cfg, 1)
+    assert memory_plan.estimate(cfg, 4) < one
+    assert memory_plan.estimate(small(batch_size=64), 1) > 2 * one
     deep = replace(cfg, model=replace(cfg.model, n_layers=8))
     less = replace(deep, runtime=replace(deep.runtime, gradient_checkpointing=True))
-    assert memory.estimate(less, 1) < memory.estimate(deep, 1) / 2
+    assert memory_plan.estimate(less, 1) < memory_plan.estimate(deep, 1) / 2
 
 
 def test_every_variable_of_the_seeds_has_an_effect_that_is_shown() -> None:

@@ -172,7 +172,9 @@ def test_files_that_follow_from_the_bundle(run: Rehearsal, tmp_path: Path) -> No
         "training.csv": (b"step,loss\n1,0.25\n2,nan\n", lambda p: derived.check_training_rows({1: 0.25}, p)),
         "signature": (run.identities[0].sign("uvcc-manifest", b"x").encode(), lambda p: signer(reading.read_text(p))),
         "MANIFEST.json": (
-            manifest.Manifest("r", key, {"full": ("0" * 64, "1" * 64)}, {"a/b": manifest.Entry(1, "2" * 64)}).text,
+            manifest.Manifest(
+                "r", key, {"full": ("0" * 64, "1" * 64)}, {"a/b": manifest.ManifestEntry(1, "2" * 64)}
+            ).text,
             lambda p: manifest.Manifest.from_bytes(reading.read_file(p)),
         ),
     }

@@ -13,23 +13,23 @@ from uvcc_engine.bench import _rehearsal
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.transcript import evidence, kinds
 from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.origin import Origin, record_hash
+from uvcc_engine.transcript.origin import Migration, record_hash
 from uvcc_engine.transcript.policy import Policy
-from uvcc_engine.transcript.succession import origin_after
+from uvcc_engine.transcript.succession import migration_after
 from uvcc_engine.transcript.verifier import verify
 
-START = Origin("a" * 64, 4, "b" * 64, "c" * 64, (1,))
+START = Migration("a" * 64, 4, "b" * 64, "c" * 64, (1,))
 IDENTITIES = [Identity(hashlib.sha256(b"o%d" % n).digest(), hashlib.sha256(b"x%d" % n).digest()) for n in range(6)]
 
 
-def policy(identities: list[Identity] = IDENTITIES[:3], steps: int = 7, start: Origin | None = START) -> Policy:
+def policy(identities: list[Identity] = IDENTITIES[:3], steps: int = 7, start: Migration | None = START) -> Policy:
     made = _rehearsal.make_policy(identities, _rehearsal.Topology(), steps)
     job = dict(made.job) if start is None else {**made.job, "start": start.to_json()}
     return Policy.from_json({**made.to_json(), "job": job})
 
 
 def test_an_origin_reads_back_and_the_policy_binds_it() -> None:
-    assert Origin.from_json(START.to_json()) == START
+    assert Migration.from_json(START.to_json()) == START
     assert policy().origin == START
     assert policy().first_step == 4
     assert policy(start=None).first_step == 0
@@ -53,7 +53,7 @@ def test_an_origin_reads_back_and_the_policy_binds_it() -> None:
 )
 def test_what_is_no_origin_is_refused(field: str, value: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Origin.from_json({**START.to_json(), field: value})
+        Migration.from_json({**START.to_json(), field: value})
 
 
 def test_there_must_be_steps_left() -> None:
@@ -64,16 +64,16 @@ def test_there_must_be_steps_left() -> None:
 def test_a_successor_remembers_its_lineage_and_takes_no_second_party_from_strangers() -> None:
     old = policy()
     record = {"sid_job": old.sid_job.hex(), "step": 5, "parties": []}
-    same = origin_after(old, record, old.parties)
-    assert same == Origin(old.hash.hex(), 5, record_hash(record), START.root, (1,))
+    same = migration_after(old, record, old.parties)
+    assert same == Migration(old.hash.hex(), 5, record_hash(record), START.root, (1,))
     moved = policy([IDENTITIES[0], IDENTITIES[4], IDENTITIES[2]]).parties
-    assert origin_after(old, record, moved).restored == (1,)
+    assert migration_after(old, record, moved).restored == (1,)
     both = policy([IDENTITIES[3], IDENTITIES[1], IDENTITIES[2]]).parties
     with pytest.raises(ConfigError, match=r"parties \[0, 1\]"):
-        origin_after(old, record, both)
+        migration_after(old, record, both)
     for wrong in ({"sid_job": "0" * 64}, {"step": 7}, {"step": "5"}):
         with pytest.raises(ConfigError, match="not of a checkpoint of this policy"):
-            origin_after(old, {**record, **wrong}, old.parties)
+            migration_after(old, {**record, **wrong}, old.parties)
 
 
 def test_the_transcript_cites_the_checkpoint_and_verify_wants_it(

@@ -321,11 +321,11 @@ def large(op: int, size: int) -> memoryview:
 def test_what_is_hashed_while_it_waits_has_the_same_leaves(tmp_path: Path, when: str) -> None:
     sizes = [10, digests.AHEAD - 1, digests.AHEAD, digests.CHUNK, 3 * digests.CHUNK + 7]
     roots = []
-    for foresee in (False, True):
-        s = TranscriptStore(tmp_path / str(foresee), **PARTY)  # type: ignore[arg-type]
+    for hash_ahead in (False, True):
+        s = TranscriptStore(tmp_path / str(hash_ahead), **PARTY)  # type: ignore[arg-type]
         for epoch in (0, 1):
             messages = [(Tag(epoch, 4, op, kinds.DEALER), large(op, size)) for op, size in enumerate(sizes)]
-            told = [threading.Thread(target=s.foresee, args=(1, *message)) for message in messages if foresee]
+            told = [threading.Thread(target=s.hash_ahead, args=(1, *message)) for message in messages if hash_ahead]
             if when == "before the epoch":
                 for thread in told:
                     thread.run()
@@ -339,7 +339,7 @@ def test_what_is_hashed_while_it_waits_has_the_same_leaves(tmp_path: Path, when:
             for thread in told:
                 if "thread" in when:
                     thread.join()
-            roots.append((foresee, s.finalize_epoch()))
+            roots.append((hash_ahead, s.finalize_epoch()))
         s.close()
     assert [r for f, r in roots if f] == [r for f, r in roots if not f]
 
@@ -347,24 +347,24 @@ def test_what_is_hashed_while_it_waits_has_the_same_leaves(tmp_path: Path, when:
 def test_what_was_foreseen_and_never_read_is_no_leaf(tmp_path: Path) -> None:
     s = open_store(tmp_path, 0)
     s.begin_epoch(0)
-    s.foresee(1, Tag(0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
-    s.foresee(1, Tag(0, 0, 1, 99), large(0, digests.AHEAD))
-    s.foresee(0, Tag(0, 0, 2, kinds.OPEN), large(0, digests.AHEAD))
+    s.hash_ahead(1, Tag(0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
+    s.hash_ahead(1, Tag(0, 0, 1, 99), large(0, digests.AHEAD))
+    s.hash_ahead(0, Tag(0, 0, 2, kinds.OPEN), large(0, digests.AHEAD))
     s.record(1, 2, (0, 0, 3, kinds.OPEN), b"read")
     assert s.finalize_epoch().leaves == 1
     s.close()
-    s.foresee(1, Tag(1, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
+    s.hash_ahead(1, Tag(1, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
 
 
 def test_a_foreseen_message_that_differs_from_the_one_before_the_crash_is_found(tmp_path: Path) -> None:
     s = open_store(tmp_path, 0)
     s.begin_epoch(0)
-    s.foresee(1, Tag(0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
+    s.hash_ahead(1, Tag(0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
     s.record(1, 1, (0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
     s.close(sync=False)
     again = open_store(tmp_path, 0)
     again.begin_epoch(0)
-    again.foresee(1, Tag(0, 0, 0, kinds.OPEN), large(1, digests.AHEAD))
+    again.hash_ahead(1, Tag(0, 0, 0, kinds.OPEN), large(1, digests.AHEAD))
     with pytest.raises(ProtocolError, match="differs"):
         again.record(1, 1, (0, 0, 0, kinds.OPEN), large(1, digests.AHEAD))
 

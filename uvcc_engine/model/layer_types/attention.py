@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import ops
-from uvcc_engine.model.parts import Local, Part
+from uvcc_engine.model.parts import Local, StagePart
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register
 from uvcc_engine.model.secret_layer import Layer
 from uvcc_engine.model.shapes import Shape, check_features, check_positive
@@ -120,7 +120,7 @@ def _place(spec: Attention, at: PlaceContext) -> Placed:
     return at.placed(spec, "", at.layout)
 
 
-def _part(spec: Attention, at: PartContext) -> Part:
+def _part(spec: Attention, at: PartContext) -> StagePart:
     mine = bounds(spec.heads, at.tp.size, at.tp.index)
     heads = mine.stop - mine.start
     return Local(AttentionLayer(replace(spec, heads=heads, width=spec.width // spec.heads * heads)))

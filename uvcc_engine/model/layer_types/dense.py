@@ -13,7 +13,7 @@ import numpy as np
 
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import ops
-from uvcc_engine.model.parts import Local, Part, Pass, Plain, ProductPart, gather_rows, my_rows, with_ones
+from uvcc_engine.model.parts import Local, Pass, Plain, ProductPart, StagePart, gather_rows, my_rows, with_ones
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -189,7 +189,7 @@ def _slices(spec: Dense, placed: Placed, size: int, index: int) -> Slices:
     return np.append(mine, spec.inputs) if index == 0 else mine, np.arange(spec.outputs)
 
 
-def _part(spec: Dense, at: PartContext) -> Part:
+def _part(spec: Dense, at: PartContext) -> StagePart:
     if at.placed.split == ROWS and at.tp.size > 1:
         return RowDense(at.weight, at.dealer)
     return ColumnDense(at.weight, at.dealer, layout=at.placed.layout)

@@ -10,7 +10,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import ops
-from uvcc_engine.model.parts import Part, Pass, Plain, gather_rows, my_rows
+from uvcc_engine.model.parts import Pass, Plain, StagePart, gather_rows, my_rows
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -133,7 +133,7 @@ def _place(spec: Embedding, at: PlaceContext) -> Placed:
     return at.divided(spec, ROWS, ROWS, spec.vocabulary + spec.positions)
 
 
-def _part(spec: Embedding, at: PartContext) -> Part:
+def _part(spec: Embedding, at: PartContext) -> StagePart:
     return LookUp(spec, at.weight, at.dealer)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import ops
 from uvcc_engine.model.layer_types.normalization import EPSILON, HIGHEST
-from uvcc_engine.model.parts import Part, Pass, Plain, place_whole
+from uvcc_engine.model.parts import Pass, Plain, StagePart, place_whole
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -127,7 +127,7 @@ def _products(spec: LayerNorm) -> int:
     return 64 * 24 + 16 * spec.width  # an inverse root takes 23 comparisons
 
 
-def _part(spec: LayerNorm, at: PartContext) -> Part:
+def _part(spec: LayerNorm, at: PartContext) -> StagePart:
     return NormPart(at.weight, at.dealer)
 
 

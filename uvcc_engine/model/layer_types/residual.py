@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import ops
 from uvcc_engine.model.layers import backward_protocol, forward_protocol
-from uvcc_engine.model.parts import Part, Pass, Plain, backward_parts_protocol, forward_parts_protocol
+from uvcc_engine.model.parts import Pass, Plain, StagePart, backward_parts_protocol, forward_parts_protocol
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register, type_of
-from uvcc_engine.model.secret_layer import Block
+from uvcc_engine.model.secret_layer import LayerBlock
 from uvcc_engine.model.shapes import Shape
 from uvcc_engine.model.tensor_parallel import PartContext, PlaceContext, Placed, TensorParallel
 
@@ -34,7 +34,7 @@ class Residual(LayerSpec):
         return self.layers
 
 
-class ResidualLayer(Block):
+class ResidualLayer(LayerBlock):
     """x + layers(x). Its weights are its layers'."""
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
@@ -57,7 +57,7 @@ class ResidualLayer(Block):
 class Branch(Plain):
     """x + parts(x), in one layout. Its weights are its parts'."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[StagePart]) -> None:
         super().__init__()
         self.inner = tuple(parts)
 
@@ -92,7 +92,7 @@ def _place(spec: Residual, at: PlaceContext) -> Placed:
     return at.placed(spec, "", at.layout)
 
 
-def _part(spec: Residual, at: PartContext) -> Part:
+def _part(spec: Residual, at: PartContext) -> StagePart:
     return Branch(at.inner)
 
 

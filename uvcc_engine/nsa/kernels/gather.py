@@ -15,7 +15,7 @@ from torch import Tensor
 from uvcc_engine.nsa.index import Inverse, invert
 from uvcc_engine.nsa.kernels import selection
 from uvcc_engine.nsa.kernels.launch import Shape, pad, shape_of, steps, strided
-from uvcc_engine.nsa.layout import Layout
+from uvcc_engine.nsa.visibility import Layout
 
 ROWS: Final = 64  # rows (query, head) of a tile
 CHUNK: Final = 16  # tiles that share one load of their block

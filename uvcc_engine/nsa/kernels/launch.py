@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from uvcc_engine.nsa.kernels import band, topk
-from uvcc_engine.nsa.layout import Layout
+from uvcc_engine.nsa.visibility import Layout
 
 TILE: Final = 64  # queries, and keys, of a tile
 FAR: Final = 1 << 30  # a window that reaches everything

@@ -45,7 +45,7 @@ def steps_at_home(ctx: Rollout, phase: Phase) -> set[int]:
     return set.intersection(*(set(checkpoint.steps_present(folder_of(ctx, phase, name))) for name in phase.pods()))
 
 
-def newest_at_home(ctx: Rollout, phase: Phase, pod: str) -> checkpoint.Manifest | None:
+def newest_at_home(ctx: Rollout, phase: Phase, pod: str) -> checkpoint.CheckpointManifest | None:
     """The newest checkpoint at home, every byte read again. Raises VerificationError if it was altered meanwhile."""
     root = folder_of(ctx, phase, pod)
     steps = checkpoint.steps_present(root)
@@ -124,7 +124,7 @@ def _holds(folder: Path, sha256: str) -> bool:
         return False
 
 
-def _verified(folder: Path, sha256: str) -> checkpoint.Manifest:
+def _verified(folder: Path, sha256: str) -> checkpoint.CheckpointManifest:
     """Every byte is as the manifest says, and what holds tensors would load. Raises VerificationError."""
     manifest = checkpoint.verify(folder, sha256)
     for name in _names(manifest):
@@ -133,7 +133,7 @@ def _verified(folder: Path, sha256: str) -> checkpoint.Manifest:
     return manifest
 
 
-def _names(manifest: checkpoint.Manifest) -> dict[str, int]:
+def _names(manifest: checkpoint.CheckpointManifest) -> dict[str, int]:
     """The files that a manifest lists with their sizes. Raises VerificationError for what no checkpoint has."""
     return {name: size for state in manifest.ranks.values() for name, (size, _) in state.described().items()}
 

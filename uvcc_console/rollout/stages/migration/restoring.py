@@ -14,7 +14,7 @@ from uvcc_console.rollout.context import Rollout, describe
 from uvcc_console.rollout.stages.fleet import preflight, replacing
 from uvcc_console.rollout.stages.migration import homing
 from uvcc_console.runs import processes
-from uvcc_engine.contract.checkpoint import Manifest
+from uvcc_engine.contract.checkpoint import CheckpointManifest
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 EVENT: Final = "pod_restored"
@@ -60,7 +60,7 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     return f"{', '.join(names)} replaced; {phase.engine_run} goes on from {where}"
 
 
-async def rescue(ctx: Rollout, phase: Phase, name: str) -> Manifest | None:
+async def rescue(ctx: Rollout, phase: Phase, name: str) -> CheckpointManifest | None:
     """See that the newest checkpoint of a pod is home; None if there never was one, or of the smoke: it starts over.
 
     Raises ConfigError if the pod has the only one, VerificationError if that at home was altered.

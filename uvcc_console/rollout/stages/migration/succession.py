@@ -29,9 +29,9 @@ from uvcc_console.runs import processes
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.transcript.bundle import POLICY_FILE
-from uvcc_engine.transcript.origin import Origin, record_hash
+from uvcc_engine.transcript.origin import Migration, record_hash
 from uvcc_engine.transcript.policy import Policy
-from uvcc_engine.transcript.succession import origin_after
+from uvcc_engine.transcript.succession import migration_after
 
 EVENT = "succession"
 RECORD = "COMMIT.json"
@@ -49,7 +49,7 @@ _RECORDS = (
 class Succession:
     """``engine_run`` goes on where ``before`` left off; ``number`` counts from 2.
 
-    ``of``: hash of the policy before; ``start``: :class:`Origin` as JSON, empty if no checkpoint was committed;
+    ``of``: hash of the policy before; ``start``: :class:`Migration` as JSON, empty if no checkpoint was committed;
     ``record``: the COMMIT record; ``sources``: pods that hand their shares over; ``lost``: those that were replaced.
     """
 
@@ -168,7 +168,7 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     for name in names:
         await replacing.replace_pod(ctx, name)
     await preflight.preflight(ctx)
-    start = origin_after(old, record, agree.parties_of(ctx, phase)).to_json() if record else {}
+    start = migration_after(old, record, agree.parties_of(ctx, phase)).to_json() if record else {}
     number = _number(phase) + 1
     run = f"{ctx.plan.run}.{phase.name}-{number}"
     made = Succession(
@@ -238,7 +238,7 @@ def _allowed(old: Policy, record: Mapping[str, Any], unvouched: set[int]) -> Non
         return
     before = old.origin.restored if old.origin is not None else ()
     restored = tuple(sorted({*before, *unvouched}))
-    Origin(old.hash.hex(), int(record["step"]), record_hash(record), old.hash.hex(), restored)
+    Migration(old.hash.hex(), int(record["step"]), record_hash(record), old.hash.hex(), restored)
 
 
 async def _evidence(ctx: Rollout, phase: Phase, survivors: Sequence[Member]) -> None:

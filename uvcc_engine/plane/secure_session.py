@@ -83,7 +83,7 @@ class Keys:
         return self._aead.get(generation)
 
 
-class Session:
+class SecureSession:
     """An established session: seals what goes to ``peer`` and opens what comes from it."""
 
     def __init__(self, session_id: int, sending: bytes, receiving: bytes, instance: bytes) -> None:
@@ -147,7 +147,7 @@ def _expand(secret: bytes, info: bytes, length: int = 32) -> bytes:
 class Greeting(NamedTuple):
     """An established session and what the peer said, under its signature, about its channels."""
 
-    session: Session
+    session: SecureSession
     restarted: bool  # another process of the peer than before
     cursors: bytes
 
@@ -165,7 +165,7 @@ class _Pending(NamedTuple):
 
     hello: _Hello
     transcript: bytes
-    session: Session
+    session: SecureSession
     auth_key: bytes
     frames: list[bytes]
 
@@ -201,7 +201,7 @@ class Handshake:
         self._agreements = Bucket(*_AGREEMENTS)
         self._pending: _Pending | None = None
         self._done: tuple[bytes, list[bytes]] = (b"", [])  # HELLO that led to the running session, our last frames
-        self.established: Session | None = None
+        self.established: SecureSession | None = None
 
     def outgoing(self) -> list[bytes]:
         """Frames that move the handshake forward; send them again from time to time until it is established."""
@@ -317,7 +317,7 @@ class Handshake:
         static = self._identity.pair_secret(self._peer_identity, self._sid_sub, "plane")
         secret = HKDF.extract(hashes.SHA256(), transcript, ephemeral + static)
         mine, other = (b"low", b"high") if low_first else (b"high", b"low")
-        session = Session(
+        session = SecureSession(
             int.from_bytes(_expand(secret, b"id", 8), "little") or 1,
             _expand(secret, b"data " + mine),
             _expand(secret, b"data " + other),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.train.data import Cursor, for_another_world
-from uvcc_engine.train.distributed import Group
+from uvcc_engine.train.distributed import RankGroup
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -52,7 +52,7 @@ def load_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, found: dict
                 optimizer.state[p]["step"] = optimizer.state[p]["step"].to(p.device)
 
 
-def sharers(root: Path, group: Group) -> list[int]:
+def sharers(root: Path, group: RankGroup) -> list[int]:
     """The ranks that write into this very directory; the first of them leads it."""
     root.mkdir(parents=True, exist_ok=True)
     st = root.stat()
@@ -62,7 +62,7 @@ def sharers(root: Path, group: Group) -> list[int]:
 
 def save(
     root: Path,
-    group: Group,
+    group: RankGroup,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
@@ -98,7 +98,7 @@ def save(
 
 
 def restore(
-    manifest: ck.Manifest, group: Group, model: nn.Module, optimizer: torch.optim.Optimizer
+    manifest: ck.CheckpointManifest, group: RankGroup, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[int, Cursor]:
     """Load a verified checkpoint; returns (steps done, this rank's data cursor).
 

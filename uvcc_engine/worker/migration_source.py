@@ -9,7 +9,7 @@ over something else is found out, except where it and the lost party had agreed 
 
 A policy can be drawn up by anybody who gets the agents to sign it. What limits that: an identity that no pod of its
 party vouched for gets one party's shares at most in the lineage of a job, which are worth nothing alone. The limit
-stands in every policy (``Origin.restored``), and each pod remembers which party it has handed shares to, beside its
+stands in every policy (``Migration.restored``), and each pod remembers which party it has handed shares to, beside its
 identity, so that two policies that fork off the same one do not come around it.
 """
 
@@ -27,22 +27,22 @@ from torch import Tensor
 
 from uvcc_engine.checkpoint.commits import RECORD, read_record
 from uvcc_engine.checkpoint.encryption import decrypt, rest_key, state_name
-from uvcc_engine.checkpoint.migration import START, about_box, box_name, pod_name, slice_name
+from uvcc_engine.checkpoint.migration_target import START, about_box, box_name, pod_name, slice_name
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.contract.writer import RunWriter
-from uvcc_engine.model.digests import HALVES, blind_at, half_of
 from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.state_digests import HALVES, blind_at, half_of
 from uvcc_engine.sealing.box import seal
 from uvcc_engine.sealing.components import encode_component
 from uvcc_engine.transcript.bundle import POLICY_FILE
 from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.origin import Origin
+from uvcc_engine.transcript.origin import Migration
 from uvcc_engine.transcript.policy import Policy, check_signatures, read_signatures
-from uvcc_engine.transcript.succession import origin_after, unvouched
+from uvcc_engine.transcript.succession import migration_after, unvouched
 from uvcc_engine.worker.admission import own_code_hash
 from uvcc_engine.worker.checkpoints import about
 from uvcc_engine.worker.outcome import state_blinds
@@ -75,11 +75,11 @@ def hand_over(spec: WorkerSpec) -> list[str]:
     new = _agreed(spec)
     folder = ck.step_dir(run_dir / files.CHECKPOINTS, step)
     manifest, record = ck.verify(folder), read_record(folder, old)
-    start = origin_after(old, record, new.parties)
+    start = migration_after(old, record, new.parties)
     if new.origin != start:
         raise ConfigError(
             f"the new policy does not start from step {step} of {old.hash.hex()[:12]} as it was committed here",
-            "make it with succession.origin_after and the COMMIT record of this pod",
+            "make it with succession.migration_after and the COMMIT record of this pod",
         )
     strangers = unvouched(old, new.parties)
     remember(Path(spec.identity_dir), start)
@@ -121,7 +121,9 @@ def _pods(policy: Policy) -> list[Coord]:
     return [c for c in policy.topology.coords() if c.stage == c.tensor == 0]
 
 
-def _state(identity: Identity, old: Policy, manifest: ck.Manifest) -> dict[tuple[int, int], dict[str, Tensor]]:
+def _state(
+    identity: Identity, old: Policy, manifest: ck.CheckpointManifest
+) -> dict[tuple[int, int], dict[str, Tensor]]:
     """This pod's part of the state by (stage, tensor), decrypted."""
     key = rest_key(identity, old.sid_job)
     found = {}
@@ -151,7 +153,7 @@ def _components(
     return found
 
 
-def remember(identity_dir: Path, start: Origin) -> None:
+def remember(identity_dir: Path, start: Migration) -> None:
     """Note whose shares are handed to a stranger in this lineage. Raises ProtocolError if it is a second party."""
     if not start.restored:
         return

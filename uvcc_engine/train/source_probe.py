@@ -13,13 +13,13 @@ from typing import Any
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.data import Packer
-from uvcc_engine.train.job import check_world, overrides, resolve
+from uvcc_engine.train.lm_job import check_world, overrides, resolve
 from uvcc_engine.train.sources import make_source
 from uvcc_engine.train.tokenizer import make_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class SourceProbe:
     """What came: seconds per batch, its shape, documents read, how many documents end in the rows, the first text."""
 
     seconds: list[float]
@@ -42,7 +42,7 @@ class Probe:
         }
 
 
-def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> Probe:
+def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> SourceProbe:
     """Read batches as rank ``rank`` would. Raises what a training would: UnreachableError, ConfigError."""
     check_world(cfg, world)
     tokenizer = make_tokenizer(cfg.data.tokenizer, cfg.data.merges)
@@ -59,7 +59,7 @@ def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> Probe:
     found = [packer.batch(cfg.train.batch_size // world) for _ in range(batches)]
     rows, width = found[0].tokens.shape
     first = found[0].tokens[0].tolist()
-    return Probe(
+    return SourceProbe(
         [b.fetch_s for b in found],
         rows,
         width,

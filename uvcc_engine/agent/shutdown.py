@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from uvcc_engine.agent.front import Key
+from uvcc_engine.agent.command_front import Key
 from uvcc_engine.agent.relays import RelayTable
 from uvcc_engine.agent.workers import WorkerTable
 
@@ -15,7 +15,7 @@ RELAY_GRACE_S: Final = 3.0
 KILL_PATIENCE_S: Final = 10.0
 
 
-class Ending:
+class Shutdown:
     """Begins with TERM to every live worker's process group. ``keys`` are the commands that wait for the end."""
 
     def __init__(self, workers: WorkerTable, relays: RelayTable, grace_s: float) -> None:

@@ -18,13 +18,13 @@ from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.eventlog import Notice
 from uvcc_engine.plane.auto import RelayPath
-from uvcc_engine.plane.links import Around, Arrival
+from uvcc_engine.plane.links import Arrival, LinkWrapper
 
 LOOK_S: Final = 0.5
 _RETRY_S: Final = 1.0
 
 
-class Whereabouts:
+class RelayLocator:
     """Where the relay is: what the link says, until ``path`` says otherwise."""
 
     def __init__(self, link: Mapping[str, Any], path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,14 +52,14 @@ class Whereabouts:
         return any(self.link.get(k) != before.get(k) for k in told)
 
 
-class MovingLink(Around[RelayPath]):
+class RelocatingLink(LinkWrapper[RelayPath]):
     """Implements ``auto.RelayPath`` over whatever ``make`` makes of a link's settings, anew wherever the relay goes."""
 
     def __init__(
         self,
         make: Callable[[Mapping[str, Any]], RelayPath],
         first: RelayPath,
-        at: Whereabouts,
+        at: RelayLocator,
         peers: Sequence[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

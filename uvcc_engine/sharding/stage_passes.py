@@ -4,13 +4,13 @@ of the layer types: ``model.parts``, ``model.tensor_parallel``.)
 
 from __future__ import annotations
 
-from uvcc_engine.model.parts import Part, Pass, Plain, gather_rows, leaves, my_rows
+from uvcc_engine.model.parts import Pass, Plain, StagePart, gather_rows, leaves, my_rows
 from uvcc_engine.model.parts import backward_parts_protocol as backward_protocol
 from uvcc_engine.model.parts import forward_parts_protocol as forward_protocol
 from uvcc_engine.mpc.runtime import MpcProtocol
 from uvcc_engine.mpc.share import Share
 
-__all__ = ["Part", "Pass", "Plain", "ToRows", "backward_protocol", "forward_protocol", "leaves", "my_rows"]
+__all__ = ["Pass", "Plain", "StagePart", "ToRows", "backward_protocol", "forward_protocol", "leaves", "my_rows"]
 
 
 class ToRows(Plain):

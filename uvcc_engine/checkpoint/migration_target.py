@@ -19,14 +19,14 @@ from uvcc_engine.checkpoint.reshard import cut_state, join_state
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
-from uvcc_engine.model.digests import HALVES, component_digest, stored_name, whole_digest
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
+from uvcc_engine.model.state_digests import HALVES, component_digest, stored_name, whole_digest
 from uvcc_engine.sealing.box import unseal
 from uvcc_engine.sealing.components import Ring, decode_component
 from uvcc_engine.transcript.bundle import POLICY_FILE
 from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.origin import Origin, record_hash
+from uvcc_engine.transcript.origin import Migration, record_hash
 from uvcc_engine.transcript.policy import Policy
 
 START: Final = "start"
@@ -53,8 +53,8 @@ def slice_name(at: tuple[int, int], name: str) -> str:
     return f"s{at[0]}t{at[1]}/{name}"
 
 
-def read_start(
-    folder: Path, start: Origin, policy: Policy, identity: Identity, coord: Coord, job: PrivateJob
+def read_migrated(
+    folder: Path, start: Migration, policy: Policy, identity: Identity, coord: Coord, job: PrivateJob
 ) -> dict[str, Tensor]:
     """The state of the worker ``coord`` of ``policy`` at its first step.
 

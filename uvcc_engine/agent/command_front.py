@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from uvcc_engine.agent.channel import Console
+from uvcc_engine.agent.console_channel import Console
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ProtocolError, UvccError
 
@@ -19,7 +19,7 @@ Key = tuple[str, str]
 Command = Callable[[Console, dict[str, Any]], dict[str, Any] | None]
 
 
-class Front:
+class CommandFront:
     """``command`` obeys one message: fields of the acknowledgement, or None if :meth:`settle` follows later.
 
     ``later`` names the operations that may take a while. One of them under a known nonce is answered again, not

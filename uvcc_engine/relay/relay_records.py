@@ -22,7 +22,7 @@ GROUPS_SHARE: Final = 256  # records in one answer
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RelayRecord:
     """What ``party`` said under ``name``. ``seq`` orders all records of a relay."""
 
     party: int
@@ -37,7 +37,7 @@ class Records:
 
     clock: Callable[[], float] = time.time
     _last: int = 0
-    _kept: dict[str, dict[tuple[int, str], Record]] = field(default_factory=dict)
+    _kept: dict[str, dict[tuple[int, str], RelayRecord]] = field(default_factory=dict)
     _waiting: dict[str, dict[asyncio.Future[None], str]] = field(default_factory=dict)  # reader -> prefix
 
     def put(self, group: str, party: int, name: str, body: str) -> int:
@@ -48,7 +48,7 @@ class Records:
         self._last = max(self._last + 1, int(self.clock() * 1e6))
         kept = self._kept.setdefault(group, {})
         kept.pop((party, name), None)  # so that the order of the mapping is the order of writing
-        kept[party, name] = Record(party, name, self._last, body)
+        kept[party, name] = RelayRecord(party, name, self._last, body)
         mine = [key for key in kept if key[0] == party]
         for key in mine[: max(0, len(mine) - PER_PARTY)]:
             del kept[key]
@@ -57,7 +57,7 @@ class Records:
                 reader.set_result(None)
         return self._last
 
-    def since(self, group: str, after: int, prefix: str = "") -> list[Record]:
+    def since(self, group: str, after: int, prefix: str = "") -> list[RelayRecord]:
         """Records newer than ``after`` whose name begins with ``prefix``, oldest first."""
         found = [r for r in self._kept.get(group, {}).values() if r.seq > after and r.name.startswith(prefix)]
         return found[:GROUPS_SHARE]
@@ -67,7 +67,7 @@ class Records:
         """The number of the last write."""
         return self._last
 
-    async def wait(self, group: str, after: int, prefix: str, seconds: float) -> list[Record]:
+    async def wait(self, group: str, after: int, prefix: str, seconds: float) -> list[RelayRecord]:
         """The same as ``since``, but waits up to ``seconds`` for the first."""
         end = asyncio.get_running_loop().time() + seconds
         while not (found := self.since(group, after, prefix)):

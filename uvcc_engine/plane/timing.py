@@ -13,7 +13,7 @@ _CLS_AT: Final = 5  # of the class in a frame header
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class LinkTiming:
     """When things happen, in seconds and frames. Links choose: a relay is slower to answer than a socket."""
 
     timing: Timing = field(default_factory=Timing)

@@ -28,7 +28,7 @@ _NONCES_KEPT: Final = 4096  # per peer; only knocks of the peer itself enter
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
-class Door:
+class KnockAuthenticator:
     """Makes this party's knocks and checks those of its peers in one subsession."""
 
     def __init__(self, party: int, sid_sub: bytes, key: Callable[[int], bytes]) -> None:

@@ -1,7 +1,7 @@
 """The commands of a console, one function each.
 
 A function returns the fields of its acknowledgement, or None if it will be acknowledged later through
-``Agent.settle``. What it raises as UvccError is the refusal.
+``AgentPort.settle``. What it raises as UvccError is the refusal.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from uvcc_engine.agent import party, probe
-from uvcc_engine.agent.channel import Console
-from uvcc_engine.agent.front import Key
+from uvcc_engine.agent import party, pod_probe
+from uvcc_engine.agent.command_front import Key
+from uvcc_engine.agent.console_channel import Console
 from uvcc_engine.agent.halts import HaltWatch
 from uvcc_engine.agent.lease import Lease
 from uvcc_engine.agent.relays import RelayTable
@@ -33,7 +33,7 @@ Fields = dict[str, Any]
 SIGNALS: Final = {"USR1": signal.SIGUSR1, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
 
-class Agent(Protocol):
+class AgentPort(Protocol):
     """What the commands need of the agent that obeys them."""
 
     root: Path
@@ -49,11 +49,11 @@ class Agent(Protocol):
     def halt(self, asked: HaltRequest) -> list[dict[str, Any]]: ...
     def launch(self, specs: Sequence[WorkerSpec], key: Key) -> None: ...
     def await_relay(self, run: str, key: Key) -> None: ...
-    def await_probe(self, query: probe.GpuQuery, key: Key) -> None: ...
+    def await_probe(self, query: pod_probe.GpuQuery, key: Key) -> None: ...
     def begin_stop(self, grace_s: float, key: Key | None = None) -> None: ...
 
 
-def hello(agent: Agent, console: Console, m: Message) -> Fields:
+def hello(agent: AgentPort, console: Console, m: Message) -> Fields:
     console.greeted = True
     console.holder = str(m.get("holder", ""))
     console.lease_s = float(m.get("lease_s") or 0.0)
@@ -63,7 +63,7 @@ def hello(agent: Agent, console: Console, m: Message) -> Fields:
     return agent.describe()
 
 
-def watch(agent: Agent, console: Console, m: Message) -> Fields:
+def watch(agent: AgentPort, console: Console, m: Message) -> Fields:
     run = files.checked_run_id(str(m["run"]))
     if m.get("afresh"):
         console.unwatch(run)
@@ -76,13 +76,13 @@ def watch(agent: Agent, console: Console, m: Message) -> Fields:
     return {"exists": agent.run_dir(run).is_dir(), "workers": [w.summary() for w in workers]}
 
 
-def unwatch(agent: Agent, console: Console, m: Message) -> Fields:
+def unwatch(agent: AgentPort, console: Console, m: Message) -> Fields:
     """What is not streamed stays in the files until the console asks again."""
     console.unwatch(files.checked_run_id(str(m["run"])))
     return {}
 
 
-def launch(agent: Agent, console: Console, m: Message) -> Fields | None:
+def launch(agent: AgentPort, console: Console, m: Message) -> Fields | None:
     """Fork one process per spec. A launch of what already runs in the same attempt changes nothing."""
     run = files.checked_run_id(str(m["run"]))
     specs = [WorkerSpec.from_json(s) for s in m["workers"]]
@@ -105,7 +105,7 @@ def launch(agent: Agent, console: Console, m: Message) -> Fields | None:
     return None
 
 
-def _placed(agent: Agent, specs: list[WorkerSpec], running: list[WorkerSpec]) -> list[WorkerSpec]:
+def _placed(agent: AgentPort, specs: list[WorkerSpec], running: list[WorkerSpec]) -> list[WorkerSpec]:
     """With absolute directories, this pod's identity, and one lead per directory: the lowest rank."""
     lead = min((s.rank, s.coord) for s in [*specs, *running])
     some_lead = any(s.lead for s in running)
@@ -148,7 +148,7 @@ def _clear_remains(specs: list[WorkerSpec], *, alone: bool) -> None:
                 (directory / name(s.rank, lead=lead)).unlink(missing_ok=True)
 
 
-def halt(agent: Agent, console: Console, m: Message) -> Fields:
+def halt(agent: AgentPort, console: Console, m: Message) -> Fields:
     mode, run, nonce = str(m["mode"]), files.checked_run_id(str(m["run"])), str(m.get("nonce", ""))
     if mode not in MODES:
         raise ConfigError(f"unknown halt mode {mode!r}", f"one of {', '.join(MODES)}")
@@ -157,7 +157,7 @@ def halt(agent: Agent, console: Console, m: Message) -> Fields:
     return {"workers": agent.halt(asked)}
 
 
-def send_signal(agent: Agent, console: Console, m: Message) -> Fields:
+def send_signal(agent: AgentPort, console: Console, m: Message) -> Fields:
     """USR1 goes to the worker alone (it dumps its stacks); TERM and KILL to its whole process group."""
     name, coord = str(m["signal"]), m.get("coord")
     if name not in SIGNALS:
@@ -168,7 +168,7 @@ def send_signal(agent: Agent, console: Console, m: Message) -> Fields:
     return {"sent": sent}
 
 
-def ask_flight(agent: Agent, console: Console, m: Message) -> Fields:
+def ask_flight(agent: AgentPort, console: Console, m: Message) -> Fields:
     """Have the live workers of a run tell what their collectives are at; they answer in files, within a second."""
     run = files.checked_run_id(str(m["run"]))
     live = agent.workers.live(run)
@@ -177,11 +177,11 @@ def ask_flight(agent: Agent, console: Console, m: Message) -> Fields:
     return {"asked": [w.spec.coord for w in live]}
 
 
-def policy(agent: Agent, console: Console, m: Message) -> Fields:
+def policy(agent: AgentPort, console: Console, m: Message) -> Fields:
     return party.sign_policy(agent.root / "identity", str(m["policy"]))
 
 
-def relay(agent: Agent, console: Console, m: Message) -> Fields | None:
+def relay(agent: AgentPort, console: Console, m: Message) -> Fields | None:
     run, action = files.checked_run_id(str(m["run"])), str(m["action"])
     if action == "start":
         agent.relays.start(run, m.get("config") or {})
@@ -192,7 +192,7 @@ def relay(agent: Agent, console: Console, m: Message) -> Fields | None:
     raise ConfigError(f"unknown relay action {action!r}", "start or stop")
 
 
-def relink(agent: Agent, console: Console, m: Message) -> Fields:
+def relink(agent: AgentPort, console: Console, m: Message) -> Fields:
     """Tell the run's workers on this pod where their relay is now; they go on there by themselves."""
     run, link = files.checked_run_id(str(m["run"])), dict(m["link"])
     for key in link:
@@ -208,24 +208,24 @@ def relink(agent: Agent, console: Console, m: Message) -> Fields:
     return {"told": len(agent.workers.live(run))}
 
 
-def probe_pod(agent: Agent, console: Console, m: Message) -> Fields | None:
-    agent.await_probe(probe.GpuQuery(), (wire.PROBE, str(m.get("nonce", ""))))
+def probe_pod(agent: AgentPort, console: Console, m: Message) -> Fields | None:
+    agent.await_probe(pod_probe.GpuQuery(), (wire.PROBE, str(m.get("nonce", ""))))
     return None
 
 
-def lease(agent: Agent, console: Console, m: Message) -> Fields:
+def lease(agent: AgentPort, console: Console, m: Message) -> Fields:
     ttl = float(m["ttl_s"])
     console.lease_s = ttl
     agent.lease.renew(ttl, console.holder, time.monotonic())
     return {"ttl_s": ttl}
 
 
-def stop(agent: Agent, console: Console, m: Message) -> Fields | None:
+def stop(agent: AgentPort, console: Console, m: Message) -> Fields | None:
     agent.begin_stop(float(m.get("grace_s", 10.0)), (wire.STOP, str(m.get("nonce", ""))))
     return None
 
 
-OPS: Final[Mapping[str, Callable[[Agent, Console, Message], Fields | None]]] = {
+OPS: Final[Mapping[str, Callable[[AgentPort, Console, Message], Fields | None]]] = {
     wire.HELLO: hello,
     wire.WATCH: watch,
     wire.UNWATCH: unwatch,

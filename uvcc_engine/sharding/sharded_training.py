@@ -23,28 +23,28 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import losses
 from uvcc_engine.model.additive import settle_protocol
-from uvcc_engine.model.digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.functions import exp_scale
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import ModelSpec, initial_weights
+from uvcc_engine.model.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.training import StepResult
 from uvcc_engine.mpc.arithmetic import add, mul_public_protocol, public, sub
 from uvcc_engine.mpc.opening import open_ring_protocol
-from uvcc_engine.mpc.runtime import MpcProtocol, Progress, Runtime, par
+from uvcc_engine.mpc.runtime import MpcProtocol, ProtocolProgress, Runtime, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.parallel.group import OnEvent
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Intake, Pipe, Record
+from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Pipe, PipelineReceiver, Record
 from uvcc_engine.parallel.schedule import one_f_one_b
-from uvcc_engine.plane.api import Nudged, WatchedPlane
+from uvcc_engine.plane.api import Wakeable, WatchedPlane
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding.gradients import Gradients
-from uvcc_engine.sharding.layout import bounds
 from uvcc_engine.sharding.microbatches import MainRuntime, StreamRuntimes, in_flight, stream_of
 from uvcc_engine.sharding.overlap import Overlap, Passage
+from uvcc_engine.sharding.partition import bounds
 from uvcc_engine.sharding.stage import build_stage
-from uvcc_engine.sharding.tensor_parallel import Pass, backward_protocol, forward_protocol, my_rows
+from uvcc_engine.sharding.stage_passes import Pass, backward_protocol, forward_protocol, my_rows
 
 __all__ = ["Learner", "ParallelTrainer", "stream_of"]
 
@@ -115,7 +115,7 @@ class ParallelTrainer:
         self._pipe = Pipe(groups.pp, groups.pp_back, record)
         if not isinstance(main.plane, WatchedPlane):
             raise ConfigError("this plane cannot say what has arrived", "train several microbatches on another")
-        self._nudge = main.plane.nudge if isinstance(main.plane, Nudged) else _nobody
+        self._wake = main.plane.wake if isinstance(main.plane, Wakeable) else _nobody
         self._depth = min(in_flight(os.environ), size.microbatches)
         self._overlap = Overlap(main.plane, self._depth, groups.tp)
         self._passes: dict[int, Pass] = {}
@@ -184,7 +184,7 @@ class ParallelTrainer:
         size, device = self._groups.place.topology, self._runtimes.main.device
         count = size.microbatches
         sources = {
-            direction: None if at_end else Intake(self._pipe, direction, count, device, self._nudge)
+            direction: None if at_end else PipelineReceiver(self._pipe, direction, count, device, self._wake)
             for direction, at_end in ((FORWARD, self._pipe.first), (BACKWARD, self._pipe.last))
         }
         for direction, m in one_f_one_b(self._groups.pp.index, size.stages, count, self._depth):
@@ -199,8 +199,8 @@ class ParallelTrainer:
             )
 
     def _start(
-        self, steps: PassSteps, direction: str, m: int, rows: Tensor, source: Intake | None, gantt: Gantt
-    ) -> Progress[Share | None]:
+        self, steps: PassSteps, direction: str, m: int, rows: Tensor, source: PipelineReceiver | None, gantt: Gantt
+    ) -> ProtocolProgress[Share | None]:
         incoming = None
         if source is not None:
             both = source.take(m)
@@ -390,5 +390,5 @@ def _nothing_protocol() -> MpcProtocol[None]:
     yield  # a generator like its siblings
 
 
-def _arrived(source: Intake | None, microbatch: int) -> bool:
+def _arrived(source: PipelineReceiver | None, microbatch: int) -> bool:
     return source is None or source.arrived(microbatch)

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from uvcc_engine.contract import host
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.config import ModelConfig
-from uvcc_engine.nsa.layout import forget
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
+from uvcc_engine.nsa.visibility import forget
 from uvcc_engine.train.config import LMConfig
 
 MIB: Final = 1 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.agent.lines import LineBuffer
-from uvcc_engine.agent.tail import Batch, RunTail, Skipped
+from uvcc_engine.agent.tail import LineBatch, RunTail, Skipped
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ProtocolError
 
@@ -120,14 +120,14 @@ class Console:
         if run not in self._tails or room <= _LEAST_ROOM or self.ended:
             return
         for found in self._tails[run].poll(room, finished=finished):
-            if isinstance(found, Batch):
+            if isinstance(found, LineBatch):
                 self._lines(run, found)
             elif isinstance(found, Skipped):
                 self.send({"op": wire.DROPPED, "run": run, "src": found.src, "n": found.n})
             else:
                 self.send({"op": wire.REWIND, "run": run, "src": found.src, "reason": found.reason})
 
-    def _lines(self, run: str, batch: Batch) -> None:
+    def _lines(self, run: str, batch: LineBatch) -> None:
         self._cursors[f"{run}/{batch.src}"] = (batch.ino, batch.off)
         self._seq += 1
         message = {"op": wire.LINES, "run": run, "src": batch.src, "ino": batch.ino, "off": batch.off}
