@@ -1,4 +1,4 @@
-"""``uvcc bench console|demo|journal``: measure, with the bar beside each figure."""
+"""``uvcc bench console|demo|journal``: measure, with the bar beside each figure, scaled to this machine's speed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--events", type=int, default=0, metavar="N", help="of the journal (journal: 10,000,000)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
+    from uvcc_console.bench.bars import BARS
     from uvcc_engine.contract import benchrows as rows
+    from uvcc_engine.contract import calibration
 
+    speed = calibration.measure()
     if args.what == "demo":
         from uvcc_console.bench.demo import bench
 
@@ -29,5 +32,6 @@ def run(argv: Sequence[str]) -> int:
         from uvcc_console.bench import console
 
         found = console.bench(args.runs)
+    found = calibration.with_bars(found, BARS, speed)
     sys.stdout.write((rows.to_json(found) if args.json else rows.to_text(found)) + "\n")
     return 0

@@ -15,15 +15,20 @@ from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.topology import PARTIES
 
 
+def one_core() -> dict[str, str]:
+    """The environment of a process that computes on one core."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
 def said_by(module: str, config: Mapping[str, Any], limit_s: float = 1800.0) -> list[Any]:
     """What ``python -m uvcc_engine.bench.<module> CONFIG PARTY`` printed. Raises UvccError if a party fails."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config))
         command = [sys.executable, "-m", f"uvcc_engine.bench.{module}", str(path)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
         parties = [
-            subprocess.Popen([*command, str(p)], stdout=subprocess.PIPE, text=True, env=env) for p in range(PARTIES)
+            subprocess.Popen([*command, str(p)], stdout=subprocess.PIPE, text=True, env=one_core())
+            for p in range(PARTIES)
         ]
         try:
             said = [party.communicate(timeout=limit_s)[0] for party in parties]

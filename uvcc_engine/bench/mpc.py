@@ -1,31 +1,46 @@
-"""``bench mpc``: secret-shared arithmetic and training steps, three processes over sealed direct links on this host."""
+"""``bench mpc``: secret-shared arithmetic and training steps, three processes over sealed direct links on this host.
+
+First the machine's own rates are measured: rows ``machine_*`` and ``ring_gemm_*``. Every row of seconds then stands
+beside the floor that they imply, and its bar is a multiple of that floor, so that it says the same on every machine.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import socket
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.bench import _machine, _mpc_peers
 from uvcc_engine.bench._parties import said_by
+from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.identity import Identity
 
-ROWS: Final = (
-    "matmul_1024",
-    "matmul_512",
-    "mul_1e6",
-    "drelu_1e6",
-    "relu_1e6",
-    "relu_1e6_k32",
-    "mlp_step",
-    "mlp_step_20ms",
-)
+DELAY_S: Final = 0.020
+# most times the machine's floor, most bytes per party, most rounds
+BARS: Final[dict[str, tuple[float, float, float]]] = {
+    "matmul_1024": (4.0, 14.1e6, 2),
+    "matmul_512": (4.0, 3.6e6, 2),
+    "mul_1e6": (6.0, 13.5e6, 2),
+    "drelu_1e6": (8.0, 14.5e6, 5),
+    "relu_1e6": (8.0, 25.1e6, 6),
+    "relu_1e6_k32": (8.0, 18.0e6, 5),
+    "mlp_step": (10.0, 4.4e6, 31),
+    "mlp_step_20ms": (1.2, 4.4e6, 31),
+}
+ROWS: Final = tuple(BARS)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_parties(rows: Sequence[str], runs: int) -> list[dict[str, Any]]:
@@ -46,53 +61,53 @@ def _addresses() -> dict[str, str]:
     return found
 
 
-def table(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows in the shape of every benchmark. A run took as long as its slowest party; so did the local arithmetic."""
-    out: list[dict[str, Any]] = []
+def table(measured: list[dict[str, Any]], machine: Mapping[str, list[float]], cores: int) -> list[Row]:
+    """Rows in the shape of every benchmark. A run took as long as its slowest party.
+
+    The reference of seconds is the floor that the machine's own rates imply for the three parties on their cores:
+    multiplications of matrix products at the double-precision rate, every byte sent enciphered, deciphered and copied
+    twice, and the delay of the rounds.
+    """
+    out: list[Row] = []
     for name in measured[0]:
         parts = [party[name] for party in measured]
         seconds = [max(run) for run in zip(*(p["seconds"] for p in parts), strict=True)]
-        floors = [max(run) for run in zip(*(p["floors"] for p in parts), strict=True)]
-        out.append(_row(name, "seconds", "s", seconds, statistics.median(floors) if floors else None))
-        out.append(_row(name, "bytes_per_party", "B", [sum(p["bytes"] for p in parts) / 3], None))
-        out.append(_row(name, "rounds", "rounds", [float(parts[0]["rounds"])], None))
+        sent = sum(p["bytes"] for p in parts)
+        work = parts[0]["products"] / statistics.median(machine["fp64_1024"])
+        work += sent * 2 * (1 / statistics.median(machine["aes"]) + 1 / statistics.median(machine["copy"]))
+        rounds = parts[0]["rounds"]
+        floor = work / min(cores, PARTIES) + (rounds * DELAY_S if name.endswith("_20ms") else 0.0)
+        most, most_bytes, most_rounds = BARS[name]
+        out.append(held(row(name, "seconds", "s", seconds, floor), most * floor))
+        out.append(held(row(name, "bytes_per_party", "B", [sent / PARTIES]), most_bytes))
+        out.append(held(row(name, "rounds", "rounds", [float(rounds)]), most_rounds))
     return out
 
 
-def _row(name: str, metric: str, unit: str, runs: list[float], reference: float | None) -> dict[str, Any]:
-    value = statistics.median(runs)
-    return {
-        "name": name,
-        "metric": metric,
-        "value": value,
-        "unit": unit,
-        "runs": len(runs),
-        "min": min(runs),
-        "max": max(runs),
-        "reference": reference,
-        "ratio": value / reference if reference else None,
-    }
-
-
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark. The reference of a row with matrix products is those products alone, at the same time."""
+    """Run the benchmark."""
     made = argparse.ArgumentParser(prog="bench mpc", description=__doc__)
     made.add_argument("--rows", default=",".join(ROWS), help="comma-separated row names")
     made.add_argument("--runs", type=int, default=5)
     made.add_argument("--json", action="store_true")
+    made.add_argument("--against", default="", metavar="PEERS", help=f"other systems, of {', '.join(_mpc_peers.PEERS)}")
     args = made.parse_args(argv)
     names = args.rows.split(",")
     unknown = sorted(set(names) - set(ROWS))
     if unknown:
         raise ConfigError(f"unknown row {unknown[0]!r}", f"one of: {', '.join(ROWS)}")
-    rows = table(run_parties(names, args.runs))
-    if args.json:
-        print(json.dumps(rows))
-        return 0
-    for r in rows:
-        ratio = f"  {r['ratio']:.2f} x local arithmetic" if r["ratio"] else ""
-        spread = f"({r['min']:.6g} .. {r['max']:.6g})"
-        print(f"{r['name']:16} {r['metric']:16} {r['value']:14.6g} {r['unit']:7} {spread}{ratio}")
+    peers = _mpc_peers.chosen(args.against)
+    cores = available_cores()
+    print(_machine.described(cores), file=sys.stderr)
+    rates = _machine.measured(args.runs)
+    ours = table(run_parties(names, args.runs), rates, cores)
+    rows = _machine.rows(rates) + ours
+    for peer in peers:
+        found, absent = peer.measured(names, args.runs)
+        if absent:
+            print(f"{peer.name}: {absent}", file=sys.stderr)
+        rows += _mpc_peers.compared(peer.name, found, ours)
+    print(to_json(rows) if args.json else to_text(rows))
     return 0
 
 

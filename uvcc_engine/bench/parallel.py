@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.bench._fleet import Fleet, Forker
+from uvcc_engine.bench._overlap import BAR as HIDDEN_BAR
 from uvcc_engine.bench._overlap import hidden_rows
 from uvcc_engine.bench._phase6 import phase6_rows
+from uvcc_engine.contract import calibration
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
+from uvcc_engine.contract.calibration import Bar
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.topology import PARTIES, Topology
 from uvcc_engine.model.job import PrivateJob
@@ -31,6 +34,13 @@ from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
 Stage = Sequence[Mapping[str, Any]]  # a stage's ticks: phase, start and end in seconds
 DP_BAR_S: Final = 2.0
 PP_BAR_S: Final = 1.0
+BUBBLE_BAR: Final = 0.15
+BARS: Final[calibration.Bars] = {
+    ("dp_init_p50", "p50"): Bar(DP_BAR_S, "python"),
+    ("pp_init_p50", "p50"): Bar(PP_BAR_S, "python"),
+    ("bubble_s4_m32", "share"): Bar(BUBBLE_BAR),
+    ("hidden_20ms", "share"): Bar(HIDDEN_BAR, at_least=True),
+}
 PARTS: Final = ("init", "bubble", "hidden")
 PHASE6: Final = "phase6"
 _LATENCY_S: Final = 0.02
@@ -123,6 +133,8 @@ def main(argv: list[str]) -> int:
         PHASE6: lambda: phase6_rows(2),
     }
     wanted = (*PARTS, PHASE6) if args.phase6 else PARTS
+    speed = calibration.measure()
     rows = [r for name in ((args.only,) if args.only else wanted) for r in parts[name]()]
+    rows = calibration.with_bars(rows, BARS, speed)
     print(to_json(rows) if args.json else to_text(rows))
     return 0

@@ -16,7 +16,9 @@ from typing import Final
 
 from uvcc_engine.bench import _share
 from uvcc_engine.bench._rehearsal import make_policy, rehearse, revealed
+from uvcc_engine.contract import calibration
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
+from uvcc_engine.contract.calibration import Bar
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript import kinds
@@ -28,6 +30,11 @@ from uvcc_engine.transcript.verifier import Certificate, verify
 _SID: Final = hashlib.sha256(b"bench").digest()
 _EPOCH_LEAVES: Final = 65_536  # of one worker
 _KEYS: Final = {"own_key": bytes(32), "pair_keys": {1: b"1" * 32, 2: b"2" * 32}}
+BARS: Final[calibration.Bars] = {
+    ("transcript.verify", "rate"): Bar(100_000, "python", at_least=True),
+    **{(f"transcript.step.{job}.recording", "share"): Bar(_share.BAR) for job in _share.JOBS},
+    **{(f"transcript.step.{job}.agreeing", "share"): Bar(_share.BAR) for job in _share.JOBS},
+}
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -193,6 +200,7 @@ def main(argv: Sequence[str]) -> int:
     if args.only:
         print(json.dumps(verifier_pass(args.only)))
         return 0
+    speed = calibration.measure()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = [record_rate(folder, min(args.leaves, 20_000), size, args.runs) for size in (64, 4096, 1 << 16)]
@@ -200,6 +208,7 @@ def main(argv: Sequence[str]) -> int:
         rows += [r for job in jobs for r in _share.share_rows(job, args.rounds)]
         rows.append(epoch_memory(folder, args.leaves))
         rows += verify_rate(folder / "run", args.leaves, args.runs)
+    rows = calibration.with_bars(rows, BARS, speed)
     if args.json:
         print(to_json(rows))
     else:

@@ -18,7 +18,7 @@ def test_rows_carry_medians_and_ratios() -> None:
     assert (found.value, found.min, found.max, found.runs) == (3.0, 2.0, 4.0, 3)
     assert found.ratio == pytest.approx(0.15)
     assert set(json.loads(rows.to_json([found]))[0]) == {
-        "name", "metric", "value", "unit", "runs", "min", "max", "reference", "ratio",
+        "name", "metric", "value", "unit", "runs", "min", "max", "reference", "ratio", "bar", "met",
     }  # fmt: skip
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from uvcc_engine.bench import _machine as machine
 from uvcc_engine.bench import _mpc_party as party_side
+from uvcc_engine.bench import _mpc_peers as peers
 from uvcc_engine.bench import mpc as bench
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.local import LocalPlanes
@@ -62,23 +66,125 @@ def test_a_delayed_plane_delivers_late() -> None:
     assert struct.unpack("<d", inner[:8])[0] >= begun
 
 
+MACHINE = {f"fp64_{n}": [1e9, 3e9, 2e9] for n in (128, 512, 1024)} | {
+    "ring_1024": [5e8], "ring_1024_transposed": [4.4e8], "ring_512": [5e8],
+    "ring_128": [3e8], "aes": [1e9], "copy": [1e9],
+}  # fmt: skip
+
+
+def prepare(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    measured = [{name: {"seconds": [1.0, 2.0, 9.0], "products": 8 * 10**9, "rounds": 2, "bytes": p}} for p in range(3)]
+    measured[1][name]["seconds"] = [3.0, 1.0, 1.0]
+    monkeypatch.setattr(bench, "run_parties", lambda rows, runs: measured)
+    monkeypatch.setattr(bench._machine, "measured", lambda runs: MACHINE)
+    monkeypatch.setattr(bench, "available_cores", lambda: 2)
+
+
 def test_rows_take_the_slowest_party_and_the_median_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured = [
-        {"matmul_512": {"seconds": [1.0, 2.0, 9.0], "floors": [0.5] * 3, "rounds": 2, "bytes": 30 * p}}
-        for p in range(3)
-    ]
-    measured[1]["matmul_512"]["seconds"] = [3.0, 1.0, 1.0]
-    monkeypatch.setattr(bench, "run_parties", lambda rows, runs: measured)
+    prepare(monkeypatch, "matmul_512")
     assert bench.main(["--rows", "matmul_512", "--json"]) == 0
-    seconds, sent, rounds = json.loads(capsys.readouterr().out)
-    assert (seconds["metric"], seconds["value"], seconds["min"], seconds["max"]) == ("seconds", 3.0, 2.0, 9.0)
-    assert (seconds["reference"], seconds["ratio"], seconds["runs"]) == (0.5, 6.0, 3)
-    assert (sent["metric"], sent["value"], sent["unit"]) == ("bytes_per_party", 30.0, "B")
-    assert (rounds["metric"], rounds["value"]) == ("rounds", 2.0)
+    rows = {(r["name"], r["metric"]): r for r in json.loads(capsys.readouterr().out)}
+    seconds, sent = rows["matmul_512", "seconds"], rows["matmul_512", "bytes_per_party"]
+    assert (seconds["value"], seconds["min"], seconds["max"], seconds["runs"]) == (3.0, 2.0, 9.0, 3)
+    # 8e9 products at 2e9 a second on two cores, and three bytes
+    assert seconds["reference"] == pytest.approx(2.0)
+    assert seconds["ratio"] == pytest.approx(1.5)
+    assert (sent["value"], sent["unit"], sent["met"]) == (1.0, "B", True)
+    assert rows["matmul_512", "rounds"]["value"] == 2.0
     assert bench.main(["--rows", "matmul_512"]) == 0
-    assert "6.00 x local arithmetic" in capsys.readouterr().out
+    assert "1.50 of 2" in capsys.readouterr().out
+
+
+def test_the_delay_of_the_rounds_is_part_of_the_floor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(monkeypatch, "mlp_step_20ms")
+    assert bench.main(["--rows", "mlp_step_20ms", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert next(r for r in rows if r["metric"] == "seconds")["reference"] == pytest.approx(2.04)
+
+
+def test_the_machine_has_rows_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(monkeypatch, "mul_1e6")
+    assert bench.main(["--rows", "mul_1e6", "--json"]) == 0
+    rows = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
+    assert {"machine_fp64_gemm", "machine_aes", "machine_copy"} <= set(rows)
+    plain, transposed, small = (rows[f"ring_gemm_{n}"] for n in ("1024", "1024_transposed", "128"))
+    assert (plain["reference"], plain["ratio"], plain["bar"], plain["met"]) == (2.0, 0.25, 0.4, True)
+    assert (transposed["bar"], transposed["met"]) == (0.45, False)
+    assert (small["bar"], small["met"]) == (0.4, False)
+
+
+def test_the_rates_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(machine, "_SIZES", (8, 16))
+    monkeypatch.setattr(machine, "_LEAST_S", 0.0)
+    honest = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda n, **more: honest(min(n, 4096), **more))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    assert machine.main(["2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"fp64_8", "ring_8", "fp64_16", "ring_16", "ring_1024_transposed", "aes", "copy"}
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in found.values())
+
+
+def test_absent_peers_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(monkeypatch, "mul_1e6")
+    monkeypatch.delenv(peers.SPU_PYTHON, raising=False)
+    monkeypatch.setenv(peers.MPSPDZ, "/nowhere/at/all")
+    assert bench.main(["--rows", "mul_1e6", "--against", "spu,mpspdz"]) == 0
+    said = capsys.readouterr().err
+    assert "spu: absent" in said
+    assert "mpspdz: absent" in said
+    with pytest.raises(ConfigError, match="abacus"):
+        bench.main(["--against", "spu,abacus"])
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_peer_stands_beside_our_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prepare(monkeypatch, "matmul_512")
+    said = "import json, sys\nprint(json.dumps({r: [5.0, 7.0, 6.0] for r in sys.argv[2].split(',')}))\n"
+    monkeypatch.setenv(peers.SPU_PYTHON, str(script(tmp_path / "python", said)))
+    assert bench.main(["--rows", "matmul_512", "--json", "--against", "spu"]) == 0
+    rows = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
+    assert rows["matmul_512_spu"]["value"] == 6.0
+    assert rows["matmul_512_to_spu"]["value"] == 0.5
+    assert (rows["matmul_512_to_spu"]["bar"], rows["matmul_512_to_spu"]["met"]) == (0.4, False)
+
+
+@pytest.mark.parametrize("text", ["print('[1]')", "raise SystemExit('no ring')", "print('{')", ""])
+def test_a_peer_that_fails_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
+) -> None:
+    prepare(monkeypatch, "matmul_512")
+    monkeypatch.setenv(peers.SPU_PYTHON, str(script(tmp_path / "python", text)))
+    assert bench.main(["--rows", "matmul_512", "--against", "spu"]) == 0
+    assert "spu: " in capsys.readouterr().err
+
+
+def test_mp_spdz_is_compiled_run_and_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prepare(monkeypatch, "matmul_512")
+    script(tmp_path / "compile.py", "import sys\nassert sys.argv[1:3] == ['-R', '64'], sys.argv\nopen(sys.argv[3])\n")
+    party = "import sys\nassert sys.argv[-1] == 'uvcc_bench-matmul-512-5-trunc_pr-split3', sys.argv\n"
+    script(
+        tmp_path / "replicated-ring-party.x",
+        party + "print('Time = 9 seconds\\nTime1 = 10.5 seconds (3 MB, 9 rounds)')",
+    )
+    monkeypatch.setenv(peers.MPSPDZ, str(tmp_path))
+    assert bench.main(["--rows", "matmul_512", "--json", "--against", "mpspdz"]) == 0
+    rows = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
+    assert rows["matmul_512_mpspdz"]["value"] == pytest.approx(2.1)
+    assert rows["matmul_512_to_mpspdz"]["met"] is False
 
 
 def test_an_unknown_row_is_refused() -> None:

@@ -23,6 +23,8 @@ def test_a_row_is_a_median_and_its_ratio() -> None:
         "max": 3.0,
         "reference": 4.0,
         "ratio": 0.5,
+        "bar": None,
+        "met": None,
     }
     assert json.loads(to_json([made])) == [asdict(made)]
     assert "msg/s" in to_text([made])
@@ -38,14 +40,20 @@ def measure(capsys: pytest.CaptureFixture[str], *parts: str) -> dict[tuple[str, 
 
 def test_the_direct_rows_are_held_against_the_echo(capsys: pytest.CaptureFixture[str]) -> None:
     rows = measure(capsys, "direct")
-    assert set(rows) == {("direct_1m", "rate"), ("direct_rtt_1k", "p50"), ("direct_rtt_1k", "p99")}
-    assert all(r["value"] > 0 and r["reference"] > 0 and r["ratio"] > 0 for r in rows.values())
+    ours = {at: r for at, r in rows.items() if not at[0].startswith("machine_")}
+    assert set(ours) == {("direct_1m", "rate"), ("direct_rtt_1k", "p50"), ("direct_rtt_1k", "p99")}
+    assert all(r["value"] > 0 and r["reference"] > 0 and r["ratio"] > 0 for r in ours.values())
+    big, aes = rows["direct_1m", "rate"], rows["machine_aes", "rate"]
+    assert big["bar"] == pytest.approx(plane.SEALED_SHARE * aes["value"])
+    assert big["met"] == (big["value"] >= big["bar"])
+    speed = {name: rows[name, "rate"]["ratio"] for name in ("machine_python", "machine_copy", "machine_append")}
+    assert rows["direct_rtt_1k", "p50"]["bar"] == pytest.approx(120 / speed["machine_python"])
 
 
 @pytest.mark.slow
 def test_the_relay_rows_have_the_agreed_names(capsys: pytest.CaptureFixture[str]) -> None:
     rows = measure(capsys, "relay", "idle")
-    assert set(rows) == {
+    assert {at for at in rows if not at[0].startswith("machine_")} == {
         ("relay_http_1k", "rate"),
         ("relay_stream_1k", "rate"),
         ("relay_stream_1m", "rate"),

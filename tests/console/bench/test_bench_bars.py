@@ -1,0 +1,18 @@
+"""Every figure of the console's benchmarks has a bar, or is said to have none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from uvcc_console import bench
+from uvcc_console.bench.bars import BARS
+
+WITHOUT = {("halt_dispatch_ui", "p50"), ("halt_dispatch_sidecar", "p50"), ("journal", "bytes")}
+COMMANDS = {(name, "seconds") for name in ("status", "runs", "pods")}  # named by their words
+
+
+def test_every_row_has_its_bar() -> None:
+    text = "\n".join(p.read_text() for p in Path(bench.__file__).parent.glob("*.py"))
+    rows = set(re.findall(r'\brow\(\s*"(\w+)",\s*"(\w+)"', text)) | COMMANDS
+    assert rows == set(BARS) | WITHOUT
