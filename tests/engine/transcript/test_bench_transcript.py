@@ -12,7 +12,7 @@ from uvcc_engine.bench.transcript import main
 def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--runs", "1", "--leaves", "2000", "--rounds", "2", "--jobs", "demo_direct", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    shape = {"name", "metric", "value", "unit", "runs", "min", "max", "reference", "ratio"}
+    shape = {"name", "metric", "value", "unit", "runs", "min", "max", "reference", "ratio", "bar", "met"}
     assert all(set(r) == shape and r["min"] <= r["value"] <= r["max"] for r in rows)
     by_name = {r["name"]: r for r in rows}
     assert set(by_name) == {
@@ -26,7 +26,9 @@ def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
         "transcript.epoch.memory",
         "transcript.verify",
         "transcript.verify.memory",
+        *(f"machine_{what}" for what in ("python", "copy", "append")),
     }
+    assert by_name["transcript.verify"]["met"] is not None
     assert by_name["transcript.verify"]["unit"] == "leaves/s"
     assert by_name["transcript.verify.memory"]["value"] < 100e6
     assert 0.0 < by_name["transcript.step.demo_direct.recording_cpu"]["value"] < 1.0
