@@ -19,6 +19,7 @@ from uvcc_console.core import kept
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.outside import moment
 
 BUSY_S = 10.0
 KEEP_AFTER = 2_000  # events that a reader folded: from here on a kept snapshot pays
@@ -109,6 +110,17 @@ class Journal:
         except sqlite3.DatabaseError as e:
             raise UnreadableError(f"journal {self.path}: {e}", "the file is no journal, or it is damaged") from e
         return int(row[0])
+
+    def newest(self) -> tuple[int, float]:
+        """Number and time of the newest row; (0, 0.0) where there is none or the row has no time.
+
+        Raises UnreadableError if the file is no journal.
+        """
+        try:
+            row = self._db.execute("SELECT seq, ts FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+        except sqlite3.DatabaseError as e:
+            raise UnreadableError(f"journal {self.path}: {e}", "the file is no journal, or it is damaged") from e
+        return (int(row[0]), moment(row[1]) or 0.0) if row else (0, 0.0)
 
     def mark(self, seq: int) -> str:
         """What tells this journal at this row from another: the first row's time and that row's; empty without them."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from uvcc_console.core import events as ev
 from uvcc_console.core import odd
 from uvcc_console.core.measures import extended, measured
-from uvcc_console.core.reducing import LOG_KEEP, logged, put
+from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
 from uvcc_engine.contract.outside import hint_of, whole
 
@@ -24,7 +24,7 @@ def _worker_of(s: Snapshot, coord: str) -> WorkerView:
 def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
     r, old = e.record, _worker_of(s, e.coord)
     step = odd.step_of(r)
-    w = replace(
+    w = changed(
         old,
         pod=e.pod,
         phase=str(r.get("phase", "")),
@@ -33,15 +33,15 @@ def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
         step_ts=e.ts if step != old.step or r.get("phase") != old.phase else old.step_ts,
         beat=MappingProxyType(dict(r)),
     )
-    s = replace(s, workers=put(s.workers, e.coord, w))
+    s = changed(s, workers=put(s.workers, e.coord, w))
     found = measured(old, r, step)
-    return replace(s, series=extended(s.series, e.coord, step, found)) if found and step > old.step >= 0 else s
+    return changed(s, series=extended(s.series, e.coord, step, found)) if found and step > old.step >= 0 else s
 
 
 def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
     prefix = "" if e.split == "train" else f"{e.split}_"
     values = {prefix + name: value for name, value in e.values.items()}
-    return replace(s, series=extended(s.series, e.coord, e.step, values))
+    return changed(s, series=extended(s.series, e.coord, e.step, values))
 
 
 def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
@@ -69,19 +69,19 @@ def _telemetry(s: Snapshot, e: ev.Telemetry) -> Snapshot:
     pod = s.pods.get(e.pod)
     if pod is None:
         return s
-    return replace(s, pods=put(s.pods, e.pod, replace(pod, disk=pod.disk.append(e.ts, e.disk_free_mib))))
+    return changed(s, pods=put(s.pods, e.pod, changed(pod, disk=pod.disk.append(e.ts, e.disk_free_mib))))
 
 
 def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
     new = tuple(LogEntry(e.ts, "debug", f"{e.pod}/{e.src}", line) for line in e.lines[-LOG_KEEP:])
-    return replace(s, log=(*s.log, *new)[-LOG_KEEP:])
+    return changed(s, log=(*s.log, *new)[-LOG_KEEP:])
 
 
 def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
-    w = replace(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
+    w = changed(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
     if e.state == "started":
-        w = replace(w, error="", hint="")
-    s = replace(s, workers=put(s.workers, e.coord, w))
+        w = changed(w, error="", hint="")
+    s = changed(s, workers=put(s.workers, e.coord, w))
     if e.state != "exited":
         return s
     how = f"killed by {e.signal}" if e.signal else f"exit {e.rc}"
@@ -89,17 +89,17 @@ def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
 
 
 def _root(s: Snapshot, e: ev.RootReported) -> Snapshot:
-    w = replace(_worker_of(s, e.coord), root_epoch=e.epoch, root=e.root)
+    w = changed(_worker_of(s, e.coord), root_epoch=e.epoch, root=e.root)
     known = {a.epoch: a for a in s.agreement}
     a = known.get(e.epoch, EpochAgreement(e.epoch))
-    known[e.epoch] = replace(
+    known[e.epoch] = changed(
         a, roots=put(a.roots, e.coord, e.root), pairs=put(a.pairs, e.coord, MappingProxyType(dict(e.pairs)))
     )
     kept = tuple(known[k] for k in sorted(known)[-AGREEMENT_KEEP:])
-    s = replace(s, workers=put(s.workers, e.coord, w), agreement=kept)
+    s = changed(s, workers=put(s.workers, e.coord, w), agreement=kept)
     expected = 3 * _replicas(s) * s.pipeline_stages * s.tensor
     if len(known[e.epoch].roots) == expected and not disagreement(known[e.epoch]):
-        s = replace(s, agreed_epoch=max(s.agreed_epoch, e.epoch))
+        s = changed(s, agreed_epoch=max(s.agreed_epoch, e.epoch))
     return s
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core import odd, reported_state
 from uvcc_console.core.event_base import JOURNALLED
-from uvcc_console.core.reducing import LOG_KEEP, logged, put
+from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
     FlightView,
@@ -332,7 +332,7 @@ def reduce(s: Snapshot, e: ev.Event, seq: int | None = None) -> Snapshot:
             if odd.strict() and not isinstance(error, odd.OddRecord):
                 raise
             s = _malformed(s, _unusable(e, error))
-    return replace(s, updated=max(s.updated, e.ts), seq=seq if seq is not None else s.seq + 1)
+    return changed(s, updated=max(s.updated, e.ts), seq=seq if seq is not None else s.seq + 1)
 
 
 def _unusable(e: ev.Event, error: Exception) -> ev.Malformed:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import time
 from pathlib import Path
 
 import pytest
 from ui_journals import Story
 
+from uvcc_console.bench import feeder
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.reducing import changed
 from uvcc_console.core.state import fold
 from uvcc_console.ui.source import JournalSource, JournalWriter, ReplaySource
 from uvcc_engine.contract.errors import UnreadableError
@@ -103,3 +107,50 @@ def test_playing_takes_the_speed_and_stops_at_the_end(recorded: tuple[Story, Pat
     source.toggle()
     assert source.playing
     assert source.now() == source.start
+
+
+def test_catching_up_is_bounded_by_processor_time_not_by_the_clock(recorded: tuple[Story, Path]) -> None:
+    story, path = recorded
+    source = JournalSource(path, budget_s=0.03, used=lambda: 0.0)  # the machine gives us no turn: no time is used
+    source.poll()
+    assert not source.behind
+    assert source.snapshot.status == fold(story.events).status
+
+
+def test_while_it_is_behind_the_time_is_that_of_the_picture(tmp_path: Path) -> None:
+    story = Story().full(40)
+    path = story.write(tmp_path / "run") / "journal.sqlite"
+    source = JournalSource(path, clock=lambda: story.now + 300.0, budget_s=0.0)
+    source.poll()
+    first = source.snapshot.updated
+    assert source.behind
+    assert source.behind_s == pytest.approx(story.now - first)
+    assert source.now() == first
+    while source.behind:
+        source.poll()
+    assert (source.behind_s, source.now()) == (0.0, story.now + 300.0)
+
+
+def test_a_record_changed_quickly_is_what_replace_makes_of_it() -> None:
+    s = fold(Story().full(3).events)
+    assert changed(s, seq=7, detail="x") == dataclasses.replace(s, seq=7, detail="x")
+    worker = next(iter(s.workers.values()))
+    assert changed(worker, step=9) == dataclasses.replace(worker, step=9)
+    with pytest.raises(KeyError):
+        changed(s, no_such_field=1)
+
+
+def test_an_hour_of_twenty_four_pods_is_folded_in_seconds_of_processor_time(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    count = journal.append(*feeder.opening(24))
+    step = 0
+    while count < 16_810:
+        step += 1
+        count = journal.append(*feeder.beat(24, step), *feeder.lines(24, 24, step))
+    journal.close()
+    source = JournalSource(path, budget_s=60.0)
+    before = time.process_time()
+    source.poll()
+    assert source.snapshot.seq == count
+    assert time.process_time() - before <= 2.5
