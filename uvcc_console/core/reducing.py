@@ -32,11 +32,12 @@ def changed(record: R, **new: Any) -> R:
 
     Raises KeyError for a field that it does not have.
     """
-    read, places, setters = _made_of(type(record))
+    kind: Any = type(record)
+    read, places, setters = _made_of(kind)
     values = list(read(record))
     for name, value in new.items():
         values[places[name]] = value
-    made: R = object.__new__(type(record))
+    made: R = object.__new__(kind)
     for put_into, value in zip(setters, values, strict=True):
         put_into(made, value)
     return made

@@ -41,6 +41,10 @@ class Series:
     def ys(self) -> array[float]:
         return self._ys[: self._n]
 
+    def recent(self, n: int) -> array[float]:
+        """The last ``n`` values of y."""
+        return self._ys[max(0, self._n - n) : self._n]
+
     def __len__(self) -> int:
         return self._n
 

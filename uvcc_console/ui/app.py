@@ -13,10 +13,12 @@ from textual.binding import Binding, BindingType
 from uvcc_console.ui.base import ascii_wanted
 from uvcc_console.ui.commands import Commands, tell
 from uvcc_console.ui.forwarding import forward
+from uvcc_console.ui.frames import Frames
 from uvcc_console.ui.keys import ACTIONS, Action, bindings, footer
+from uvcc_console.ui.lamps import Watchman
 from uvcc_console.ui.notify import Notifier, operators_program
 from uvcc_console.ui.palette import ActionProvider
-from uvcc_console.ui.processes import conducted
+from uvcc_console.ui.processes import CONDUCTOR, HALTD
 from uvcc_console.ui.rechecks import Rechecks
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
@@ -54,7 +56,9 @@ class UvccApp(RunConsole):
         self.notifier = Notifier(partial(tell, self), operators_program() if writer else None)
         self._hold = hold
         self._tick_s = tick_s
-        self._drawn: tuple[int, int, str] = (-1, -1, "")
+        self._drawn: tuple[object, ...] = ()
+        self._frames = Frames()
+        self._watch = {CONDUCTOR: Watchman(), HALTD: Watchman()}
 
     def get_default_screen(self) -> RunScreen:
         return self.main
@@ -71,26 +75,34 @@ class UvccApp(RunConsole):
             self.action_do("halt")
 
     def tick(self) -> None:
-        """Fold what is new and repaint what that changes; ten times a second, and at once after an action."""
-        lines = self.source.poll()
+        """Fold what is new and repaint what that changes; ten times a second, and at once after an action.
+
+        Catching up goes before painting: keys first, then the next part, and a picture twice a second.
+        """
+        self._frames.take(self.source.poll())
+        if self.source.behind:
+            self.set_timer(0.005, self.tick)
+        if not self._frames.due(self.source.behind):
+            return
+        lines = self._frames.give()
         now = self.now()
         pace = 10 if holding(self.snap, now) is not None else 1
         before = self.rechecks.changed
-        changed = self.rechecks.look(self.snap, now)
-        state = (self.snap.seq, int(now * pace), self._replay_note())
+        changed = before if self.source.behind else self.rechecks.look(self.snap, now)
+        state = (self.snap.seq, int(now * pace), self._replay_note(), self.behind_s, self.conductor, self.sidecar)
         if state != self._drawn or lines is None or changed != before:
             self._drawn = state
             self.redraw()
         if lines is None or lines:
             self.main.log_lines(lines)
-        if self.source.behind:  # catching up: keys first, then the next part
-            self.set_timer(0.005, self.tick)
-        else:
+        if not self.source.behind:
             self.notifier.look(self.snap, now, changed)
 
     def check_processes(self) -> None:
-        """See once a second whether somebody conducts the run."""
-        self.conducted = conducted(self.processes, self.snap, self.now())
+        """See once a second whether somebody conducts the run and somebody could halt it."""
+        seq, behind = self.snap.seq, self.source.behind
+        self.conductor = self._watch[CONDUCTOR].look(self.processes.lamp(CONDUCTOR), seq, behind)
+        self.sidecar = self._watch[HALTD].look(self.processes.lamp(HALTD), seq, behind)
 
     def redraw(self) -> None:
         if not self.main.ready:
@@ -104,7 +116,9 @@ class UvccApp(RunConsole):
             filter=self.filter,
             run_dir=str(self.run_dir),
             utc=self.utc,
-            conducted=self.conducted,
+            conductor=self.conductor,
+            sidecar=self.sidecar,
+            behind_s=self.behind_s,
             changed=self.rechecks.changed,
         )
         self.main.show(view, footer(self.context()))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from textual.binding import Binding
 
 from uvcc_console.core import triage
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.condition import Judgement, judge, undecided
+from uvcc_console.ui.lamps import DEAD, Lamp
 from uvcc_console.ui.panels import panels
 
 
@@ -20,7 +22,13 @@ class Context:
     has_run: bool = True
     readonly: bool = False
     replay: bool = False
-    conducted: bool = True
+    conductor: Lamp = field(default_factory=Lamp)
+    behind_s: float = 0.0
+
+    @property
+    def judgement(self) -> Judgement:
+        """What is true of the run now."""
+        return judge(self.snap, conductor=self.conductor, behind_s=self.behind_s)
 
 
 SKIPPABLE = ("drill", "gate")
@@ -75,22 +83,14 @@ def _open(c: Context) -> str:
     return f"the run has ended ({c.snap.status.replace('_', ' ')}); start a new one" if c.snap.ended else ""
 
 
-def _undecided(s: Snapshot) -> bool:
-    return s.stage is not None and s.stage.status in ("waiting", "failed")
-
-
 def _resume(c: Context) -> str:
-    if why := _open(c):
-        return why
-    if _undecided(c.snap) or not c.conducted:
-        return ""
-    return f"the run is {c.snap.status.replace('_', ' ')}, not halted"
+    return _open(c) or c.judgement.resume
 
 
 def _retry(c: Context) -> str:
     if why := _open(c):
         return why
-    return "" if _undecided(c.snap) else "no stage has failed"
+    return "" if undecided(c.snap) else "no stage has failed"
 
 
 def _skip(c: Context) -> str:
@@ -102,7 +102,10 @@ def _skip(c: Context) -> str:
 
 
 def _teardown(c: Context) -> str:
-    return _open(c)
+    if why := _open(c):
+        return why
+    frozen = c.judgement.name == "frozen"
+    return f"{c.judgement.resume}: uvcc teardown {c.snap.run} makes it give way" if frozen else ""
 
 
 def _halt(c: Context) -> str:
@@ -123,8 +126,10 @@ def _pods(c: Context) -> str:
     """What goes through the conductor to a pod's agent."""
     if why := _open(c):
         return why
-    if not c.conducted:
+    if c.conductor.state == DEAD:
         return "nobody conducts this run: r takes it up"
+    if not c.conductor.well:
+        return c.judgement.resume
     agents = any(p.state == "agent" for p in c.snap.pods.values())
     return "" if agents else "no pod has an agent yet"
 

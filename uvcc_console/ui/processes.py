@@ -1,16 +1,15 @@
-"""The run's own processes as the console sees them: whether they live, and starting them when a wish needs them."""
+"""The run's own processes as the console sees them: whether they move, and starting them when a wish needs them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Protocol
 
-from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.lamps import DEAD, FROZEN, STARTING, Lamp
 from uvcc_engine.contract.errors import UvccError
 
 CONDUCTOR, HALTD = "conductor", "haltd"
 ADOPTS = ("resume", "teardown")
-START_S = 5.0
 
 
 class Processes(Protocol):
@@ -18,6 +17,9 @@ class Processes(Protocol):
 
     def alive(self, name: str) -> bool:
         """Whether exactly that process lives."""
+
+    def lamp(self, name: str) -> Lamp:
+        """Whether it moves, starts (it has left no record yet), is frozen, or is dead."""
 
     def start(self, name: str, *args: str) -> None:
         """Start it detached. Raises UvccError."""
@@ -29,22 +31,30 @@ class RunProcesses:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
 
+    def _name(self, name: str) -> str:
+        """In a domain's console another console conducts the run: here its sidecar counts."""
+        return HALTD if name == CONDUCTOR and (self._run_dir / "domain.json").exists() else name
+
     def alive(self, name: str) -> bool:
         from uvcc_console.runs import processes
 
-        if name == CONDUCTOR and (self._run_dir / "domain.json").exists():
-            name = HALTD  # a domain's console: another console conducts the run
-        return bool(processes.running(self._run_dir, name))
+        return bool(processes.running(self._run_dir, self._name(name)))
+
+    def lamp(self, name: str) -> Lamp:
+        from uvcc_console.runs import processes
+
+        name = self._name(name)
+        found = processes.vital(self._run_dir, name)
+        if found.moving:
+            return Lamp()
+        if found.who is not None:
+            return Lamp(FROZEN, found.words())
+        return Lamp(DEAD if (self._run_dir / f"{name}.json").exists() else STARTING)
 
     def start(self, name: str, *args: str) -> None:
         from uvcc_console.runs import processes
 
         processes.start(self._run_dir, name, *args)
-
-
-def conducted(processes: Processes, snap: Snapshot, now: float) -> bool:
-    """Whether somebody conducts the run, or it has ended; a conductor that is just starting gets ``START_S``."""
-    return bool(snap.ended) or now - snap.updated <= START_S or processes.alive(CONDUCTOR)
 
 
 def see_to(processes: Processes, action: str, seq: int) -> str:

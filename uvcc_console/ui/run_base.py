@@ -9,9 +9,10 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.base import ConsoleApp
 from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.keys import Action, Context
+from uvcc_console.ui.lamps import Lamp
 from uvcc_console.ui.processes import Processes, RunProcesses
 from uvcc_console.ui.screens.run import RunScreen
-from uvcc_console.ui.source import JournalWriter, ReplaySource, Source
+from uvcc_console.ui.source import BEHIND_S, JournalWriter, ReplaySource, Source
 
 
 class RunConsole(ConsoleApp[int]):
@@ -34,7 +35,7 @@ class RunConsole(ConsoleApp[int]):
         self.source = source
         self.writer = writer
         self.processes = processes or RunProcesses(run_dir)
-        self.conducted = True
+        self.conductor, self.sidecar = Lamp(), Lamp()
         self.readonly = readonly
         self.filter = Filter()
 
@@ -43,13 +44,19 @@ class RunConsole(ConsoleApp[int]):
         """The newest snapshot."""
         return self.source.snapshot
 
+    @property
+    def behind_s(self) -> float:
+        """How old the picture is, where that is worth a word."""
+        return self.source.behind_s if self.source.behind_s > BEHIND_S else 0.0
+
     def now(self) -> float:
         """The time ages are measured against."""
         return self.source.now()
 
     def context(self) -> Context:
         """What decides which actions are possible."""
-        return Context(self.snap, True, self.readonly, isinstance(self.source, ReplaySource), self.conducted)
+        replay = isinstance(self.source, ReplaySource)
+        return Context(self.snap, True, self.readonly, replay, self.conductor, self.behind_s)
 
     def tick(self) -> None:
         """Fold what is new and repaint what that changes."""

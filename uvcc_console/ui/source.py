@@ -60,8 +60,7 @@ def _entries(before: Snapshot, after: Snapshot, event: ev.Event) -> list[LogEntr
 class JournalSource:
     """Follows a journal. ``budget_s`` of processor time bounds one poll, so that catching up never freezes the keys.
 
-    Processor time, not wall time: on a crowded machine a poll takes as much longer as the machine is slower, and gets as
-    much done.
+    Processor time, not wall time: on a crowded machine a poll takes longer, and gets as much done.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class JournalSource:
         self.snapshot = Snapshot()
 
     def poll(self) -> list[LogEntry] | None:
-        """Fold what is new until the budget is used; ``behind`` tells whether something is left, ``behind_s`` how much."""
+        """Fold what is new until the budget is used; ``behind`` tells whether something is left."""
         limit = self._used() + self._budget
         lines: list[LogEntry] = []
         self.behind, found = False, True

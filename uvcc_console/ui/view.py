@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, final, shown
+from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, shown
 from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
 from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.glyphs import UNICODE, Glyphs
+from uvcc_console.ui.lamps import Lamp
 
 LATE_S = 6.0  # a heartbeat is due at least every 5 s
 SILENT_S = 15.0
 LOST_S = 60.0
+NEWS_S = 5.9  # the conductor writes something every 5 s: when it does not, silence says nothing about workers
 HOLD_S = 3.0  # a hold becomes a halt after this long
 _COORD = re.compile(r"p([0-9]{1,9})r([0-9]{1,9})s([0-9]{1,9})t([0-9]{1,9})")
 
@@ -31,8 +33,15 @@ class View:
     filter: Filter = field(default_factory=Filter)
     run_dir: str = ""
     utc: bool = False
-    conducted: bool = True
+    conductor: Lamp = field(default_factory=Lamp)
+    sidecar: Lamp = field(default_factory=Lamp)
+    behind_s: float = 0.0
     changed: Changes = field(default_factory=lambda: EMPTY)
+
+    @property
+    def heard(self) -> float:
+        """The time that ages of heartbeats are measured against: not much later than the last event of all."""
+        return min(self.now, self.snap.updated + NEWS_S) if self.snap.updated else self.now
 
     def result(self, phase: str) -> Shown:
         """A phase's result as every panel shows it."""
@@ -41,12 +50,16 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a worker does: ``rank`` 0 is worst. Glyph, word and colour always come together."""
+    """How a worker does: the lowest ``rank`` is worst. Glyph, word and colour always come together.
+
+    ``kind``: killed | failed | unknown | lost | silent | late | held | halted | live | starting | done, to count by.
+    """
 
     rank: int
     role: str
     glyph: str
     word: str
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +120,12 @@ def party_role(party: int) -> str:
 
 def _exited(w: WorkerView, g: Glyphs) -> Health:
     if w.signal:  # what was killed is the cause; those that gave up afterwards come behind it
-        return Health(-1, "bad", g.fail, w.signal)
+        return Health(-1, "bad", g.fail, w.signal, "killed")
     if w.rc:
-        return Health(0, "bad", g.fail, f"exit {w.rc}")
+        return Health(0, "bad", g.fail, f"exit {w.rc}", "failed")
     if w.phase == "halted":
-        return Health(6, "warn", g.wait, "halted")
-    return Health(9, "muted", g.ok, "done")
+        return Health(6, "warn", g.wait, "halted", "halted")
+    return Health(9, "muted", g.ok, "done", "done")
 
 
 def unknown_after_halt(snap: Snapshot, pod: str) -> bool:
@@ -121,32 +134,32 @@ def unknown_after_halt(snap: Snapshot, pod: str) -> bool:
     return ack is not None and ack[0] == "unknown" and snap.halt.mode != "release"
 
 
-def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs) -> Health:
-    """Judge one worker by its process, its phase and the age of its heartbeat."""
+def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs, *, behind: bool = False) -> Health:
+    """Judge one worker by its process, its phase and the age of its heartbeat; no age counts while we are behind."""
     if unknown_after_halt(snap, w.pod):
-        return Health(0, "bad", g.unknown, "unknown")
+        return Health(0, "bad", g.unknown, "unknown", "unknown")
     if w.state == "exited":
         return _exited(w, g)
     if snap.ended:
-        return Health(8, "muted", g.dot, "ended")
+        return Health(8, "muted", g.dot, "ended", "done")
     if w.phase == "halted":
-        return Health(6, "warn", g.wait, "halted")
+        return Health(6, "warn", g.wait, "halted", "halted")
     if not w.beat_ts:
-        return Health(4, "muted", g.todo, "starting")
+        return Health(4, "muted", g.todo, "starting", "starting")
     if w.phase == "done":
-        return Health(9, "muted", g.ok, "done")
-    age = now - w.beat_ts
+        return Health(9, "muted", g.ok, "done", "done")
+    age = 0.0 if behind else now - w.beat_ts
     if age > LOST_S:
-        return Health(1, "bad", g.fail, "lost")
+        return Health(1, "bad", g.fail, "lost", "lost")
     if age > SILENT_S:
-        return Health(1, "bad", g.silent, "silent")
+        return Health(1, "bad", g.silent, "silent", "silent")
     if age > LATE_S:
-        return Health(2, "warn", g.late, "late")
+        return Health(2, "warn", g.late, "late", "late")
     if w.phase == "hold":
-        return Health(5, "warn", g.wait, "held")
+        return Health(5, "warn", g.wait, "held", "held")
     if waiting := w.beat.get("waiting_on"):
-        return Health(3, "warn", g.late, f"waits for {waiting}")
-    return Health(7, "ok", g.live, "live")
+        return Health(3, "warn", g.late, f"waits for {waiting}", "live")
+    return Health(7, "ok", g.live, "live", "live")
 
 
 def pod_health(pod: PodView, g: Glyphs) -> Health:
@@ -169,9 +182,11 @@ def fleet_rows(view: View) -> list[FleetRow]:
         p, r, s, t = coord_parts(w.coord)
         pod = snap.pods.get(w.pod)
         gone = pod is not None and pod.state in ("lost", "failed")
-        health = Health(0, "bad", g.fail, f"pod {pod.state}") if gone and pod else worker_health(w, snap, view.now, g)
+        health = worker_health(w, snap, view.heard, g, behind=bool(view.behind_s))
+        if gone and pod:
+            health = Health(-1, "bad", g.fail, f"pod {pod.state}", "lost")
         over = bool(snap.ended) or (w.state == "exited" and health.rank > 1)
-        age = max(0.0, view.now - w.beat_ts) if w.beat_ts and not over else None
+        age = max(0.0, view.heard - w.beat_ts) if w.beat_ts and not over else None
         state = pod.state if pod else ""
         rows.append(
             FleetRow(w.pod, p, r, s, t, w.coord, w.phase, w.step, age, w.root, w.root_epoch, health, w.beat, state)
@@ -211,36 +226,6 @@ def halting(snap: Snapshot) -> bool:
     return bool(h.nonce) and not h.drill and h.mode in ("hold", "halt") and not (h.done and h.mode == "halt")
 
 
-def status_word(view: View) -> tuple[str, str]:
-    """(word, role) that sums the run up."""
-    s, g = view.snap, view.glyphs
-    if s.fork:
-        return f"{g.differ} FORK", "alarm"
-    if holding(s, view.now) is not None:
-        return f"{g.wait} HOLD", "amber"
-    if halting(s):
-        return f"{g.wait} HALTING", "amber"
-    if s.status == "failed":
-        return f"{g.fail} FAILED", "alarm"
-    if s.status == "halted":
-        unknown = sum(unknown_after_halt(s, pod) for pod in s.halt.acks)
-        return (f"{g.unknown} {unknown} UNKNOWN", "alarm") if unknown else (f"{g.wait} HALTED", "amber")
-    if s.status == "unreadable":
-        return f"{g.fail} UNREADABLE", "alarm"
-    if s.status == "torn_down":
-        return f"{g.skip} TORN DOWN", "grey"
-    if s.status == "ok":
-        return result_word(final(s, view.changed), g) if s.verdicts else (f"{g.ok} DONE", "grey")
-    stage = s.stage
-    if stage and stage.status == "waiting":
-        return f"{g.wait} WAITS FOR YOU", "amber"
-    if not view.conducted:
-        return f"{g.fail} UNCONDUCTED", "alarm"
-    if s.status == "running":
-        return f"{g.live} RUNNING", "ok bold"
-    return f"{g.todo} {s.status.upper()}", "muted"
-
-
 def result_word(found: Shown, g: Glyphs) -> tuple[str, str]:
     """(word, role) for a result's mark."""
     return {
@@ -260,7 +245,7 @@ def eta(snap: Snapshot, now: float) -> float | None:
     for by_name in snap.series.values():
         rate = by_name.get("samples_per_s")
         if rate and rate.last and batch and rate.last[1] > 0:
-            recent = rate.ys()[-20:]
+            recent = rate.recent(20)
             return left * float(batch) * len(recent) / max(1e-9, sum(recent))
     stage = snap.stage
     if snap.attempt or stage is None or not stage.started or now <= stage.started:

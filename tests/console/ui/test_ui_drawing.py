@@ -8,13 +8,15 @@ from array import array
 import pytest
 from ui_journals import T0, Story
 
+from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.core.state import fold
 from uvcc_console.ui import filters
 from uvcc_console.ui import format as fmt
+from uvcc_console.ui.condition import status_word
 from uvcc_console.ui.glyphs import ASCII, UNICODE
 from uvcc_console.ui.paint import clean, cut, fit, plain, spread, width_of, wrap
-from uvcc_console.ui.view import View, fleet_rows, stakes, status_word
+from uvcc_console.ui.view import View, fleet_rows, stakes
 from uvcc_console.ui.widgets import bars, charts, cost, fleet, halt_panel, ledger, result, rollout
 from uvcc_console.ui.widgets.canvas import Band, Curve, Frame, nice_ticks, plot
 from uvcc_console.ui.widgets.ring import RingLog
@@ -231,8 +233,11 @@ def test_a_silent_worker_is_worst_and_comes_first() -> None:
 
 
 def test_heartbeat_ages_have_glyph_word_and_colour() -> None:
-    story = Story().full(3)
-    seen = {after: fleet_rows(view_of(story, after))[0].health for after in (1.0, 8.0, 20.0, 90.0)}
+    seen = {}
+    for after in (1.0, 8.0, 20.0, 90.0):
+        story = Story().full(3)
+        story.add(ev.CostTick(hourly=0, spent=0, forecast=0), after)  # the conductor goes on
+        seen[after] = fleet_rows(view_of(story, 0.1))[0].health
     assert [h.word for h in seen.values()] == ["live", "late", "silent", "lost"]
     assert len({h.glyph for h in seen.values()}) == 4
 

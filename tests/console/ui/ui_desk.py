@@ -14,6 +14,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.ui.app import UvccApp, open_app
 from uvcc_console.ui.evidence import screen_text
+from uvcc_console.ui.lamps import DEAD, MOVING, Lamp
 
 
 class Keyboard:
@@ -33,10 +34,14 @@ class FakeProcesses:
 
     def __init__(self) -> None:
         self.living = {"conductor", "haltd"}
+        self.lamps: dict[str, Lamp] = {}
         self.started: list[tuple[str, ...]] = []
 
     def alive(self, name: str) -> bool:
         return name in self.living
+
+    def lamp(self, name: str) -> Lamp:
+        return self.lamps.get(name) or Lamp(MOVING if name in self.living else DEAD)
 
     def start(self, name: str, *args: str) -> None:
         self.started.append((name, *args))

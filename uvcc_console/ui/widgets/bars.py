@@ -5,50 +5,74 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from uvcc_console.ui.condition import health_spans, judge, stale, stalled_s, status_word, undecided, warnings
 from uvcc_console.ui.format import clock, duration, money
 from uvcc_console.ui.keys import SKIPPABLE
+from uvcc_console.ui.lamps import STARTING, Lamp, halt_paths, needs_sidecar
 from uvcc_console.ui.paint import Line, Span, clean, cut, join, spread, width_of, wrap
-from uvcc_console.ui.view import View, eta, halting, holding, stakes, status_word, unknown_after_halt
+from uvcc_console.ui.view import View, eta, halting, holding, stakes, unknown_after_halt
 from uvcc_console.ui.widgets.panel import Panel
 
 BADGE = {"full": "alarm", "smoke": "amber", "replay": "blue", "plain": "grey"}
 
 
-def progress_bar(view: View, width: int) -> list[Span]:
+def progress_bar(view: View, width: int, *, dim: bool = False) -> list[Span]:
     """How far the phase is: bar and percentage."""
     s, g = view.snap, view.glyphs
     if s.steps_planned <= 0 or s.step < 0:
         return []
     part = min(1.0, s.step / s.steps_planned)
     full = int(part * width)
-    return [(g.full * full, "accent"), (g.empty * (width - full), "faint"), (f" {part:.0%}", "text")]
+    roles = ("faint", "faint") if dim else ("accent", "text")
+    return [(g.full * full, roles[0]), (g.empty * (width - full), "faint"), (f" {part:.0%}", roles[1])]
+
+
+def _progress(view: View, wide: bool) -> tuple[list[Span], list[Span], list[Span]]:
+    """Step, bar and time left. Where no step arrives the first two are dim, and no time is promised."""
+    s = view.snap
+    stalled = stalled_s(view)
+    dim = bool(stalled) or stale(view)
+    step: list[Span] = []
+    if s.steps_planned:
+        at = s.step if s.step >= 0 else 0
+        role = "faint" if dim else "muted"
+        step = [("step ", role), (f"{at}", role if dim else "title"), (f"/{s.steps_planned}", role), ("  ", "")]
+    bar = progress_bar(view, 16 if wide else 4, dim=dim)
+    bar = [*bar, ("  ", "")] if bar else []
+    if stalled and not stale(view):
+        return step, bar, [(f"no step for {duration(stalled)}", "warn"), ("  ", "")]
+    left = eta(s, view.now) if s.status == "running" and not dim and not halting(s) else None
+    return step, bar, [] if left is None else [("eta ", "muted"), (duration(left), "text"), ("  ", "")]
 
 
 def header_line(view: View, width: int) -> Line:
-    """Badge, run, status, step, time left, cost, clock."""
+    """Badge, run, status, health, step, time left, cost, clock; what matters least goes first for lack of room."""
     s = view.snap
     badge = "REPLAY" if view.replay else (s.phase.upper() or "PLAN")
     word, role = status_word(view)
-    left: list[Span] = [(f" {badge} ", BADGE[stakes(view)]), (" ", ""), (f" {word} ", role), ("  ", "")]
-    if s.steps_planned:
-        at = s.step if s.step >= 0 else 0
-        left += [("step ", "muted"), (f"{at}", "title"), (f"/{s.steps_planned}", "muted"), ("  ", "")]
+    left: list[Span] = [(f" {badge} ", BADGE[stakes(view)]), (" ", ""), (f" {word} ", role), (" ", "")]
+    if health := health_spans(view):
+        left += [*health, ("  ", "")]
     wide = width >= 120
-    if bar := progress_bar(view, 16 if wide else 6):
-        left += [*bar, ("  ", "")]
-    remaining = eta(s, view.now) if s.status == "running" and not halting(s) else None
-    left_for: list[Span] = []
-    if remaining is not None:
-        left_for = [("eta ", "muted"), (duration(remaining), "text"), ("  ", "")]
-    if view.readonly:
-        left += [("read-only", "warn"), ("  ", "")]
+    step, bar, until = _progress(view, wide)
+    readonly: list[Span] = [("read-only", "warn"), ("  ", "")] if view.readonly else []
     right: list[Span] = []
     if not wide or s.hourly or s.spent:
         right += [(f"{money(s.hourly)}/h ", "text" if s.hourly else "muted")]
         right += [(money(s.spent), "title" if s.spent else "muted"), ("   " if wide else "  ", "")]
-    right += [(view.replay or clock(view.now, utc=view.utc), "blue" if view.replay else "muted"), (" ", "")]
-    if width_of(left) + width_of(left_for) + width_of(right) <= width:
-        left += left_for
+    time = [(view.replay or clock(view.now, utc=view.utc), "blue" if view.replay else "muted"), (" ", "")]
+    percent = bar[-2:] if bar else []
+    for parts, end in (
+        ([*step, *bar, *until, *readonly], [*right, *time]),
+        ([*step, *percent, *until, *readonly], [*right, *time]),
+        ([*step, *until, *readonly], [*right, *time]),
+        ([*step, *until, *readonly], time),
+        ([*step, *readonly], time),
+        (readonly, time),
+    ):
+        if width_of(left) + width_of(parts) + width_of(end) <= width:
+            break
+    left, right = [*left, *parts], list(end)
     return spread(left, [*_identity(view, width - width_of(left) - width_of(right) - 2), *right], width)
 
 
@@ -68,8 +92,50 @@ def _identity(view: View, room: int) -> list[Span]:
     return []
 
 
+def lamps(view: View, *, wide: bool) -> list[Span]:
+    """Conductor, halt sidecar and every path of a halt, each with a sign, a word and a colour."""
+    s, g = view.snap, view.glyphs
+    if s.ended or view.replay or not s.pods:
+        return []
+    names = ("conductor", "sidecar") if wide else ("cond", "haltd")
+    found = [(names[0], view.conductor)]
+    if needs_sidecar(s):
+        found.append((names[1], view.sidecar))
+    parts = [[(f"{name} ", "muted"), _lamp(view, lamp)] for name, lamp in found]
+    for name, (up, known) in halt_paths(s).items():
+        role = "ok" if up == known else "bad" if up == 0 else "warn"
+        if known == 0 or view.behind_s:
+            role = "muted"
+        sign = g.live if up == known else g.fail if up == 0 else g.late
+        parts.append([(f"{name} ", "muted"), (f"{sign} {up}/{known}" if wide or up < known else sign, role)])
+    return [*join(parts), (" ", "")]
+
+
+def _lamp(view: View, lamp: Lamp) -> Span:
+    if lamp.state == STARTING:
+        return view.glyphs.todo, "muted"
+    return (view.glyphs.live, "ok") if lamp.well else (f"{view.glyphs.fail} {lamp.state}", "bad")
+
+
 def track_line(view: View, width: int) -> Line:
-    """The rollout's stages in one line: done, running with its name, still to come."""
+    """The rollout's stages in one line, done, running with its name, still to come; and the lamps."""
+    for wide in (True, False):
+        signs = lamps(view, wide=wide)
+        stages = _stages(view, width)
+        if signs and width_of(stages) + width_of(signs) + 2 > width:
+            stages = _stages(view, width - width_of(signs) - 2)
+        if not signs or (width_of(stages) + width_of(signs) + 2 <= width and (not wide or _full(view, stages))):
+            break
+    return spread(stages, signs, width) if signs else stages
+
+
+def _full(view: View, line: Line) -> bool:
+    """Whether the stage that comes next is still named."""
+    waiting = next((v.name for v in view.snap.stages if v.status == "pending"), "")
+    return not waiting or any(waiting in text for text, _ in line)
+
+
+def _stages(view: View, width: int) -> list[Span]:
     s, g = view.snap, view.glyphs
     roles = {"ok": "ok", "running": "accent bold", "waiting": "warn bold", "failed": "bad", "skipped": "muted"}
     full: list[Span] = []
@@ -108,12 +174,13 @@ def banner_lines(view: View, width: int) -> list[Line]:
     if s.fork:
         block("alarm", f"{g.differ * 3} {clean(s.fork)} {g.differ * 3}", "F9 holds")
     stage = s.stage
-    waits = stage is not None and stage.status in ("waiting", "failed") and not s.ended
+    waits = undecided(s) and not s.ended
     what = clean(stage.detail if waits and stage else s.detail)
-    keys = "r resumes, t tears down" if waits else ""
-    if stage is not None and stage.name in SKIPPABLE and waits:
+    now = judge(s, conductor=view.conductor, behind_s=view.behind_s)
+    keys = now.advice if now.name == "undecided" else ""
+    if stage is not None and stage.name in SKIPPABLE and keys:
         keys = "R retries, x skips, t tears down"
-    if waits and stage and stage.until > 0:
+    if keys and stage and stage.until > 0:
         keys += f"; {duration(max(0.0, stage.until - view.now))} left"
     if s.status == "failed":
         where = f"{stage.name}: " if stage and waits else ""
@@ -125,9 +192,9 @@ def banner_lines(view: View, width: int) -> list[Line]:
         block("amber", f"{g.wait} {stage.name} waits for you: {what}", keys)
     if s.leaks:
         block("alarm", f"{g.fail} LEFT BEHIND: {clean(', '.join(s.leaks))}", "look again with: uvcc pods --sweep")
-    if not view.conducted and not s.ended and not view.replay:
-        block("alarm", f"{g.fail} NOBODY CONDUCTS THIS RUN: its pods go on until their lease ends", "r takes it up")
-    if s.alerts and s.status == "running" and view.now - s.alerts[-1].ts < 60:
+    for role, text, hint in warnings(view):
+        block(role, text, hint)
+    if s.alerts and s.status == "running" and not view.behind_s and view.now - s.alerts[-1].ts < 60:
         a = s.alerts[-1]
         role = {"error": "bad", "warn": "warn"}.get(a.level, "muted")
         out.append(cut([(f"  {g.warn} {clean(a.source)}: {clean(a.text)}", role)], width))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.condition import judge
 from uvcc_console.ui.format import duration, short
-from uvcc_console.ui.paint import Line, Span, clean, cut, spread, width_of
+from uvcc_console.ui.paint import Line, Span, clean, cut, join, spread, width_of
 from uvcc_console.ui.view import View, halting, holding, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
@@ -129,7 +130,7 @@ def halt_lines(view: View, width: int) -> list[Line]:
     if left is not None:
         tail = [(" F9 ", "alarm"), (" halts now  ", "text"), (" Esc ", "green"), (f" releases  {left:.1f} s ", "title")]
     elif s.status == "halted":
-        tail = [("r", "key"), (" resumes  ", "text"), ("t", "key"), (" tears down", "text")]
+        tail = _next(view)
     top = list(headline(view))
     if top[-1][0].startswith(_STOPPED) and width - width_of(tail) - width_of(top[:-1]) < len(_STOPPED) + 6:
         top = top[:-2]  # a part of a word says nothing
@@ -145,6 +146,14 @@ def halt_lines(view: View, width: int) -> list[Line]:
     for pod in pods:
         lines.append(cut(body(chosen, _cells(view, pod), more=view.glyphs.more), width))
     return lines
+
+
+def _next(view: View) -> list[Span]:
+    """What the operator can do once it is over: only what is possible now."""
+    now = judge(view.snap, conductor=view.conductor, behind_s=view.behind_s)
+    keys = {"unknown": (("F9", " asks again"), ("t", " tears down")), "halted": (("t", " tears down"),)}
+    found = keys.get(now.name, () if now.resume else (("r", " resumes"), ("t", " tears down")))
+    return [*join([[(key, "key"), (word, "text")] for key, word in found])] if not view.replay else []
 
 
 def _rank(s: Snapshot, pod: str) -> int:

@@ -6,10 +6,12 @@ import time
 from collections.abc import Sequence
 
 from uvcc_console.core.shown import REPORTED, UNCHECKED, VERIFIED
+from uvcc_console.ui.condition import status_word
 from uvcc_console.ui.format import duration, money
 from uvcc_console.ui.home_model import Draft, RunSummary, draft_lines
+from uvcc_console.ui.lamps import DEAD, Lamp
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
-from uvcc_console.ui.view import View, status_word
+from uvcc_console.ui.view import View
 from uvcc_console.ui.widgets.list_panel import ListPanel, Row
 from uvcc_console.ui.widgets.panel import Panel
 
@@ -21,7 +23,7 @@ def run_view(summary: RunSummary, view: View) -> View:
         snap=snap,
         now=view.now,
         glyphs=view.glyphs,
-        conducted=summary.live or bool(snap.ended),
+        conductor=Lamp() if summary.live or snap.ended else Lamp(DEAD),
         utc=view.utc,
         changed=summary.changed,
     )

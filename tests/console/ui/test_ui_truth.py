@@ -1,0 +1,263 @@
+"""Nothing on the screen is false: not while it is behind, not when a process is gone, not in its advice."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from ui_desk import FakeProcesses, desk
+from ui_journals import RUN, Story
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.state import fold
+from uvcc_console.ui.condition import status_word
+from uvcc_console.ui.frames import Frames
+from uvcc_console.ui.keys import ACTIONS, Context
+from uvcc_console.ui.lamps import DEAD, FROZEN, START_LOOKS, STARTING, Lamp, Watchman
+from uvcc_console.ui.paint import plain
+from uvcc_console.ui.view import View, fleet_rows
+from uvcc_console.ui.widgets import bars, halt_panel
+
+STUCK = Lamp(FROZEN, "pid 4242 has not moved for 9 s: a signal stopped it")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / RUN
+
+
+def ticking(story: Story, seconds: float) -> Story:
+    """The conductor goes on for so long, and no worker says anything."""
+    for _ in range(int(seconds)):
+        story.add(ev.CostTick(hourly=0, spent=0, forecast=0), 1.0)
+    return story
+
+
+def view_of(story: Story, after: float = 1.0, **options: object) -> View:
+    return View(snap=fold(story.events), now=story.now + after, utc=True, **options)  # type: ignore[arg-type]
+
+
+# ---- behind is said
+
+
+async def test_a_fresh_attach_to_a_long_run_is_catching_up_and_never_shows_death(folder: Path) -> None:
+    story = Story(replicas=8).full(200, seconds=1.0)
+    async with desk(story, folder, budget_s=0.0, after=300.0) as d:
+        seen = 0
+        while d.app.source.behind and seen < 40:
+            d.app._frames._painted = float("-inf")
+            for _ in range(60):
+                d.app.source.poll()
+            d.app.tick()
+            await d.pilot.pause()
+            first = d.text.splitlines()[0]
+            assert not re.search(r"\b(lost|silent|bad)\b", d.text), d.text
+            if d.app.source.behind_s > 2:
+                seen += 1
+                assert "CATCHING UP, " in first
+                assert " behind" in first
+                assert "RUNNING" not in first
+        assert seen > 10
+
+
+async def test_while_it_is_behind_it_paints_twice_a_second_at_most() -> None:
+    now = [0.0]
+    frames = Frames(lambda: now[0])
+    painted = 0
+    for _ in range(400):
+        now[0] += 0.01
+        frames.take([])
+        painted += frames.due(behind=True)
+    assert painted <= 9
+    assert frames.due(behind=False)
+
+
+def test_no_log_line_is_lost_between_two_pictures() -> None:
+    now = [0.0]
+    frames = Frames(lambda: now[0])
+    lines = list(fold(Story().full(3).events).log)
+    assert frames.due(behind=True)
+    frames.take(lines[:5])
+    assert not frames.due(behind=True)
+    frames.take(lines[5:9])
+    assert frames.give() == lines[:9]
+    frames.take(None)
+    frames.take(lines)
+    assert frames.give() is None
+
+
+def test_a_journal_that_takes_nothing_is_no_death_of_workers() -> None:
+    view = view_of(Story(replicas=8).full(30), after=120.0)
+    assert {row.health.word for row in fleet_rows(view)} == {"live"}
+    word, role = status_word(view)
+    assert "NO NEWS" in word
+    assert role == "amber"
+    assert ("24/24 live", "muted") in bars.header_line(view, 160)
+
+
+def test_workers_that_are_silent_while_the_conductor_goes_on_are_shown_so() -> None:
+    view = view_of(ticking(Story().full(30), 70))
+    assert {row.health.word for row in fleet_rows(view)} == {"lost"}
+
+
+def test_a_conductor_that_starts_gets_its_time_in_looks_without_progress_not_in_seconds() -> None:
+    watch = Watchman()
+    for seq in range(200):  # the journal grows: it is at work, however long it takes
+        assert watch.look(Lamp(STARTING), seq).state == STARTING
+    for _ in range(START_LOOKS - 1):
+        assert watch.look(Lamp(STARTING), 199).state == STARTING
+    assert watch.look(Lamp(STARTING), 199).state == DEAD
+    assert watch.look(Lamp(STARTING), 199, behind=True).state == STARTING
+    assert watch.look(Lamp(DEAD), 200).state == DEAD
+
+
+async def test_a_conductor_that_has_just_died_is_said_at_the_next_look(folder: Path) -> None:
+    processes = FakeProcesses()
+    async with desk(Story().full(5), folder, processes=processes) as d:
+        processes.living.clear()
+        d.app.check_processes()
+        d.app.tick()
+        await d.settle()
+        assert "UNCONDUCTED" in d.text.splitlines()[0]
+
+
+# ---- the first line
+
+
+def head(view: View, width: int = 160) -> str:
+    return plain(bars.header_line(view, width))
+
+
+def spans(view: View, width: int = 160) -> dict[str, str]:
+    return {text.strip(): role for text, role in bars.header_line(view, width)}
+
+
+def test_the_first_line_counts_who_lives_and_is_green_only_if_all_do() -> None:
+    well = view_of(Story(replicas=8).full(30))
+    assert spans(well)["24/24 live"] == "ok"
+    assert spans(well)["● RUNNING"] == "ok bold"
+    workers = dict(well.snap.workers)
+    for coord in list(workers)[:3]:
+        workers[coord] = dataclasses.replace(workers[coord], beat_ts=well.now - 20)
+    ill = dataclasses.replace(well, snap=dataclasses.replace(well.snap, workers=workers))
+    assert spans(ill)["21/24 live"] == "warn"
+    assert spans(ill)["3 silent"] == "bad"
+    assert not any(role.startswith("ok") for role in spans(ill).values())
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160, 200])
+def test_health_is_in_the_first_line_at_every_width(width: int) -> None:
+    for story, words in (
+        (Story(replicas=8, price=2.4).full(30), "24/24 live"),
+        (Story().halted(), "halted 3/3"),
+        (Story().halted(unknown=1), "1 unknown"),
+        (ticking(Story(replicas=8).full(30), 40), "24 silent"),
+    ):
+        assert words in head(view_of(story), width)
+
+
+def test_no_step_no_promise() -> None:
+    view = view_of(ticking(Story().full(168), 46))
+    assert "eta" not in head(view)
+    assert spans(view)["168"] == "faint"
+    assert "RUNNING" in head(view)
+    assert "● RUNNING" not in head(view)
+    story = Story().full(168)
+    for _ in range(46):  # they live, and make no step
+        for coord in story.coords:
+            record = {"rank": 0, "step": 168, "phase": "train", "waiting_on": "p2"}
+            story.add(ev.Heartbeat(pod=story.pod(coord), coord=coord, record=record), 0.34)
+    waiting = view_of(story)
+    assert "no step for 48 s" in head(waiting)
+    assert "eta" not in head(waiting)
+    assert "● RUNNING" not in head(waiting)
+
+
+# ---- what next
+
+STORIES = {
+    "running": lambda: Story().full(30),
+    "no_news": lambda: Story().full(30),
+    "silent": lambda: ticking(Story().full(30), 46),
+    "held": lambda: Story().full(30).halt("hold", step=30),
+    "halting": lambda: Story().full(30).halt("hold", acks=False),
+    "halted": lambda: Story().full(40).halt(step=40),
+    "waiting": lambda: Story().halted(),
+    "unknown": lambda: Story().full(40).halt(step=40, unknown=1),
+    "unknown, waiting": lambda: Story().halted(unknown=1),
+    "fork": lambda: Story().fork(),
+    "failed": lambda: Story().failed(),
+    "gave up": lambda: Story().gave_up(),
+    "finished": lambda: Story(steps=30).finished(),
+}
+LAMPS = {"moving": Lamp(), "starting": Lamp(STARTING), "frozen": STUCK, "dead": Lamp(DEAD)}
+SAYS = {
+    "resume": r"\br (resumes|takes it up)|\br takes",
+    "retry": r"\bR retries",
+    "skip": r"\bx skips",
+    "teardown": r"\bt tears",
+    "halt": r"F9 (asks|starts|halts)",
+}
+
+
+@pytest.mark.parametrize("behind_s", [0.0, 200.0], ids=["present", "behind"])
+@pytest.mark.parametrize("sidecar", ["moving", "dead"])
+@pytest.mark.parametrize("conductor", LAMPS)
+@pytest.mark.parametrize("name", STORIES)
+def test_whatever_is_advised_is_possible(name: str, conductor: str, sidecar: str, behind_s: float) -> None:
+    after = 40.0 if name == "no_news" else 1.0
+    options = {"conductor": LAMPS[conductor], "sidecar": LAMPS[sidecar], "behind_s": behind_s}
+    view = view_of(STORIES[name](), after, **options)
+    context = Context(view.snap, conductor=view.conductor, behind_s=behind_s)
+    lines = [*bars.banner_lines(view, 160), *(halt_panel.halt_lines(view, 160) if halt_panel.shown(view) else [])]
+    text = "\n".join(plain(line) for line in lines)
+    for action, pattern in SAYS.items():
+        if re.search(pattern, text):
+            assert ACTIONS[action].reason(context) == "", text
+    why = ACTIONS["resume"].reason(context)
+    assert not re.search(r"the run is (\w+), not \1", why)
+    header = bars.header_line(view, 160)
+    if behind_s or conductor in ("frozen", "dead") or name in ("silent", "no_news"):
+        assert not any(role == "ok bold" for _, role in header), header
+
+
+def test_a_halted_run_with_an_unknown_pod_says_what_to_do_and_r_says_why_not() -> None:
+    view = view_of(STORIES["unknown"]())
+    text = "\n".join(plain(line) for line in [*bars.banner_lines(view, 160), *halt_panel.halt_lines(view, 160)])
+    assert "F9 asks again" in text
+    assert "r resumes" not in text
+    assert "not proved that they stopped" in ACTIONS["resume"].reason(Context(view.snap))
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_dead_sidecar_and_a_frozen_conductor_are_loud_with_what_follows(width: int) -> None:
+    dead = view_of(Story().full(30), sidecar=Lamp(DEAD))
+    text = " ".join(plain(line) for line in bars.banner_lines(dead, width))
+    assert "THE HALT SIDECAR IS DEAD" in text
+    assert "the conductor starts another" in text
+    frozen = view_of(Story().full(30), conductor=STUCK)
+    text = " ".join(plain(line) for line in bars.banner_lines(frozen, width))
+    assert "4242" in text
+    assert "kill -CONT" in text
+    assert status_word(frozen)[1] == "alarm"
+
+
+# ---- lamps
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_lamps_for_conductor_sidecar_and_each_path_of_a_halt(width: int) -> None:
+    story = Story().full(30)
+    well = plain(bars.track_line(view_of(story), width))
+    assert "full" in well
+    for word in ("cond", "ssh", "relay", "lease"):
+        assert word in well
+    story.add(ev.LinkChanged(pod="p1r0", path="relay", up=False))
+    ill = view_of(story, sidecar=Lamp(DEAD))
+    found = bars.track_line(ill, width)
+    text = plain(found)
+    assert "2/3" in text
+    assert "✗ dead" in text
+    assert [role for part, role in found if "2/3" in part] == ["warn"]

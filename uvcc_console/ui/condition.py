@@ -1,0 +1,226 @@
+"""What is true of a run now, and what follows from it: the one judgement for first line, banners, advice and keys.
+
+Nothing is green that is not so. While the picture is behind, while nobody conducts or while nothing is heard at all,
+what is known of the workers is old: it is shown as old, never as death.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from uvcc_console.core.shown import final
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.format import duration
+from uvcc_console.ui.lamps import DEAD, FROZEN, MOVING, STARTING, Lamp, needs_sidecar
+from uvcc_console.ui.paint import Span, clean
+from uvcc_console.ui.view import (
+    NEWS_S,
+    View,
+    fleet_rows,
+    halting,
+    holding,
+    result_word,
+    unknown_after_halt,
+)
+
+QUIET_S: Final = 15.0  # the conductor writes the cost every 5 s
+STEP_LATE_S: Final = 10.0
+_BAD: Final = ("killed", "failed", "lost", "silent", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """``name`` of the condition; why a resume is impossible now (empty: it is possible); ``advice`` on what to do."""
+
+    name: str
+    resume: str = ""
+    advice: str = ""
+
+
+def unknown_pods(s: Snapshot) -> int:
+    """Pods that were told to halt and have proved nothing."""
+    return sum(unknown_after_halt(s, pod) for pod in s.halt.acks)
+
+
+def undecided(s: Snapshot) -> bool:
+    """Whether a stage waits for the operator."""
+    return s.stage is not None and s.stage.status in ("waiting", "failed")
+
+
+def judge(s: Snapshot, *, conductor: Lamp, behind_s: float = 0.0) -> Judgement:
+    """The run's condition as far as keys depend on it."""
+    if s.ended:
+        why = f"the run has ended ({s.status.replace('_', ' ')}); start a new one"
+        return Judgement("ended", why)
+    if behind_s:
+        why = f"catching up, {duration(behind_s)} behind: wait for the present state"
+        return Judgement("catching_up", why, "F9 halts at once, whatever is shown")
+    if conductor.state == FROZEN:
+        why = f"the conductor is frozen ({conductor.words})"
+        return Judgement("frozen", why, f"kill -CONT lets it go on, uvcc teardown {s.run} ends it and the run")
+    if conductor.state == DEAD:
+        return Judgement("unconducted", "", "r takes it up, t tears it down")
+    if undecided(s):
+        return Judgement("undecided", "", "r resumes, t tears down")
+    lost = unknown_pods(s) if s.status == "halted" else 0
+    if lost:
+        who = f"{lost} pods have" if lost > 1 else "a pod has"
+        why = f"{who} not proved that they stopped: F9 asks again, t tears down"
+        return Judgement("unknown", why, "F9 asks again, t tears down; until then they may run and cost")
+    if s.status == "halted":
+        return Judgement("halted", "halted; the conductor closes the stage first, then r resumes", "t tears down")
+    if halting(s):
+        return Judgement("halting", "a halt is under way: wait for its proof")
+    if conductor.state == STARTING:
+        return Judgement("starting", "its conductor is just starting")
+    return Judgement("running", f"the run is {s.status.replace('_', ' ')}, not halted")
+
+
+def quiet_s(view: View) -> float:
+    """For how long the journal of a run that goes on has taken nothing; 0 where that is as it should be."""
+    s = view.snap
+    silent = view.now - s.updated
+    running = s.status == "running" and not undecided(s) and not view.replay and not view.behind_s
+    return silent if running and s.updated and silent > QUIET_S else 0.0
+
+
+def stale(view: View) -> bool:
+    """Whether what is known of the workers is old for reasons that are not theirs."""
+    return bool(view.behind_s or quiet_s(view)) or (not view.conductor.well and not view.snap.ended)
+
+
+# ---- health
+
+
+def tally(view: View) -> tuple[Counter[str], int]:
+    """How many workers do how, and how many there are."""
+    kinds = Counter(row.health.kind for row in fleet_rows(view) if row.coord)
+    return kinds, sum(kinds.values())
+
+
+def stalled_s(view: View) -> float:
+    """For how long no worker has made a step though some are to; 0 while steps come."""
+    s = view.snap
+    training = [w for w in s.workers.values() if w.phase == "train" and w.step_ts]
+    if not training or s.status != "running" or s.ended or halting(s):
+        return 0.0
+    silent = view.now - max(w.step_ts for w in training)
+    pace = next((line.recent(20) for by in s.series.values() if (line := by.get("step_s"))), None)
+    limit = max(STEP_LATE_S, 4 * sum(pace) / len(pace)) if pace else STEP_LATE_S
+    return silent if silent > limit else 0.0
+
+
+def health_spans(view: View) -> list[Span]:
+    """``24/24 live``, ``3 silent``, ``halted 2/3``, ``2/3 pods``: in a word or two, green only where it is so."""
+    s = view.snap
+    kinds, total = tally(view)
+    if s.ended:
+        return []
+    if not total:
+        pods = [p for p in s.pods.values() if p.state != "gone"]
+        up = sum(p.state in ("ready", "agent") for p in pods)
+        broken = sum(p.state in ("failed", "lost") for p in pods)
+        out: list[Span] = [(f"{up}/{len(pods)} pods", "ok" if pods and up == len(pods) else "muted")] if pods else []
+        return [*out, (f" {broken} failed", "bad")] if broken else out
+    bad: list[Span] = [(f" {kinds[kind]} {kind}", "bad") for kind in _BAD if kinds[kind]]
+    if s.status == "halted" or (halting(s) and kinds["halted"]):
+        stopped = kinds["halted"] + kinds["done"]
+        return [(f"halted {stopped}/{total}", "ok" if stopped == total else "warn"), *bad]
+    if kinds["held"]:
+        return [(f"held {kinds['held']}/{total}", "warn"), *bad]
+    if kinds["done"] and kinds["done"] == total:
+        return [(f"{total}/{total} done", "muted")]
+    if kinds["starting"] == total:
+        return [(f"0/{total} live", "muted")]
+    live = kinds["live"]
+    role = "muted" if stale(view) else "ok" if live == total else "warn"
+    late: list[Span] = [(f" {kinds['late']} late", "warn")] if kinds["late"] else []
+    return [(f"{live}/{total} live", role), *bad, *late]
+
+
+def status_word(view: View) -> tuple[str, str]:
+    """(word, role) that sums the run up."""
+    s, g = view.snap, view.glyphs
+    if s.fork:
+        return f"{g.differ} FORK", "alarm"
+    if view.behind_s and not s.ended:
+        return f"{g.late} CATCHING UP, {duration(view.behind_s)} behind", "amber"
+    if holding(s, view.now) is not None:
+        return f"{g.wait} HOLD", "amber"
+    if halting(s):
+        return f"{g.wait} HALTING", "amber"
+    if s.status == "failed":
+        return f"{g.fail} FAILED", "alarm"
+    if s.status == "halted":
+        unknown = unknown_pods(s)
+        return (f"{g.unknown} {unknown} UNKNOWN", "alarm") if unknown else (f"{g.wait} HALTED", "amber")
+    if s.status == "unreadable":
+        return f"{g.fail} UNREADABLE", "alarm"
+    if s.status == "torn_down":
+        return f"{g.skip} TORN DOWN", "grey"
+    if s.status == "ok":
+        return result_word(final(s, view.changed), g) if s.verdicts else (f"{g.ok} DONE", "grey")
+    stage = s.stage
+    if stage and stage.status == "waiting":
+        return f"{g.wait} WAITS FOR YOU", "amber"
+    if view.conductor.state == FROZEN and not view.replay:
+        return f"{g.fail} FROZEN", "alarm"
+    if view.conductor.state == DEAD and not view.replay:
+        return f"{g.fail} UNCONDUCTED", "alarm"
+    if quiet := quiet_s(view):
+        return f"{g.late} NO NEWS {duration(quiet)}", "amber"
+    if s.status == "running":
+        return _running(view)
+    return f"{g.todo} {s.status.upper()}", "muted"
+
+
+def _running(view: View) -> tuple[str, str]:
+    g, (kinds, _) = view.glyphs, tally(view)
+    if any(kinds[kind] for kind in _BAD):
+        return f"{g.fail} RUNNING", "alarm"
+    if kinds["late"] or stalled_s(view) or (needs_sidecar(view.snap) and not view.sidecar.well):
+        return f"{g.late} RUNNING", "amber"
+    return f"{g.live} RUNNING", "ok bold"
+
+
+# ---- what is loud
+
+
+def warnings(view: View) -> list[tuple[str, str, str]]:
+    """(role, text, hint) of what is wrong around the run, loudest first."""
+    s, g = view.snap, view.glyphs
+    if s.ended or view.replay:
+        return []
+    out: list[tuple[str, str, str]] = []
+    now = judge(s, conductor=view.conductor, behind_s=view.behind_s)
+    if now.name == "unconducted":
+        text = f"{g.fail} NOBODY CONDUCTS THIS RUN: its pods go on until their lease ends"
+        out.append(("alarm", text, now.advice))
+    elif now.name == "frozen":
+        out.append(("alarm", f"{g.fail} THE CONDUCTOR IS FROZEN: {clean(view.conductor.words)}", now.advice))
+    elif now.name == "unknown":
+        lost = unknown_pods(s)
+        out.append(("alarm", f"{g.unknown} {lost} of {len(s.pods)} pods proved nothing of the halt", now.advice))
+    if needs_sidecar(s) and not view.sidecar.well:
+        what = "IS FROZEN" if view.sidecar.state == FROZEN else "IS DEAD"
+        hint = "the conductor starts another" if view.conductor.state == MOVING else "F9 starts another"
+        out.append(("alarm", f"{g.fail} THE HALT SIDECAR {what}", hint))
+    return out
+
+
+__all__ = [
+    "NEWS_S",
+    "Judgement",
+    "health_spans",
+    "judge",
+    "quiet_s",
+    "stale",
+    "stalled_s",
+    "status_word",
+    "tally",
+    "undecided",
+    "unknown_pods",
+    "warnings",
+]
