@@ -93,7 +93,7 @@ class UvccApp(RunConsole):
         if state != self._drawn or lines is None or changed != before:
             self._drawn = state
             self.redraw()
-        if lines is None or lines:
+        if (lines is None or lines) and self.main.ready:
             self.main.log_lines(lines)
         if not self.source.behind:
             self.notifier.look(self.snap, now, changed)

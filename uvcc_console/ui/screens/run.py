@@ -41,11 +41,16 @@ class RunScreen(Screen[None]):
         super().__init__()
         self.page = ""
         self.view = View()
-        self.ready = False
+        self._mounted = False
         self._on_ready = on_ready
 
+    @property
+    def ready(self) -> bool:
+        """Whether all of it is there: it is made before the first picture, and taken down after the last."""
+        return self._mounted and bool(self.query(FooterBar))
+
     def on_mount(self) -> None:
-        self.ready = True
+        self._mounted = True
         self._on_ready()
 
     def compose(self) -> ComposeResult:
