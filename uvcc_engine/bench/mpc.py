@@ -32,8 +32,8 @@ BARS: Final[dict[str, tuple[float, float, float]]] = {
     "drelu_1e6": (8.0, 14.5e6, 5),
     "relu_1e6": (8.0, 25.1e6, 6),
     "relu_1e6_k32": (8.0, 18.0e6, 5),
-    "mlp_step": (10.0, 4.4e6, 31),
-    "mlp_step_20ms": (1.2, 4.4e6, 31),
+    "mlp_step": (16.0, 4.4e6, 31),
+    "mlp_step_20ms": (1.4, 4.4e6, 31),
 }
 ROWS: Final = tuple(BARS)
 
