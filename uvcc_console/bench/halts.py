@@ -22,10 +22,10 @@ from uvcc_console.bench import feeder, obedient
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet import keys
+from uvcc_console.fleet import ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap_all
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
@@ -111,7 +111,7 @@ async def _fleet(home: Path, pods: int) -> AsyncIterator[Fleet]:
         for request in wanted:
             made.append(await provider.create(request))
         ready = await asyncio.gather(*(provider.wait_ready(pod) for pod in made))
-        key = keys.operator_key(run_dir)
+        key = ssh_keys.operator_key(run_dir)
         links = {
             f"p{p.party}r{p.replica}": PodLink(f"p{p.party}r{p.replica}", p.address, key, host_key=p.host_key)
             for p in ready

@@ -27,7 +27,7 @@ from uvcc_console.core import kept
 from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.haltd.front import Front
+from uvcc_console.haltd.order_socket import Front
 from uvcc_console.runs import processes
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError

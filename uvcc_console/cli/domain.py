@@ -92,7 +92,7 @@ def _show(run_dir: Path, headless: bool) -> int:
 
 
 def _consent(args: argparse.Namespace) -> int:
-    from uvcc_console.halt import relay
+    from uvcc_console.halt import relay_path
     from uvcc_console.runs import domain
 
     run_dir = common.find_run(args.run)
@@ -100,7 +100,7 @@ def _consent(args: argparse.Namespace) -> int:
     s = common.load_snapshot(run_dir)
     if not (run_dir / domain.DOMAIN).exists():
         raise ConfigError(f"{run_dir.name} is not a domain's console", "uvcc domain join FILE opens one")
-    for box in relay.mailboxes(run_dir, s.engine_run):
-        box.exchange(relay.consent(run_dir, s.engine_run, what), relay.CONSENT)
+    for box in relay_path.mailboxes(run_dir, s.engine_run):
+        box.exchange(relay_path.consent(run_dir, s.engine_run, what), relay_path.CONSENT)
     common.say(f"signed: {what} of {s.engine_run}")
     return OK

@@ -18,7 +18,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK, USAGE
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.haltd import front
+from uvcc_console.haltd import order_socket
 from uvcc_console.haltd.glance import glance
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UnreachableError, UvccError
@@ -98,7 +98,7 @@ class _Sidecar:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._line = front.Line(run_dir)
+        self._line = order_socket.Line(run_dir)
         self._journal: Journal | None = None
         self._seq = 0
         self._seen: list[ev.Event] = []

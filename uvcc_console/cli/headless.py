@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from uvcc_console.cli import common, ending, jsonview
+from uvcc_console.cli import common, jsonview, teardown_order
 from uvcc_console.cli.main import FAILED, INTERRUPTED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Follower, Journal
@@ -119,10 +119,10 @@ def interruptible() -> Iterator[list[int]]:
 def ask(run_dir: Path, action: str, **args: Any) -> subprocess.Popen[bytes] | None:
     """Write an intent down and see that a conductor acts on it: the live one, or a new one that adopts the run.
 
-    For a teardown the journal is a courtesy, see ``cli.ending``.
+    For a teardown the journal is a courtesy, see ``cli.teardown_order``.
     """
     if action == "teardown":
-        return ending.order(run_dir).child
+        return teardown_order.order(run_dir).child
     seq = _noted(run_dir, ev.Intent(action=action, by="cli", args=args))
     if processes.running(run_dir, processes.CONDUCTOR):
         return None

@@ -99,7 +99,7 @@ def _end(name: str, host_key: str, as_json: bool) -> int:
 
 async def _end_one(run_dir: Path, name: str, host_key: str) -> None:
     from uvcc_console.fleet.inventory import InventoryProvider
-    from uvcc_console.fleet.kinds import provider_for
+    from uvcc_console.fleet.provider_kinds import provider_for
 
     fleet = dict(common.load_snapshot(run_dir).profile.get("fleet", {}))
     provider = provider_for(fleet, run_dir)
@@ -138,7 +138,7 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     This machine itself is always asked. One run stands for all that ask the same account, the same hosts with the
     same key.
     """
-    from uvcc_console.fleet.kinds import DEFAULT, runs_here
+    from uvcc_console.fleet.provider_kinds import DEFAULT, runs_here
 
     found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {(DEFAULT,): ({"provider": DEFAULT}, paths.data_dir())}
     for run_dir in common.run_dirs():
@@ -159,10 +159,10 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
 
 async def _prove(only: list[str], found: Found) -> None:
     """Look at every create of runs that are over or dead and that had no answer; a line for each that is not proven."""
-    from uvcc_console.fleet.kinds import provider_for
     from uvcc_console.fleet.prime.ends import LAG_S
     from uvcc_console.fleet.prime.intents import Intents
     from uvcc_console.fleet.provider import Rents
+    from uvcc_console.fleet.provider_kinds import provider_for
     from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of
 
     for run_dir in common.run_dirs():
@@ -197,8 +197,8 @@ async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool, found:
 
 
 async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: Found) -> None:
-    from uvcc_console.fleet.kinds import provider_for
     from uvcc_console.fleet.provider import AsksHosts
+    from uvcc_console.fleet.provider_kinds import provider_for
     from uvcc_console.runs.sweep import ORPHAN, UNREADABLE, fate_of
 
     provider = provider_for(fleet, folder)

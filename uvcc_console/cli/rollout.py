@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
     given = {key: getattr(args, key.rpartition(".")[2]) for key in _FLAGS}
     args.set += [f"{key}={value}" for key, value in given.items() if value is not None]
     from uvcc_console.cli.launch import has_terminal, launch
-    from uvcc_console.fleet.kinds import kind_of
+    from uvcc_console.fleet.provider_kinds import kind_of
     from uvcc_console.plan.profile import load
 
     name, profile = load(args.profile, args.set)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uvcc_console.cli import common, ending, headless
+from uvcc_console.cli import common, headless, teardown_order
 from uvcc_console.cli.main import FAILED, OK
 
 
@@ -16,11 +16,11 @@ def run(argv: list[str]) -> int:
     unwritten: list[str] | None = None
     if not s.ended:
         with headless.interruptible():  # an interrupt cannot make it safer: the proof is waited for
-            given = ending.order(run_dir)
+            given = teardown_order.order(run_dir)
             if given.noted:
                 s = headless.follow(run_dir, given.child, [], progress=not args.json, until_failed=False).snapshot
             if not s.ended:
-                written, unwritten = ending.see_through(run_dir, s, given)
+                written, unwritten = teardown_order.see_through(run_dir, s, given)
                 s = common.load_summary(run_dir) if written else s
     if not s.ended and unwritten == []:
         if args.json:

@@ -42,8 +42,8 @@ def run(argv: list[str]) -> int:
 async def _forward(run_dir: Path, pod: PodView, folder: str, fleet: Mapping[str, Any]) -> None:
     """Until interrupted. TensorBoard ends with the SSH channel that started it."""
     from uvcc_console.fleet.inventory import jump_to
-    from uvcc_console.fleet.keys import operator_key
     from uvcc_console.fleet.ssh import PodLink
+    from uvcc_console.fleet.ssh_keys import operator_key
 
     if not pod.host_key:
         raise UnreachableError(f"pod {pod.pod} was never reached: no host key is pinned for it", "wait until it is up")

@@ -20,11 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from uvcc_console.core.log import logger
 from uvcc_console.core.suggest import nearest
-from uvcc_console.fleet import keys, pins, pod
+from uvcc_console.fleet import pins, pod, ssh_keys
 from uvcc_console.fleet.claims import Claims, book_for, books
-from uvcc_console.fleet.kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.pins import Pins, split_address
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
+from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
@@ -168,7 +168,7 @@ class InventoryProvider:
     async def _claim(self, host: Host, name: str) -> str:
         """Who holds the host after trying; with the claim comes the run's key."""
         link = await self._link(host)
-        public = keys.public_line(keys.operator_key(self._run_dir, self._key_file))
+        public = ssh_keys.public_line(ssh_keys.operator_key(self._run_dir, self._key_file))
         line = " ".join([*public.split()[:2], f"uvcc-operator-{name}"])
         book = self._book(name)
         book.note(name, host.address)
@@ -279,7 +279,7 @@ class InventoryProvider:
         link = self._links.get(host.address)
         if link is None:
             given = host.key or self._key_file or "~/.ssh/id_ed25519"
-            key = keys.operator_key(self._run_dir, given)
+            key = ssh_keys.operator_key(self._run_dir, given)
             link = self._links[host.address] = PodLink(
                 host.address,
                 host.address,

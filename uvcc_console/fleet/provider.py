@@ -1,4 +1,4 @@
-"""What a provider of pods must be able to do. How a further one is added says :mod:`~uvcc_console.fleet.kinds`."""
+"""What a provider of pods must be able to do; :mod:`~uvcc_console.fleet.provider_kinds` says how one is added."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from typing import Any
 import asyncssh
 
 from uvcc_console.fleet import bounded, ssherrors
-from uvcc_console.fleet.door import Door
-from uvcc_console.fleet.door import Timeouts as Timeouts
+from uvcc_console.fleet.dialer import Door
+from uvcc_console.fleet.dialer import Timeouts as Timeouts
 from uvcc_console.fleet.landing import Arriving, Landing
 from uvcc_console.fleet.pins import Pins
 from uvcc_console.fleet.sessions import FullError, Sessions

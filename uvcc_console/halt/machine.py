@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from uvcc_console.core import events as ev
-from uvcc_console.halt.rungs import (
+from uvcc_console.halt.ladder_types import (
     AFTER,
     EXCUSED,
     HALT,

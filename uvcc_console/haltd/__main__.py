@@ -16,7 +16,7 @@ from pathlib import Path
 
 from uvcc_console.core import paths
 from uvcc_console.core.log import logger, within
-from uvcc_console.haltd import keeper
+from uvcc_console.haltd import leftovers
 from uvcc_console.haltd.service import Service
 from uvcc_console.runs import logfile, processes
 from uvcc_engine.contract.errors import UvccError
@@ -88,11 +88,11 @@ async def _serve(run_dir: Path) -> bool:
 
 async def _stay(run_dir: Path) -> None:
     """The run is over: for what may still cost money this process stays, and is a sidecar no more."""
-    if not (run_dir / processes.JOURNAL).exists() or not keeper.needed(keeper.snapshot(run_dir), run_dir):
+    if not (run_dir / processes.JOURNAL).exists() or not leftovers.needed(leftovers.snapshot(run_dir), run_dir):
         return
-    processes.write_record(run_dir, keeper.KEEPER)
+    processes.write_record(run_dir, leftovers.KEEPER)
     (run_dir / f"{processes.HALTD}.json").unlink(missing_ok=True)
-    staying = asyncio.ensure_future(keeper.keep(run_dir))
+    staying = asyncio.ensure_future(leftovers.keep(run_dir))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, staying.cancel)
     with contextlib.suppress(asyncio.CancelledError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.ledger import Ledger
+from uvcc_console.fleet.spend_ledger import Ledger
 from uvcc_console.plan.schema import LimitsPart
 from uvcc_engine.contract.errors import ConfigError
 

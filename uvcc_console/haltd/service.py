@@ -22,21 +22,21 @@ from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.inventory import jump_to
-from uvcc_console.fleet.keys import operator_key
-from uvcc_console.fleet.kinds import provider_for
-from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.prime.intents import Intents, books_of
 from uvcc_console.fleet.provider import Pod
+from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.runclock import RunClock
+from uvcc_console.fleet.spend_ledger import Ledger
 from uvcc_console.fleet.ssh import PodLink, Timeouts
+from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.halt import certificate, machine
-from uvcc_console.halt.relay import RelayPath
+from uvcc_console.halt.relay_path import RelayPath
 from uvcc_console.haltd import gpus
 from uvcc_console.haltd.deferred import BUSY_S, Deferred
-from uvcc_console.haltd.front import Front
 from uvcc_console.haltd.halter import Halter
+from uvcc_console.haltd.journal_view import View
+from uvcc_console.haltd.order_socket import Front
 from uvcc_console.haltd.reaper import Reaper
-from uvcc_console.haltd.view import View
 from uvcc_console.plan.schema import seconds
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract import wire

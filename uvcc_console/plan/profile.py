@@ -12,7 +12,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from uvcc_console.fleet.kinds import DEFAULT
+from uvcc_console.fleet.provider_kinds import DEFAULT
 from uvcc_console.plan.schema import CommandJob, LmJob, PrivateJob, Profile, profile_model
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 

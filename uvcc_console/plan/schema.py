@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from uvcc_console.fleet.kinds import FleetSettings, Strict, kind_of
+from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

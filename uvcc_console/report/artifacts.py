@@ -18,9 +18,9 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.report import collector
-from uvcc_console.report.eventlog import Translator, human, machine, stamp
 from uvcc_console.report.metrics import group_inits
 from uvcc_console.report.record import ARTIFACTS, RunRecord, address
+from uvcc_console.report.run_log import Translator, human, machine, stamp
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.files import log_name
 from uvcc_engine.transcript.bundle import Bundle

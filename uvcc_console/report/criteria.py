@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.package import Package, object_of, text_of
 from uvcc_console.report.record import RunRecord
+from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Coord

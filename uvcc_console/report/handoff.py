@@ -28,12 +28,12 @@ from uvcc_console.report.criteria import (
     criteria,
     once,
 )
-from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.metrics import faults_injected
 from uvcc_console.report.package import Package
 from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.redact import checked
+from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract.text import clean
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript import reading

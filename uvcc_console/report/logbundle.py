@@ -18,10 +18,10 @@ from typing import Final
 
 from uvcc_console.report import collector, metrics
 from uvcc_console.report.artifacts import SIGNERS, write_artifacts
-from uvcc_console.report.eventlog import stamp
 from uvcc_console.report.package import Package
 from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import LONGEST, checked, lines_of
+from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.contract.topology import PARTIES

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_console.report.eventlog import Translator, human
 from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
+from uvcc_console.report.run_log import Translator, human
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
 from uvcc_engine.transcript.commits import RECORDS, check_record

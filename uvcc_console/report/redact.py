@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Final
 
-from uvcc_console.report import shapes
-from uvcc_console.report.shapes import KEY, SHARE, TOKEN
+from uvcc_console.report import secret_shapes
+from uvcc_console.report.secret_shapes import KEY, SHARE, TOKEN
 from uvcc_engine.contract.errors import UvccError
 
 __all__ = ["KEY", "SHARE", "TOKEN", "Finding", "RedactionError", "Sieve", "checked", "lines_of", "shape_of"]
@@ -59,8 +59,8 @@ class Sieve:
         self._name = name
         self._number = 0
         self._seen = 0
-        self._window: deque[tuple[int, shapes.Marks]] = deque()
-        self._arrays = shapes.Arrays()
+        self._window: deque[tuple[int, secret_shapes.Marks]] = deque()
+        self._arrays = secret_shapes.Arrays()
         self._hex = 0
         self._above = ""
         self._public = 0
@@ -79,15 +79,15 @@ class Sieve:
             line, self._cut = self._cut + line, line[-_OVERLAP:] if len(line) >= LONGEST else ""
         self._seen += 1
         text = self._without_public(line)
-        marks = shapes.measure(text, self._above)
+        marks = secret_shapes.measure(text, self._above)
         self._remember(text)
         if marks.certain:
             return marks.certain
         self._hex = self._hex + marks.hex_line if marks.hex_line else 0
         crowded = marks.counts and self._crowded(marks)
-        return SHARE if self._hex >= shapes.HEX_RUN or crowded or self._arrays.add(text) else ""
+        return SHARE if self._hex >= secret_shapes.HEX_RUN or crowded or self._arrays.add(text) else ""
 
-    def _crowded(self, marks: shapes.Marks) -> bool:
+    def _crowded(self, marks: secret_shapes.Marks) -> bool:
         """Whether the last lines together show more than any log does."""
         self._window.append((self._seen, marks))
         while self._window[0][0] <= self._seen - WINDOW:
@@ -101,17 +101,17 @@ class Sieve:
 
     def _without_public(self, line: str) -> str:
         """The line without signatures and public keys, also where these are several lines long."""
-        text = shapes.without_public(line)
+        text = secret_shapes.without_public(line)
         if self._public:
             self._public -= 1
-            end = shapes.PUBLIC_ENDS.search(text)
+            end = secret_shapes.PUBLIC_ENDS.search(text)
             if end:
                 self._public = 0
                 return text[end.end() :]
             if self._public and len(text) <= 80:
                 return ""
             self._public = 0
-        elif "-----BEGIN" in text and (begin := shapes.PUBLIC_BEGINS.search(text)):
+        elif "-----BEGIN" in text and (begin := secret_shapes.PUBLIC_BEGINS.search(text)):
             self._public = _SIGNATURE_LINES
             return text[: begin.start()]
         return text
@@ -120,7 +120,7 @@ class Sieve:
         """Where a line ends inside a list, keep it: what goes on below has its name there."""
         if not line.rstrip().endswith(("[", "{", ",", ":", "(")):
             self._above = ""
-        elif not self._above or shapes.names_something(line):
+        elif not self._above or secret_shapes.names_something(line):
             self._above = line[-600:]
 
 

@@ -19,7 +19,7 @@ from uvcc_console.rollout import flight, offered
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.stage_runner import Stages
 from uvcc_console.rollout.stages.fleet import replacing
-from uvcc_console.rollout.stages.migration import restoring, succession
+from uvcc_console.rollout.stages.migration import lm_migration, private_migration
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.outside import said
@@ -125,9 +125,9 @@ async def replace_pod(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> 
         stages.decide("retry")
         return there
     model = ctx.plan.profile.job.kind == "lm"
-    phase = (restoring.check if model else succession.check)(ctx, [member.name])
+    phase = (lm_migration.check if model else private_migration.check)(ctx, [member.name])
     if model:
-        await restoring.rescue(ctx, phase, member.name)  # before anything is ended for it
+        await lm_migration.rescue(ctx, phase, member.name)  # before anything is ended for it
     stage = ctx.bus.snapshot.stage
     if stage is None or stage.status not in STOPPED:
         try:
@@ -135,7 +135,7 @@ async def replace_pod(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> 
         except UnreachableError as e:  # a pod out of reach ends the stage by its silence
             log.warning("its workers could not be ended: %s", e, pod=member.name)
         await _stopped(ctx)
-    said = await (restoring.go_on if model else succession.go_on)(ctx, [member.name])
+    said = await (lm_migration.go_on if model else private_migration.go_on)(ctx, [member.name])
     stages.decide("resume")
     return said
 

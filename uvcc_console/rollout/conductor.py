@@ -26,9 +26,9 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import BUSY_S, Journal, iter_events, read_newest
 from uvcc_console.core.log import logger, within
 from uvcc_console.core.reported_state import disagreement
-from uvcc_console.fleet.keys import operator_key
-from uvcc_console.fleet.kinds import provider_for
+from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.runclock import RunClock
+from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.plan import forecast
 from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
 from uvcc_console.plan.profile import parse
@@ -40,7 +40,7 @@ from uvcc_console.rollout.spending import Spending
 from uvcc_console.rollout.stage_runner import BACK, Stages
 from uvcc_console.rollout.stages import acts_of
 from uvcc_console.rollout.stages.fleet import adoption
-from uvcc_console.rollout.stages.migration import homing, succession
+from uvcc_console.rollout.stages.migration import checkpoint_copies, private_migration
 from uvcc_console.rollout.supervision import SideTasks
 from uvcc_console.runs import domain, logfile, processes, sweep
 from uvcc_engine.contract.errors import UnreadableError, UvccError
@@ -199,7 +199,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     )
     runner = actions.ActionRunner(ctx, stages)
     actions.apply(ctx)
-    succession.apply(ctx)
+    private_migration.apply(ctx)
     forecast_full_run(ctx)
     _obey_intents(ctx, stages, shutdown, runner, since)
     compare_roots(ctx.bus)
@@ -226,7 +226,7 @@ async def _driven(
         beside.start("the spend guard", lambda: side_tasks.keep_costs(ctx, spending, shutdown.ask), vital=True),
         beside.start("the detectors", lambda: side_tasks.detect(ctx)),
         beside.start("the sweep", lambda: side_tasks.sweep_others(ctx)),
-        beside.start("the copies of checkpoints", lambda: homing.keep_home(ctx)),
+        beside.start("the copies of checkpoints", lambda: checkpoint_copies.keep_home(ctx)),
     ]
     status, detail = "failed", ""
     try:

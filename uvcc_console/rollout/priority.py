@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from uvcc_console.fleet.kinds import runs_here
+from uvcc_console.fleet.provider_kinds import runs_here
 from uvcc_engine.contract import host
 
 NICE: Final = "UVCC_WORKER_NICE"

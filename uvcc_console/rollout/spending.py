@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from uvcc_console.core import events as ev
-from uvcc_console.fleet.ledger import Ledger
 from uvcc_console.fleet.provider import Caps, Provider, Rents
 from uvcc_console.fleet.runclock import RunClock
+from uvcc_console.fleet.spend_ledger import Ledger
 from uvcc_console.plan.schema import LimitsPart
 
 

@@ -17,8 +17,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.keys import KEY_FILE, operator_key, public_line
-from uvcc_console.halt import relay
+from uvcc_console.fleet.ssh_keys import KEY_FILE, operator_key, public_line
+from uvcc_console.halt import relay_path
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.files import checked_run_id, write_atomic
@@ -35,13 +35,13 @@ HALT: Final = {"lease": 0.0, "auto": ["hold", "halt"]}
 
 def order_keys(run_dir: Path, given: str = "") -> dict[str, str]:
     """Who may order a halt: name -> public key, the operator and the three domains; keys are made at first use."""
-    found = {"operator": relay.order_key(run_dir, given)}
+    found = {"operator": relay_path.order_key(run_dir, given)}
     for party in range(PARTIES):
         folder = run_dir / "domains" / f"p{party}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found[f"P{party}"] = " ".join(public_line(operator_key(folder)).split()[:2])
-    (run_dir / relay.FOLDER).mkdir(exist_ok=True, mode=0o700)
-    write_atomic(run_dir / relay.FOLDER / SIGNERS, json.dumps(found).encode())
+    (run_dir / relay_path.FOLDER).mkdir(exist_ok=True, mode=0o700)
+    write_atomic(run_dir / relay_path.FOLDER / SIGNERS, json.dumps(found).encode())
     return found
 
 
@@ -49,22 +49,23 @@ def readers(run_dir: Path, given: str = "") -> list[str]:
     """Who may read the workers' signs of life at the relay: public keys of the operator and of the three domains."""
     order_keys(run_dir, given)  # they are derived from these
     folders = [run_dir / "domains" / f"p{party}" for party in range(PARTIES)]
-    return [boxes.public_of(relay.reader(run_dir, given)), *(boxes.public_of(relay.reader(f)) for f in folders)]
+    ours = boxes.public_of(relay_path.reader(run_dir, given))
+    return [ours, *(boxes.public_of(relay_path.reader(f)) for f in folders)]
 
 
 def order_seal(run_dir: Path) -> str:
     """The key (hex) under which consoles and workers of this run exchange orders, made at first use."""
-    path = run_dir / relay.FOLDER / relay.SEAL
-    if not relay.seal_key(run_dir):
+    path = run_dir / relay_path.FOLDER / relay_path.SEAL
+    if not relay_path.seal_key(run_dir):
         path.parent.mkdir(exist_ok=True, mode=0o700)
         write_atomic(path, os.urandom(32).hex().encode(), mode=0o600)
-    return relay.seal_key(run_dir).hex()
+    return relay_path.seal_key(run_dir).hex()
 
 
 def signers(run_dir: Path) -> dict[str, str]:
     """The same as the rollout wrote it down; empty before there was a relay."""
     try:
-        found = json.loads((run_dir / relay.FOLDER / SIGNERS).read_text())
+        found = json.loads((run_dir / relay_path.FOLDER / SIGNERS).read_text())
     except (OSError, ValueError):
         return {}
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
@@ -75,7 +76,7 @@ def export(run_dir: Path, s: Snapshot, party: int) -> dict[str, Any]:
 
     Raises ConfigError before the run has a relay, or for a run of one domain.
     """
-    boxes = relay.mailboxes(run_dir, s.engine_run)
+    boxes = relay_path.mailboxes(run_dir, s.engine_run)
     if s.job_kind != "private" or not boxes:
         raise ConfigError(f"{s.run} has no relay for its domains", "link: relay in the profile, once a phase runs")
     if party not in range(PARTIES):
@@ -101,7 +102,7 @@ def export(run_dir: Path, s: Snapshot, party: int) -> dict[str, Any]:
         ],
         "order_key": (run_dir / "domains" / f"p{party}" / KEY_FILE).read_text(),
         "signers": signers(run_dir),
-        "seal": relay.seal_key(run_dir).hex(),
+        "seal": relay_path.seal_key(run_dir).hex(),
     }
 
 
@@ -125,12 +126,12 @@ def _join(document: Mapping[str, Any]) -> Path:
     if phase not in PHASES:
         raise ValueError(f"no phase {phase!r}")
     run_dir = paths.run_dir(f"{run}-p{party}")
-    folder = run_dir / relay.FOLDER
+    folder = run_dir / relay_path.FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(run_dir / KEY_FILE, str(document["order_key"]).encode(), mode=0o600)
     write_atomic(folder / SIGNERS, json.dumps(document["signers"]).encode())
     if seal := bytes.fromhex(str(document.get("seal", ""))):
-        write_atomic(folder / relay.SEAL, seal.hex().encode(), mode=0o600)
+        write_atomic(folder / relay_path.SEAL, seal.hex().encode(), mode=0o600)
     for number, at in enumerate(document["relays"]):
         name = f"{phase}-{number}"
         write_atomic(folder / f"{name}.json", json.dumps([at["token"]]).encode(), mode=0o600)
@@ -138,7 +139,7 @@ def _join(document: Mapping[str, Any]) -> Path:
             write_atomic(folder / f"{name}.pem", str(at["ca"]).encode())
         where = {"url": at["url"], "group": at["group"], "engine_run": engine_run, "tokens": f"{name}.json"}
         write_atomic(
-            folder / f"{name}{relay.AT}", json.dumps({**where, "ca": f"{name}.pem" if at["ca"] else ""}).encode()
+            folder / f"{name}{relay_path.AT}", json.dumps({**where, "ca": f"{name}.pem" if at["ca"] else ""}).encode()
         )
     fresh = not (run_dir / DOMAIN).exists()
     write_atomic(run_dir / DOMAIN, json.dumps({"run": run, "party": party}).encode())

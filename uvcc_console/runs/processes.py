@@ -140,7 +140,7 @@ def create_run(
 
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
-    from uvcc_console.fleet.kinds import runs_here
+    from uvcc_console.fleet.provider_kinds import runs_here
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
 

@@ -18,9 +18,9 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.keys import KEY_FILE
 from uvcc_console.fleet.provider import Pod, Provider, Rents
 from uvcc_console.fleet.runclock import run_now
+from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.plan.plan import POD_PREFIX
 from uvcc_console.plan.schema import LimitsPart
 from uvcc_console.runs import processes

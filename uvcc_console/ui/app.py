@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from textual import on
 from textual.binding import Binding, BindingType
 
-from uvcc_console.ui.base import ascii_wanted
+from uvcc_console.ui.app_base import ascii_wanted
 from uvcc_console.ui.commands import Commands, tell
 from uvcc_console.ui.forwarding import forward
 from uvcc_console.ui.frames import Frames
@@ -18,9 +18,9 @@ from uvcc_console.ui.keys import ACTIONS, Action, bindings, footer
 from uvcc_console.ui.lamps import Watchman
 from uvcc_console.ui.notify import Notifier, operators_program
 from uvcc_console.ui.palette import ActionProvider
-from uvcc_console.ui.processes import CONDUCTOR, HALTD
 from uvcc_console.ui.rechecks import Rechecks
 from uvcc_console.ui.run_base import RunConsole
+from uvcc_console.ui.run_processes import CONDUCTOR, HALTD, conducted
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import Clock, JournalWriter, ReplaySource, Source, open_source
 from uvcc_console.ui.view import View, holding

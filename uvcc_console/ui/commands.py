@@ -11,13 +11,13 @@ from typing import Any
 from textual.timer import Timer
 
 from uvcc_console.core import events as ev
-from uvcc_console.ui import evidence, filters
+from uvcc_console.ui import filters, saved_screens
 from uvcc_console.ui.halt_switch import REPEAT_S, Decision, HaltSwitch
 from uvcc_console.ui.keys import ACTIONS, COMMANDS, Action
 from uvcc_console.ui.notify import Note
 from uvcc_console.ui.pod_actions import PodActions
-from uvcc_console.ui.processes import see_to
 from uvcc_console.ui.run_base import RunConsole
+from uvcc_console.ui.run_processes import see_to
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import ReplaySource
 from uvcc_console.ui.widgets.log_view import LogView
@@ -232,7 +232,7 @@ class Commands(PodActions):
     def do_snapshot(self, _: str) -> None:
         """Keep the screen as evidence."""
         try:
-            kept = evidence.save(self.app)
+            kept = saved_screens.save(self.app)
         except (OSError, UvccError) as e:
             self.app.say(f"snapshot not kept: {e}", "error")
             return

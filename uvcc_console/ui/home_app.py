@@ -17,7 +17,7 @@ from textual.worker import get_current_worker
 
 from uvcc_console.core import paths
 from uvcc_console.ui import home_model
-from uvcc_console.ui.base import ConsoleApp, KeyTime
+from uvcc_console.ui.app_base import ConsoleApp, KeyTime
 from uvcc_console.ui.format import clock
 from uvcc_console.ui.home_model import Draft, RunSummary
 from uvcc_console.ui.paint import Line, spread

@@ -16,7 +16,7 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.core.shown import Changes
 from uvcc_console.core.snapshot import EMPTY, Snapshot
 from uvcc_console.core.state import fold
-from uvcc_console.fleet.kinds import runs_here
+from uvcc_console.fleet.provider_kinds import runs_here
 from uvcc_console.ui.glyphs import Glyphs
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.rechecks import Rechecks
@@ -128,7 +128,7 @@ def make_draft(profile: str, settings: Sequence[str]) -> Draft:
 
 def ask_price(draft: Draft, scratch: Path) -> Draft:
     """The draft with its provider's quote. Blocking; for a worker thread."""
-    from uvcc_console.fleet.kinds import provider_for
+    from uvcc_console.fleet.provider_kinds import provider_for
 
     plan = draft.plan
     if plan is None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.base import ConsoleApp
+from uvcc_console.ui.app_base import ConsoleApp
 from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.keys import Action, Context
 from uvcc_console.ui.lamps import Lamp
-from uvcc_console.ui.processes import Processes, RunProcesses
+from uvcc_console.ui.run_processes import Processes, RunProcesses
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import BEHIND_S, JournalWriter, ReplaySource, Source
 

@@ -19,7 +19,7 @@ from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.core.reducing import LOG_KEEP
 from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_console.core.state import reduce
-from uvcc_console.haltd import front
+from uvcc_console.haltd import order_socket
 from uvcc_console.ui.tape import Tape
 
 Clock = Callable[[], float]
@@ -226,7 +226,7 @@ class JournalWriter:
         self._journal: Journal | None = None
 
     def _append(self, batch: tuple[ev.Event, ...]) -> int:
-        if len(batch) == 1 and isinstance(batch[0], ev.HaltRequested) and front.ask(self._path.parent, batch[0]):
+        if len(batch) == 1 and isinstance(batch[0], ev.HaltRequested) and order_socket.ask(self._path.parent, batch[0]):
             return 0  # the sidecar has acted on it and writes it down itself
         if self._journal is None:
             self._journal = Journal(self._path, source=self._source, clock=self._clock)

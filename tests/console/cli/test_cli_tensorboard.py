@@ -18,8 +18,8 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet import keys, procs
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet import procs, ssh_keys
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 
@@ -46,7 +46,7 @@ UVCC = [sys.executable, "-c", CODE]
 async def _pod(folder: Path) -> tuple[Pod, str]:
     provider = LocalProvider(folder, ttl_s=300.0)
     pod = await provider.wait_ready(await provider.create(PodRequest(f"tb-test-{os.getpid()}", 0, 0)))
-    link = PodLink("p0r0", pod.address, keys.operator_key(folder))
+    link = PodLink("p0r0", pod.address, ssh_keys.operator_key(folder))
     await link.sh(f"mkdir -p .uvcc/runs/{RUN}.full/tb tensorboard && touch tensorboard/__init__.py")
     await link.put(MAIN, "tensorboard/main.py")
     await link.put(b"events of the run", f".uvcc/runs/{RUN}.full/tb/events.out.tfevents.1")

@@ -13,7 +13,7 @@ from primefake import FakePod, PrimeFake
 from primeoffers import market, offer
 
 from uvcc_console.fleet import podhome, procs
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uvcc_console.fleet import keys, localpod, procs
+from uvcc_console.fleet import localpod, procs, ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap, bootstrap_all
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, build_wheel
@@ -33,7 +33,7 @@ async def pod(run_dir: Path) -> AsyncIterator[Pod]:
 
 @pytest.fixture
 async def link(pod: Pod, run_dir: Path) -> AsyncIterator[PodLink]:
-    made = PodLink("p0r0", pod.address, keys.operator_key(run_dir))
+    made = PodLink("p0r0", pod.address, ssh_keys.operator_key(run_dir))
     yield made
     await made.close()
 
@@ -161,7 +161,7 @@ async def test_many_pods_at_once_and_the_first_failure_names_its_pod(run_dir: Pa
     requests = [PodRequest(f"boot-many-{os.getpid()}-{p}", p, 1) for p in range(3)]
     pods = await asyncio.gather(*(provider.create(r) for r in requests))
     pods = await asyncio.gather(*(provider.wait_ready(p) for p in pods))
-    links = [PodLink(p.name, p.address, keys.operator_key(run_dir)) for p in pods]
+    links = [PodLink(p.name, p.address, ssh_keys.operator_key(run_dir)) for p in pods]
     try:
         heard: set[str] = set()
         found = await bootstrap_all(links, wheel, lambda pod, step, detail: heard.add(pod), preload="none")

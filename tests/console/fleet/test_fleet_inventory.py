@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from uvcc_console.fleet import keys, procs
+from uvcc_console.fleet import procs, ssh_keys
 from uvcc_console.fleet.bootstrap import bootstrap
 from uvcc_console.fleet.claims import Claims
 from uvcc_console.fleet.inventory import InventoryProvider, jump_to, read_hosts
-from uvcc_console.fleet.kinds import provider_for
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.pins import split_address
 from uvcc_console.fleet.provider import Pod, PodRequest
+from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
@@ -38,7 +38,7 @@ async def machines(tmp_path: Path) -> AsyncIterator[list[dict]]:
     local = LocalProvider(owner, ttl_s=120.0)
     requests = [PodRequest(f"host-{os.getpid()}-p{p}r0", p, 0) for p in range(2)]
     pods = [await local.wait_ready(await local.create(r)) for r in requests]
-    key = str(owner / keys.KEY_FILE)
+    key = str(owner / ssh_keys.KEY_FILE)
     yield [{"host": p.host, "user": p.user, "port": p.port, "key": key, "domain": f"d{p.party}"} for p in pods]
     for pod in pods:
         await local.delete(pod)
@@ -88,7 +88,7 @@ async def test_a_whole_life_leaves_no_trace(provider, run_dir, machines, tmp_pat
     home = await (await provider._link(provider._host_of(pod.provider_id))).sh("pwd")
     before = Path(home, ".ssh/authorized_keys").read_text()
     assert "uvcc-operator-uvcc-run-p0r0" in before
-    link = PodLink("p0r0", pod.address, keys.operator_key(run_dir), timeouts=QUICK)  # the run's key, not the user's
+    link = PodLink("p0r0", pod.address, ssh_keys.operator_key(run_dir), timeouts=QUICK)  # the run's key, not the user's
     done = await bootstrap(link, build_wheel(tmp_path / "wheel"), preload="none")
     pid = done.agent["pid"]
     await link.close()

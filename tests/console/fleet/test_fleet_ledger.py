@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from uvcc_console.core.events import PodChanged
-from uvcc_console.fleet.ledger import Ledger
+from uvcc_console.fleet.spend_ledger import Ledger
 
 
 def changed(pod: str, state: str, at: float, price: float = 0.0) -> PodChanged:

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uvcc_console.fleet import keys, localpod, procs
-from uvcc_console.fleet.kinds import provider_for
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet import localpod, procs, ssh_keys
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
+from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 
@@ -44,7 +44,7 @@ async def up(provider: LocalProvider, party: int = 0) -> Pod:
 
 
 def link(run_dir: Path, pod: Pod) -> PodLink:
-    return PodLink(pod.name, pod.address, keys.operator_key(run_dir), timeouts=QUICK)
+    return PodLink(pod.name, pod.address, ssh_keys.operator_key(run_dir), timeouts=QUICK)
 
 
 async def test_three_pods_are_apart(provider: LocalProvider, run_dir: Path) -> None:

@@ -8,7 +8,7 @@ import asyncssh
 import pytest
 from sshfake import SshFake
 
-from uvcc_console.fleet.door import HANDSHAKES, Timeouts
+from uvcc_console.fleet.dialer import HANDSHAKES, Timeouts
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.fleet.sessions import LIMIT as SESSIONS
 from uvcc_console.fleet.ssherrors import classify

@@ -22,7 +22,7 @@ from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet import keys
+from uvcc_console.fleet import ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.inventory import InventoryProvider, read_hosts
 from uvcc_console.fleet.pins import Pins, fingerprint, plain
@@ -79,7 +79,7 @@ class Hosts:
             about = {"replicas": 1, "pipeline_stages": 1, "tensor": 1, "stages": list(plan.stages)}
             made = profile.model_dump(mode="json")
             bus.commit(ev.RunCreated(run=RUN, profile_name="demo", job_kind="private", profile=made, **about))
-        return Rollout(plan, self.run_dir, bus, self.provider(), keys.operator_key(self.run_dir), members)
+        return Rollout(plan, self.run_dir, bus, self.provider(), ssh_keys.operator_key(self.run_dir), members)
 
 
 @pytest.fixture

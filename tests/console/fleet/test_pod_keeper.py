@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_console.fleet import keys, pod, procs
+from uvcc_console.fleet import pod, procs, ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import Bootstrapped, bootstrap
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, build_wheel
@@ -39,7 +39,7 @@ async def host(run_dir: Path) -> AsyncIterator[Pod]:
 
 @pytest.fixture
 async def link(host: Pod, run_dir: Path) -> AsyncIterator[PodLink]:
-    made = PodLink("p0r0", host.address, keys.operator_key(run_dir))
+    made = PodLink("p0r0", host.address, ssh_keys.operator_key(run_dir))
     yield made
     await made.close()
 

@@ -26,13 +26,13 @@ from virtualtime import VirtualClock
 from uvcc_console.cli import pods
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet import kinds as providers
-from uvcc_console.fleet.keys import operator_key
+from uvcc_console.fleet import provider_kinds as providers
 from uvcc_console.fleet.prime.access import Target
 from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.prime.provider import PrimeProvider
 from uvcc_console.fleet.prime.ready import Readiness
+from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus

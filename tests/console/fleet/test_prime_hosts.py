@@ -9,10 +9,10 @@ import pytest
 from primefake import KEY
 from primehost import PrimeHost
 
-from uvcc_console.fleet import keys
+from uvcc_console.fleet import ssh_keys
 from uvcc_console.fleet.bootstrap import bootstrap_all
-from uvcc_console.fleet.kinds import provider_for
 from uvcc_console.fleet.provider import PodRequest
+from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
@@ -43,7 +43,7 @@ async def test_rented_pods_are_driven_like_any_others(
         pods = await asyncio.gather(*(provider.create(r) for r in requests))
         pods = await asyncio.gather(*(provider.wait_ready(p) for p in pods))
         assert len({p.provider for p in pods}) == 3
-        links = [PodLink(p.name, p.address, keys.operator_key(run_dir)) for p in pods]
+        links = [PodLink(p.name, p.address, ssh_keys.operator_key(run_dir)) for p in pods]
         found = await bootstrap_all(links, build_wheel(tmp_path / "wheel"), preload="none")
         assert len({b.agent["identity"]["ed25519"] for b in found}) == 3
         for link in links:

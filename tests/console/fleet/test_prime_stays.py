@@ -17,7 +17,7 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.fleet.prime.intents import Intents, attempt_name
 from uvcc_console.fleet.runclock import RunClock
-from uvcc_console.haltd import keeper
+from uvcc_console.haltd import leftovers
 from uvcc_console.plan.profile import load
 from uvcc_console.runs import processes
 
@@ -67,7 +67,7 @@ async def test_a_sidecar_stays_until_a_create_without_an_answer_is_proven(
                 while sum(method == "GET" for method, _, _ in host.fake.requests) < 6:  # it has looked, and again
                     assert process.returncode is None, "it went although nothing is proven"
                     await asyncio.sleep(0.05)
-                assert processes.recorded(run_dir, keeper.KEEPER) is not None
+                assert processes.recorded(run_dir, leftovers.KEEPER) is not None
                 assert not processes.running(run_dir, processes.HALTD)  # a sidecar it is no more
                 foreign = host.fake.foreign("somebody-elses")
                 late = {"pod": {"name": asked, "gpuType": "CPU_NODE", "gpuCount": 1}}

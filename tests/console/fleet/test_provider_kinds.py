@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from uvcc_console.fleet import kinds
-from uvcc_console.fleet.kinds import kind_of, provider_for, runs_here
+from uvcc_console.fleet import provider_kinds
+from uvcc_console.fleet.provider_kinds import kind_of, provider_for, runs_here
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_console.plan.schema import profile_model
@@ -19,7 +19,7 @@ from uvcc_engine.contract.errors import ConfigError
 
 PACKAGE = '''
 import time
-from uvcc_console.fleet.kinds import FleetSettings, ProviderKind
+from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.provider import Pod, Quote, QuoteLine
 
 
@@ -65,8 +65,8 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[En
     """An installed package with a provider; the test may offer more."""
     (tmp_path / "uvcc_shelf.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    points = [EntryPoint("shelf", "uvcc_shelf:KIND", kinds.GROUP)]
-    monkeypatch.setattr(kinds, "entry_points", lambda group: points)
+    points = [EntryPoint("shelf", "uvcc_shelf:KIND", provider_kinds.GROUP)]
+    monkeypatch.setattr(provider_kinds, "entry_points", lambda group: points)
     clear()
     yield points
     clear()
@@ -74,7 +74,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[En
 
 
 def clear() -> None:
-    kinds.known.cache_clear()
+    provider_kinds.known.cache_clear()
     profile_model.cache_clear()
 
 
@@ -110,14 +110,14 @@ def test_each_kind_checks_its_own_keys(
 
 
 def test_nobody_may_stand_in_for_a_provider_that_gets_a_key(offered: list[EntryPoint]) -> None:
-    offered.append(EntryPoint("prime", "uvcc_shelf:KIND", kinds.GROUP))
+    offered.append(EntryPoint("prime", "uvcc_shelf:KIND", provider_kinds.GROUP))
     with pytest.raises(ConfigError, match="offers a provider 'prime', which is taken"):
         kind_of("prime")
 
 
 @pytest.mark.parametrize("target", ["uvcc_shelf:WRONG", "uvcc_shelf:NONE", "no_such_package:KIND"])
 def test_a_package_that_is_broken_is_named(offered: list[EntryPoint], target: str) -> None:
-    offered[:] = [EntryPoint("shelf", target, kinds.GROUP)]
+    offered[:] = [EntryPoint("shelf", target, provider_kinds.GROUP)]
     with pytest.raises(ConfigError, match=target.partition(":")[0]):
         kind_of("shelf")
     assert not runs_here({"provider": "shelf"})

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.fleet.ledger import Ledger
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.runclock import FILE, Machine, RunClock
+from uvcc_console.fleet.spend_ledger import Ledger
 from uvcc_console.plan.schema import LimitsPart
 from uvcc_console.rollout.spending import Spending
 

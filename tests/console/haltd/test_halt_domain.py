@@ -19,9 +19,9 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
-from uvcc_console.fleet.keys import KEY_FILE
-from uvcc_console.halt import relay as over_relay
-from uvcc_console.halt.roots import Published
+from uvcc_console.fleet.ssh_keys import KEY_FILE
+from uvcc_console.halt import relay_path as over_relay
+from uvcc_console.halt.published_roots import Published
 from uvcc_console.haltd import service as service_module
 from uvcc_console.haltd.service import Service
 from uvcc_console.runs import domain, processes

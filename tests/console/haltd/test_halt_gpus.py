@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_console.fleet import keys
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet import ssh_keys
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.haltd import gpus
@@ -34,7 +34,7 @@ def test_only_what_is_ours_counts_as_left(listed: str, word: str, said: str) -> 
 async def link(tmp_path: Path) -> AsyncIterator[PodLink]:
     provider = LocalProvider(tmp_path, ttl_s=60.0)
     pod = await provider.wait_ready(await provider.create(PodRequest(f"gpu-test-{os.getpid()}", 0, 0)))
-    made = PodLink("p0r0", pod.address, keys.operator_key(tmp_path))
+    made = PodLink("p0r0", pod.address, ssh_keys.operator_key(tmp_path))
     yield made
     await made.close()
     await provider.delete(pod)

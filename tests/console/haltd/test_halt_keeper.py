@@ -13,7 +13,7 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.prime.intents import Intents, attempt_name, books_of
 from uvcc_console.fleet.provider import Books, Pod
-from uvcc_console.haltd import keeper
+from uvcc_console.haltd import leftovers
 from uvcc_engine.contract.errors import UnreachableError
 
 CREATED = 1_795_000_000.0
@@ -93,24 +93,24 @@ def kept_run(fleet: dict[str, object], status: str = "ok") -> Path:
 async def test_kept_pods_are_ended_when_their_time_is_over_and_not_before(run_dir: Path) -> None:
     shop, clock, then = Shop(), Clock(), []
     clock.at[CREATED + TTL - 1.0] = lambda: then.append(len(shop.pods))
-    ended = await keeper.keep(run_dir, make=lambda s: shop, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    ended = await leftovers.keep(run_dir, make=lambda s: shop, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
     assert then == [3]
     assert sorted(ended) == [f"uvcc-kept-1-p{p}r0" for p in range(3)]
     assert shop.pods == {}
-    assert TTL <= clock.now - CREATED < TTL + 5 * keeper.LOOK_S
+    assert TTL <= clock.now - CREATED < TTL + 5 * leftovers.LOOK_S
 
 
 async def test_it_goes_when_somebody_else_has_ended_the_pods(run_dir: Path) -> None:
     shop, clock = Shop(), Clock()
     clock.at[CREATED + 300.0] = shop.pods.clear
-    assert await keeper.keep(run_dir, make=lambda s: shop, clock=clock, sleep=clock.sleep) == []  # type: ignore[arg-type]
-    assert clock.now < CREATED + 300.0 + 2 * keeper.LOOK_S
+    assert await leftovers.keep(run_dir, make=lambda s: shop, clock=clock, sleep=clock.sleep) == []  # type: ignore[arg-type]
+    assert clock.now < CREATED + 300.0 + 2 * leftovers.LOOK_S
 
 
 async def test_it_goes_with_the_runs_folder(run_dir: Path) -> None:
     shop, clock = Shop(), Clock()
     clock.at[CREATED + 300.0] = lambda: shutil.rmtree(run_dir)
-    assert await keeper.keep(run_dir, make=lambda s: shop, clock=clock, sleep=clock.sleep) == []  # type: ignore[arg-type]
+    assert await leftovers.keep(run_dir, make=lambda s: shop, clock=clock, sleep=clock.sleep) == []  # type: ignore[arg-type]
     assert len(shop.pods) == 3
 
 
@@ -124,8 +124,8 @@ async def test_it_goes_with_the_runs_folder(run_dir: Path) -> None:
 )
 async def test_nobody_stays_for_other_runs(fleet: dict[str, object], status: str) -> None:
     folder = kept_run(fleet, status)
-    assert not keeper.needed(keeper.snapshot(folder), folder)
-    assert await keeper.keep(folder, make=lambda s: pytest.fail("asked the provider")) == []
+    assert not leftovers.needed(leftovers.snapshot(folder), folder)
+    assert await leftovers.keep(folder, make=lambda s: pytest.fail("asked the provider")) == []
 
 
 class Market(Shop):
@@ -164,20 +164,20 @@ class Market(Shop):
 async def test_it_stays_until_every_create_is_proven(shown_at: float, silent_until: float, deleted: int) -> None:
     folder, clock = kept_run({"provider": "prime"}, "failed"), Clock()
     market = Market(folder, clock, CREATED + shown_at, CREATED + silent_until)
-    assert keeper.needed(keeper.snapshot(folder), folder)
-    await keeper.keep(folder, make=lambda s: market, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    assert leftovers.needed(leftovers.snapshot(folder), folder)
+    await leftovers.keep(folder, make=lambda s: market, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
     assert market.deleted == deleted
-    assert not keeper.needed(keeper.snapshot(folder), folder)
+    assert not leftovers.needed(leftovers.snapshot(folder), folder)
     assert clock.now >= CREATED + min(max(shown_at, silent_until), 1000.0)
 
 
 async def test_a_market_that_is_gone_for_good_is_left_in_the_end_and_that_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_S", 900.0)
+    monkeypatch.setattr(leftovers, "LONGEST_S", 900.0)
     folder, clock = kept_run({"provider": "prime"}, "failed"), Clock()
     market = Market(folder, clock, 0.0, 1e12)
-    await keeper.keep(folder, make=lambda s: market, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
-    (told,) = keeper.snapshot(folder).alerts
+    await leftovers.keep(folder, make=lambda s: market, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    (told,) = leftovers.snapshot(folder).alerts
     assert "nobody watches" in told.text
     assert "uvcc pods --sweep" in told.text

@@ -15,7 +15,7 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.state import fold
 from uvcc_console.fleet import procs
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.haltd import service
 from uvcc_console.haltd.reaper import AGAIN_S, Reaper

@@ -24,15 +24,15 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet import keys, procs
+from uvcc_console.fleet import procs, ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap_all
-from uvcc_console.fleet.local import LocalProvider
+from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.halt.machine import Times
-from uvcc_console.haltd import front
+from uvcc_console.haltd import order_socket
 from uvcc_console.haltd.service import Service, run_halt
 from uvcc_console.runs import processes
 from uvcc_engine.contract import wire
@@ -56,7 +56,7 @@ async def _make(home: Path) -> Fleet:
     provider = LocalProvider(home, ttl_s=300.0)
     made = [await provider.create(PodRequest(f"halt-test-{os.getpid()}-p{p}r0", p, 0)) for p in range(3)]
     pods = {f"p{i}r0": await provider.wait_ready(pod) for i, pod in enumerate(made)}
-    links = [PodLink(name, pod.address, keys.operator_key(home)) for name, pod in pods.items()]
+    links = [PodLink(name, pod.address, ssh_keys.operator_key(home)) for name, pod in pods.items()]
     await bootstrap_all(links, build_wheel(home / "wheel"), preload="none")
     for link in links:
         await link.put(WORKER, "haltworker.py")
@@ -87,7 +87,7 @@ class Run:
         self.dir = paths.run_dir(name)
         self.engine_run = f"{name}.full"
         self.dir.mkdir(parents=True)
-        shutil.copy(fleet.home / keys.KEY_FILE, self.dir / keys.KEY_FILE)
+        shutil.copy(fleet.home / ssh_keys.KEY_FILE, self.dir / ssh_keys.KEY_FILE)
         self.journal = Journal(self.dir / processes.JOURNAL, source="test")
         self.clients: dict[str, AgentClient] = {}
         created = ev.RunCreated(
@@ -105,7 +105,7 @@ class Run:
 
     async def launch(self, *, steps: tuple[int, int, int] = (5, 5, 5), ignoring: str = "") -> None:
         for party, (pod, at) in enumerate(self.fleet.pods.items()):
-            link = PodLink(pod, at.address, keys.operator_key(self.dir), host_key=self.fleet.host_keys[pod])
+            link = PodLink(pod, at.address, ssh_keys.operator_key(self.dir), host_key=self.fleet.host_keys[pod])
             client = self.clients[pod] = AgentClient(link, holder="test")
             await client.start()
             await client.watch(self.engine_run)
@@ -291,7 +291,7 @@ async def sidecar_of(run: Run, file_limit: int = 0) -> AsyncIterator[subprocess.
     )
     try:
         async with asyncio.timeout(20):
-            while not (run.dir / front.SOCKET).exists():
+            while not (run.dir / order_socket.SOCKET).exists():
                 await asyncio.sleep(0.02)
         yield process
     finally:
@@ -352,7 +352,7 @@ async def test_a_drill_and_a_release_go_by_the_door_too(run: Run) -> None:
         code, out, err = await _uvcc("halt", run.name, "--drill")
         assert (code, "DRILL 3/3 verified" in out) == (0, True), err
         hold = ev.HaltRequested(nonce="n", mode="hold", by="test")
-        assert await asyncio.to_thread(front.ask, run.dir, hold)
+        assert await asyncio.to_thread(order_socket.ask, run.dir, hold)
         code, out, err = await _uvcc("halt", run.name, "--release")
         assert (code, "RELEASE 3/3 verified" in out) == (0, True), err
     assert run.snapshot.status == "running"
@@ -361,14 +361,14 @@ async def test_a_drill_and_a_release_go_by_the_door_too(run: Run) -> None:
 async def test_what_is_no_request_is_hung_up_on(run: Run) -> None:
     async with sidecar_of(run):
         for junk in (b"\n", b"[]\n", b'{"mode": "explode", "nonce": "n"}\n', b"x" * 200_000, b'{"mode": "halt"}\n'):
-            with short(run.dir / front.SOCKET) as path:
+            with short(run.dir / order_socket.SOCKET) as path:
                 reader, writer = await asyncio.open_unix_connection(path)
             writer.write(junk)
             async with asyncio.timeout(10):
                 assert await reader.read() == b""
             writer.close()
-        assert await asyncio.to_thread(front.ask, run.dir, ev.HaltRequested(nonce="n", mode="halt", by="test"))
-    assert not await asyncio.to_thread(front.ask, run.dir, ev.HaltRequested(nonce="m", mode="halt", by="test"))
+        assert await asyncio.to_thread(order_socket.ask, run.dir, ev.HaltRequested(nonce="n", mode="halt", by="test"))
+    assert not await asyncio.to_thread(order_socket.ask, run.dir, ev.HaltRequested(nonce="m", mode="halt", by="test"))
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])

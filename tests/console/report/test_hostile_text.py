@@ -19,7 +19,7 @@ from uvcc_console.cli import attach, headless
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
-from uvcc_console.fleet import kinds as providers
+from uvcc_console.fleet import provider_kinds as providers
 from uvcc_console.fleet.provider import Pod
 from uvcc_engine.bench import _rehearsal
 from uvcc_engine.cli import main as engine_main

@@ -19,10 +19,10 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.report import metrics
 from uvcc_console.report.artifacts import layout, roots_by_coord, write_artifacts
 from uvcc_console.report.criteria import MET, NOT_MET, NOT_SHOWN
-from uvcc_console.report.eventlog import Translator
 from uvcc_console.report.handoff import Handoff, handoff
 from uvcc_console.report.logbundle import write_bundle
 from uvcc_console.report.record import RunRecord
+from uvcc_console.report.run_log import Translator
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.transcript import files
 from uvcc_engine.transcript.bundle import find_folders, read_bundle

@@ -15,12 +15,12 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.fleet import inventory
 from uvcc_console.fleet.pod import unpack
-from uvcc_console.halt.relay import Mailbox
+from uvcc_console.halt.relay_path import Mailbox
 from uvcc_console.plan.plan import pod_prefix
 from uvcc_console.plan.profile import parse
 from uvcc_console.rollout import offered
 from uvcc_console.rollout.decoder import Intake
-from uvcc_console.rollout.stages.migration import handover, succession
+from uvcc_console.rollout.stages.migration import private_migration, share_transfer
 from uvcc_console.rollout.stages.training import lm
 from uvcc_console.runs import domain
 from uvcc_console.ui.shell import ssh_command
@@ -34,11 +34,11 @@ SHA = "ab" * 32
 
 
 def test_the_boxes_of_a_pod_are_its_own() -> None:
-    assert handover.boxes_of("p0r1", "c0_p1r0_by_p0r1.box\nc1_p0r0_by_p0r1.box") == [
+    assert share_transfer.boxes_of("p0r1", "c0_p1r0_by_p0r1.box\nc1_p0r0_by_p0r1.box") == [
         "c0_p1r0_by_p0r1.box",
         "c1_p0r0_by_p0r1.box",
     ]
-    assert handover.boxes_of("p0r1", "") == []
+    assert share_transfer.boxes_of("p0r1", "") == []
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_boxes_of_a_pod_are_its_own() -> None:
 )
 def test_a_box_of_any_other_name_is_refused(name: str) -> None:
     with pytest.raises(VerificationError, match="p0r1 offers"):
-        handover.boxes_of("p0r1", name)
+        share_transfer.boxes_of("p0r1", name)
 
 
 # ---- checkpoints of language models --------------------------------------------------------------
@@ -129,15 +129,15 @@ def test_a_pods_workers_cannot_announce_a_succession(tmp_path: Path) -> None:
     class Ctx:
         run_dir = tmp_path
 
-    made = succession.Succession("../../x", 2, "r;id", "../..", SHA, {}, {}, ("p0r0",), ("p1r0",))
+    made = private_migration.Succession("../../x", 2, "r;id", "../..", SHA, {}, {}, ("p0r0",), ("p1r0",))
     line = json.dumps({"event": "succession", "fields": dict(made.event().fields), "level": "warn", "ts": 1.0})
     message = {"op": wire.LINES, "run": "r.full", "src": "events.jsonl", "lines": [line], "ino": 1, "off": 1}
     journal = Journal(tmp_path / "journal.sqlite", source="test")
     journal.append(*Intake("p0r0", "r.full", "full", "p0r0s0t0").events(message))
-    assert succession.all_of(Ctx()) == []  # type: ignore[arg-type]
+    assert private_migration.all_of(Ctx()) == []  # type: ignore[arg-type]
     journal.append(made.event())
     journal.close()
-    assert [one.engine_run for one in succession.all_of(Ctx())] == ["r;id"]  # type: ignore[arg-type]
+    assert [one.engine_run for one in private_migration.all_of(Ctx())] == ["r;id"]  # type: ignore[arg-type]
 
 
 # ---- other domains, providers, relays ------------------------------------------------------------

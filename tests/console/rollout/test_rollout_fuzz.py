@@ -23,7 +23,7 @@ from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
 from uvcc_console.fleet import hearing
-from uvcc_console.halt.roots import Published
+from uvcc_console.halt.published_roots import Published
 from uvcc_console.rollout.decoder import Intake
 
 INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "3000"))

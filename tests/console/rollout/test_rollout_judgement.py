@@ -14,7 +14,7 @@ from uvcc_console.plan.profile import load
 from uvcc_console.plan.schema import GatesPart
 from uvcc_console.rollout.stages.fleet.findings import Wanted, judge
 from uvcc_console.rollout.stages.training.phases import _last_words, hang, trouble
-from uvcc_console.rollout.stages.verify.evidence import measure
+from uvcc_console.rollout.stages.verify.verification import measure
 
 COORDS = ["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"]
 

@@ -13,7 +13,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_console.rollout import conductor, side_tasks, supervision
 from uvcc_console.rollout.context import Rollout
-from uvcc_console.rollout.stages.migration import homing
+from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.rollout.supervision import FIRST_S, LONGEST_S, SideTasks
 
 __all__ = ["ctx"]
@@ -24,7 +24,7 @@ WORKS = {
     "the spend guard": (side_tasks, "keep_costs"),
     "the detectors": (side_tasks, "detect"),
     "the sweep": (side_tasks, "sweep_others"),
-    "the copies of checkpoints": (homing, "keep_home"),
+    "the copies of checkpoints": (checkpoint_copies, "keep_home"),
 }
 
 

@@ -13,8 +13,8 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet.keys import operator_key, public_line
 from uvcc_console.fleet.provider import Pod
+from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.runs import processes, sweep
 from uvcc_engine.contract.errors import UnreachableError
 

@@ -16,7 +16,7 @@ from uvcc_console.core import alerts
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events, read_all
 from uvcc_console.core.state import fold, reduce
-from uvcc_console.haltd.view import View
+from uvcc_console.haltd.journal_view import View
 from uvcc_console.plan import forecast
 from uvcc_console.report.record import RunRecord
 from uvcc_console.ui.source import JournalSource, ReplaySource
@@ -162,9 +162,9 @@ def test_reports_are_written_from_it(run_dir: Path) -> None:
     pytest.importorskip("matplotlib")
     from uvcc_console.report import metrics
     from uvcc_console.report.artifacts import layout, write_artifacts
-    from uvcc_console.report.eventlog import Translator, human, machine
     from uvcc_console.report.figures import drawings, write_figures
     from uvcc_console.report.handoff import write_handoff
+    from uvcc_console.report.run_log import Translator, human, machine
 
     record = RunRecord.load(run_dir)
     assert dict(metrics.table(record))

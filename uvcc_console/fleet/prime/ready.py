@@ -9,7 +9,7 @@ from pathlib import Path
 
 import asyncssh
 
-from uvcc_console.fleet import keys
+from uvcc_console.fleet import ssh_keys
 from uvcc_console.fleet.prime.access import Target, targets
 from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
 from uvcc_console.fleet.prime.ends import LAG_S
@@ -166,7 +166,7 @@ class Readiness:
 
     async def _real_login(self, at: Target, gpu: bool) -> str:
         """Log in with the run's key; what is wrong, or empty."""
-        key: asyncssh.SSHKey = keys.operator_key(self._run_dir, self._key_file)
+        key: asyncssh.SSHKey = ssh_keys.operator_key(self._run_dir, self._key_file)
         link = PodLink(f"{at.host}:{at.port}", f"{at.user}@{at.host}:{at.port}", key, timeouts=_PROBE)
         try:
             done = await link.run("nvidia-smi -L" if gpu else "true")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from uvcc_console.fleet import keys
+from uvcc_console.fleet import ssh_keys
 from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
 from uvcc_console.fleet.prime.intents import base_of
 from uvcc_engine.contract.errors import UnreachableError
@@ -28,7 +28,7 @@ class RunKey:
         async with self._asking:
             if self._id:
                 return self._id
-            line = keys.public_line(keys.operator_key(self._run_dir, self._key_file))
+            line = ssh_keys.public_line(ssh_keys.operator_key(self._run_dir, self._key_file))
             material = tuple(line.split()[:2])
             known = {k.material: k.id for k in await self._client.ssh_keys()}
             if material not in known:

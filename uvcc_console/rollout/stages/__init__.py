@@ -11,9 +11,9 @@ from uvcc_console.plan.schema import LmJob, PrivateJob
 from uvcc_console.rollout.context import Halted, Rollout
 from uvcc_console.rollout.stage_runner import Act
 from uvcc_console.rollout.stages.fleet import preflight, provision
-from uvcc_console.rollout.stages.migration import restoring, succession
+from uvcc_console.rollout.stages.migration import lm_migration, private_migration
 from uvcc_console.rollout.stages.training import agree, lm, phases
-from uvcc_console.rollout.stages.verify import collect, evidence
+from uvcc_console.rollout.stages.verify import collect, verification
 from uvcc_console.runs import domain
 from uvcc_engine.contract.errors import UvccError
 
@@ -36,7 +36,7 @@ async def _verify_full(ctx: Rollout) -> str:
 
 
 async def _verify(ctx: Rollout, phase: Phase) -> str:
-    return await (lm.verify_phase if phase.kind == "lm" else evidence.verify_phase)(ctx, phase)
+    return await (lm.verify_phase if phase.kind == "lm" else verification.verify_phase)(ctx, phase)
 
 
 async def _full(ctx: Rollout, again: bool) -> str:
@@ -58,15 +58,15 @@ async def _with_replacements(act: Act, ctx: Rollout, again: bool) -> str:
             raise
         except UvccError as e:
             job = ctx.plan.profile.job
-            before = sum(len(one.lost) for one in succession.all_of(ctx)) + restoring.count(ctx)
+            before = sum(len(one.lost) for one in private_migration.all_of(ctx)) + lm_migration.count(ctx)
             allowed = ctx.plan.profile.fleet.replace_lost - before
             begun = ctx.bus.snapshot.engine_run and isinstance(job, PrivateJob | LmJob)
-            lost = await succession.lost_pods(ctx) if allowed > 0 and begun else []
+            lost = await private_migration.lost_pods(ctx) if allowed > 0 and begun else []
             if not lost or len(lost) > allowed:
                 raise
             text = f"{', '.join(lost)} is lost, its provider does not have it any more: {e.what}"
             ctx.say(ev.Alert(level="warn", name="pod_lost", text=text, subject=lost[0]))
-            said = await (restoring if isinstance(job, LmJob) else succession).go_on(ctx, lost)
+            said = await (lm_migration if isinstance(job, LmJob) else private_migration).go_on(ctx, lost)
             ctx.say(ev.Alert(level="info", name="pod_replaced", text=said, subject=lost[0]))
             again = True
 
@@ -90,7 +90,7 @@ _STAGES: dict[str, Stage] = {
     "bootstrap-full": provision.bring_up,
     "preflight-full": preflight.preflight,
     "verify-smoke": _verify_smoke,
-    "gate": evidence.gate,
+    "gate": verification.gate,
     "verify-full": _verify_full,
     "collect": collect.collect,
 }

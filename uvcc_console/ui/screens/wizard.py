@@ -24,7 +24,7 @@ from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import UvccError
 
 if TYPE_CHECKING:
-    from uvcc_console.ui.base import ConsoleApp
+    from uvcc_console.ui.app_base import ConsoleApp
 
 
 class PlanPanel(Panel):

@@ -10,8 +10,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap
-from uvcc_console.fleet.kinds import runs_here
 from uvcc_console.fleet.provider import Pod, Quote, Remembers
+from uvcc_console.fleet.provider_kinds import runs_here
 from uvcc_console.fleet.runclock import run_now
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssherrors import HostKeyChanged

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.fleet import hearing
-from uvcc_console.halt import relay
+from uvcc_console.halt import relay_path
 from uvcc_console.plan.plan import Phase, pod_name
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages.links.broker import nats_links
@@ -197,7 +197,7 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
     scheme, port = hearing.listening_at(ack, host.name)
     url = f"{scheme}://{host_of(host) if remote else bind}:{port}"  # where we asked it to, wherever it says it is
     _private(
-        ctx.run_dir / relay.FOLDER / f"{phase.name}{_of(replica)}{relay.AT}",
+        ctx.run_dir / relay_path.FOLDER / f"{phase.name}{_of(replica)}{relay_path.AT}",
         json.dumps(
             {
                 "url": url,

@@ -18,7 +18,7 @@ from uvcc_console.fleet.bootstrap import CACHES
 from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.plan.schema import LmJob
 from uvcc_console.rollout.context import Member, Rollout, each
-from uvcc_console.rollout.stages.migration import homing
+from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_engine.contract import checkpoint
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.safepaths import shown
@@ -65,7 +65,7 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
         member = ctx.members[name]
         if fetch and isinstance(job, LmJob):
             step, sha256, keep = int(there["step"]), str(there["sha256"]), job.fetch_keep
-            await homing.bring_home(ctx, phase, member, step, sha256, keep=keep, rate=math.inf)
+            await checkpoint_copies.bring_home(ctx, phase, member, step, sha256, keep=keep, rate=math.inf)
         fields = {"step": there["step"], "sha256": there["sha256"], "phase": phase.name, "fetched": fetch}
         ctx.say(ev.EngineEvent(pod=name, level="info", event="checkpoint_verified", fields=fields))
     first = next(iter(found.values()))

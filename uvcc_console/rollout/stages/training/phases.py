@@ -20,7 +20,7 @@ from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
-from uvcc_console.rollout.stages.migration import goback, handover, succession
+from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_migration, share_transfer
 from uvcc_console.rollout.stages.training import agree
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
@@ -63,13 +63,13 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
             ctx.start_from = None
             ctx.say(ev.Alert(level="warn", name="resume", text="the workers run: nothing was gone back to", hint="F9"))
         return {}
-    start = await goback.chosen(ctx, phase) if known else -1
-    masks = goback.masks(ctx, phase, start) if known else 0
+    start = await earlier_checkpoint.chosen(ctx, phase) if known else -1
+    masks = earlier_checkpoint.masks(ctx, phase, start) if known else 0
     cited = await _cited(ctx, phase) if known and start < 0 else ""
     private = phase.kind == "private"
     agreement = await agree.agree(ctx, phase) if private else None
     if phase.job.get("start") and not known:
-        await handover.hand_over(ctx, phase, succession.latest(ctx)[phase.name])
+        await share_transfer.hand_over(ctx, phase, private_migration.latest(ctx)[phase.name])
     found = await relay.links_for(ctx, phase) if private else {}
     worlds = await meeting_places(ctx, phase) if private else {}
     attempt = s.attempt + 1 if known else 0

@@ -18,7 +18,7 @@ from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import Intake
-from uvcc_console.rollout.stages.migration import succession
+from uvcc_console.rollout.stages.migration import private_migration
 
 RUN = "demo-1.full"
 
@@ -146,4 +146,4 @@ def test_a_forged_succession_decides_nothing(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite", source="test")
     journal.append(ev.EngineEvent(pod="p1r0", level="warn", event="succession", fields={"phase": "full"}))
     journal.close()
-    assert succession.all_of(cast(Any, SimpleNamespace(run_dir=tmp_path))) == []
+    assert private_migration.all_of(cast(Any, SimpleNamespace(run_dir=tmp_path))) == []

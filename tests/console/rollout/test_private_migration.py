@@ -18,7 +18,7 @@ from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.stages.migration import succession
+from uvcc_console.rollout.stages.migration import private_migration
 from uvcc_console.rollout.stages.training import agree, phases
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.contract.topology import Topology
@@ -108,23 +108,23 @@ def link(ctx: Rollout, name: str) -> Link:
 
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "LOOK_S", 0.001)
-    monkeypatch.setattr(succession, "VERDICT_S", 0.01)
+    monkeypatch.setattr(private_migration, "LOOK_S", 0.001)
+    monkeypatch.setattr(private_migration, "VERDICT_S", 0.01)
 
 
 @pytest.mark.usefixtures("no_waiting")
 async def test_lost_is_what_neither_answers_nor_is_at_the_provider(ctx: Rollout) -> None:
-    assert await succession.lost_pods(ctx) == []
+    assert await private_migration.lost_pods(ctx) == []
     link(ctx, "p1r0").silent = True
-    assert await succession.lost_pods(ctx) == []  # a link alone may be down
+    assert await private_migration.lost_pods(ctx) == []  # a link alone may be down
     others = [n for n in ctx.members if n != "p1r0"]
     ctx.provider = Market(*others, silences=2)  # type: ignore[assignment]
-    assert await succession.lost_pods(ctx) == ["p1r0"]
+    assert await private_migration.lost_pods(ctx) == ["p1r0"]
     ctx.provider = Market(silences=1000)  # type: ignore[assignment]
-    assert await succession.lost_pods(ctx) == []  # a provider that does not answer proves nothing
+    assert await private_migration.lost_pods(ctx) == []  # a provider that does not answer proves nothing
     link(ctx, "p1r0").silent = False
     ctx.members["p2r0"].agent = None  # its replacement did not come up
-    assert await succession.lost_pods(ctx) == ["p2r0"]
+    assert await private_migration.lost_pods(ctx) == ["p2r0"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ async def test_the_newest_checkpoint_that_a_replicas_survivors_share_is_taken(
     for name, steps in held.items():
         ctx.members[name].link = Link(steps, sid=old.sid_job.hex(), noise=["{damaged"])  # type: ignore[assignment]
     survivors = [m for m in ctx.of_phase(phase) if m.name != lost]
-    record, found = await succession._newest(ctx, phase, old, survivors)
+    record, found = await private_migration._newest(ctx, phase, old, survivors)
     assert record.get("step", 0) == step
     assert sorted(m.name for m in found) == sources
 
@@ -158,39 +158,39 @@ def test_the_journal_says_what_a_phase_goes_on_as(ctx: Rollout) -> None:
     (folder / "policy.json").write_bytes(old.canonical)
     start = {"of": old.hash.hex(), "step": 10, "commit": HASH, "root": old.hash.hex(), "restored": [1]}
     record = {"step": 10}
-    made = succession.Succession(
+    made = private_migration.Succession(
         "full", 2, "demo-1.full-2", phase.engine_run, old.hash.hex(), start, record, ("p0r0",), ("p1r0",)
     )
     ctx.say(made.event())
-    assert succession.all_of(ctx) == [made]
+    assert private_migration.all_of(ctx) == [made]
     for _ in range(2):  # also by the next conductor
-        succession.apply(ctx)
+        private_migration.apply(ctx)
         now = ctx.plan.phases["full"]
         assert (now.engine_run, now.job["start"]) == ("demo-1.full-2", start)
         assert {k: v for k, v in now.job.items() if k != "start"} == dict(phase.job)
         assert not folder.exists()
         assert Policy.load(ctx.artifacts / "full-1" / "policy.json").hash == old.hash
-    assert succession._number(now) == 2
+    assert private_migration._number(now) == 2
     assert ctx.plan.phases["smoke"].engine_run == "demo-1.smoke"
 
 
 def test_what_cannot_go_on_is_refused_before_anything_is_rented(ctx: Rollout) -> None:
     with pytest.raises(ConfigError, match="no phase was started"):
-        succession.check(ctx, ["p1r0"])
+        private_migration.check(ctx, ["p1r0"])
     phase = ctx.plan.phases["full"]
     ctx.say(ev.PhaseStarted(phase="full", engine_run=phase.engine_run, steps=40, sid_job=""))
     with pytest.raises(ConfigError, match=r"policy of demo-1\.full is not here"):
-        succession.check(ctx, ["p1r0"])
+        private_migration.check(ctx, ["p1r0"])
     old = policy_of(phase.topology, 40)
     once = {"of": HASH, "step": 5, "commit": HASH, "root": HASH, "restored": [0]}
     second = replace(old, job={**old.job, "start": once})
-    succession._allowed(second, {"step": 10}, {0})
+    private_migration._allowed(second, {"step": 10}, {0})
     with pytest.raises(ConfigError, match=r"parties \[0, 1\] would have been handed"):
-        succession._allowed(second, {"step": 10}, {1})
+        private_migration._allowed(second, {"step": 10}, {1})
     profile = ctx.plan.profile
     ctx.plan = replace(ctx.plan, profile=profile.model_copy(update={"job": load("local-lm-smoke")[1].job}))
     with pytest.raises(ConfigError, match="lm job has no shares to hand over"):
-        succession.check(ctx, ["p0r0"])
+        private_migration.check(ctx, ["p0r0"])
 
 
 def test_inputs_are_shared_anew_for_another_pod_and_once_for_the_same(ctx: Rollout) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core.log import logger
-from uvcc_console.fleet import keys, podhome, procs
-from uvcc_console.fleet.kinds import FleetSettings, ProviderKind
+from uvcc_console.fleet import podhome, procs, ssh_keys
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
+from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 log = logger(__name__)
@@ -73,7 +73,7 @@ class LocalProvider:
             (home / ".tmp").mkdir(mode=0o700)
             _record(home).write_text(json.dumps(asdict(pod)))  # before the process: a crash in between leaks nothing
             authorized = home.with_suffix(".keys")
-            authorized.write_text(keys.public_line(keys.operator_key(self._run_dir, self._key_file)) + "\n")
+            authorized.write_text(ssh_keys.public_line(ssh_keys.operator_key(self._run_dir, self._key_file)) + "\n")
             command = [sys.executable, "-m", "uvcc_console.fleet.localpod", "--home", str(home)]
             command += ["--authorized-keys", str(authorized), "--ready-file", str(home.with_suffix(".ready"))]
             command += ["--ttl", str(self._ttl_s), "--watch", str(self._run_dir), "--watch", str(_record(home))]

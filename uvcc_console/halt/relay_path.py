@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.keys import operator_key, public_line
+from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.halt import machine
-from uvcc_console.halt.roots import Published
+from uvcc_console.halt.published_roots import Published
 from uvcc_engine.contract import records
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.outside import record, said, whole

@@ -18,9 +18,9 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.kinds import provider_for, runs_here
 from uvcc_console.fleet.prime.intents import Intents
 from uvcc_console.fleet.provider import Provider, Rents
+from uvcc_console.fleet.provider_kinds import provider_for, runs_here
 from uvcc_console.fleet.runclock import run_now
 from uvcc_console.runs import processes, sweep
 from uvcc_engine.contract.errors import UvccError

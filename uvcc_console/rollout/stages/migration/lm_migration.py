@@ -12,7 +12,7 @@ from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.plan.schema import LmJob
 from uvcc_console.rollout.context import Rollout, describe
 from uvcc_console.rollout.stages.fleet import preflight, replacing
-from uvcc_console.rollout.stages.migration import homing
+from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.runs import processes
 from uvcc_engine.contract.checkpoint import CheckpointManifest
 from uvcc_engine.contract.errors import ConfigError, UvccError
@@ -51,7 +51,7 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     await preflight.preflight(ctx)
     for name, manifest in held.items():
         if manifest is not None:
-            await homing.bring_back(ctx, phase, ctx.members[name], manifest.step)
+            await checkpoint_copies.bring_back(ctx, phase, ctx.members[name], manifest.step)
     steps = {name: manifest.step if manifest is not None else 0 for name, manifest in held.items()}
     fields = {"pods": list(names), "steps": steps, "engine_run": phase.engine_run}
     ctx.say(ev.EngineEvent(pod="", level="warn", event=EVENT, fields=fields))
@@ -72,11 +72,11 @@ async def rescue(ctx: Rollout, phase: Phase, name: str) -> CheckpointManifest | 
     step, sha256 = ctx.bus.snapshot.checkpoints.get(name, (-1, ""))
     if member.agent is not None and step >= 0 and ctx.bus.snapshot.home.get(name) != (step, sha256):
         try:
-            await homing.bring_home(ctx, phase, member, step, sha256, keep=job.fetch_keep, rate=math.inf)
+            await checkpoint_copies.bring_home(ctx, phase, member, step, sha256, keep=job.fetch_keep, rate=math.inf)
         except UvccError as e:
             text = f"the checkpoint of step {step} stays with the pod that goes: {describe(e).what}"
             ctx.say(ev.Alert(level="warn", name="checkpoint_home", text=text, subject=name))
-    found = homing.newest_at_home(ctx, phase, name)
+    found = checkpoint_copies.newest_at_home(ctx, phase, name)
     if found is None and step >= 0:
         what = f"{name} holds the only checkpoints of this run: none has come home"
         raise ConfigError(what, "restart its workers; job.fetch_checkpoint brings them home while the run goes on")

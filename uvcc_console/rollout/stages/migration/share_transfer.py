@@ -17,7 +17,7 @@ from uvcc_console.fleet import hearing
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
-from uvcc_console.rollout.stages.migration.succession import RECORD, Succession
+from uvcc_console.rollout.stages.migration.private_migration import RECORD, Succession
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.safepaths import shown

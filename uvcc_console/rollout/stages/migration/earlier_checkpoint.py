@@ -14,7 +14,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, each
-from uvcc_console.rollout.stages.migration import homing
+from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError
 
@@ -39,9 +39,9 @@ async def chosen(ctx: Rollout, phase: Phase) -> int:
     common = set.intersection(*held.values())
     if wanted in common:
         return wanted
-    home = homing.steps_at_home(ctx, phase) if phase.kind == "lm" else set()
+    home = checkpoint_copies.steps_at_home(ctx, phase) if phase.kind == "lm" else set()
     if wanted in home:
-        await each(ctx.of_phase(phase), lambda m: homing.bring_back(ctx, phase, m, wanted))
+        await each(ctx.of_phase(phase), lambda m: checkpoint_copies.bring_back(ctx, phase, m, wanted))
         return wanted
     there = ", ".join(map(str, sorted(common | home))) or "none"
     raise UvccError(

@@ -28,7 +28,7 @@ from uvcc_engine.contract.errors import ConfigError
 GROUP: Final = "uvcc.providers"
 DEFAULT: Final = "local"
 _OWN: Final = {
-    "local": "uvcc_console.fleet.local:KIND",
+    "local": "uvcc_console.fleet.local_provider:KIND",
     "inventory": "uvcc_console.fleet.inventory:KIND",
     "prime": "uvcc_console.fleet.prime:KIND",
 }
@@ -117,7 +117,7 @@ def kind_of(name: str) -> ProviderKind:
     except (ImportError, AttributeError) as e:
         raise ConfigError(f"provider {name} cannot be loaded: {e}", f"reinstall the package of {module}") from e
     if not isinstance(found, ProviderKind) or found.name != name:
-        raise ConfigError(f"{target} is not the provider {name}", "its package is wrong: see uvcc_console.fleet.kinds")
+        raise ConfigError(f"{target} is not the provider {name}", "its package is wrong: see fleet.provider_kinds")
     return found
 
 

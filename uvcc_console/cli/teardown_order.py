@@ -120,7 +120,7 @@ class Proof:
         return self.left == []
 
     async def _listed(self) -> list[str]:
-        from uvcc_console.fleet.kinds import provider_for
+        from uvcc_console.fleet.provider_kinds import provider_for
 
         provider = provider_for(self._fleet, self._run_dir)
         try:

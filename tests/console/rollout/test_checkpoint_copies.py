@@ -21,7 +21,7 @@ from uvcc_console.core.journal import iter_events
 from uvcc_console.fleet.ssh import Completed
 from uvcc_console.plan.plan import FULL
 from uvcc_console.rollout.stages.fleet import preflight, replacing
-from uvcc_console.rollout.stages.migration import goback, homing, restoring
+from uvcc_console.rollout.stages.migration import checkpoint_copies, earlier_checkpoint, lm_migration
 from uvcc_engine.contract import checkpoint
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.tensors import check_tensors
@@ -86,7 +86,7 @@ class Home:
 
     @property
     def root(self) -> Path:
-        return homing.folder_of(self.ctx, self.phase, "p0r0")
+        return checkpoint_copies.folder_of(self.ctx, self.phase, "p0r0")
 
     def written(self, manifest: checkpoint.CheckpointManifest) -> None:
         fields = {"step": manifest.step, "sha256": manifest.sha256}
@@ -94,13 +94,14 @@ class Home:
         self.world.bus.commit(event)
 
     async def bring(self, manifest: checkpoint.CheckpointManifest, rate: float = math.inf, keep: int = 2) -> None:
-        await homing.bring_home(self.ctx, self.phase, self.member, manifest.step, manifest.sha256, keep=keep, rate=rate)
+        step, sha256 = manifest.step, manifest.sha256
+        await checkpoint_copies.bring_home(self.ctx, self.phase, self.member, step, sha256, keep=keep, rate=rate)
 
 
 @pytest.fixture
 async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Home]:
     (tmp_path / "pod").mkdir()
-    monkeypatch.setattr(homing, "PART", 1 << 16)
+    monkeypatch.setattr(checkpoint_copies, "PART", 1 << 16)
     world = World(tmp_path)
     yield Home(world, PodShell(tmp_path / "pod"))
     world.journal.close()
@@ -109,8 +110,8 @@ async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 async def test_each_newest_checkpoint_comes_home_and_the_older_ones_go(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homing, "LOOK_S", 0.005)
-    keeping = asyncio.create_task(homing.keep_home(home.ctx))
+    monkeypatch.setattr(checkpoint_copies, "LOOK_S", 0.005)
+    keeping = asyncio.create_task(checkpoint_copies.keep_home(home.ctx))
     try:
         for n in range(1, 4):
             home.written(home.pod.save(10 * n, n))
@@ -179,7 +180,7 @@ def _rename(body: dict[str, Any]) -> None:
 async def test_what_a_pod_says_of_its_checkpoint_is_checked(home: Home, change: Any, words: str) -> None:
     sha256 = hostile(home, change)
     with pytest.raises(UvccError, match=words):
-        await homing.bring_home(home.ctx, home.phase, home.member, 10, sha256, keep=2, rate=math.inf)
+        await checkpoint_copies.bring_home(home.ctx, home.phase, home.member, 10, sha256, keep=2, rate=math.inf)
     assert checkpoint.steps_present(home.root) == []
 
 
@@ -221,12 +222,12 @@ async def test_a_replaced_pod_gets_the_newest_from_home(
     monkeypatch.setattr(preflight, "preflight", fine)
     newer = home.pod.save(20, 8)  # it still answers: its newest comes home first
     home.written(newer)
-    said = await restoring.go_on(home.ctx, ["p0r0"])
+    said = await lm_migration.go_on(home.ctx, ["p0r0"])
     assert said.endswith("goes on from step 20, restored from home")
     assert checkpoint.verify_step(other.checkpoints, 20, run=RUN).sha256 == newer.sha256
     assert [p.name for p in other.checkpoints.iterdir()] == ["step-20"]
     assert (other.root / f".uvcc/runs/{RUN}/training.csv").read_text().endswith("10,0.5\n")
-    assert restoring.count(home.ctx) == 1
+    assert lm_migration.count(home.ctx) == 1
 
 
 async def test_the_only_copy_is_never_given_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,14 +239,14 @@ async def test_the_only_copy_is_never_given_up(home: Home, monkeypatch: pytest.M
     home.written(made)
     home.pod.cut_after = 0
     with pytest.raises(ConfigError, match="p0r0 holds the only checkpoints of this run"):
-        await restoring.go_on(home.ctx, ["p0r0"])
+        await lm_migration.go_on(home.ctx, ["p0r0"])
     home.pod.cut_after = math.inf
     await home.bring(made)
     path = home.root / "step-10" / "rank0.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     home.pod.cut_after = 0
     with pytest.raises(VerificationError, match="was altered"):
-        await restoring.go_on(home.ctx, ["p0r0"])
+        await lm_migration.go_on(home.ctx, ["p0r0"])
 
 
 async def test_an_earlier_step_is_taken_from_the_pod_or_from_home_or_refused_with_those_there_are(home: Home) -> None:
@@ -253,15 +254,15 @@ async def test_an_earlier_step_is_taken_from_the_pod_or_from_home_or_refused_wit
     await home.bring(first)
     home.pod.save(20, 8)
     home.ctx.start_from = 20
-    assert await goback.chosen(home.ctx, home.phase) == 20
-    assert await goback.chosen(home.ctx, home.phase) == -1  # a choice counts once
+    assert await earlier_checkpoint.chosen(home.ctx, home.phase) == 20
+    assert await earlier_checkpoint.chosen(home.ctx, home.phase) == -1  # a choice counts once
     shutil.rmtree(first.path)
     home.ctx.start_from = 10
-    assert await goback.chosen(home.ctx, home.phase) == 10
+    assert await earlier_checkpoint.chosen(home.ctx, home.phase) == 10
     assert checkpoint.verify_step(home.pod.checkpoints, 10, run=RUN).sha256 == first.sha256
     home.ctx.start_from = 15
     with pytest.raises(UvccError, match="no checkpoint of step 15; there are those of steps 10, 20"):
-        await goback.chosen(home.ctx, home.phase)
+        await earlier_checkpoint.chosen(home.ctx, home.phase)
 
 
 async def test_private_checkpoints_never_come_home(tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ async def test_private_checkpoints_never_come_home(tmp_path: Path) -> None:
     fields = {"step": 5, "sha256": "ab" * 32}
     world.bus.commit(ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields=fields))
     async with asyncio.timeout(5):
-        await homing.keep_home(world.ctx)  # it has nothing to do, ever
+        await checkpoint_copies.keep_home(world.ctx)  # it has nothing to do, ever
     assert not (world.ctx.artifacts / "full").exists()
     world.journal.close()
 
