@@ -25,7 +25,7 @@ def test_what_the_page_names_is_there(path: str, name: str) -> None:
 
 
 def test_the_page_lists_the_stages_of_the_main_job() -> None:
-    listed = re.search(r"`uvcc_console/rollout/stage_runner\.py:Stages`\): ([^.]+)\.", PAGE)
+    listed = re.search(r"`uvcc_console/rollout/stage_runner\.py:StageRunner`\): ([^.]+)\.", PAGE)
     assert listed is not None
     assert re.split(r",\s+", listed[1]) == list(stage_names(load("demo")[1]))
 

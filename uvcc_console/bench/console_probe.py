@@ -13,7 +13,7 @@ from uvcc_console.ui.source import open_source
 from uvcc_console.ui.widgets.log_view import LogView
 
 
-class Probe(UvccApp):
+class ScreenProbe(UvccApp):
     """Writes, once a second, how many lines it has taken and how long its longest pause between ticks was."""
 
     def __init__(self, *args: Any, report: Path, **options: Any) -> None:
@@ -41,7 +41,7 @@ def main() -> int:
     """``python -m uvcc_console.bench.console_probe RUN_DIR REPORT``."""
     run_dir, report = Path(sys.argv[1]), Path(sys.argv[2])
     source, writer = open_source(run_dir, replay=False, clock=time.time, budget_s=0.03)
-    return Probe(run_dir, source, writer, report=report).run() or 0
+    return ScreenProbe(run_dir, source, writer, report=report).run() or 0
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def beat(pods: int, step: int) -> list[ev.Event]:
     for coord in coords(pods):
         pod = coord.split("s")[0]
         record = {"rank": 0, "step": step, "phase": "train", "loss": loss, "samples_per_s": 500.0, "mem_mib": 170}
-        out.append(ev.Heartbeat(pod=pod, coord=coord, record=record))
+        out.append(ev.HeartbeatRead(pod=pod, coord=coord, record=record))
         out.append(ev.Metric(coord=coord, step=step, values={"loss": loss, "lr": 0.1, "samples_per_s": 500.0}))
         out.append(ev.RootReported(coord=coord, epoch=step, root=hashlib.sha256(f"{coord}{step}".encode()).hexdigest()))
     return out

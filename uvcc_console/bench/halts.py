@@ -40,7 +40,7 @@ PROFILE = {"job": {"kind": "private", "steps": 1}, "halt": {"lease": 0.0, "auto"
 
 
 @dataclass
-class Fleet:
+class HaltFleet:
     """A run folder, its pods by name, a channel to each, and the journal that the sidecar watches."""
 
     run_dir: Path
@@ -93,7 +93,7 @@ def _append(run_dir: Path, event: ev.Event) -> None:
 
 
 @asynccontextmanager
-async def fleet(pods: int) -> AsyncIterator[Fleet]:
+async def fleet(pods: int) -> AsyncIterator[HaltFleet]:
     """Bring up local pods with agents and the run's sidecar; everything is gone afterwards."""
     with scratch() as home:
         async with _fleet(home, pods) as found:
@@ -101,7 +101,7 @@ async def fleet(pods: int) -> AsyncIterator[Fleet]:
 
 
 @asynccontextmanager
-async def _fleet(home: Path, pods: int) -> AsyncIterator[Fleet]:
+async def _fleet(home: Path, pods: int) -> AsyncIterator[HaltFleet]:
     run_dir = home / "runs" / "halts"
     run_dir.mkdir(parents=True)
     provider = LocalProvider(run_dir, ttl_s=300.0)
@@ -124,7 +124,7 @@ async def _fleet(home: Path, pods: int) -> AsyncIterator[Fleet]:
         journal = Journal(run_dir / processes.JOURNAL, source="bench")
         journal.append(_created(pods), *(_pod(p, links) for p in ready))
         try:
-            yield Fleet(run_dir, links, clients, journal, tuple(ready))
+            yield HaltFleet(run_dir, links, clients, journal, tuple(ready))
         finally:
             journal.append(ev.RunEnded(status="ok"))
             journal.close()
@@ -162,7 +162,7 @@ def _pod(pod: Pod, links: dict[str, PodLink]) -> ev.Event:
 
 
 @asynccontextmanager
-async def sidecar(found: Fleet) -> AsyncIterator[None]:
+async def sidecar(found: HaltFleet) -> AsyncIterator[None]:
     """The run's halt sidecar, its channels warm: a drill has been answered by every pod."""
     process = subprocess.Popen(
         [sys.executable, "-m", "uvcc_console.haltd", found.run_dir.name],
@@ -177,7 +177,7 @@ async def sidecar(found: Fleet) -> AsyncIterator[None]:
         await asyncio.to_thread(process.wait)
 
 
-async def dispatch(found: Fleet, presses: int, lines_per_s: float) -> list[float]:
+async def dispatch(found: HaltFleet, presses: int, lines_per_s: float) -> list[float]:
     """Milliseconds from a hold being durable to the sidecar's word that its commands are on their way."""
     args = [str(found.run_dir / processes.JOURNAL), str(len(found.clients)), str(lines_per_s), "1", str(presses + 10)]
     writer = subprocess.Popen([sys.executable, "-m", "uvcc_console.bench.feeder", *args], stdout=subprocess.DEVNULL)

@@ -27,7 +27,7 @@ from uvcc_console.core import kept
 from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.haltd.order_socket import Front
+from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.runs import processes
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
@@ -149,7 +149,7 @@ class _Door:
         self.taken: list[float] = []
         self._run_dir = run_dir
         self._loop = asyncio.new_event_loop()
-        self._front = Front(run_dir, self._asked)
+        self._front = OrderServer(run_dir, self._asked)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> _Door:

@@ -26,7 +26,7 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
-from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.decoder import Decoder
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
@@ -89,7 +89,7 @@ async def _follow(folder: Path, port: int, pods: int, seconds: float) -> None:
     bus = Bus(Journal(folder / "journal.sqlite", source="conductor"))
     following = asyncio.create_task(bus.run())
     key = asyncssh.read_private_key(str(folder / KEY))
-    pumps, clients, taken = [], [], [0]
+    ingesting, clients, taken = [], [], [0]
 
     def count(event: ev.Event) -> None:
         taken[0] += len(event.lines) if isinstance(event, ev.LogLines) else 0
@@ -100,8 +100,8 @@ async def _follow(folder: Path, port: int, pods: int, seconds: float) -> None:
         bus.commit(ev.PodChanged(pod=name, party=i % 3, replica=i // 3, provider="bench", state="agent"))
         client = AgentClient(PodLink(name, f"bench@127.0.0.1:{port}", key))
         member = Member(name, PodRequest(name, i % 3, i // 3), agent=client)
-        member.intakes[RUN] = Intake(name, RUN, "full", f"{name}s0t0")
-        pumps.append(asyncio.create_task(ingest.run(bus, member)))
+        member.decoders[RUN] = Decoder(name, RUN, "full", f"{name}s0t0")
+        ingesting.append(asyncio.create_task(ingest.run(bus, member)))
         clients.append(client)
     await asyncio.gather(*(client.start(patience_s=120) for client in clients))
     await asyncio.gather(*(client.watch(RUN) for client in clients))
@@ -111,7 +111,7 @@ async def _follow(folder: Path, port: int, pods: int, seconds: float) -> None:
     lasted = time.monotonic() - wall
     told = {"share": (time.process_time() - cpu) / lasted, "lines": taken[0] - lines, "seconds": lasted}
     sys.stdout.write(json.dumps(told) + "\n")
-    for task in (*pumps, following):
+    for task in (*ingesting, following):
         task.cancel()
 
 

@@ -25,7 +25,7 @@ MIN_MEMORY_MIB = 3072
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Check:
     """level: ok | warn | error. Only errors keep a run from starting."""
 
     name: str
@@ -34,61 +34,61 @@ class Finding:
     hint: str = ""
 
 
-def python() -> Finding:
+def python() -> Check:
     good = sys.version_info >= (3, 11)
-    return Finding("python", "ok" if good else "error", platform.python_version(), "" if good else "use 3.11 or newer")
+    return Check("python", "ok" if good else "error", platform.python_version(), "" if good else "use 3.11 or newer")
 
 
-def system() -> Finding:
+def system() -> Check:
     good = sys.platform in ("linux", "darwin")
     hint = "" if good else "the console and its local pods are made for Linux and macOS"
-    return Finding("system", "ok" if good else "warn", platform.platform(), hint)
+    return Check("system", "ok" if good else "warn", platform.platform(), hint)
 
 
-def terminal(env: Mapping[str, str], tty: bool) -> Finding:
+def terminal(env: Mapping[str, str], tty: bool) -> Check:
     term = env.get("TERM", "")
     if not tty:
-        return Finding("terminal", "warn", "no terminal", "the console needs one; --headless does not")
+        return Check("terminal", "warn", "no terminal", "the console needs one; --headless does not")
     if term in ("", "dumb"):
-        return Finding("terminal", "warn", f"TERM={term or 'unset'}", "export TERM=xterm-256color")
-    return Finding("terminal", "ok", term)
+        return Check("terminal", "warn", f"TERM={term or 'unset'}", "export TERM=xterm-256color")
+    return Check("terminal", "ok", term)
 
 
-def colours(env: Mapping[str, str]) -> Finding:
+def colours(env: Mapping[str, str]) -> Check:
     if "NO_COLOR" in env:
-        return Finding("colours", "ok", "NO_COLOR: states are told by glyph and word")
+        return Check("colours", "ok", "NO_COLOR: states are told by glyph and word")
     if env.get("COLORTERM") in ("truecolor", "24bit"):
-        return Finding("colours", "ok", "24 bit")
+        return Check("colours", "ok", "24 bit")
     if "256" in env.get("TERM", ""):
-        return Finding("colours", "ok", "256")
-    return Finding("colours", "warn", "16 or fewer", "export TERM=xterm-256color, or COLORTERM=truecolor")
+        return Check("colours", "ok", "256")
+    return Check("colours", "warn", "16 or fewer", "export TERM=xterm-256color, or COLORTERM=truecolor")
 
 
-def utf8() -> Finding:
+def utf8() -> Check:
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     good = encoding == "utf8"
-    return Finding("utf-8", "ok" if good else "warn", encoding or "unknown", "" if good else "export LANG=C.UTF-8")
+    return Check("utf-8", "ok" if good else "warn", encoding or "unknown", "" if good else "export LANG=C.UTF-8")
 
 
-def size() -> Finding:
+def size() -> Check:
     columns, lines = shutil.get_terminal_size((80, 24))
     good = columns >= 80 and lines >= 24
-    return Finding("size", "ok" if good else "warn", f"{columns}x{lines}", "" if good else "at least 80x24")
+    return Check("size", "ok" if good else "warn", f"{columns}x{lines}", "" if good else "at least 80x24")
 
 
-def tmux(env: Mapping[str, str]) -> Finding:
+def tmux(env: Mapping[str, str]) -> Check:
     inside = "TMUX" in env
     note = "inside tmux" if inside else "not inside tmux"
-    return Finding("tmux", "ok", note, "" if inside else "in tmux a lost connection leaves the console open")
+    return Check("tmux", "ok", note, "" if inside else "in tmux a lost connection leaves the console open")
 
 
-def ssh_keygen() -> Finding:
+def ssh_keygen() -> Check:
     path = shutil.which("ssh-keygen")
     hint = "" if path else "install OpenSSH to check signatures by hand; uvcc verify does not need it"
-    return Finding("ssh-keygen", "ok" if path else "warn", path or "not found", hint)
+    return Check("ssh-keygen", "ok" if path else "warn", path or "not found", hint)
 
 
-def data_folder() -> Finding:
+def data_folder() -> Check:
     folder = paths.data_dir()
     try:
         paths.ensure(folder)
@@ -96,49 +96,49 @@ def data_folder() -> Finding:
         probe.write_text("x")
         probe.unlink()
     except (OSError, UvccError) as e:
-        return Finding("data folder", "error", f"{folder}: {e}", "set UVCC_HOME to a writable folder")
-    return Finding("data folder", "ok", str(folder))
+        return Check("data folder", "error", f"{folder}: {e}", "set UVCC_HOME to a writable folder")
+    return Check("data folder", "ok", str(folder))
 
 
-def disk() -> Finding:
+def disk() -> Check:
     folder: Path = paths.data_dir()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     free = shutil.disk_usage(folder).free >> 20
     good = free >= MIN_DISK_MIB
-    return Finding("disk", "ok" if good else "error", f"{free} MiB free", "" if good else f"free {MIN_DISK_MIB} MiB")
+    return Check("disk", "ok" if good else "error", f"{free} MiB free", "" if good else f"free {MIN_DISK_MIB} MiB")
 
 
-def memory() -> Finding:
+def memory() -> Check:
     free = psutil.virtual_memory().available >> 20
     good = free >= MIN_MEMORY_MIB
-    return Finding(
+    return Check(
         "memory", "ok" if good else "warn", f"{free} MiB available", "" if good else "a demo takes about 2.5 GiB"
     )
 
 
-def computing() -> Finding:
+def computing() -> Check:
     """What the demo and local pods need; pods elsewhere bring their own."""
     missing = [name for name in ("torch", "numba") if importlib.util.find_spec(name) is None]
     if not missing:
-        return Finding("local pods", "ok", "torch and numba are installed")
+        return Check("local pods", "ok", "torch and numba are installed")
     lacking = f"{' and '.join(missing)} not installed"
     slower = "local pods are slower without it" if missing == ["numba"] else "the demo and local pods need torch"
-    return Finding("local pods", "warn", lacking, f"{slower}: pip install 'uvcc[local]'")
+    return Check("local pods", "warn", lacking, f"{slower}: pip install 'uvcc[local]'")
 
 
-def left_behind() -> Finding:
+def left_behind() -> Check:
     """Processes of dead parents and of runs whose folder is gone."""
     strays = find_strays()
     if not strays:
-        return Finding("processes", "ok", "none left behind")
+        return Check("processes", "ok", "none left behind")
     shown = "; ".join(f"{s.what}, pid {s.process.pid}: {s.why}" for s in strays)
-    return Finding("processes", "warn", shown, "end them with: uvcc doctor --end-strays")
+    return Check("processes", "warn", shown, "end them with: uvcc doctor --end-strays")
 
 
-def findings(env: Mapping[str, str], tty: bool) -> list[Finding]:
+def findings(env: Mapping[str, str], tty: bool) -> list[Check]:
     """Every check, in reading order."""
-    checks: list[Callable[[], Finding]] = [
+    checks: list[Callable[[], Check]] = [
         python,
         system,
         lambda: terminal(env, tty),

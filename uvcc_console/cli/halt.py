@@ -98,7 +98,7 @@ class _Sidecar:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._line = order_socket.Line(run_dir)
+        self._line = order_socket.OrderClient(run_dir)
         self._journal: Journal | None = None
         self._seq = 0
         self._seen: list[ev.Event] = []

@@ -31,7 +31,7 @@ EXITS_S = 10.0
 
 
 @dataclass
-class Progress:
+class ProgressLine:
     """What the progress line shows; fed with events and snapshots, knows no clock and no terminal."""
 
     first_step: float = 0.0
@@ -142,7 +142,7 @@ class Watched:
     """How following ended: the last snapshot, and whether it was interrupted or lost its conductor."""
 
     snapshot: Snapshot
-    progress: Progress
+    progress: ProgressLine
     interrupted: bool = False
     orphaned: bool = False
 
@@ -161,7 +161,7 @@ def follow(
     ``known`` is a failed stage that has just been resumed: its failure is no news.
     """
     journal = Journal(run_dir / processes.JOURNAL, readonly=True)
-    follower, seen = Follower(journal), Progress()
+    follower, seen = Follower(journal), ProgressLine()
     printer = Printer(sys.stderr if progress else None)
     watched = Watched(follower.snapshot, seen)
     try:

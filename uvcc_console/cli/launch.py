@@ -56,5 +56,5 @@ def show(run_dir: Path, *, readonly: bool = False, replay: bool = False) -> int:
     if not s.ended:
         common.say(f"detached; {run_dir.name} goes on. Back with: uvcc attach {run_dir.name}")
         return int(code or 0)
-    watched = headless.Watched(s, headless.Progress())
+    watched = headless.Watched(s, headless.ProgressLine())
     return headless.report(watched, run_dir, as_json=False) if not code else FAILED

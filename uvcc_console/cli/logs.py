@@ -32,7 +32,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     worse = LEVELS[LEVELS.index(args.level) :]
-    reader = logfile.Reader(run_dir)
+    reader = logfile.LogReader(run_dir)
     try:
         while True:
             # asked before reading: a line written between the two is found

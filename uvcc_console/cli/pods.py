@@ -28,7 +28,7 @@ UNKNOWN = 3
 
 
 @dataclass
-class Found:
+class PodSurvey:
     """What a look at the pods came to. ``left`` and ``unknown`` fail the command, ``notes`` do not."""
 
     rows: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError("--host-key goes with --end", "uvcc pods --end POD --host-key SHA256:...")
     if args.end:
         return _end(args.end, args.host_key, args.json)
-    found = Found()
+    found = PodSurvey()
     asyncio.run(_survey(_known_fleets(args.provider), args.sweep, found))
     if args.sweep:
         asyncio.run(_prove(args.provider, found))
@@ -157,7 +157,7 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     return [found[key] for key in sorted(found) if not only or key[0] in only]
 
 
-async def _prove(only: list[str], found: Found) -> None:
+async def _prove(only: list[str], found: PodSurvey) -> None:
     """Look at every create of runs that are over or dead and that had no answer; a line for each that is not proven."""
     from uvcc_console.fleet.prime.ends import LAG_S
     from uvcc_console.fleet.prime.intents import Intents
@@ -188,7 +188,7 @@ async def _prove(only: list[str], found: Found) -> None:
             found.unknown.append(f"{what}, look again at {until}: uvcc pods --sweep")
 
 
-async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool, found: Found) -> None:
+async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool, found: PodSurvey) -> None:
     for fleet, folder in fleets:
         try:
             await _survey_one(fleet, folder, sweep, found)
@@ -196,7 +196,7 @@ async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool, found:
             found.unknown.append(f"{fleet['provider']}: {e}")
 
 
-async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: Found) -> None:
+async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: PodSurvey) -> None:
     from uvcc_console.fleet.provider import AsksHosts
     from uvcc_console.fleet.provider_kinds import provider_for
     from uvcc_console.runs.sweep import ORPHAN, UNREADABLE, fate_of
@@ -224,7 +224,7 @@ async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: F
         await provider.close()
 
 
-def _judge(pod: Pod, unreadable: bool, provider: str, error: UvccError | None, swept: bool, found: Found) -> None:
+def _judge(pod: Pod, unreadable: bool, provider: str, error: UvccError | None, swept: bool, found: PodSurvey) -> None:
     """What is left behind, what nobody can tell, and what the operator does about it."""
     from uvcc_console.rollout.stages.fleet.provision import end_command
 

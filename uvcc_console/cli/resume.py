@@ -95,7 +95,7 @@ def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: f
             for _, event in batch:
                 if isinstance(event, ev.PhaseStarted):
                     started = True
-                elif started and isinstance(event, ev.Heartbeat):
+                elif started and isinstance(event, ev.HeartbeatRead):
                     if event.record.get("phase") not in NOT_YET:
                         return True
                 elif isinstance(event, ev.StageChanged) and event.name == ADOPTION:

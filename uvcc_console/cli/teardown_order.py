@@ -65,7 +65,7 @@ def see_through(run_dir: Path, s: Snapshot, given: Order) -> tuple[bool, list[st
     None: the provider gave no answer.
     """
     journal = Journal(run_dir / processes.JOURNAL, readonly=True)
-    proof = Proof(run_dir, s)
+    proof = DeletionProof(run_dir, s)
     try:
         while True:
             if any(True for _ in journal.since(s.seq, 1, (ev.RunEnded.kind,))):
@@ -99,7 +99,7 @@ def _noted(run_dir: Path) -> int:
         return 0
 
 
-class Proof:
+class DeletionProof:
     """What the provider says of a run's pods, asked now and then: for when the journal cannot tell."""
 
     def __init__(self, run_dir: Path, s: Snapshot) -> None:

@@ -40,7 +40,7 @@ def event(kind: str) -> Any:
 
 @event("malformed")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Malformed(Event):
+class LinesMalformed(Event):
     """Lines that could not be used: ``count`` of them from ``where`` (a pod, or ``journal``), with a ``sample`` now and
     then. Written where a pod's lines come in, and read in place of a journal row that cannot be an event."""
 
@@ -58,8 +58,8 @@ def to_json(event: Event) -> dict[str, Any]:
 def from_json(kind: str, ts: object, data: object) -> Event | None:
     """Read an event back; None for a kind this version does not know. Unknown fields are dropped. Never raises.
 
-    Whatever is not of its field's type, or lacks a field, comes back as :class:`Malformed`. Text is cleaned: a journal
-    may be older than the care that is taken of what comes in.
+    Whatever is not of its field's type, or lacks a field, comes back as :class:`LinesMalformed`. Text is cleaned: a
+    journal may be older than the care that is taken of what comes in.
     """
     cls = _REGISTRY.get(kind)
     if cls is None:
@@ -77,10 +77,10 @@ def from_json(kind: str, ts: object, data: object) -> Event | None:
         return _malformed(kind, at, data, str(e))
 
 
-def _malformed(kind: str, ts: float | None, data: object, why: str) -> Malformed:
+def _malformed(kind: str, ts: float | None, data: object, why: str) -> LinesMalformed:
     pod = data.get("pod") if isinstance(data, Mapping) else None
     where = clean(pod, 32) if isinstance(pod, str) and pod else "journal"
-    return Malformed(ts=ts or 0.0, where=where, src=f"{JOURNALLED}{kind}", sample=clean(why, 200))
+    return LinesMalformed(ts=ts or 0.0, where=where, src=f"{JOURNALLED}{kind}", sample=clean(why, 200))
 
 
 def kinds() -> Mapping[str, type[Event]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uvcc_console.core.event_base import Event as Event
-from uvcc_console.core.event_base import Malformed as Malformed
+from uvcc_console.core.event_base import LinesMalformed as LinesMalformed
 from uvcc_console.core.event_base import checks as checks
 from uvcc_console.core.event_base import event
 from uvcc_console.core.event_base import from_json as from_json
@@ -19,12 +19,12 @@ from uvcc_console.core.event_base import kinds as kinds
 from uvcc_console.core.event_base import to_json as to_json
 from uvcc_console.core.reported import CursorMoved as CursorMoved
 from uvcc_console.core.reported import EngineEvent as EngineEvent
-from uvcc_console.core.reported import Heartbeat as Heartbeat
+from uvcc_console.core.reported import HeartbeatRead as HeartbeatRead
 from uvcc_console.core.reported import LogLines as LogLines
 from uvcc_console.core.reported import Metric as Metric
+from uvcc_console.core.reported import PodTelemetry as PodTelemetry
 from uvcc_console.core.reported import ResultReported as ResultReported
 from uvcc_console.core.reported import RootReported as RootReported
-from uvcc_console.core.reported import Telemetry as Telemetry
 from uvcc_console.core.reported import WorkerProcess as WorkerProcess
 
 
@@ -197,7 +197,7 @@ class CostTick(Event):
 
 @event("verdict")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict(Event):
+class PhaseVerdict(Event):
     """The verifier's word on a proof bundle, with what its certificate says of the result.
 
     ``files``: SHA-256 (hex) of every file that it was given, by name relative to the phase's folder; ``level``: see

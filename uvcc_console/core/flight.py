@@ -53,7 +53,7 @@ def newest(answer: Mapping[str, Any]) -> str:
     return f"{_name(last)} #{_seq(last)} {_op(last)}, {said(last.get('state'), 32)}, {age:.1f} s old"
 
 
-def judge(answers: Answers) -> list[str]:
+def diagnose(answers: Answers) -> list[str]:
     """What is wrong, the trainer's own numbers before torch's; empty where all agree or still move."""
     found: list[str] = []
     for table in TABLES:

@@ -81,7 +81,7 @@ class Journal:
     def since(self, seq: int, limit: int = 10_000, kinds: Sequence[str] = ()) -> Iterator[tuple[int, ev.Event]]:
         """Events after ``seq`` in order, all or only those of ``kinds``; kinds of a newer version are skipped.
 
-        A row that cannot be an event comes as ``Malformed``. Raises UnreadableError if the file is no journal.
+        A row that cannot be an event comes as ``LinesMalformed``. Raises UnreadableError if the file is no journal.
         """
         only = f"AND kind IN ({','.join('?' * len(kinds))}) " if kinds else ""
         given, rows = False, self._page(only, seq, kinds, limit)

@@ -10,7 +10,7 @@ from uvcc_console.core.event_base import Event, event
 
 @event("heartbeat")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat(Event):
+class HeartbeatRead(Event):
     """One heartbeat record of one worker, as written on the pod (``record``: contract/records.py)."""
 
     pod: str
@@ -77,7 +77,7 @@ class RootReported(Event):
 
 @event("telemetry")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry(Event):
+class PodTelemetry(Event):
     """A pod's vital signs, now and then: share of its processors, memory in use and disk free (MiB), its GPUs."""
 
     pod: str

@@ -21,7 +21,7 @@ def _worker_of(s: Snapshot, coord: str) -> WorkerView:
     return s.workers.get(coord) or WorkerView(coord)
 
 
-def _heartbeat(s: Snapshot, e: ev.Heartbeat) -> Snapshot:
+def _heartbeat(s: Snapshot, e: ev.HeartbeatRead) -> Snapshot:
     r, old = e.record, _worker_of(s, e.coord)
     step = odd.step_of(r)
     w = changed(
@@ -65,7 +65,7 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     return logged(s, e, e.level, e.pod, f"{e.event} {fields}".rstrip())
 
 
-def _telemetry(s: Snapshot, e: ev.Telemetry) -> Snapshot:
+def _telemetry(s: Snapshot, e: ev.PodTelemetry) -> Snapshot:
     pod = s.pods.get(e.pod)
     if pod is None:
         return s
@@ -137,11 +137,11 @@ def _result(s: Snapshot, e: ev.ResultReported) -> Snapshot:
 
 
 REDUCERS: Final[Mapping[type[ev.Event], Callable[[Snapshot, Any], Snapshot]]] = {
-    ev.Heartbeat: _heartbeat,
+    ev.HeartbeatRead: _heartbeat,
     ev.Metric: _metric,
     ev.EngineEvent: _engine,
     ev.LogLines: _lines,
-    ev.Telemetry: _telemetry,
+    ev.PodTelemetry: _telemetry,
     ev.WorkerProcess: _worker,
     ev.RootReported: _root,
     ev.ResultReported: _result,

@@ -204,7 +204,7 @@ def _cost(s: Snapshot, e: ev.CostTick) -> Snapshot:
     return replace(s, hourly=e.hourly, spent=e.spent, forecast=e.forecast, runway_h=e.runway_h)
 
 
-def _verdict(s: Snapshot, e: ev.Verdict) -> Snapshot:
+def _verdict(s: Snapshot, e: ev.PhaseVerdict) -> Snapshot:
     view = VerdictView(
         e.ok,
         e.global_root,
@@ -283,7 +283,7 @@ def _ended(s: Snapshot, e: ev.RunEnded) -> Snapshot:
     return logged(s, e, "info" if e.status == "ok" else "warn", "rollout", f"run ended: {e.status} {e.detail}".rstrip())
 
 
-def _malformed(s: Snapshot, e: ev.Malformed) -> Snapshot:
+def _malformed(s: Snapshot, e: ev.LinesMalformed) -> Snapshot:
     """Count. A sample is told; of the journal's own rows, which come again with every reading, one a kind."""
     where = e.where if e.where in s.malformed or len(s.malformed) < MALFORMED_KEEP else "others"
     s = replace(s, malformed=put(s.malformed, where, s.malformed.get(where, 0) + max(1, e.count)))
@@ -307,7 +307,7 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.HaltAck: _halt_ack,
     ev.HaltDone: _halt_done,
     ev.CostTick: _cost,
-    ev.Verdict: _verdict,
+    ev.PhaseVerdict: _verdict,
     ev.Alert: _alert,
     ev.Intent: _intent,
     ev.ActionDone: _action_done,
@@ -318,7 +318,7 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.Forecast: _forecast,
     ev.ForecastScored: _scored,
     ev.RunEnded: _ended,
-    ev.Malformed: _malformed,
+    ev.LinesMalformed: _malformed,
 }
 
 
@@ -335,10 +335,10 @@ def reduce(s: Snapshot, e: ev.Event, seq: int | None = None) -> Snapshot:
     return changed(s, updated=max(s.updated, e.ts), seq=seq if seq is not None else s.seq + 1)
 
 
-def _unusable(e: ev.Event, error: Exception) -> ev.Malformed:
+def _unusable(e: ev.Event, error: Exception) -> ev.LinesMalformed:
     pod = getattr(e, "pod", "")
     why = clean(str(error) if isinstance(error, odd.OddRecord) else f"{type(error).__name__}: {error}", 200)
-    return ev.Malformed(
+    return ev.LinesMalformed(
         ts=e.ts, where=pod if isinstance(pod, str) and pod else "journal", src=f"{JOURNALLED}{e.kind}", sample=why
     )
 

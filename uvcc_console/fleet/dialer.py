@@ -12,7 +12,7 @@ import asyncssh
 
 from uvcc_console.core.log import logger
 from uvcc_console.fleet import pins, ssherrors
-from uvcc_console.fleet.pins import Pins, split_address
+from uvcc_console.fleet.pins import HostKeyPins, split_address
 from uvcc_engine.contract.errors import UvccError
 
 log = logger(__name__)
@@ -41,21 +41,21 @@ class Timeouts:
 class _Client(asyncssh.SSHClient):
     """Checks the host key against the pod's pin; the first contact sets it."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, door: Dialer) -> None:
+        self._dialer = door
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        return self._door.judge(key)
+        return self._dialer.judge(key)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._door.lost(exc)
+        self._dialer.lost(exc)
 
 
 def _handshake_slot() -> asyncio.Semaphore:
     return _handshakes.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(HANDSHAKES))
 
 
-class Door:
+class Dialer:
     """Opens connections to one pod; see ``PodLink``, which keeps them."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Door:
         address: str,
         key: asyncssh.SSHKey,
         host_key: str,
-        known: Pins | None,
+        known: HostKeyPins | None,
         hint: str,
         accept: str,
         jump: str,

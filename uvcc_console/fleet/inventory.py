@@ -22,7 +22,7 @@ from uvcc_console.core.log import logger
 from uvcc_console.core.suggest import nearest
 from uvcc_console.fleet import pins, pod, ssh_keys
 from uvcc_console.fleet.claims import Claims, book_for, books
-from uvcc_console.fleet.pins import Pins, split_address
+from uvcc_console.fleet.pins import HostKeyPins, split_address
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.ssh import PodLink
@@ -117,7 +117,7 @@ class InventoryProvider:
         self._key_file = key_file
         self._links: dict[str, PodLink] = {}
         self._taken: set[str] = set()
-        self._pins = Pins.here()
+        self._pins = HostKeyPins.here()
         self._plain: set[str] = set()  # hosts where a plain shell is known to answer
         self.accepted = ""  # fingerprint of the one new host key that the operator has vouched for
         self.silent: dict[str, UvccError] = {}

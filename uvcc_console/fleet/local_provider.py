@@ -158,7 +158,7 @@ def _ready(home: Path) -> dict[str, Any] | None:
 
 
 def _lives(ready: Mapping[str, Any]) -> bool:
-    who = procs.ProcessId(int(ready["pid"]), int(ready["starttime"]))
+    who = procs.LocalProcess(int(ready["pid"]), int(ready["starttime"]))
     return ready.get("boot_id") == procs.boot_id() and procs.alive(who)
 
 
@@ -190,7 +190,7 @@ def _end(home: Path) -> set[int]:
     """End the pod and all it started, remove its files; returns the pids that would not end."""
     ready = _ready(home)
     if ready and _lives(ready):
-        pod = procs.ProcessId(int(ready["pid"]), int(ready["starttime"]))
+        pod = procs.LocalProcess(int(ready["pid"]), int(ready["starttime"]))
         procs.stop_all(lambda: {pod.pid} if procs.alive(pod) else set(), grace_s=6.0, limit_s=8.0)
     left = podhome.clean_up(home)  # whatever a killed or frozen pod left behind, the pod itself included
     if not left:

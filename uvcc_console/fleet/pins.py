@@ -65,13 +65,13 @@ def preference(key: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pins:
+class HostKeyPins:
     """The machines that this data folder's runs have met."""
 
     path: Path
 
     @classmethod
-    def here(cls) -> Pins:
+    def here(cls) -> HostKeyPins:
         return cls(paths.data_dir() / FILE)
 
     def of(self, address: str) -> str:

@@ -15,7 +15,7 @@ from uvcc_engine.contract.host import boot_id
 
 __all__ = [
     "MARK",
-    "ProcessId",
+    "LocalProcess",
     "age_s",
     "alive",
     "boot_id",
@@ -31,17 +31,17 @@ MARK = "UVCC_POD"
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessId:
+class LocalProcess:
     """One process for ever: a reused pid has another start time (see ``host.Process``)."""
 
     pid: int
     starttime: int
 
 
-def identify(pid: int) -> ProcessId | None:
+def identify(pid: int) -> LocalProcess | None:
     """The identity of a running pid; a zombie has ended and counts as none."""
     found = host.process_by_psutil(pid)
-    return ProcessId(pid, found.starttime) if found is not None and not found.ended else None
+    return LocalProcess(pid, found.starttime) if found is not None and not found.ended else None
 
 
 def stopped(pid: int) -> bool:
@@ -52,7 +52,7 @@ def stopped(pid: int) -> bool:
         return False
 
 
-def age_s(who: ProcessId) -> float:
+def age_s(who: LocalProcess) -> float:
     """Seconds since the process was started; 0 if it is gone."""
     try:
         return max(0.0, time.time() - psutil.Process(who.pid).create_time()) if alive(who) else 0.0
@@ -60,7 +60,7 @@ def age_s(who: ProcessId) -> float:
         return 0.0
 
 
-def alive(who: ProcessId) -> bool:
+def alive(who: LocalProcess) -> bool:
     """Whether exactly this process still runs."""
     return identify(who.pid) == who
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_console.fleet import procs
-from uvcc_console.fleet.procs import ProcessId
+from uvcc_console.fleet.procs import LocalProcess
 from uvcc_console.fleet.runclock import up
 
 BEAT_S: Final = 0.5
@@ -60,7 +60,7 @@ class Beat:
 class Vital:
     """``state``: moving | frozen | dead. ``silent_s``: since when there is no beat; ``stopped``: by a signal."""
 
-    who: ProcessId | None
+    who: LocalProcess | None
     state: str
     silent_s: float = 0.0
     stopped: bool = False
@@ -77,7 +77,7 @@ class Vital:
         return f"pid {self.who.pid} has not moved for {self.silent_s:.0f} s: {why}"
 
 
-def vital(run_dir: Path, name: str, who: ProcessId | None) -> Vital:
+def vital(run_dir: Path, name: str, who: LocalProcess | None) -> Vital:
     """How the process ``who`` of that name is. One that never gave a beat moves, unless it is stopped."""
     if who is None or not procs.alive(who):
         return Vital(None, DEAD)
@@ -91,7 +91,7 @@ def vital(run_dir: Path, name: str, who: ProcessId | None) -> Vital:
     return Vital(who, FROZEN if frozen else MOVING, silent, stopped)
 
 
-def end(who: ProcessId, limit_s: float = 5.0) -> bool:
+def end(who: LocalProcess, limit_s: float = 5.0) -> bool:
     """Kill exactly this process, which cannot end by itself any more; whether it is gone within ``limit_s``."""
     limit = time.monotonic() + limit_s
     while procs.alive(who):

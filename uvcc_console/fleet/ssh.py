@@ -14,10 +14,10 @@ from typing import Any
 import asyncssh
 
 from uvcc_console.fleet import bounded, ssherrors
-from uvcc_console.fleet.dialer import Door
+from uvcc_console.fleet.dialer import Dialer
 from uvcc_console.fleet.dialer import Timeouts as Timeouts
 from uvcc_console.fleet.landing import Arriving, Landing
-from uvcc_console.fleet.pins import Pins
+from uvcc_console.fleet.pins import HostKeyPins
 from uvcc_console.fleet.sessions import FullError, Sessions
 from uvcc_console.fleet.ssherrors import classify
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
@@ -62,7 +62,7 @@ class PodLink:
         key: asyncssh.SSHKey,
         *,
         host_key: str = "",
-        known: Pins | None = None,
+        known: HostKeyPins | None = None,
         hint: str = "",
         accept: str = "",
         jump: str = "",
@@ -72,7 +72,7 @@ class PodLink:
         self.name = name
         self.address = address
         self.timeouts = timeouts or Timeouts()
-        self._door = Door(name, address, key, host_key, known, hint, accept, jump, self.timeouts, self._lost)
+        self._dialer = Dialer(name, address, key, host_key, known, hint, accept, jump, self.timeouts, self._lost)
         self._on_lost = on_lost
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting = asyncio.Lock()
@@ -88,7 +88,7 @@ class PodLink:
     @property
     def host_key(self) -> str:
         """The pinned key (``ssh-ed25519 AAAA...``); empty before the first contact."""
-        return self._door.host_key
+        return self._dialer.host_key
 
     @property
     def up(self) -> bool:
@@ -103,9 +103,9 @@ class PodLink:
     async def connect(self) -> None:
         """Connect once if not connected. Raises UnreachableError, or HostKeyChanged."""
         async with self._connecting:
-            self._door.check_refused()
+            self._dialer.check_refused()
             if not self.up:
-                self._connection = await self._door.open()
+                self._connection = await self._dialer.open()
 
     async def connect_until(self, patience_s: float, *, on_try: Callable[[UvccError], None] | None = None) -> None:
         """Connect, with jittered back-off while the pod is unreachable; gives up after ``patience_s`` seconds."""
@@ -125,7 +125,7 @@ class PodLink:
 
     def backoff(self, attempt: int) -> float:
         """Seconds before try ``attempt + 1``: doubling, capped, between half and the whole of it."""
-        return self._door.backoff(attempt)
+        return self._dialer.backoff(attempt)
 
     async def _use(self) -> asyncssh.SSHClientConnection:
         if not self.up:
@@ -368,8 +368,8 @@ class PodLink:
         """Close the connection; the pod and what runs on it stay."""
         if self._more is not None:
             await self._more.close()
-        connections = [c for c in (self._connection, self._door.tunnel) if c is not None]
-        self._connection = self._door.tunnel = self._sftp = None
+        connections = [c for c in (self._connection, self._dialer.tunnel) if c is not None]
+        self._connection = self._dialer.tunnel = self._sftp = None
         for connection in connections:
             connection.close()
             try:

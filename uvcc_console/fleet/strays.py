@@ -14,7 +14,7 @@ import psutil
 
 from uvcc_console.core import paths
 from uvcc_console.fleet import procs
-from uvcc_console.fleet.procs import ProcessId
+from uvcc_console.fleet.procs import LocalProcess
 
 YOUNG_S: Final = 60.0  # whoever has just been started may still be writing down what it is
 _RUNS: Final = {"uvcc_console.haltd": "halt sidecar", "uvcc_console.rollout.conductor": "conductor"}
@@ -26,7 +26,7 @@ _BENCH: Final = "uvcc_console.bench."
 class Stray:
     """One process, what it is, and why nobody needs it."""
 
-    process: ProcessId
+    process: LocalProcess
     what: str
     why: str
 

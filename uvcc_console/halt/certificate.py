@@ -38,7 +38,7 @@ _SHA: Final = re.compile(r"([0-9a-f]{64}) [ *]step-(\d+)/MANIFEST\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
+class HaltCertificate:
     """A certificate that was read and whose signature holds. ``sha256`` is how it is cited."""
 
     sha256: str
@@ -50,7 +50,7 @@ class Certificate:
 
 def issue(
     run_dir: Path, done: ev.HaltDone, engine_run: str, pods: Mapping[str, PodEvidence], *, at: float
-) -> Certificate:
+) -> HaltCertificate:
     """Sign and write the certificate of a verified halt. Raises UvccError where it cannot be written."""
     key = operator_key(run_dir)
     body = {
@@ -77,7 +77,7 @@ def issue(
     return _certificate(payload)
 
 
-def read(run_dir: Path, nonce: str, sha256: str = "") -> Certificate:
+def read(run_dir: Path, nonce: str, sha256: str = "") -> HaltCertificate:
     """A halt's certificate. Raises VerificationError if it is absent, not as cited, or not signed by the run's key."""
     path = _path(run_dir, nonce)
     try:
@@ -98,7 +98,7 @@ def read(run_dir: Path, nonce: str, sha256: str = "") -> Certificate:
     return found
 
 
-def in_force(run_dir: Path) -> Certificate | None:
+def in_force(run_dir: Path) -> HaltCertificate | None:
     """The newest halt's certificate, unless workers were started since; None if no verified halt is the last word.
 
     Raises VerificationError if the journal cites one that does not hold.
@@ -142,8 +142,8 @@ def _path(run_dir: Path, nonce: str) -> Path:
     return run_dir / "artifacts" / f"halt-{nonce}.json"
 
 
-def _certificate(payload: bytes) -> Certificate:
+def _certificate(payload: bytes) -> HaltCertificate:
     body: dict[str, Any] = json.loads(payload)
     pods = {name: PodEvidence(**pod) for name, pod in body["pods"].items()}
     sha = hashlib.sha256(payload).hexdigest()
-    return Certificate(sha, str(body["nonce"]), str(body["engine_run"]), int(body["step"]), pods)
+    return HaltCertificate(sha, str(body["nonce"]), str(body["engine_run"]), int(body["step"]), pods)

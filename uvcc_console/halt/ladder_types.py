@@ -9,11 +9,11 @@ from uvcc_engine.contract.wire import Lacks
 
 HOLD, RELEASE, HALT, TERM, KILL, TERMINATE = "hold", "release", "halt", "term", "kill", "terminate"
 AFTER = {HALT: TERM, TERM: KILL, KILL: TERMINATE}
-ORDER_OF_RUNG = {HOLD: 1, RELEASE: 1, HALT: 2, TERM: 3, KILL: 4, TERMINATE: 5}
+RUNG_RANK = {HOLD: 1, RELEASE: 1, HALT: 2, TERM: 3, KILL: 4, TERMINATE: 5}
 # evidence in the order in which it counts; "released" belongs to the release rung alone
 NOTHING = "nothing was started here"  # shown of a pod that has nothing to halt
 EXCUSED = frozenset({Lacks.NOTHING, Lacks.DONE})  # a worker that is gone and lacks this was not cut off
-ORDER = {"": 0, "sent": 1, "seen": 2, "held": 3, "halted": 4, "gone": 5}
+EVIDENCE_RANK = {"": 0, "sent": 1, "seen": 2, "held": 3, "halted": 4, "gone": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Journalled:
     """Append this event to the journal."""
 
     event: ev.Event
 
 
-Action = Send | Record
+LadderAction = Send | Journalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,10 @@ class PodState:
     def learn(self, stage: str, coord: str) -> str:
         """Fold one report; the pod is as far as its slowest worker. ``coord`` empty speaks for the whole pod."""
         if coord:
-            if ORDER[stage] > ORDER[self.coords.get(coord, "")]:
+            if EVIDENCE_RANK[stage] > EVIDENCE_RANK[self.coords.get(coord, "")]:
                 self.coords[coord] = stage
-            slowest = min(self.coords.values(), key=ORDER.__getitem__)
-            stage = slowest if len(self.coords) >= self.workers else min(slowest, "seen", key=ORDER.__getitem__)
-        if ORDER[stage] > ORDER[self.stage]:
+            slowest = min(self.coords.values(), key=EVIDENCE_RANK.__getitem__)
+            stage = slowest if len(self.coords) >= self.workers else min(slowest, "seen", key=EVIDENCE_RANK.__getitem__)
+        if EVIDENCE_RANK[stage] > EVIDENCE_RANK[self.stage]:
             self.stage = stage
         return self.stage

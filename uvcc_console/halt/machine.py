@@ -1,7 +1,7 @@
 """The halt ladder: hold -> halt -> TERM -> KILL -> terminate, as a state machine without clock, network or disk.
 
 Whoever drives it says what happened (``start``, ``request``, ``report``, ``acked``, ``link``, ``tick``) with the time
-on a monotonic clock, and carries out the actions that come back: ``Send`` first, then ``Record``. Nothing counts as
+on a monotonic clock, and carries out the actions that come back: ``Send`` first, then ``Journalled``. Nothing counts as
 verified without evidence from the pod; a pod that gives none by its rung's deadline is ``unknown``, and stays so
 until it speaks. A worker that is gone without a verified checkpoint has stopped but is not verified, and never will be:
 the ladder does not wait for it. Commands are sent again, under the same nonce, until acknowledged.
@@ -14,20 +14,20 @@ from collections.abc import Collection, Mapping
 from uvcc_console.core import events as ev
 from uvcc_console.halt.ladder_types import (
     AFTER,
+    EVIDENCE_RANK,
     EXCUSED,
     HALT,
     HOLD,
     KILL,
     NOTHING,
-    ORDER,
-    ORDER_OF_RUNG,
     RELEASE,
+    RUNG_RANK,
     TERM,
     TERMINATE,
-    Action,
+    Journalled,
+    LadderAction,
     PodEvidence,
     PodState,
-    Record,
     Send,
     Times,
 )
@@ -40,10 +40,10 @@ __all__ = [
     "RELEASE",
     "TERM",
     "TERMINATE",
-    "Action",
+    "Journalled",
     "Ladder",
+    "LadderAction",
     "PodEvidence",
-    "Record",
     "Send",
     "Times",
 ]
@@ -95,14 +95,14 @@ class Ladder:
 
     # what happens
 
-    def start(self, mode: str, now: float) -> list[Action]:
+    def start(self, mode: str, now: float) -> list[LadderAction]:
         """The request itself; ``mode`` is hold or halt (a release of nothing ends at once)."""
         self._began = now
         if mode == RELEASE:
             return self._finish(RELEASE, now)
         return self._enter(HOLD if mode == HOLD else HALT, now)
 
-    def request(self, mode: str, now: float) -> list[Action]:
+    def request(self, mode: str, now: float) -> list[LadderAction]:
         """A further request under the same nonce: commit, release, or a rung that somebody typed the run id for."""
         if mode == RELEASE:
             if self.rung == HOLD:
@@ -112,13 +112,13 @@ class Ladder:
             return []
         if mode == HALT and self.rung in (HOLD, RELEASE):
             return [] if self.done else self._enter(HALT, now)
-        if mode in (TERM, KILL, TERMINATE) and ORDER_OF_RUNG[mode] > ORDER_OF_RUNG.get(self.rung, 0):
+        if mode in (TERM, KILL, TERMINATE) and RUNG_RANK[mode] > RUNG_RANK.get(self.rung, 0):
             self.done = False
             self._typed = True
             return self._enter(mode, now)
         return []
 
-    def acked(self, pod: str, rung: str, now: float) -> list[Action]:
+    def acked(self, pod: str, rung: str, now: float) -> list[LadderAction]:
         """The agent acknowledged the command of ``rung``."""
         p = self._pods.get(pod)
         if p is None or rung not in (self.rung, HALT):
@@ -127,9 +127,9 @@ class Ladder:
         if rung == HALT:
             p.halting_since = min(p.halting_since, now)
         p.unknown = False
-        return self.report(pod, "seen", now) if ORDER[p.stage] < ORDER["seen"] else []
+        return self.report(pod, "seen", now) if EVIDENCE_RANK[p.stage] < EVIDENCE_RANK["seen"] else []
 
-    def refused(self, pod: str, rung: str, now: float, code: AckCode, why: str) -> list[Action]:
+    def refused(self, pod: str, rung: str, now: float, code: AckCode, why: str) -> list[LadderAction]:
         """The agent would not do it. A pod on which no worker of the run was ever started has nothing to halt."""
         p = self._pods.get(pod)
         if p is None or rung != self.rung or self._satisfied(p):
@@ -151,10 +151,10 @@ class Ladder:
         path: str = "ssh",
         detail: str = "",
         lacks: Lacks | None = Lacks.NOTHING,
-    ) -> list[Action]:
+    ) -> list[LadderAction]:
         """Evidence from a pod or from one of its workers; ``lacks`` None: it does not say what is missing."""
         p = self._pods.get(pod)
-        if p is None or (stage not in ORDER and stage != "released"):
+        if p is None or (stage not in EVIDENCE_RANK and stage != "released"):
             return []
         if step >= 0:
             p.steps[coord] = step
@@ -169,29 +169,29 @@ class Ladder:
             said = "released" if p.released else p.recorded
         else:
             said = p.learn(stage, coord)
-        out: list[Action] = []
+        out: list[LadderAction] = []
         if said and said != p.recorded:
             p.recorded = said
-            out.append(Record(self._ack(pod, said, detail, path)))
+            out.append(Journalled(self._ack(pod, said, detail, path)))
         return out + self._vouch() + self._advance(now)
 
-    def _vouch(self) -> list[Action]:
+    def _vouch(self) -> list[LadderAction]:
         """What the stopped workers' words mean for a pod out of reach: they stopped by its vote too."""
         if not self._votes or self.rung in (HOLD, RELEASE):
             return []
         stopped = {n: p for n, p in self._pods.items() if p.stage == "halted" or (p.verified and p.checkpoint)}
         steps = {p.step for p in stopped.values()}
-        out: list[Action] = []
+        out: list[LadderAction] = []
         for name, p in self._pods.items():
             if name in stopped or not p.unknown or len(steps) != 1 or p.vouched in steps:
                 continue
             p.vouched = min(steps)
             text = f"out of reach; by its vote {', '.join(sorted(stopped))} stopped at step {p.vouched}"
             ack = ev.HaltAck(pod=name, nonce=self.nonce, stage="unknown", step=p.vouched, detail=text, path="peer")
-            out += [Record(ev.LinkChanged(pod=name, path="peer", up=True, detail=text)), Record(ack)]
+            out += [Journalled(ev.LinkChanged(pod=name, path="peer", up=True, detail=text)), Journalled(ack)]
         return out
 
-    def link(self, pod: str, up: bool, now: float) -> list[Action]:
+    def link(self, pod: str, up: bool, now: float) -> list[LadderAction]:
         """The path to a pod went down or came back."""
         p = self._pods.get(pod)
         if p is None or p.up == up:
@@ -204,7 +204,7 @@ class Ladder:
             return self._resend(now)
         return self._mark_unknown(pod, "its link is down")
 
-    def tick(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> list[LadderAction]:
         """Time passed: send again, commit, give up on a rung."""
         if not self.rung:
             return []
@@ -217,9 +217,9 @@ class Ladder:
 
     # rungs
 
-    def _enter(self, rung: str, now: float) -> list[Action]:
+    def _enter(self, rung: str, now: float) -> list[LadderAction]:
         self.rung, self._entered = rung, now
-        out: list[Action] = []
+        out: list[LadderAction] = []
         for p in self._pods.values():
             p.sent_at = float("-inf")
             p.acked = ""
@@ -230,11 +230,11 @@ class Ladder:
                 out += self._mark_unknown(name, "its link is down")
         return out + self._advance(now)
 
-    def _resend(self, now: float) -> list[Action]:
+    def _resend(self, now: float) -> list[LadderAction]:
         """The rung's command to every pod that neither acknowledged it nor shows its effect; sends come first."""
         again = self._times.resend if not self.done else self._times.resend_late
-        sends: list[Action] = []
-        records: list[Action] = []
+        sends: list[LadderAction] = []
+        records: list[LadderAction] = []
         for name, p in self._pods.items():
             rung = self._command(p, now)
             if not p.up or p.acked == rung or self._satisfied(p) or p.hopeless or now - p.sent_at < again:
@@ -243,7 +243,7 @@ class Ladder:
             sends.append(Send(name, rung, self.hold_deadline()))
             if not p.recorded:
                 p.recorded = p.stage = "sent"
-                records.append(Record(self._ack(name, "sent")))
+                records.append(Journalled(self._ack(name, "sent")))
         return sends + records
 
     def _command(self, p: PodState, now: float) -> str:
@@ -261,12 +261,12 @@ class Ladder:
 
     def _satisfied(self, p: PodState) -> bool:
         if self.rung == HOLD:
-            return ORDER[p.stage] >= ORDER["held"]
+            return EVIDENCE_RANK[p.stage] >= EVIDENCE_RANK["held"]
         if self.rung == RELEASE:
             return p.released or p.stage == "gone"
         return p.verified
 
-    def _advance(self, now: float) -> list[Action]:
+    def _advance(self, now: float) -> list[LadderAction]:
         """Go on when every pod has shown what this rung asks for, or cannot show it any more."""
         pods = self._pods.values()
         if not self.rung or not all(self._satisfied(p) or p.hopeless for p in pods):
@@ -277,15 +277,19 @@ class Ladder:
             return []
         return self._finish(self.rung, now)
 
-    def _commit(self, now: float, why: str) -> list[Action]:
+    def _commit(self, now: float, why: str) -> list[LadderAction]:
         asked = ev.HaltRequested(nonce=self.nonce, mode=HALT, by=self._by, reason=why)
         sends = self._enter(HALT, now)
-        return [*(a for a in sends if isinstance(a, Send)), Record(asked), *(a for a in sends if isinstance(a, Record))]
+        return [
+            *(a for a in sends if isinstance(a, Send)),
+            Journalled(asked),
+            *(a for a in sends if isinstance(a, Journalled)),
+        ]
 
-    def _overdue(self, now: float) -> list[Action]:
+    def _overdue(self, now: float) -> list[LadderAction]:
         """The rung's time is over: what did not answer is unknown, and the next armed rung is tried."""
         late = [name for name, p in self._pods.items() if not self._satisfied(p)]
-        out: list[Action] = []
+        out: list[LadderAction] = []
         for name in late:
             out += self._mark_unknown(name, f"no evidence of {self.rung} in {self._times.of(self.rung):g} s")
         if self.rung == HOLD:
@@ -300,17 +304,17 @@ class Ladder:
     def _verified(self, p: PodState) -> bool:
         """Whether this pod's evidence answers the request as it was made."""
         if self.rung == RELEASE:
-            return self._satisfied(p) and (not self.drill or ORDER[p.stage] >= ORDER["held"])
+            return self._satisfied(p) and (not self.drill or EVIDENCE_RANK[p.stage] >= EVIDENCE_RANK["held"])
         return self._satisfied(p)
 
-    def _finish(self, rung: str, now: float) -> list[Action]:
+    def _finish(self, rung: str, now: float) -> list[LadderAction]:
         self.done = True
         self.rung = rung
         verified = [name for name, p in self._pods.items() if self._verified(p)]
         self._verified_before = len(verified)
         steps = {p.step for p in self._pods.values() if p.step >= 0}
         mode = HOLD if self.drill else RELEASE if rung == RELEASE else HALT
-        out: list[Action] = []
+        out: list[LadderAction] = []
         if len(steps) > 1:
             where = ", ".join(f"{n} at {p.step}" for n, p in sorted(self._pods.items()) if p.step >= 0)
             out.append(self._alert("error", "halt_step_mismatch", f"the pods stopped at different steps: {where}"))
@@ -333,7 +337,7 @@ class Ladder:
             seconds=now - self._began,
             drill=self.drill,
         )
-        return [*out, Record(done)]
+        return [*out, Journalled(done)]
 
     # events
 
@@ -343,13 +347,13 @@ class Ladder:
             pod=pod, nonce=self.nonce, stage=stage, step=p.step, checkpoint=p.checkpoint, detail=detail, path=path
         )
 
-    def _mark_unknown(self, pod: str, why: str) -> list[Action]:
+    def _mark_unknown(self, pod: str, why: str) -> list[LadderAction]:
         p = self._pods[pod]
         if p.unknown:
             return []
         p.unknown = True
         p.recorded = "unknown"
-        return [Record(self._ack(pod, "unknown", why)), *self._vouch()]
+        return [Journalled(self._ack(pod, "unknown", why)), *self._vouch()]
 
-    def _alert(self, level: str, name: str, text: str, hint: str = "") -> Record:
-        return Record(ev.Alert(level=level, name=name, text=text, hint=hint, subject="halt"))
+    def _alert(self, level: str, name: str, text: str, hint: str = "") -> Journalled:
+        return Journalled(ev.Alert(level=level, name=name, text=text, hint=hint, subject="halt"))

@@ -47,7 +47,7 @@ Report = Callable[[str, str, str, int, str], None]
 
 
 @dataclass(slots=True)
-class Mailbox:
+class RelayMailbox:
     """One relay of one engine run, with the credentials that this console has for it. ``after``: see the relay."""
 
     url: str
@@ -96,7 +96,7 @@ class Mailbox:
         return {"seq": seq, "records": [r for r in records_ if isinstance(r, dict)]}
 
 
-def mailboxes(run_dir: Path, engine_run: str) -> list[Mailbox]:
+def mailboxes(run_dir: Path, engine_run: str) -> list[RelayMailbox]:
     """The relays of an engine run, as the rollout wrote them down when it started them."""
     found = []
     for path in sorted((run_dir / FOLDER).glob(f"*{AT}")):
@@ -105,7 +105,7 @@ def mailboxes(run_dir: Path, engine_run: str) -> list[Mailbox]:
             if at["engine_run"] == engine_run:
                 tokens = tuple(json.loads((run_dir / FOLDER / at["tokens"]).read_text()))
                 ca = str(run_dir / FOLDER / at["ca"]) if at.get("ca") else ""
-                found.append(Mailbox(str(at["url"]), str(at["group"]), engine_run, tokens, ca))
+                found.append(RelayMailbox(str(at["url"]), str(at["group"]), engine_run, tokens, ca))
         except (OSError, ValueError, KeyError, TypeError) as e:
             log.warning("cannot read %s: %s", path.name, e)
     return found
@@ -165,7 +165,7 @@ def _worker(coord: str, s: Snapshot) -> bool:
     return str(c) == coord and c.stage < s.pipeline_stages and c.tensor < s.tensor
 
 
-class RelayPath:
+class RelayHaltPath:
     """Posts the running ladder's order again until it is done, and reads what the workers say.
 
     ``report(pod, coord, stage, step, checkpoint)`` takes the evidence, ``append`` writes events. What a domain orders
@@ -177,7 +177,7 @@ class RelayPath:
         self._run_dir = run_dir
         self._append = append
         self._report = report
-        self._boxes: dict[str, list[Mailbox]] = {}
+        self._boxes: dict[str, list[RelayMailbox]] = {}
         self._posted = ("", "", 0.0)
         self._looked = 0.0
         self._lamps: dict[str, bool] = {}
@@ -215,12 +215,12 @@ class RelayPath:
         if self._busy.get(group) is task:
             del self._busy[group]
 
-    def _of(self, engine_run: str) -> list[Mailbox]:
+    def _of(self, engine_run: str) -> list[RelayMailbox]:
         if not self._boxes.get(engine_run):
             self._boxes = {engine_run: mailboxes(self._run_dir, engine_run)}
         return self._boxes[engine_run]
 
-    async def _exchange(self, box: Mailbox, order: Mapping[str, str] | None, s: Snapshot) -> None:
+    async def _exchange(self, box: RelayMailbox, order: Mapping[str, str] | None, s: Snapshot) -> None:
         put = None
         try:
             if order is not None:
@@ -246,7 +246,7 @@ class RelayPath:
                 log.exception("a record at the relay could not be used: %.100r", name)
         self._light(box, s)
 
-    def _take(self, box: Mailbox, body: str, s: Snapshot) -> None:
+    def _take(self, box: RelayMailbox, body: str, s: Snapshot) -> None:
         """Another's order, or a domain's consent: once, and only under a signature of this run."""
         body = boxes.unseal_with(body, seal_key(self._run_dir))
         for by, key in self._signers().items():
@@ -272,7 +272,7 @@ class RelayPath:
             return {}
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
-    def _heard(self, box: Mailbox, body: str, s: Snapshot) -> None:
+    def _heard(self, box: RelayMailbox, body: str, s: Snapshot) -> None:
         """One sign of life. It counts only if the identity of its worker's own party signed it."""
         body = self._unsealed(body, s)
         beat = orders.opened(body, orders.BEAT_NAMESPACE, [p.identity for p in s.pods.values() if p.identity])
@@ -284,12 +284,12 @@ class RelayPath:
             return
         told = records.heartbeat({k: v for k, v in beat.items() if k not in ("type", "run", "coord", "roots")})
         if isinstance(told, records.Malformed) or not _worker(coord, s):
-            self._append([ev.Malformed(where=pod.pod, src="relay", sample=f"a sign of life of {coord[:40]!r}")])
+            self._append([ev.LinesMalformed(where=pod.pod, src="relay", sample=f"a sign of life of {coord[:40]!r}")])
             return
         box.heard[pod.pod] = time.monotonic()
         if self._domain:
             roots = self._roots.take(coord, beat.get("roots"), s.steps_planned)
-            self._append([ev.Heartbeat(pod=pod.pod, coord=coord, record=dict(told.fields)), *roots])
+            self._append([ev.HeartbeatRead(pod=pod.pod, coord=coord, record=dict(told.fields)), *roots])
         stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.phase, "")
         if stage and beat.get("halt_nonce") == s.halt.nonce:
             self._report(pod.pod, coord, stage, told.step, said(beat.get("checkpoint"), 128))
@@ -304,7 +304,7 @@ class RelayPath:
             log.warning("signs of life cannot be read: %s", e)
             return ""
 
-    def _light(self, box: Mailbox, s: Snapshot) -> None:
+    def _light(self, box: RelayMailbox, s: Snapshot) -> None:
         """Tell of every pod whose workers began or ceased to be heard at the relay."""
         now = time.monotonic()
         changed: list[ev.Event] = []

@@ -15,7 +15,7 @@ _ASK: Final = (
 )
 
 
-def judge(listed: str, ours: Collection[int]) -> tuple[str, str]:
+def occupancy(listed: str, ours: Collection[int]) -> tuple[str, str]:
     """Whether anything of ours is left on the pod's GPUs (none, empty or used), and in words what is there. Pure.
 
     In a container nvidia-smi may name processes by the host's numbers, so a process that it lists and that is not
@@ -39,6 +39,6 @@ def judge(listed: str, ours: Collection[int]) -> tuple[str, str]:
 async def look(link: PodLink, ours: Collection[int], timeout: float = 15.0) -> tuple[str, str]:
     """Ask the pod. What cannot be asked is unknown, never empty."""
     try:
-        return judge(await link.sh(_ASK, timeout=timeout), ours)
+        return occupancy(await link.sh(_ASK, timeout=timeout), ours)
     except UvccError as e:
         return UNKNOWN, f"GPU unknown: {e.what}"

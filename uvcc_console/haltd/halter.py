@@ -144,12 +144,12 @@ class Halter:
         if self.ladder is not None:
             self._act(self.ladder.tick(self._clock()))
 
-    def _act(self, actions: list[machine.Action]) -> None:
+    def _act(self, actions: list[machine.LadderAction]) -> None:
         """Commands first, then the disk, whatever order they came in."""
         for action in actions:
             if isinstance(action, machine.Send):
                 self._send(action)
-        records = [self._certified(a.event) for a in actions if isinstance(a, machine.Record)]
+        records = [self._certified(a.event) for a in actions if isinstance(a, machine.Journalled)]
         for done in [r for r in records if isinstance(r, ev.HaltDone)]:
             records += [
                 replace(done, nonce=nonce, certificate="") for nonce in sorted(self._nonces)

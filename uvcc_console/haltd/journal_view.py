@@ -14,7 +14,7 @@ from uvcc_console.plan.profile import parse
 from uvcc_engine.contract.errors import ConfigError
 
 
-class View:
+class JournalView:
     """Follows a journal. ``poll`` costs one index look-up while nothing was appended."""
 
     def __init__(self, journal: Journal) -> None:

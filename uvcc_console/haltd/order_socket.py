@@ -43,7 +43,7 @@ def parse(line: bytes) -> ev.HaltRequested | None:
     )
 
 
-class Front:
+class OrderServer:
     """The listening end, in the sidecar's event loop. ``asked`` is called with every request, before it is answered."""
 
     def __init__(self, run_dir: Path, asked: Callable[[ev.HaltRequested], None]) -> None:
@@ -100,7 +100,7 @@ def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
             writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
 
-class Line:
+class OrderClient:
     """The asking end: blocking to connect and ask (a few milliseconds), then polled."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -168,13 +168,13 @@ def _event(message: dict[str, Any]) -> list[ev.Event]:
     if not isinstance(data, dict) or not isinstance(ts, int | float):
         return []
     event = ev.from_json(str(message.get("kind")), float(ts), data)
-    return [event] if event is not None and not isinstance(event, ev.Malformed) else []
+    return [event] if event is not None and not isinstance(event, ev.LinesMalformed) else []
 
 
 def ask(run_dir: Path, request: ev.HaltRequested) -> bool:
     """Ask the run's sidecar and hang up; False if none listens: then the journal is the way."""
     try:
-        line = Line(run_dir)
+        line = OrderClient(run_dir)
     except UnreachableError:
         return False
     try:

@@ -30,12 +30,12 @@ from uvcc_console.fleet.spend_ledger import Ledger
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.halt import certificate, machine
-from uvcc_console.halt.relay_path import RelayPath
+from uvcc_console.halt.relay_path import RelayHaltPath
 from uvcc_console.haltd import gpus
 from uvcc_console.haltd.deferred import BUSY_S, Deferred
 from uvcc_console.haltd.halter import Halter
-from uvcc_console.haltd.journal_view import View
-from uvcc_console.haltd.order_socket import Front
+from uvcc_console.haltd.journal_view import JournalView
+from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.plan.schema import seconds
 from uvcc_console.runs import domain, processes
@@ -154,15 +154,15 @@ class Service:
         self._refused = False  # that domains have not signed for a termination was told
         self._successor: subprocess.Popen[bytes] | None = None
         self._journal = Journal(run_dir / processes.JOURNAL, source="haltd", busy_s=BUSY_S)
-        self._front = Front(run_dir, self.asked)
+        self._front = OrderServer(run_dir, self.asked)
         self._pen = Deferred(self._journal, hear or self._front.publish)
         self._direct: set[tuple[str, str]] = set()  # (nonce, mode) that came by the front door, not by the journal
-        self._view = View(self._journal)
+        self._view = JournalView(self._journal)
         self._channels = Channels(run_dir, "halt" if only else "haltd")
         self._halter = Halter(
             self._channels.clients, self._append, times=times, terminate=self._terminate, certify=self._certify
         )
-        self._relay = RelayPath(run_dir, self._append, self._halter.witnessed)
+        self._relay = RelayHaltPath(run_dir, self._append, self._halter.witnessed)
         self._channels.on_link = self._halter.link
         self._channels.on_message = self._halter.message
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvcc_console.fleet.provider import PodRequest
-from uvcc_console.plan.schema import CommandJob, LmJob, PrivateJob, Profile
+from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 
@@ -104,7 +104,7 @@ def new_run_id(name: str, now: float | None = None, token: str = "") -> str:
 
 def stage_names(profile: Profile) -> tuple[str, ...]:
     """The stages (docs/architecture.md, "A rollout") of this profile, in order; names are unique in a run."""
-    verified = isinstance(profile.job, PrivateJob | LmJob)
+    verified = isinstance(profile.job, PrivateJobSettings | LmJobSettings)
     before = ["plan", "quote", "provision", "bootstrap", "preflight"]
     smoke = ["drill", SMOKE, *(["verify-smoke"] if verified else []), "gate"] if profile.smoke.steps else []
     smoke += LATER if widens(profile) else ()
@@ -114,24 +114,24 @@ def stage_names(profile: Profile) -> tuple[str, ...]:
 
 def widens(profile: Profile) -> bool:
     """Whether the smoke needs fewer pods than the full run, and the others are rented only after its gates."""
-    fewer = isinstance(profile.job, PrivateJob) and profile.smoke.replicas < profile.topology.replicas
+    fewer = isinstance(profile.job, PrivateJobSettings) and profile.smoke.replicas < profile.topology.replicas
     return bool(profile.smoke.steps and fewer and not profile.fleet.reserve and not profile.fleet.attach_prefix)
 
 
 def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> Phase:
     part = profile.topology
-    if isinstance(profile.job, PrivateJob):
+    if isinstance(profile.job, PrivateJobSettings):
         topology, parties = Topology(replicas, part.stages, part.tensor, part.microbatches), PARTIES
     else:
         topology, parties = Topology(profile.job.ranks), 1
     return Phase(name, f"{run}.{name}", profile.job.kind, steps, topology, engine_job(profile.job, steps), parties)
 
 
-def engine_job(job: PrivateJob | LmJob | CommandJob, steps: int) -> dict[str, Any]:
+def engine_job(job: PrivateJobSettings | LmJobSettings | CommandJobSettings, steps: int) -> dict[str, Any]:
     """The job as the worker reads it, with the phase's number of steps."""
-    if isinstance(job, PrivateJob):
+    if isinstance(job, PrivateJobSettings):
         return job.model_dump(mode="json", exclude={"data", "labels", "weights"}) | {"steps": steps}
-    if isinstance(job, LmJob):
+    if isinstance(job, LmJobSettings):
         train = {"seed": job.seed, **job.overrides.get("train", {}), "steps": steps}
         return {"config": job.config, "plan": dict(job.plan), **job.overrides, "train": train}
     return {"steps": steps, "cwd": job.cwd}
@@ -161,7 +161,7 @@ def _requests(run: str, profile: Profile, full: Phase) -> dict[str, PodRequest]:
 
 def make_plan(run: str, profile_name: str, profile: Profile, seed: int | None = None) -> Plan:
     """Work out everything that does not depend on a provider. Raises ConfigError for a job that cannot be placed."""
-    if not isinstance(profile.job, PrivateJob) and profile.topology != type(profile.topology)():
+    if not isinstance(profile.job, PrivateJobSettings) and profile.topology != type(profile.topology)():
         raise ConfigError(
             f"topology has no meaning for a {profile.job.kind} job", "its parallel size is job.ranks; drop topology"
         )

@@ -13,10 +13,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from uvcc_console.fleet.provider_kinds import DEFAULT
-from uvcc_console.plan.schema import CommandJob, LmJob, PrivateJob, Profile, profile_model
+from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile, profile_model
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
-_JOBS: dict[str, type[BaseModel]] = {"private": PrivateJob, "lm": LmJob, "command": CommandJob}
+_JOBS: dict[str, type[BaseModel]] = {"private": PrivateJobSettings, "lm": LmJobSettings, "command": CommandJobSettings}
 _PATHS = (
     ("fleet", "hosts"),
     ("fleet", "ssh_key"),
@@ -29,7 +29,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProfileFile:
     """A profile file: its short name, its path and the comment lines it opens with."""
 
     name: str
@@ -51,13 +51,13 @@ def _about(path: Path) -> str:
     return " ".join(lines)
 
 
-def available() -> list[Found]:
+def available() -> list[ProfileFile]:
     """Every profile that can be named, the first folder wins."""
-    found: dict[str, Found] = {}
+    found: dict[str, ProfileFile] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.yaml")):
             if path.stem not in found and not path.stem.startswith("inventory-hosts"):
-                found[path.stem] = Found(path.stem, path, _about(path))
+                found[path.stem] = ProfileFile(path.stem, path, _about(path))
     return [found[name] for name in sorted(found)]
 
 
@@ -127,7 +127,7 @@ def _keys_at(path: tuple[Any, ...], raw: Mapping[str, Any]) -> list[str]:
     for name in path:
         if name == "job":
             kind = raw.get("job", {}).get("kind") if isinstance(raw.get("job"), Mapping) else None
-            model = _JOBS.get(str(kind), PrivateJob)
+            model = _JOBS.get(str(kind), PrivateJobSettings)
             continue
         annotation = model.model_fields[name].annotation if name in model.model_fields else None
         candidates = [annotation, *get_args(annotation)]

@@ -27,7 +27,7 @@ Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
 Reveal = Literal["loss", "accuracy", "weights", "predictions", "seeds"]
 
 
-class PrivateJob(Strict):
+class PrivateJobSettings(Strict):
     """Learning or inference on secret shares, three parties. ``data``, ``labels``, ``weights``: the owner's files.
 
     All other keys go into the policy: they are those of the engine's private job, with the same meaning and range.
@@ -55,14 +55,14 @@ class PrivateJob(Strict):
     weights: str = ""
 
     @model_validator(mode="after")
-    def _reveals_what_it_has(self) -> PrivateJob:
+    def _reveals_what_it_has(self) -> PrivateJobSettings:
         for item in self.reveal:
             if (item == "predictions") != (self.task == "infer"):
                 raise ValueError(f"task {self.task} cannot reveal {item}: 'infer' reveals predictions and nothing else")
         return self
 
 
-class LmJob(Strict):
+class LmJobSettings(Strict):
     """Ordinary multi-GPU language-model training with the engine's trainer.
 
     ``config`` names a packaged or own configuration, ``overrides`` its sections' keys; ``plan`` holds facts that must
@@ -84,7 +84,7 @@ class LmJob(Strict):
     fetch_keep: int = Field(default=2, ge=1)
 
 
-class CommandJob(Strict):
+class CommandJobSettings(Strict):
     """Any program that writes the run contract into ``$UVCC_RUN_DIR``."""
 
     kind: Literal["command"]
@@ -170,7 +170,7 @@ class NatsPart(Strict):
 class Profile(Strict):
     """One way of running. ``dp_preflight``: before the smoke, the run's own layout of ranks meets and is measured."""
 
-    job: PrivateJob | LmJob | CommandJob = Field(discriminator="kind")
+    job: PrivateJobSettings | LmJobSettings | CommandJobSettings = Field(discriminator="kind")
     topology: TopologyPart = TopologyPart()
     fleet: FleetSettings = FleetSettings()
     link: Literal["auto", "direct", "relay", "stream", "nats"] = "auto"
@@ -191,7 +191,7 @@ class Profile(Strict):
             )
         if self.link == "nats" and not self.nats.url.startswith(("nats://", "tls://")):
             raise ValueError(f"link nats needs the server's address in nats.url, not {self.nats.url!r}")
-        if isinstance(self.job, PrivateJob) and self.job.task == "infer" and self.smoke.steps:
+        if isinstance(self.job, PrivateJobSettings) and self.job.task == "infer" and self.smoke.steps:
             raise ValueError("a job of task infer answers its queries once: give smoke.steps 0")
         return self
 

@@ -191,7 +191,7 @@ def _of_tables(name: str, facts: list[str], good: bool, altered: list[str]) -> C
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class NewestCheckpoint:
     """The newest checkpoint that a pod reported. ``word``: whose word it is, and what it stands on."""
 
     pod: str
@@ -201,7 +201,7 @@ class Kept:
     word: str
 
 
-def checkpoints(package: Package, phase: str) -> list[Kept]:
+def checkpoints(package: Package, phase: str) -> list[NewestCheckpoint]:
     """Of each pod the newest that it reported as durable, with what in the package bears it out."""
     newest: dict[str, tuple[int, str]] = {}
     record = package.record
@@ -213,22 +213,24 @@ def checkpoints(package: Package, phase: str) -> list[Kept]:
     return [_kept(package, phase, pod, *at, signed) for pod, at in sorted(newest.items())]
 
 
-def _kept(package: Package, phase: str, pod: str, step: int, sha: str, signed: dict[tuple[str, int], set[str]]) -> Kept:
+def _kept(
+    package: Package, phase: str, pod: str, step: int, sha: str, signed: dict[tuple[str, int], set[str]]
+) -> NewestCheckpoint:
     view = package.record.snapshot.pods.get(pod)
     if package.record.snapshot.proves:
         lead = str(Coord(view.replica, view.party, 0, 0)) if view is not None else ""
         held = signed.get((lead, step), set())
         if sha in held:
-            return Kept(pod, step, sha, True, "committed with three parties' signatures")
+            return NewestCheckpoint(pod, step, sha, True, "committed with three parties' signatures")
         word = "reported by the pod; no record with three parties' signatures bears it out"
-        return Kept(pod, step, sha, False, f"{word}, one names another manifest" if held else word)
+        return NewestCheckpoint(pod, step, sha, False, f"{word}, one names another manifest" if held else word)
     folder = ck.step_dir(package.record.artifacts / phase / pod / "checkpoints", step)
     try:
         ck.verify(folder, sha)
     except VerificationError as e:
         word = "reported by the pod, it was not fetched" if not folder.is_dir() else f"does not verify: {e.what}"
-        return Kept(pod, step, sha, False, word)
-    return Kept(pod, step, sha, True, "every byte of it was read and is as its manifest says")
+        return NewestCheckpoint(pod, step, sha, False, word)
+    return NewestCheckpoint(pod, step, sha, True, "every byte of it was read and is as its manifest says")
 
 
 def _checkpoint_saved(package: Package, phase: str) -> Criterion:

@@ -22,7 +22,7 @@ from uvcc_console.report.criteria import (
     NOT_MET,
     NOT_SHOWN,
     Criterion,
-    Kept,
+    NewestCheckpoint,
     bad_exit,
     checkpoints,
     criteria,
@@ -71,7 +71,7 @@ class Handoff:
     facts: Sequence[tuple[str, str]]
     result: Sequence[tuple[str, str]]
     criteria: Sequence[Criterion]
-    checkpoints: Sequence[Kept]
+    checkpoints: Sequence[NewestCheckpoint]
     deviations: Sequence[Deviation]
 
     def to_json(self) -> dict[str, Any]:
@@ -299,7 +299,7 @@ def _deviation(e: ev.Event) -> str:
         return f"{e.mode} asked by {e.by}" + (f": {e.reason}" if e.reason else "")
     if isinstance(e, ev.ForkDetected):
         return f"fork at epoch {e.epoch} between {' and '.join(f'P{p}' for p in e.parties)}"
-    if isinstance(e, ev.Verdict) and not e.ok:
+    if isinstance(e, ev.PhaseVerdict) and not e.ok:
         return f"{e.phase} not verified: {e.detail}"
     if isinstance(e, ev.Alert) and e.level in ("warn", "error"):
         return f"{e.level} {e.name}: {e.text}"

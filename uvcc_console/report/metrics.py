@@ -199,7 +199,7 @@ def dp_map(record: RunRecord) -> dict[tuple[int, int], tuple[int, int, float | N
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class MicrobatchTime:
     """One microbatch of one worker as it ran: seconds from the first tick."""
 
     coord: str
@@ -210,7 +210,7 @@ class Tick:
     end: float
 
 
-def schedule(record: RunRecord) -> list[Tick]:
+def schedule(record: RunRecord) -> list[MicrobatchTime]:
     """The pipeline schedule as it ran, of the first step for which workers reported ``pipeline_tick`` events."""
     raw: list[tuple[float, ev.EngineEvent]] = []
     for event in record.engine_events("pipeline_tick"):
@@ -225,7 +225,7 @@ def schedule(record: RunRecord) -> list[Tick]:
     zero = min(start for start, _ in kept)
     return sorted(
         (
-            Tick(
+            MicrobatchTime(
                 said(f.get("coord")),
                 first,
                 said(f.get("phase", "F")),

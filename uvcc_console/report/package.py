@@ -29,7 +29,7 @@ TRANSCRIPTS: Final = "transcripts"  # the level of a certificate whose every lea
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class PhaseProof:
     """A phase verified at ``at``: its certificate, or why there is none. ``pinned``: with the console's own pins."""
 
     phase: str
@@ -50,23 +50,23 @@ class Package:
 
     record: RunRecord
     clock: Callable[[], float] = time.time
-    _proofs: dict[str, Proof] = field(default_factory=dict)
+    _proofs: dict[str, PhaseProof] = field(default_factory=dict)
     _sums: dict[Path, dict[str, str]] = field(default_factory=dict)
 
-    def proof(self, phase: str) -> Proof:
+    def proof(self, phase: str) -> PhaseProof:
         """The phase's proof bundle, verified with the identities that the pods showed the console over SSH."""
         if phase not in self._proofs:
             self._proofs[phase] = self._prove(phase)
         return self._proofs[phase]
 
-    def _prove(self, phase: str) -> Proof:
+    def _prove(self, phase: str) -> PhaseProof:
         path, at, pins = self.record.artifacts / phase / NAME, self.clock(), self.record.pins(phase)
         if not path.is_file():
-            return Proof(phase, at, error=f"there is no {NAME}")
+            return PhaseProof(phase, at, error=f"there is no {NAME}")
         try:
-            return Proof(phase, at, verify(path, allowed_signers=pins or None), bool(pins))
+            return PhaseProof(phase, at, verify(path, allowed_signers=pins or None), bool(pins))
         except UvccError as e:
-            return Proof(phase, at, pinned=bool(pins), error=e.what)
+            return PhaseProof(phase, at, pinned=bool(pins), error=e.what)
 
     def policy(self, phase: str) -> Policy | None:
         """The policy of a phase that verifies, pinned identities and all; None otherwise."""

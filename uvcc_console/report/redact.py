@@ -16,7 +16,7 @@ from uvcc_console.report import secret_shapes
 from uvcc_console.report.secret_shapes import KEY, SHARE, TOKEN
 from uvcc_engine.contract.errors import UvccError
 
-__all__ = ["KEY", "SHARE", "TOKEN", "Finding", "RedactionError", "Sieve", "checked", "lines_of", "shape_of"]
+__all__ = ["KEY", "SHARE", "TOKEN", "Leak", "LeakScanner", "RedactionError", "checked", "lines_of", "secret_kind"]
 
 WINDOW: Final = 8
 NUMBERS: Final = 4  # in a window: integers of the size of shares, or words of 64 bits in hex
@@ -28,7 +28,7 @@ _SIGNATURE_LINES: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Leak:
     """Where something must not be: the file's name in the report, the line, and what it looks like."""
 
     name: str
@@ -39,7 +39,7 @@ class Finding:
 class RedactionError(UvccError):
     """Something that must stay on its pod was about to enter a report."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: Leak) -> None:
         super().__init__(
             f"{finding.name}:{finding.line} is {finding.shape}; the report was not written",
             f"look at that line on this machine; --exclude {finding.name} leaves the file out",
@@ -47,12 +47,12 @@ class RedactionError(UvccError):
         self.finding = finding
 
 
-def shape_of(line: str) -> str:
+def secret_kind(line: str) -> str:
     """What forbidden thing a line looks like by itself; "" if none."""
-    return Sieve("").shape(line)
+    return LeakScanner("").shape(line)
 
 
-class Sieve:
+class LeakScanner:
     """Looks at the lines of one file in order; remembers what the lines before have shown."""
 
     def __init__(self, name: str) -> None:
@@ -71,7 +71,7 @@ class Sieve:
         self._number += 1
         shape = self.shape(line)
         if shape:
-            raise RedactionError(Finding(self._name, self._number, shape))
+            raise RedactionError(Leak(self._name, self._number, shape))
 
     def shape(self, line: str) -> str:
         """What the line, together with those before it, looks like; "" if it may leave."""
@@ -132,7 +132,7 @@ def lines_of(file: IO[str]) -> Iterator[str]:
 
 def checked(name: str, lines: Iterable[str]) -> Iterator[str]:
     """The lines, each looked at before it is handed on. Raises RedactionError."""
-    sieve = Sieve(name)
+    sieve = LeakScanner(name)
     for line in lines:
         sieve.check(line)
         yield line

@@ -77,7 +77,7 @@ class Translator:
             ev.WorkerProcess: self._worker,
             ev.RootReported: self._root,
             ev.ResultReported: self._result,
-            ev.Verdict: self._verdict,
+            ev.PhaseVerdict: self._verdict,
             ev.RunEnded: self._ended,
         }
         for kind, name in (
@@ -157,7 +157,7 @@ class Translator:
         fields = {"coord": e.coord, "phase": e.phase, "result_hash32_hex": f"0x{e.result_hash}", "values": e.values}
         yield "open_final_result", {**fields, "pod_id": e.pod, "mark": NOT_VERIFIED}
 
-    def _verdict(self, e: ev.Verdict) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _verdict(self, e: ev.PhaseVerdict) -> Iterator[tuple[str, dict[str, Any]]]:
         path = self._relative(e.bundle)
         if not e.ok:
             hashes = sorted({f"0x{h}" for h in self._reported.get(e.phase, {}).values()})

@@ -17,7 +17,7 @@ from uvcc_console.plan.plan import Phase
 from uvcc_console.report import collector
 from uvcc_console.rollout import flight, offered
 from uvcc_console.rollout.context import Member, Rollout, describe
-from uvcc_console.rollout.stage_runner import Stages
+from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import replacing
 from uvcc_console.rollout.stages.migration import lm_migration, private_migration
 from uvcc_engine.contract import wire
@@ -46,7 +46,7 @@ def _member(ctx: Rollout, args: Mapping[str, Any]) -> Member:
     return ctx.members[name]
 
 
-async def stackdump(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+async def stackdump(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> str:
     """SIGUSR1 to one pod's workers: their stacks arrive in the log as ``stackdump_*.txt``."""
     run, member = _phase(ctx).engine_run, _member(ctx, args)
     ack = await member.channel.request(wire.SIGNAL, run=run, coord=None, signal="USR1")
@@ -56,12 +56,12 @@ async def stackdump(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> st
     return f"{', '.join(sent)} write their stacks; see the log, panel 3"
 
 
-async def read_flight(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+async def read_flight(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> str:
     """What the collectives of all workers are at, laid side by side; see panel 4."""
     return await flight.read(ctx, _phase(ctx))
 
 
-async def fetch(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+async def fetch(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> str:
     """Bring what one pod may give home now, while it is written: evidence, tables, logs, stack dumps."""
     phase, member = _phase(ctx), _member(ctx, args)
     remote, home = f".uvcc/runs/{phase.engine_run}", ctx.artifacts / "fetched" / f"{phase.name}-{member.name}"
@@ -81,7 +81,7 @@ async def fetch(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
 
 async def _bring(
     member: Member, remote: str, landing: Landing, coords: Collection[str], only: Collection[str] = ()
-) -> tuple[offered.Offer, dict[str, Arriving]]:
+) -> tuple[offered.Listing, dict[str, Arriving]]:
     """Fetch what is offered now, or ``only`` these: of each file as much as it has at this moment."""
     listed = await member.ssh.sh(offered.SIZES.format(folder=remote), timeout=120.0, limit=offered.LISTING)
     offer = offered.read_offer(listed, coords, hashed=False)
@@ -102,7 +102,7 @@ async def _different(member: Member, remote: str, arrived: Mapping[str, Arriving
     return [n for n, a in arrived.items() if found[n] != a.sha256]
 
 
-async def restart(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+async def restart(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> str:
     """End one pod's workers and go on from the last common checkpoint: in a run in step, none can come back alone."""
     run, member = _phase(ctx).engine_run, _member(ctx, args)
     stage = ctx.bus.snapshot.stage
@@ -113,7 +113,7 @@ async def restart(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
     return f"the workers of {member.name} were ended; the run goes on from the last common checkpoint"
 
 
-async def replace_pod(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+async def replace_pod(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> str:
     """Delete one pod, with proof, and create another in its place, up to its agent.
 
     A phase that had begun goes on from the last common checkpoint, under a policy that names the new pod; a language
@@ -140,7 +140,7 @@ async def replace_pod(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> 
     return said
 
 
-async def try_next(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+async def try_next(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> str:
     """Triage: stop the run, apply the next single change, go on from the last checkpoint with it."""
     s = ctx.bus.snapshot
     if why := triage.impossible(s):
@@ -161,7 +161,7 @@ async def try_next(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str
     return f"{rung.change}: {rung.why}"
 
 
-async def nccl_debug(ctx: Rollout, stages: Stages, args: Mapping[str, Any]) -> str:
+async def nccl_debug(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> str:
     """NCCL's own log for one window: the run goes on from its last checkpoint with it, out of the ladder's turn."""
     return await try_next(ctx, stages, {**args, "rung": "loud"})
 
@@ -194,7 +194,7 @@ def apply(ctx: Rollout) -> None:
     ctx.plan = replace(ctx.plan, profile=profile.model_copy(update={"env": env}), phases=phases)
 
 
-ACTIONS: Mapping[str, Callable[[Rollout, Stages, Mapping[str, Any]], Awaitable[str]]] = {
+ACTIONS: Mapping[str, Callable[[Rollout, StageRunner, Mapping[str, Any]], Awaitable[str]]] = {
     "stackdump": stackdump,
     "flight": read_flight,
     "fetch": fetch,
@@ -208,7 +208,7 @@ ACTIONS: Mapping[str, Callable[[Rollout, Stages, Mapping[str, Any]], Awaitable[s
 class ActionRunner:
     """Takes intents, one task each, and answers every one in the journal."""
 
-    def __init__(self, ctx: Rollout, stages: Stages) -> None:
+    def __init__(self, ctx: Rollout, stages: StageRunner) -> None:
         self._ctx = ctx
         self._stages = stages
         self._busy: set[asyncio.Task[None]] = set()
@@ -223,7 +223,9 @@ class ActionRunner:
         task.add_done_callback(self._busy.discard)
         return True
 
-    async def _do(self, intent: ev.Intent, act: Callable[[Rollout, Stages, Mapping[str, Any]], Awaitable[str]]) -> None:
+    async def _do(
+        self, intent: ev.Intent, act: Callable[[Rollout, StageRunner, Mapping[str, Any]], Awaitable[str]]
+    ) -> None:
         pod = str(intent.args.get("pod", ""))
         try:
             detail = await act(self._ctx, self._stages, {**intent.args, "by": intent.by})

@@ -12,7 +12,7 @@ from uvcc_console.core import kept, odd
 from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.rollout.outbox import Outbox
+from uvcc_console.rollout.outbox import EventOutbox
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.text import clean
 
@@ -34,7 +34,7 @@ class Bus:
         """``start``: what is known of the journal already, so that a day of events is not folded again."""
         self._journal = journal
         self._follower = Follower(journal, start)
-        self._queue = Outbox()
+        self._queue = EventOutbox()
         self._room = asyncio.Event()
         self._room.set()
         self._poll_s = poll_s

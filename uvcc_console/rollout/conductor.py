@@ -37,7 +37,7 @@ from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.results import compare_results
 from uvcc_console.rollout.spending import Spending
-from uvcc_console.rollout.stage_runner import BACK, Stages
+from uvcc_console.rollout.stage_runner import BACK, StageRunner
 from uvcc_console.rollout.stages import acts_of
 from uvcc_console.rollout.stages.fleet import adoption
 from uvcc_console.rollout.stages.migration import checkpoint_copies, private_migration
@@ -153,7 +153,9 @@ def forecast_full_run(ctx: Rollout) -> None:
     ctx.bus.listen(heard)
 
 
-def _obey_intents(ctx: Rollout, stages: Stages, shutdown: Shutdown, runner: actions.ActionRunner, since: int) -> None:
+def _obey_intents(
+    ctx: Rollout, stages: StageRunner, shutdown: Shutdown, runner: actions.ActionRunner, since: int
+) -> None:
     """Act on intents written after ``since``: what was asked for while this process started counts too."""
 
     def heard(event: ev.Event) -> None:
@@ -187,7 +189,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     profile = ctx.plan.profile
     acts = acts_of(ctx)
     spending = _spending(ctx)
-    stages = Stages(
+    stages = StageRunner(
         ctx.bus,
         acts,
         KEEPING,
@@ -211,7 +213,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
 
 async def _driven(
     ctx: Rollout,
-    stages: Stages,
+    stages: StageRunner,
     shutdown: Shutdown,
     runner: actions.ActionRunner,
     spending: Spending,
@@ -254,7 +256,7 @@ async def _driven(
     return status
 
 
-async def _stages_or_shutdown(ctx: Rollout, stages: Stages, shutdown: Shutdown, adopted: str) -> tuple[str, str]:
+async def _stages_or_shutdown(ctx: Rollout, stages: StageRunner, shutdown: Shutdown, adopted: str) -> tuple[str, str]:
     if adopted == "teardown":
         with contextlib.suppress(TimeoutError):  # whom it reaches still gives its evidence
             async with asyncio.timeout(finish.LAST_WORDS_S):

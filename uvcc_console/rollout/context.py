@@ -21,7 +21,7 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.plan.plan import FULL, LATER, SMOKE, Phase, Plan
 from uvcc_console.rollout.bus import Bus
-from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.decoder import Decoder
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 log = logger(__name__)
@@ -48,8 +48,8 @@ class Member:
     boot: Bootstrapped | None = None
     identity: dict[str, Any] = field(default_factory=dict)
     probe: dict[str, Any] = field(default_factory=dict)
-    pump: asyncio.Task[None] | None = None
-    intakes: dict[str, Intake] = field(default_factory=dict)
+    ingesting: asyncio.Task[None] | None = None
+    decoders: dict[str, Decoder] = field(default_factory=dict)
     replaced: bool = False  # it came in the place of one that was lost
     in_hand: bool = False  # it is just being replaced: nobody else connects to it
     homing: asyncio.Lock = field(default_factory=asyncio.Lock)  # one fetch of its checkpoints at a time

@@ -1,4 +1,4 @@
-"""Agent messages -> journal events. One intake per pod and engine run; keeps the cursors it has turned into events.
+"""Agent messages -> journal events. One decoder per pod and engine run; keeps the cursors it has turned into events.
 
 Whatever a pod's files hold, nothing here raises: a line that cannot be used is counted and the stream goes on behind
 it. A pod speaks for its own workers, under the names that the run contract knows, and only so many of them.
@@ -30,7 +30,7 @@ DOCUMENT: Final = records.LONGEST_DOCUMENT
 _COLUMN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./%-]{0,47}")
 
 
-class Intake:
+class Decoder:
     """Translates what one pod's agent streams. ``first`` is the worker whose figures training.csv holds.
 
     ``coords`` are the pod's workers of this run (none given: those whose names begin with the pod's); ``steps`` > 0 is
@@ -67,14 +67,14 @@ class Intake:
         self._bad = {}
         found = self._translated(message)
         return found + [
-            ev.Malformed(where=self.pod, count=n, src=src, sample=line) for src, (n, line) in self._bad.items()
+            ev.LinesMalformed(where=self.pod, count=n, src=src, sample=line) for src, (n, line) in self._bad.items()
         ]
 
     def _translated(self, message: Mapping[str, Any]) -> list[ev.Event]:
         op = message.get("op")
         if op == hearing.MALFORMED:
             n = whole(message.get("n"), 1) or 1
-            return [ev.Malformed(where=self.pod, count=n, src="agent", sample=said(message.get("sample"), 200))]
+            return [ev.LinesMalformed(where=self.pod, count=n, src="agent", sample=said(message.get("sample"), 200))]
         if op == wire.DROPPED:
             dropped = whole(message.get("n"))
             if dropped is None:
@@ -122,7 +122,7 @@ class Intake:
         self._telemetry_at = at
         gpus = [tidy(g, nodes=32, depth=2) for g in listed[:MOST_GPUS] if isinstance(g, Mapping)]
         known = {k: v for k, v in numbers.items() if v is not None}
-        return [ev.Telemetry(pod=self.pod, gpus=gpus, **known)]
+        return [ev.PodTelemetry(pod=self.pod, gpus=gpus, **known)]
 
     def _process(self, m: Mapping[str, Any]) -> list[ev.Event]:
         rc, pid, coord, state = m.get("rc"), whole(m.get("pid") or 0), self._mine(m.get("coord")), m.get("state")
@@ -179,7 +179,7 @@ class Intake:
                 self._refuse(src, line)
             else:
                 latest[coord] = beat.fields
-        return [ev.Heartbeat(pod=self.pod, coord=coord, record=dict(r)) for coord, r in latest.items()]
+        return [ev.HeartbeatRead(pod=self.pod, coord=coord, record=dict(r)) for coord, r in latest.items()]
 
     def _engine(self, src: str, line: str) -> list[ev.Event]:
         read = records.parse(src, line)

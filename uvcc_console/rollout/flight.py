@@ -47,7 +47,7 @@ async def read(ctx: Rollout, phase: Phase) -> str:
     with Landing(home) as landing:
         for coord, answer in answers.items():
             landing.write((name_of(coord),), json.dumps(answer, indent=1).encode())
-    findings = flight.judge(answers)
+    findings = flight.diagnose(answers)
     silent = sorted(set(asked) - set(answers))
     where = str(home.relative_to(ctx.run_dir))
     told = {coord: flight.newest(answer) for coord, answer in sorted(answers.items())}

@@ -12,7 +12,7 @@ from uvcc_console.fleet import hearing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
-from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.decoder import Decoder
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.text import clean
 
@@ -24,7 +24,7 @@ AGAIN_S: Final = 60.0
 
 def start(bus: Bus, member: Member) -> asyncio.Task[None]:
     """``run`` as a task whose end is noticed: while the channel is open, nothing but ``cancel`` should end it."""
-    task = asyncio.create_task(run(bus, member), name=f"pump {member.name}")
+    task = asyncio.create_task(run(bus, member), name=f"ingest {member.name}")
 
     def ended(done: asyncio.Task[None]) -> None:
         error = None if done.cancelled() else done.exception()
@@ -32,7 +32,7 @@ def start(bus: Bus, member: Member) -> asyncio.Task[None]:
             log.error("nothing of it is journalled any more", pod=member.name, exc_info=error)
             text = f"nothing of {member.name} is journalled any more: {clean(f'{type(error).__name__}: {error}', 200)}"
             hint = "halt it, then uvcc resume: a new conductor reads on where this one stopped"
-            bus.record([ev.Alert(level="error", name="pump", text=text, hint=hint, subject=member.name)])
+            bus.record([ev.Alert(level="error", name="ingest", text=text, hint=hint, subject=member.name)])
 
     task.add_done_callback(ended)
     return task
@@ -60,16 +60,16 @@ async def run(bus: Bus, member: Member) -> None:
 def _translated(member: Member, message: Mapping[str, Any]) -> list[ev.Event]:
     if message.get("op") == hearing.MALFORMED:
         n, sample = int(message["n"]), str(message["sample"])
-        return [ev.Malformed(where=member.name, count=n, src="agent", sample=sample)]
+        return [ev.LinesMalformed(where=member.name, count=n, src="agent", sample=sample)]
     if message.get("op") == wire.TELEMETRY:  # of the pod, whatever runs on it
-        intake = next(iter(member.intakes.values()), None)
+        decoder = next(iter(member.decoders.values()), None)
     else:
-        intake = member.intakes.get(str(message.get("run", "")))
-    if intake is None:
+        decoder = member.decoders.get(str(message.get("run", "")))
+    if decoder is None:
         return []
-    before = dict(intake.cursors)
-    found = intake.events(message)
-    moved = {key: at for key, at in intake.cursors.items() if before.get(key) != at}
+    before = dict(decoder.cursors)
+    found = decoder.events(message)
+    moved = {key: at for key, at in decoder.cursors.items() if before.get(key) != at}
     return [*found, ev.CursorMoved(pod=member.name, cursors=moved)] if moved else found
 
 
@@ -92,7 +92,7 @@ class Tally:
         """``found`` with its malformed lines kept back until they are due."""
         rest = []
         for event in found:
-            if isinstance(event, ev.Malformed):
+            if isinstance(event, ev.LinesMalformed):
                 self._count(event.src, event.count, event.sample)
             else:
                 rest.append(event)
@@ -107,7 +107,7 @@ class Tally:
             log.error("a message (%s) could not be read", op, pod=self._pod, exc_info=error)
             text = f"a message ({op}) could not be read: {clean(f'{type(error).__name__}: {error}', 200)}"
             hint = "the rest of its stream goes on; uvcc logs has the details"
-            self._bus.record([ev.Alert(level="error", name="pump", text=text, hint=hint, subject=self._pod)])
+            self._bus.record([ev.Alert(level="error", name="ingest", text=text, hint=hint, subject=self._pod)])
 
     def _count(self, src: str, n: int, sample: str) -> None:
         key = src if src in self._counts or len(self._counts) < 16 else "others"
@@ -133,19 +133,19 @@ class Tally:
         total = sum(self._counts.values())
         src = src or ", ".join(sorted(self._counts))[:100]
         self._counts, self._sample, self._told = {}, None, now
-        self._bus.record([ev.Malformed(where=self._pod, count=total, src=src, sample=sample)])
+        self._bus.record([ev.LinesMalformed(where=self._pod, count=total, src=src, sample=sample)])
 
     def close(self) -> None:
         """Tell what was kept back."""
         self._flush()
 
 
-def listen_for(member: Member, phase: Phase) -> Intake:
+def listen_for(member: Member, phase: Phase) -> Decoder:
     """Have the engine run of a phase translated from now on."""
-    intake = member.intakes.get(phase.engine_run)
-    if intake is None:
+    decoder = member.decoders.get(phase.engine_run)
+    if decoder is None:
         coords = [str(c) for c in phase.coords(member.name)]
-        intake = member.intakes[phase.engine_run] = Intake(
+        decoder = member.decoders[phase.engine_run] = Decoder(
             member.name, phase.engine_run, phase.name, coords[0], coords=coords, steps=phase.steps
         )
-    return intake
+    return decoder

@@ -64,7 +64,7 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Listing:
     """A pod's listing, judged."""
 
     files: Mapping[str, Offered]
@@ -79,7 +79,7 @@ class Offer:
         return f"{len(self.refused)} names refused: {named}" + (f"; and {more} more" if more > 0 else "")
 
 
-def read_offer(listing: str, coords: Collection[str], *, hashed: bool = True) -> Offer:
+def read_offer(listing: str, coords: Collection[str], *, hashed: bool = True) -> Listing:
     """Judge a listing made by :data:`WHOLE` (or by :data:`SIZES`, then not ``hashed``) on the pod of these workers."""
     sizes: dict[str, int] = {}
     sums: dict[str, str] = {}
@@ -114,7 +114,7 @@ def read_offer(listing: str, coords: Collection[str], *, hashed: bool = True) ->
         else:
             total += sizes[name]
             taken[name] = Offered(parts, sizes[name], sums.get(name, ""))
-    return Offer(taken, tuple(refused))
+    return Listing(taken, tuple(refused))
 
 
 def _judge(parts: Parts, coords: Collection[str]) -> tuple[int, str]:

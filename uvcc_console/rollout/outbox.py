@@ -12,19 +12,19 @@ from typing import Final
 from uvcc_console.core import events as ev
 
 BATCH: Final = 4000  # events a commit: a slow disk or a starved process still commits often
-_STREAM: Final = (ev.LogLines, ev.Heartbeat, ev.Telemetry, ev.Metric, ev.CursorMoved)
+_STREAM: Final = (ev.LogLines, ev.HeartbeatRead, ev.PodTelemetry, ev.Metric, ev.CursorMoved)
 
 
 def key_of(event: ev.Event) -> Hashable | None:
     """What a newer event of the same key supersedes; None if nothing does."""
-    if isinstance(event, ev.Heartbeat):
+    if isinstance(event, ev.HeartbeatRead):
         return ("heartbeat", event.pod, event.coord)
     if isinstance(event, ev.CostTick):
         return ("cost",)
     return None
 
 
-class Outbox:
+class EventOutbox:
     """Messages of events, in order. The events of one message are written together, for its cursor is among them."""
 
     def __init__(self) -> None:

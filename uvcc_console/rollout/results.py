@@ -15,7 +15,7 @@ def compare_results(bus: Bus) -> None:
     told: set[Contradiction] = set()
 
     def heard(event: ev.Event) -> None:
-        if not isinstance(event, ev.ResultReported | ev.Verdict):
+        if not isinstance(event, ev.ResultReported | ev.PhaseVerdict):
             return
         for found in contradictions(bus.snapshot):
             if found not in told:

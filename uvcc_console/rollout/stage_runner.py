@@ -17,7 +17,7 @@ from uvcc_console.rollout.context import Halted, describe
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 log = logger(__name__)
-Act = Callable[[bool], Awaitable[str]]
+StageFunction = Callable[[bool], Awaitable[str]]
 """A stage; its argument tells whether it is entered again, after a failure, a halt or another conductor's death."""
 BACK = "back"  # resume, but from an earlier checkpoint: of a stage that judges, its training is entered again
 DECISIONS = ("resume", "retry", "skip", BACK)
@@ -25,7 +25,7 @@ SKIPPABLE = ("drill", "gate")
 
 
 @dataclass
-class Stages:
+class StageRunner:
     """Runs ``acts`` in the order given. A stage returns its detail line, or raises.
 
     ``keeping`` stages, once there are workers or evidence to go on with, wait for a decision up to ``wait_s`` after a
@@ -34,7 +34,7 @@ class Stages:
     """
 
     bus: Bus
-    acts: Mapping[str, Act]
+    acts: Mapping[str, StageFunction]
     keeping: frozenset[str]
     wait_s: float
     patient: bool = False
@@ -51,11 +51,11 @@ class Stages:
 
     async def run(self) -> tuple[str, str]:
         """Run every stage that is not done yet; returns (status, detail): ok, halted or failed."""
-        names, at, again = list(self.acts), 0, ""
+        names, at, resumed = list(self.acts), 0, ""
         while at < len(names):
             name = names[at]
             known = next((v.status for v in self.bus.snapshot.stages if v.name == name), "pending")
-            if known in ("ok", "skipped") and name != again:
+            if known in ("ok", "skipped") and name != resumed:
                 at += 1
                 continue
             if not (self.adopted and name in JUDGED and self.going_back()):
@@ -65,20 +65,20 @@ class Stages:
                     continue
                 if not isinstance(error, _GoBack):
                     return ("halted" if isinstance(error, Halted) else "failed", str(error))
-            again, self.adopted = JUDGED[name], True
-            at = names.index(again)
+            resumed, self.adopted = JUDGED[name], True
+            at = names.index(resumed)
         return "ok", ""
 
-    async def _stage(self, name: str, act: Act) -> UvccError | None:
+    async def _stage(self, name: str, act: StageFunction) -> UvccError | None:
         """One stage with its retries; the error that it finally stays with, None when it is through."""
-        again, self.adopted = self.adopted, False
+        resumed, self.adopted = self.adopted, False
         while True:
             self._forget()
             self.bus.commit(ev.StageChanged(name=name, status="running"))
-            log.info("the stage begins%s", " again" if again else "", stage=name)
+            log.info("the stage begins%s", " again" if resumed else "", stage=name)
             try:
                 with within(stage=name):
-                    detail = await act(again)
+                    detail = await act(resumed)
             except Halted as e:
                 error: UvccError = e
             except Exception as e:
@@ -101,7 +101,7 @@ class Stages:
                 return error
             if action == BACK and JUDGED.get(name) in self.acts:
                 return _GoBack(f"{name}: {error.what}")
-            again = True
+            resumed = True
 
     def _forget(self) -> None:
         """Decisions made before there was something to decide are void."""

@@ -56,7 +56,7 @@ def begin(run_dir: Path, process: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogLine:
     """One line of a log, cleaned. ``trace`` has several lines; ``ts`` of an undated one is its predecessor's."""
 
     ts: float
@@ -85,7 +85,7 @@ class Entry:
         return "\n".join([*lines, *(f"    {line}" for line in self.trace.splitlines())])
 
 
-def entry(line: bytes, process: str) -> Entry | None:
+def entry(line: bytes, process: str) -> LogLine | None:
     """A line of a ``.jsonl`` file; None for whatever is none, such as one that a full disk cut short."""
     row = record(line, LINE)
     ts = moment(row.get("ts")) if row is not None else None
@@ -94,7 +94,7 @@ def entry(line: bytes, process: str) -> Entry | None:
     level = said(row.get("level"), 16)
     about = {name: text for name in log.CONTEXT if (text := said(row.get(name)))}
     trace = row.get("trace")
-    return Entry(
+    return LogLine(
         ts,
         level if level in log.LEVELS else "info",
         process,
@@ -107,17 +107,17 @@ def entry(line: bytes, process: str) -> Entry | None:
     )
 
 
-def plain(line: bytes, process: str, before: float) -> Entry:
+def plain(line: bytes, process: str, before: float) -> LogLine:
     """A line of a ``.log`` file, which may have a date of its own; otherwise it is as late as what came ``before``."""
     text = line[:LINE].decode(errors="replace")
     dated = _DATED.match(text)
     if dated is None:
-        return Entry(before, "info", process, clean(text.rstrip(), log.TEXT))
+        return LogLine(before, "info", process, clean(text.rstrip(), log.TEXT))
     try:
         ts = time.mktime(time.strptime(dated[1], "%Y-%m-%d %H:%M:%S")) + int(dated[2]) / 1000
     except (ValueError, OverflowError):
         ts = before
-    return Entry(ts, log.level_of(getattr(logging, dated[3])), process, clean(dated[4].rstrip(), log.TEXT))
+    return LogLine(ts, log.level_of(getattr(logging, dated[3])), process, clean(dated[4].rstrip(), log.TEXT))
 
 
 class _Tail:
@@ -181,7 +181,7 @@ class _Tail:
     close = _close
 
 
-class Reader:
+class LogReader:
     """All logs of a run together. ``new`` gives what has come since the last call, by time; totally, and bounded."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -191,9 +191,9 @@ class Reader:
         self._before: dict[str, float] = {}
         self._first = True
 
-    def new(self, *, unfinished: bool = False) -> list[Entry]:
+    def new(self, *, unfinished: bool = False) -> list[LogLine]:
         """``unfinished``: also lines without an end, where nobody writes any more."""
-        found: list[Entry] = []
+        found: list[LogLine] = []
         for name, tail in self._json.items():
             lines = tail.lines() + (tail.last() if unfinished else [])
             if self._first:
@@ -212,7 +212,7 @@ class Reader:
                 yield from lines
             older.close()
 
-    def _said(self, name: str, lines: Iterable[bytes]) -> Iterator[Entry]:
+    def _said(self, name: str, lines: Iterable[bytes]) -> Iterator[LogLine]:
         before = self._before.get(name, 0.0)
         for line in lines:
             before = before or self._written(name)

@@ -18,7 +18,7 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.log import logger
 from uvcc_console.fleet import pulse
-from uvcc_console.fleet.procs import ProcessId, alive, identify
+from uvcc_console.fleet.procs import LocalProcess, alive, identify
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UvccError
@@ -67,11 +67,11 @@ def write_record(run_dir: Path, name: str) -> None:
             file.truncate()
 
 
-def recorded(run_dir: Path, name: str) -> ProcessId | None:
+def recorded(run_dir: Path, name: str) -> LocalProcess | None:
     """Who said last to be the run's conductor or haltd; it may have ended since."""
     try:
         record: dict[str, Any] = json.loads((run_dir / f"{name}.json").read_text())
-        return ProcessId(int(record["pid"]), int(record["starttime"]))
+        return LocalProcess(int(record["pid"]), int(record["starttime"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

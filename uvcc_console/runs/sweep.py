@@ -100,22 +100,24 @@ def _fleet(s: Snapshot) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptAccess:
     """How to get into the pods that an earlier run kept: its key file ("" = unknown here), their host keys by pod."""
 
     ssh_key: str = ""
     host_keys: Mapping[str, str] = field(default_factory=dict)
 
 
-def kept_by(prefix: str) -> Kept:
+def kept_by(prefix: str) -> KeptAccess:
     """What this data folder knows about the pods under a prefix ``uvcc-RUN-``."""
     run_dir = paths.run_dir(run_of(f"{prefix}p0r0")) if prefix else None
     if run_dir is None or not (run_dir / processes.JOURNAL).exists():
-        return Kept()
+        return KeptAccess()
     s = _snapshot(run_dir)
     given = str(_fleet(s).get("ssh_key", ""))
     own = run_dir / KEY_FILE
-    return Kept(given or (str(own) if own.exists() else ""), {p.pod: p.host_key for p in s.pods.values() if p.host_key})
+    return KeptAccess(
+        given or (str(own) if own.exists() else ""), {p.pod: p.host_key for p in s.pods.values() if p.host_key}
+    )
 
 
 def _snapshot(run_dir: Path) -> Snapshot:

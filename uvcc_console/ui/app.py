@@ -14,15 +14,15 @@ from uvcc_console.ui.app_base import ascii_wanted
 from uvcc_console.ui.commands import Commands, tell
 from uvcc_console.ui.forwarding import forward
 from uvcc_console.ui.frames import Frames
-from uvcc_console.ui.keys import ACTIONS, Action, bindings, footer
+from uvcc_console.ui.keys import ACTIONS, UiAction, bindings, footer
 from uvcc_console.ui.lamps import Watchman
 from uvcc_console.ui.notify import Notifier, operators_program
 from uvcc_console.ui.palette import ActionProvider
 from uvcc_console.ui.rechecks import Rechecks
 from uvcc_console.ui.run_base import RunConsole
-from uvcc_console.ui.run_processes import CONDUCTOR, HALTD, conducted
+from uvcc_console.ui.run_processes import CONDUCTOR, HALTD
 from uvcc_console.ui.screens.run import RunScreen
-from uvcc_console.ui.source import Clock, JournalWriter, ReplaySource, Source, open_source
+from uvcc_console.ui.source import Clock, JournalWriter, ReplaySource, SnapshotSource, open_source
 from uvcc_console.ui.view import View, holding
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.prompt import Prompt
@@ -42,7 +42,7 @@ class UvccApp(RunConsole):
     def __init__(
         self,
         run_dir: Path,
-        source: Source,
+        source: SnapshotSource,
         writer: JournalWriter | None = None,
         *,
         hold: bool = False,
@@ -140,7 +140,7 @@ class UvccApp(RunConsole):
         """Run an action of the registry."""
         self.commands.run(ACTIONS[name])
 
-    def perform(self, action: Action) -> None:
+    def perform(self, action: UiAction) -> None:
         self.commands.run(action, by_key=False)
 
     def forward_tensorboard(self, pod: str) -> None:

@@ -13,7 +13,7 @@ from textual.timer import Timer
 from uvcc_console.core import events as ev
 from uvcc_console.ui import filters, saved_screens
 from uvcc_console.ui.halt_switch import REPEAT_S, Decision, HaltSwitch
-from uvcc_console.ui.keys import ACTIONS, COMMANDS, Action
+from uvcc_console.ui.keys import ACTIONS, COMMANDS, UiAction
 from uvcc_console.ui.notify import Note
 from uvcc_console.ui.pod_actions import PodActions
 from uvcc_console.ui.run_base import RunConsole
@@ -58,7 +58,7 @@ class Commands(PodActions):
 
     # ---- dispatch
 
-    def run(self, action: Action, text: str = "", *, by_key: bool = True) -> None:
+    def run(self, action: UiAction, text: str = "", *, by_key: bool = True) -> None:
         """Do it, or say why not. A guarded key waits a moment to see whether it was the start of a paste."""
         if self.left:
             return

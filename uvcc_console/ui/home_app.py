@@ -39,7 +39,7 @@ KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RunChoice:
     """The run to show next: as it is, played back, or with F9 pressed at once."""
 
     run_dir: Path
@@ -83,7 +83,7 @@ class HomeScreen(Screen[None]):
         yield HomeFooter(id="home-footer")
 
 
-class HomeApp(ConsoleApp[Choice | None]):
+class HomeApp(ConsoleApp[RunChoice | None]):
     """Returns what to show next, or None to leave."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -188,7 +188,7 @@ class HomeApp(ConsoleApp[Choice | None]):
 
         def done(run_dir: Path | None) -> None:
             if run_dir is not None:
-                self.exit(Choice(run_dir))
+                self.exit(RunChoice(run_dir))
 
         self.push_screen(WizardScreen(event.name), done)
 
@@ -207,7 +207,7 @@ class HomeApp(ConsoleApp[Choice | None]):
         if run.snap.status == "unreadable":
             self.say(f"{run.run_dir.name} cannot be read: {run.snap.detail}", "error")
         else:
-            self.exit(Choice(run.run_dir, replay=replay))
+            self.exit(RunChoice(run.run_dir, replay=replay))
 
     def action_halt(self) -> None:
         """Open the live run and hold it: the one under the cursor if it lives, else the only one that does."""
@@ -216,7 +216,7 @@ class HomeApp(ConsoleApp[Choice | None]):
         if current is not None and current.live:
             live = [current]
         if len(live) == 1:
-            self.exit(Choice(live[0].run_dir, hold=True))
+            self.exit(RunChoice(live[0].run_dir, hold=True))
         else:
             self.say("several runs are live: put the cursor on one" if live else "no run is live", "warning")
 

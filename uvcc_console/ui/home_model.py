@@ -31,7 +31,9 @@ JOURNAL = "journal.sqlite"
 # few and small: enough to say how a run stands without folding its telemetry
 _KINDS = tuple(
     e.kind for e in (ev.RunCreated, ev.StageChanged, ev.PodChanged, ev.PhaseStarted, ev.ForkDetected, ev.HaltRequested)
-) + tuple(e.kind for e in (ev.HaltAck, ev.HaltDone, ev.CostTick, ev.ResultReported, ev.Verdict, ev.Alert, ev.RunEnded))
+) + tuple(
+    e.kind for e in (ev.HaltAck, ev.HaltDone, ev.CostTick, ev.ResultReported, ev.PhaseVerdict, ev.Alert, ev.RunEnded)
+)
 _TAIL = 400
 
 
@@ -75,7 +77,7 @@ def _summarise(run_dir: Path, known: RunSummary | None) -> RunSummary | None:
                 return known
             return dataclasses.replace(known, live=live, changed=changed)
         snap = fold(event for _, event in journal.since(0, 100_000, _KINDS))
-        beats = journal.since(max(0, last - _TAIL), _TAIL, (ev.Heartbeat.kind,))
+        beats = journal.since(max(0, last - _TAIL), _TAIL, (ev.HeartbeatRead.kind,))
         snap = fold((event for _, event in beats), snap)
         if not snap.run:
             return None

@@ -37,7 +37,7 @@ Reason = Callable[[Context], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class UiAction:
     """One thing to do.
 
     ``keys`` are textual key names, ``label`` is what the operator reads, ``command`` is its word on the ``:`` line and
@@ -169,62 +169,62 @@ def _replay(c: Context) -> str:
 
 # fmt: off
 _ALL = (
-    Action("halt", "f9", "F9", "HALT", "hold every pod now; halts after 3 s or at a second press", _halt,
-           "halt", "uvcc halt RUN", priority=True),
-    Action("release", "escape", "Esc", "release", "within 3 s: undo the hold, the run goes on", _live,
-           "release", priority=True),
-    Action("resume", "r", "r", "resume", "go on from the last common checkpoint", _resume,
-           "resume", "uvcc resume RUN", guarded=True, footer=True),
-    Action("retry", "R", "R", "retry", "repeat the stage that failed from its beginning", _retry,
-           "retry", "uvcc resume RUN --retry", guarded=True),
-    Action("skip", "x", "x", "skip", "skip the failed drill or gate (asks for its name)", _skip,
-           "skip", "uvcc resume RUN --skip", guarded=True),
-    Action("teardown", "t", "t", "tear down", "delete every pod of the run (asks for the run's name)", _teardown,
-           "teardown", "uvcc teardown RUN", guarded=True, footer=True),
-    Action("detach", "q", "q", "detach", "leave the console; the run goes on", _always,
-           "q", group="screen", guarded=True, footer=True),
-    Action("help", "question_mark", "?", "help", "the focused panel first, then every key", _always,
-           "help", "uvcc --help", "screen", footer=True),
-    Action("command", "colon", ":", "command", "type a command", _always, group="screen", footer=True),
-    Action("filter", "slash", "/", "filter", "show only matching workers and log lines", _run,
-           "filter", group="screen", footer=True),
-    Action("palette", "ctrl+p", "ctrl+p", "palette", "find any action by name", _always, "palette", group="screen"),
-    Action("snapshot", "s", "s", "snapshot", "keep this screen as evidence: SVG, text and JSON with their hashes",
-           _evidence, "snapshot", "uvcc status RUN --json", "screen", guarded=True, footer=True),
-    Action("shell", "exclamation_mark", "!", "shell", "a shell on the pod under the fleet's cursor (over SSH)", _shell,
-           "shell", group="screen", guarded=True),
-    Action("triage", "T", "T", "triage", "the next single change of the triage ladder, from the last checkpoint",
-           _triage, "triage", "uvcc pod RUN triage", "pods", guarded=True),
-    Action("stackdump", "D", "D", "stack dump", "have the pod's workers write their stacks (SIGUSR1)", _workers,
-           "stackdump", "uvcc pod RUN stackdump POD", "pods", guarded=True),
-    Action("flight", "C", "C", "recorder", "flight recorders: what all collectives are at, who differs (panel 4)",
-           _workers, "flight", "uvcc pod RUN flight", "pods", guarded=True),
-    Action("nccl", "N", "N", "NCCL debug", "go on from the last checkpoint with NCCL's log for one window", _nccl,
-           "nccl", "uvcc pod RUN nccl_debug", "pods", guarded=True),
-    Action("fetch", "F", "F", "fetch", "bring the pod's evidence and logs home now", _workers,
-           "fetch", "uvcc pod RUN fetch POD", "pods", guarded=True),
-    Action("tensorboard", "B", "B", "TensorBoard", "forward the pod's TensorBoard and show the address", _tensorboard,
-           "tensorboard", "uvcc tensorboard RUN", "pods", guarded=True),
-    Action("restart", "W", "W", "restart", "end the pod's workers, go on from the last checkpoint", _workers,
-           "restart", "uvcc pod RUN restart POD", "pods", guarded=True),
-    Action("replace", "P", "P", "replace pod", "delete the pod, with proof, and create another in its place", _replace,
-           "replace", "uvcc pod RUN replace POD", "pods", guarded=True),
-    *(Action(f"panel_{p.id}", p.key, p.key, p.name, p.description, _run, p.id, p.cli, "panels") for p in panels()),
-    Action("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),
-    Action("find", "", ":find", "find", "search the log; n and N go on", _run, "find", group="screen"),
-    Action("theme", "", ":theme", "theme", "switch between the light and the dark theme", _always,
-           "theme", group="screen"),
-    Action("replay_toggle", "p", "p", "pause", "pause or go on", _replay, "pause", "uvcc replay RUN", "replay"),
-    Action("replay_back", "left_square_bracket", "[", "back", "a twentieth of the recording back", _replay,
-           "back", group="replay"),
-    Action("replay_on", "right_square_bracket", "]", "on", "a twentieth of the recording on", _replay,
-           "on", group="replay"),
-    Action("replay_slower", "less_than_sign", "<", "slower", "half the speed", _replay, "slower", group="replay"),
-    Action("replay_faster", "greater_than_sign", ">", "faster", "twice the speed", _replay, "faster", group="replay"),
+    UiAction("halt", "f9", "F9", "HALT", "hold every pod now; halts after 3 s or at a second press", _halt,
+             "halt", "uvcc halt RUN", priority=True),
+    UiAction("release", "escape", "Esc", "release", "within 3 s: undo the hold, the run goes on", _live,
+             "release", priority=True),
+    UiAction("resume", "r", "r", "resume", "go on from the last common checkpoint", _resume,
+             "resume", "uvcc resume RUN", guarded=True, footer=True),
+    UiAction("retry", "R", "R", "retry", "repeat the stage that failed from its beginning", _retry,
+             "retry", "uvcc resume RUN --retry", guarded=True),
+    UiAction("skip", "x", "x", "skip", "skip the failed drill or gate (asks for its name)", _skip,
+             "skip", "uvcc resume RUN --skip", guarded=True),
+    UiAction("teardown", "t", "t", "tear down", "delete every pod of the run (asks for the run's name)", _teardown,
+             "teardown", "uvcc teardown RUN", guarded=True, footer=True),
+    UiAction("detach", "q", "q", "detach", "leave the console; the run goes on", _always,
+             "q", group="screen", guarded=True, footer=True),
+    UiAction("help", "question_mark", "?", "help", "the focused panel first, then every key", _always,
+             "help", "uvcc --help", "screen", footer=True),
+    UiAction("command", "colon", ":", "command", "type a command", _always, group="screen", footer=True),
+    UiAction("filter", "slash", "/", "filter", "show only matching workers and log lines", _run,
+             "filter", group="screen", footer=True),
+    UiAction("palette", "ctrl+p", "ctrl+p", "palette", "find any action by name", _always, "palette", group="screen"),
+    UiAction("snapshot", "s", "s", "snapshot", "keep this screen as evidence: SVG, text and JSON with their hashes",
+             _evidence, "snapshot", "uvcc status RUN --json", "screen", guarded=True, footer=True),
+    UiAction("shell", "exclamation_mark", "!", "shell", "a shell on the pod under the fleet's cursor (over SSH)",
+             _shell, "shell", group="screen", guarded=True),
+    UiAction("triage", "T", "T", "triage", "the next single change of the triage ladder, from the last checkpoint",
+             _triage, "triage", "uvcc pod RUN triage", "pods", guarded=True),
+    UiAction("stackdump", "D", "D", "stack dump", "have the pod's workers write their stacks (SIGUSR1)", _workers,
+             "stackdump", "uvcc pod RUN stackdump POD", "pods", guarded=True),
+    UiAction("flight", "C", "C", "recorder", "flight recorders: what all collectives are at, who differs (panel 4)",
+             _workers, "flight", "uvcc pod RUN flight", "pods", guarded=True),
+    UiAction("nccl", "N", "N", "NCCL debug", "go on from the last checkpoint with NCCL's log for one window", _nccl,
+             "nccl", "uvcc pod RUN nccl_debug", "pods", guarded=True),
+    UiAction("fetch", "F", "F", "fetch", "bring the pod's evidence and logs home now", _workers,
+             "fetch", "uvcc pod RUN fetch POD", "pods", guarded=True),
+    UiAction("tensorboard", "B", "B", "TensorBoard", "forward the pod's TensorBoard and show the address", _tensorboard,
+             "tensorboard", "uvcc tensorboard RUN", "pods", guarded=True),
+    UiAction("restart", "W", "W", "restart", "end the pod's workers, go on from the last checkpoint", _workers,
+             "restart", "uvcc pod RUN restart POD", "pods", guarded=True),
+    UiAction("replace", "P", "P", "replace pod", "delete the pod, with proof, and create another in its place",
+             _replace, "replace", "uvcc pod RUN replace POD", "pods", guarded=True),
+    *(UiAction(f"panel_{p.id}", p.key, p.key, p.name, p.description, _run, p.id, p.cli, "panels") for p in panels()),
+    UiAction("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),
+    UiAction("find", "", ":find", "find", "search the log; n and N go on", _run, "find", group="screen"),
+    UiAction("theme", "", ":theme", "theme", "switch between the light and the dark theme", _always,
+             "theme", group="screen"),
+    UiAction("replay_toggle", "p", "p", "pause", "pause or go on", _replay, "pause", "uvcc replay RUN", "replay"),
+    UiAction("replay_back", "left_square_bracket", "[", "back", "a twentieth of the recording back", _replay,
+             "back", group="replay"),
+    UiAction("replay_on", "right_square_bracket", "]", "on", "a twentieth of the recording on", _replay,
+             "on", group="replay"),
+    UiAction("replay_slower", "less_than_sign", "<", "slower", "half the speed", _replay, "slower", group="replay"),
+    UiAction("replay_faster", "greater_than_sign", ">", "faster", "twice the speed", _replay, "faster", group="replay"),
 )
 # fmt: on
-ACTIONS: dict[str, Action] = {a.id: a for a in _ALL}
-COMMANDS: dict[str, Action] = {a.command: a for a in ACTIONS.values() if a.command}
+ACTIONS: dict[str, UiAction] = {a.id: a for a in _ALL}
+COMMANDS: dict[str, UiAction] = {a.command: a for a in ACTIONS.values() if a.command}
 
 
 def bindings() -> list[Binding]:
@@ -248,7 +248,7 @@ def footer(context: Context) -> list[tuple[str, str, bool]]:
     return out
 
 
-def markdown_table(actions: Iterable[Action] = ()) -> str:
+def markdown_table(actions: Iterable[UiAction] = ()) -> str:
     """The table of keys for the README."""
     rows = ["| key | does | command | without a screen |", "|---|---|---|---|"]
     for a in actions or ACTIONS.values():

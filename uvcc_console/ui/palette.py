@@ -7,7 +7,7 @@ from typing import cast
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from uvcc_console.ui.keys import ACTIONS, Action
+from uvcc_console.ui.keys import ACTIONS, UiAction
 from uvcc_console.ui.paint import literal
 from uvcc_console.ui.run_base import RunConsole
 
@@ -15,7 +15,7 @@ from uvcc_console.ui.run_base import RunConsole
 class ActionProvider(Provider):
     """Offers the actions."""
 
-    def _entries(self) -> list[tuple[Action, str, str]]:
+    def _entries(self) -> list[tuple[UiAction, str, str]]:
         context = cast(RunConsole, self.app).context()
         out = []
         for a in ACTIONS.values():
@@ -39,5 +39,5 @@ class ActionProvider(Provider):
             if score > 0:
                 yield Hit(score, matcher.highlight(title), partial(self._do, action), help=text)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: UiAction) -> None:
         cast(RunConsole, self.app).perform(action)

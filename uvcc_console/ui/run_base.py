@@ -8,11 +8,11 @@ from typing import Any
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.app_base import ConsoleApp
 from uvcc_console.ui.filters import Filter
-from uvcc_console.ui.keys import Action, Context
+from uvcc_console.ui.keys import Context, UiAction
 from uvcc_console.ui.lamps import Lamp
 from uvcc_console.ui.run_processes import Processes, RunProcesses
 from uvcc_console.ui.screens.run import RunScreen
-from uvcc_console.ui.source import BEHIND_S, JournalWriter, ReplaySource, Source
+from uvcc_console.ui.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource
 
 
 class RunConsole(ConsoleApp[int]):
@@ -23,7 +23,7 @@ class RunConsole(ConsoleApp[int]):
     def __init__(
         self,
         run_dir: Path,
-        source: Source,
+        source: SnapshotSource,
         writer: JournalWriter | None = None,
         *,
         processes: Processes | None = None,
@@ -66,6 +66,6 @@ class RunConsole(ConsoleApp[int]):
         """Show the address of a pod's TensorBoard once it has one."""
         raise NotImplementedError
 
-    def perform(self, action: Action) -> None:
+    def perform(self, action: UiAction) -> None:
         """Do what the palette chose, or say why not."""
         raise NotImplementedError

@@ -22,7 +22,7 @@ from uvcc_engine.contract.outside import without_nan
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedScreen:
     """Where the files lie and what they hash to."""
 
     folder: Path
@@ -55,7 +55,7 @@ def screen_text(app: RunConsole) -> str:
     return "\n".join(strip.text.rstrip() for strip in strips) + "\n"
 
 
-def save(app: RunConsole) -> Kept:
+def save(app: RunConsole) -> SavedScreen:
     """Write the three files and their sums. Raises OSError, or RedactionError for a screen that must not leave.
 
     VerificationError if the run's manifest was signed already and a file was changed since.
@@ -84,4 +84,4 @@ def save(app: RunConsole) -> Kept:
             (folder / name).write_text(text, encoding="utf-8")
         with (folder / "SHA256SUMS").open("a", encoding="utf-8") as out:
             out.write(sums)
-    return Kept(folder, stem, hashes)
+    return SavedScreen(folder, stem, hashes)

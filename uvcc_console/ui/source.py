@@ -28,7 +28,7 @@ BATCH = 256
 BEHIND_S = 2.0  # from here on it is said, and ages are those of the picture
 
 
-class Source(Protocol):
+class SnapshotSource(Protocol):
     """Where a screen gets its picture from."""
 
     snapshot: Snapshot

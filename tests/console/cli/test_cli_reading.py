@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_console.cli.headless import Progress, Watched, outcome, render, report
+from uvcc_console.cli.headless import ProgressLine, Watched, outcome, render, report
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
@@ -56,7 +56,7 @@ def story(run: str, *, ended: bool, ok: bool = True) -> list[ev.Event]:
         for c in COORDS:
             ts = T0 + 4 + 0.5 * n
             out.append(ev.Metric(ts=ts, coord=c, step=n, values={"loss": 2.0 - 0.25 * n, "lr": 0.1}))
-            out.append(ev.Heartbeat(ts=ts, pod=c[:4], coord=c, record={"step": n, "phase": "train", "pid": 77}))
+            out.append(ev.HeartbeatRead(ts=ts, pod=c[:4], coord=c, record={"step": n, "phase": "train", "pid": 77}))
             out.append(ev.RootReported(ts=ts, coord=c, epoch=n, root="ab" * 32))
     if not ended:
         return out
@@ -69,7 +69,7 @@ def story(run: str, *, ended: bool, ok: bool = True) -> list[ev.Event]:
     detail = "" if ok else "epoch 2: leaves differ"
     out += [
         ev.StageChanged(ts=T0 + 7, name="full", status="ok", detail="4 steps"),
-        ev.Verdict(
+        ev.PhaseVerdict(
             ts=T0 + 8,
             phase="full",
             ok=ok,
@@ -176,7 +176,7 @@ def test_a_flipped_byte_takes_the_word_verified_back(capsys: pytest.CaptureFixtu
 
 
 def test_before_the_verdict_numbers_are_marked_as_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    events = [e for e in story("demo-20261121-0115-ab12", ended=True) if not isinstance(e, ev.Verdict)]
+    events = [e for e in story("demo-20261121-0115-ab12", ended=True) if not isinstance(e, ev.PhaseVerdict)]
     folder = write("demo-20261121-0115-ab12", events)
     assert main(["status"]) == 0
     text = capsys.readouterr().out
@@ -281,7 +281,7 @@ def test_paths_names_the_data_folder(capsys: pytest.CaptureFixture[str]) -> None
 
 def watched(run_dir: Path) -> Watched:
     journal = Journal(run_dir / "journal.sqlite", readonly=True)
-    seen = Progress()
+    seen = ProgressLine()
     for _, event in journal.since(0):
         seen.see(event)
     found = Watched(read_all(journal), seen)

@@ -58,7 +58,7 @@ class Healthy:
                 continue
             record = {"ts": self.now, "rank": rank, "step": self.step, "phase": "train", "mem_mib": 200.0}
             record["last_collective"] = {"group": "dp", "op": "all_reduce", "seq": self.step}
-            self.add(ev.Heartbeat(pod=coord[:4], coord=coord, record={**record, **more}))
+            self.add(ev.HeartbeatRead(pod=coord[:4], coord=coord, record={**record, **more}))
             loss = 1.0 / (1 + self.step)
             self.add(ev.Metric(coord=coord, step=self.step, values={"loss": loss, "toks_per_s": 50.0}))
         if self.step % 10 == 0:
@@ -104,7 +104,7 @@ def test_a_hang_names_the_first_rank_that_differs() -> None:
             seq = step + (0 if rank == 2 else 1)
             last = {"group": "dp", "op": "all_reduce", "seq": seq}
             record = {"ts": run.now, "rank": rank, "step": step, "phase": "train", "last_collective": last}
-            run.add(ev.Heartbeat(pod=coord[:4], coord=coord, record=record))
+            run.add(ev.HeartbeatRead(pod=coord[:4], coord=coord, record=record))
     hang = found(run.s, run.now, "hang_in_collective")
     assert f"first that differs: {COORDS[2]} is in dp all_reduce #60, the others in dp all_reduce #61" in hang.text
     assert hang.level == "error"
@@ -157,9 +157,9 @@ def test_a_disk_that_fills_and_one_that_is_full() -> None:
     run = Healthy(1)
     for k in range(15):
         run.now += 30
-        run.add(ev.Telemetry(pod="p1r0", disk_free_mib=20000.0 - 400 * k))
+        run.add(ev.PodTelemetry(pod="p1r0", disk_free_mib=20000.0 - 400 * k))
     assert "full in 18 min" in found(run.s, run.now, "disk_filling").text
-    run.add(ev.Telemetry(pod="p1r0", disk_free_mib=100.0))
+    run.add(ev.PodTelemetry(pod="p1r0", disk_free_mib=100.0))
     assert found(run.s, run.now, "disk_filling").level == "error"
 
 
@@ -173,7 +173,7 @@ def test_checkpoints_overdue_and_refused() -> None:
     for step in range(10, 40):
         for coord in COORDS:
             record = {"ts": late.now, "rank": 0, "step": step, "phase": "train"}
-            late.add(ev.Heartbeat(pod=coord[:4], coord=coord, record=record))
+            late.add(ev.HeartbeatRead(pod=coord[:4], coord=coord, record=record))
     assert "last checkpoint at 0, planned every 10" in found(late.s, late.now, "checkpoint_overdue").text
     fields = {"detail": "step-30: weights.safetensors is damaged"}
     late.add(ev.EngineEvent(pod="p2r1", level="warn", event="checkpoint_refused", fields=fields))

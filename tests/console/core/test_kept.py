@@ -44,7 +44,7 @@ def filled(path: Path, steps: int) -> Journal:
     for step in range(steps):
         batch: list[ev.Event] = []
         for coord in COORDS:
-            batch.append(ev.Heartbeat(pod=coord[:4], coord=coord, record={"step": step, "phase": "train"}))
+            batch.append(ev.HeartbeatRead(pod=coord[:4], coord=coord, record={"step": step, "phase": "train"}))
             batch.append(ev.Metric(coord=coord, step=step, values={"loss": 2.0 - step / steps}))
             batch.append(ev.RootReported(coord=coord, epoch=step, root=f"{step:064x}", pairs={COORDS[0]: "aa"}))
         journal.append(*batch)
@@ -53,7 +53,7 @@ def filled(path: Path, steps: int) -> Journal:
         ev.HaltAck(pod="p0r0", nonce="n", stage="held", step=3),
         ev.Forecast(steps=9, seconds=1.0, seconds_error=0.5),
         ev.FlightRead(folder="f", newest={"p0r0s0t0": "all_reduce"}, findings=["x"]),
-        ev.Verdict(phase="full", ok=True, global_root="cd" * 32, sid_job="ab" * 32),
+        ev.PhaseVerdict(phase="full", ok=True, global_root="cd" * 32, sid_job="ab" * 32),
         ev.Alert(level="warn", name="a", text="odd"),
     )
     return journal
@@ -158,7 +158,7 @@ def test_a_summary_says_of_a_run_what_the_whole_says(tmp_path: Path) -> None:
     assert jsonview.summary(read_summary(journal), tmp_path) == jsonview.summary(whole, tmp_path)
     assert (tmp_path / kept.SUMMARY).stat().st_size < 20_000
     journal.append(
-        ev.Heartbeat(pod="p0r0", coord=COORDS[0], record={"step": 48, "phase": "train"}),
+        ev.HeartbeatRead(pod="p0r0", coord=COORDS[0], record={"step": 48, "phase": "train"}),
         ev.Metric(coord=COORDS[0], step=60, values={"loss": 0.25}),
         ev.RunEnded(status="ok", leaks=["x"]),
     )

@@ -108,7 +108,7 @@ def test_the_files_stay_bounded_and_read_in_order(run_dir: Path, monkeypatch: py
     files = sorted(p.name for p in run_dir.glob("haltd.jsonl*"))
     assert files == ["haltd.jsonl", "haltd.jsonl.1", "haltd.jsonl.2", "haltd.jsonl.3"]
     assert all((run_dir / name).stat().st_size <= 2000 for name in files)
-    seen = [e.message for e in logfile.Reader(run_dir).new()]
+    seen = [e.message for e in logfile.LogReader(run_dir).new()]
     assert seen == [f"line {n:03d}" for n in range(200 - len(seen), 200)]
     assert len(seen) > 40
 
@@ -116,7 +116,7 @@ def test_the_files_stay_bounded_and_read_in_order(run_dir: Path, monkeypatch: py
 def test_what_comes_is_followed_over_a_rotation(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logfile, "BYTES", 1500)
     logfile.begin(run_dir, "conductor")
-    reader, seen = logfile.Reader(run_dir), []
+    reader, seen = logfile.LogReader(run_dir), []
     for n in range(100):
         log.info("line %03d", n)
         seen += [e.message for e in reader.new()]
@@ -128,7 +128,7 @@ def test_a_line_that_is_still_being_written_is_read_once_it_is_whole(run_dir: Pa
     path = run_dir / "conductor.jsonl"
     whole = json.dumps({"ts": T, "level": "info", "message": "whole"})
     path.write_text(whole[:9])
-    reader = logfile.Reader(run_dir)
+    reader = logfile.LogReader(run_dir)
     assert reader.new() == []
     with path.open("a") as out:
         out.write(whole[9:] + "\n" + '{"ts": 1')

@@ -23,9 +23,9 @@ def report(pod: str, values: dict[str, float], result_hash: str = HASH, coord: s
     return ev.ResultReported(pod=pod, coord=coord or f"{pod}s0t0", phase="full", result_hash=result_hash, values=values)
 
 
-def verdict(ok: bool = True, **more: object) -> ev.Verdict:
+def verdict(ok: bool = True, **more: object) -> ev.PhaseVerdict:
     said = {"values": TRUE, "result_hashes": [HASH], "files": {"proof_bundle.json": "00" * 32}} | more
-    return ev.Verdict(ts=60.0, phase="full", ok=ok, global_root="ef" * 32, sid_job="12" * 32, **said)  # type: ignore[arg-type]
+    return ev.PhaseVerdict(ts=60.0, phase="full", ok=ok, global_root="ef" * 32, sid_job="12" * 32, **said)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])

@@ -130,7 +130,7 @@ class ReducerMachine(RuleBasedStateMachine):
 
     @rule(coord=st.sampled_from(COORDS), step=st.integers(-1, 50))
     def beat(self, coord: str, step: int) -> None:
-        self._apply(ev.Heartbeat(pod=coord[:4], coord=coord, record={"step": step, "phase": "train"}))
+        self._apply(ev.HeartbeatRead(pod=coord[:4], coord=coord, record={"step": step, "phase": "train"}))
 
     @rule(coord=st.sampled_from(COORDS), epoch=st.integers(0, 4), digest=st.sampled_from(["d", "d", "d", "x"]))
     def root(self, coord: str, epoch: int, digest: str) -> None:

@@ -17,7 +17,7 @@ def run_of(kind: str, *more: ev.Event) -> Snapshot:
 
 
 def beat(step: int) -> ev.Event:
-    return ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record={"step": step, "phase": "train"})
+    return ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record={"step": step, "phase": "train"})
 
 
 def test_the_ladder_is_the_operators_sheet_one_change_at_a_time() -> None:

@@ -16,10 +16,10 @@ from sshfake import SshFake
 
 from uvcc_console.fleet import bootstrap
 from uvcc_console.fleet.agent_client import AgentClient
-from uvcc_console.fleet.prime.access import Target
+from uvcc_console.fleet.prime.access import SshTarget
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.plan.profile import load
-from uvcc_console.rollout.stages.fleet.findings import Wanted, judge
+from uvcc_console.rollout.stages.fleet.findings import Requirements, find_problems
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
 PATIENT = Timeouts(connect=10.0, login=10.0, operation=10.0, keepalive_s=0.0, backoff_first=0.01, backoff_last=0.02)
@@ -65,7 +65,7 @@ def behind_the_market(serve: Callable[[asyncio.StreamReader, asyncio.StreamWrite
         login = w.login
         tried: list[str] = []
 
-        async def real(at: Target, gpu: bool) -> str:
+        async def real(at: SshTarget, gpu: bool) -> str:
             if at.host != "127.0.0.1":
                 return await login(at, gpu)
             if len(tried) >= 3:
@@ -224,7 +224,7 @@ async def exit_status_missing(s: Site) -> str:
 async def clock_skew(s: Site) -> str:
     sound = {"versions": {}, "skew_s": 0.0, "disk": {"free_mib": 9000.0}, "memory": {}}
     _, profile = load("demo")
-    found = judge({"p0r0": sound, "p1r0": sound | {"skew_s": 3600.0}}, Wanted(profile.gates))
+    found = find_problems({"p0r0": sound, "p1r0": sound | {"skew_s": 3600.0}}, Requirements(profile.gates))
     assert [f.pod for f in found] == ["p1r0"]
     return "stopped in preflight"
 

@@ -12,10 +12,10 @@ from injections_pod import Act, Site
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
-from uvcc_console.halt.machine import HALT, Action, Ladder, Send
+from uvcc_console.halt.machine import HALT, Ladder, LadderAction, Send
 from uvcc_console.plan.plan import Phase, make_plan
 from uvcc_console.plan.profile import load
-from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.training.phases import hang, trouble
 from uvcc_engine.agent.process import ProcessId
 from uvcc_engine.agent.tail import BACKLOG, LineBatch, RunTail, Skipped
@@ -103,7 +103,7 @@ def _started(*more: ev.Event) -> Snapshot:
 
 
 async def heartbeat_stalls(s: Site) -> str:
-    snapshot = _started(ev.Heartbeat(ts=100.0, pod="p0r0", coord=COORDS[0], record={"step": 3}))
+    snapshot = _started(ev.HeartbeatRead(ts=100.0, pod="p0r0", coord=COORDS[0], record={"step": 3}))
     assert trouble(snapshot, _full()) is None  # the processes live
     return "named the hang" if hang(snapshot, _full(), 50.0, 120.0, 300.0) else "waited on"
 
@@ -129,13 +129,13 @@ async def exits_at_once(s: Site) -> str:
 
 
 async def stale_result(s: Site) -> str:
-    intake = Intake("p0r0", "demo-2.full", "full", COORDS[0])
+    decoder = Decoder("p0r0", "demo-2.full", "full", COORDS[0])
     line = '{"run": "demo-1.full", "result_hash": "ab", "values": {}}'
     lines = {"op": "lines", "run": "demo-2.full", "src": "result.json", "ino": 1, "off": 60, "lines": [line]}
-    return "believed nothing" if intake.events(lines) == [] else "believed it"
+    return "believed nothing" if decoder.events(lines) == [] else "believed it"
 
 
-def _pods(actions: list[Action]) -> list[str]:
+def _pods(actions: list[LadderAction]) -> list[str]:
     return [a.pod for a in actions if isinstance(a, Send) and a.rung == HALT]
 
 

@@ -16,7 +16,7 @@ from othermarket import ME, OtherMarket, Quirks
 from primefake import PrimeFake
 from virtualtime import VirtualClock
 
-from uvcc_console.fleet.prime.access import Target
+from uvcc_console.fleet.prime.access import SshTarget
 from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.prime.provider import PrimeProvider
@@ -42,7 +42,7 @@ class Site:
     login_s: float = 0.0
     consoles: list[PrimeProvider] = field(default_factory=list)
 
-    async def _login(self, at: Target, gpu: bool) -> str:
+    async def _login(self, at: SshTarget, gpu: bool) -> str:
         await self.clock.sleep(self.login_s)
         return "" if at.user == "ubuntu" else "permission denied"
 

@@ -13,7 +13,7 @@ import httpx
 from primefake import KEY, PrimeFake
 from virtualtime import VirtualClock
 
-from uvcc_console.fleet.prime.access import Target
+from uvcc_console.fleet.prime.access import SshTarget
 from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.prime.provider import PrimeProvider
@@ -39,7 +39,7 @@ class World:
     def requests(self, replicas: int = 1) -> list[PodRequest]:
         return [PodRequest(f"{RUN}-p{p}r{r}", p, r, max_price_hr=3.0) for r in range(replicas) for p in range(3)]
 
-    async def login(self, at: Target, gpu: bool) -> str:
+    async def login(self, at: SshTarget, gpu: bool) -> str:
         """What is wrong with this login; ``logins`` maps hosts to a complaint, the pods let ubuntu in.
 
         A host of ``faltering`` complains in this order before it behaves.

@@ -20,7 +20,7 @@ from uvcc_console.plan.profile import load
 from uvcc_console.rollout import conductor, finish
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.stage_runner import Stages
+from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import adoption, provision
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
@@ -60,7 +60,7 @@ class Fleet:
         self.hosts: dict[str, SshFake] = {}
         members = {name: Member(name, request) for name, request in plan.requests.items()}
         self.ctx = Rollout(plan, folder, Bus(self.journal), cast(Provider, self.provider), self.key, members)
-        self.machine = Stages(self.ctx.bus, {}, KEEPING, 1.0, end=4e9)
+        self.machine = StageRunner(self.ctx.bus, {}, KEEPING, 1.0, end=4e9)
         self.ctx.say(
             ev.RunCreated(
                 run="demo-1",

@@ -227,7 +227,7 @@ async def test_an_honest_pods_evidence_comes_home_beside_a_hostile_one(
 
 
 async def test_a_fetch_by_hand_is_as_careful(pod: HostilePod, world: World, tmp_path: Path) -> None:
-    from uvcc_console.rollout.stage_runner import Stages
+    from uvcc_console.rollout.stage_runner import StageRunner
 
     world.bus.commit(
         ev.RunCreated(
@@ -246,7 +246,7 @@ async def test_a_fetch_by_hand_is_as_careful(pod: HostilePod, world: World, tmp_
     (pod.root / "home/.bashrc").write_bytes(b"x" * 100)
     pod.list(f"{OUT}/home/.bashrc")
     before = everything_below(tmp_path, but=world.home)
-    stages = Stages(world.bus, {}, frozenset(), 1.0)
+    stages = StageRunner(world.bus, {}, frozenset(), 1.0)
     said = await actions.fetch(world.ctx, stages, {"pod": "p0r0"})
     assert said.startswith("1 files in artifacts/fetched/full-p0r0; 1 names refused: transcript_p0r0s0t0/..")
     grown = everything_below(tmp_path, but=world.home) - before

@@ -214,7 +214,7 @@ def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
     who = procs.identify(child.pid)
     assert who is not None
     assert procs.alive(who)
-    assert not procs.alive(procs.ProcessId(who.pid, who.starttime + 1))
+    assert not procs.alive(procs.LocalProcess(who.pid, who.starttime + 1))
     child.kill()
     child.wait()
     assert not procs.alive(who)

@@ -25,7 +25,7 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.fleet import ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.inventory import InventoryProvider, read_hosts
-from uvcc_console.fleet.pins import Pins, fingerprint, plain
+from uvcc_console.fleet.pins import HostKeyPins, fingerprint, plain
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.fleet.ssherrors import HostKeyChanged
@@ -220,7 +220,7 @@ async def test_one_pin_binds_every_connection_and_every_process(hosts: Hosts) ->
         await second.provider.create(want(1))
     await second.provider.close()
     # what the hint says of a machine that was met: OpenSSH's own tool forgets it
-    command = Pins.here().forget_command(met.address)
+    command = HostKeyPins.here().forget_command(met.address)
     subprocess.run(shlex.split(command), check=True, capture_output=True)
     third = hosts.provider()
     assert [p.party for p in await third.list(f"uvcc-{RUN}-") if not p.doubt] == [1]
@@ -236,7 +236,7 @@ def _refusal(member: Member) -> str:
 
 
 async def test_two_processes_that_meet_a_host_at_once_agree_on_its_key(hosts: Hosts) -> None:
-    pins = Pins.here()
+    pins = HostKeyPins.here()
     shown = [plain(asyncssh.generate_private_key("ssh-ed25519")) for _ in range(8)]
     agreed = await asyncio.gather(*(asyncio.to_thread(pins.pin, "u@h.example:2222", key) for key in shown))
     assert len(set(agreed)) == 1
@@ -325,7 +325,7 @@ async def test_a_changed_key_keeps_only_its_own_host(hosts: Hosts, capsys: pytes
     assert not _trace(changed)
     assert await uvcc(f"uvcc teardown {RUN}") == 0
     assert await uvcc("uvcc pods --sweep") == 0
-    assert Pins.here().of(changed.address) == changed.host_key
+    assert HostKeyPins.here().of(changed.address) == changed.host_key
     await ctx.provider.close()
 
 

@@ -27,7 +27,7 @@ from uvcc_console.cli import pods
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet import provider_kinds as providers
-from uvcc_console.fleet.prime.access import Target
+from uvcc_console.fleet.prime.access import SshTarget
 from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.prime.provider import PrimeProvider
@@ -63,7 +63,7 @@ class Wire(httpx.AsyncBaseTransport):
         return httpx.Response(answer["status"], text=answer["text"], headers=answer["headers"])
 
 
-async def _anybody(at: Target, gpu: bool) -> str:
+async def _anybody(at: SshTarget, gpu: bool) -> str:
     return ""
 
 
@@ -137,7 +137,7 @@ class Market:
             if sweep:
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(providers, "provider_for", lambda *args, **kwargs: provider)
-                    found = pods.Found()
+                    found = pods.PodSurvey()
                     await pods._survey([({"provider": "prime"}, run_dir)], True, found)
                 assert (found.left, found.unknown) == ([], [])
                 assert {r["fate"] for r in found.rows.values()} <= {"ORPHAN"}

@@ -17,8 +17,8 @@ from uvcc_console.fleet.prime.models import (
     Disk,
     DiskOffer,
     HistoryItem,
-    Identity,
-    Offer,
+    KeyOwner,
+    MarketOffer,
     PodStatus,
     SshKey,
     Team,
@@ -51,10 +51,10 @@ BODY = {
 }
 Call = Callable[[PrimeClient, str], Awaitable[Any]]
 READS: list[tuple[str, str, Call, type]] = [
-    ("GET", "/availability/gpus", lambda c, i: c.offers(), Offer),
-    ("GET", "/availability/multi-node", lambda c, i: c.offers(multi_node=True), Offer),
-    ("GET", "/availability/", lambda c, i: c.legacy_offers(), Offer),
-    ("GET", "/availability/clusters", lambda c, i: c.legacy_offers(clusters=True), Offer),
+    ("GET", "/availability/gpus", lambda c, i: c.offers(), MarketOffer),
+    ("GET", "/availability/multi-node", lambda c, i: c.offers(multi_node=True), MarketOffer),
+    ("GET", "/availability/", lambda c, i: c.legacy_offers(), MarketOffer),
+    ("GET", "/availability/clusters", lambda c, i: c.legacy_offers(clusters=True), MarketOffer),
     ("GET", "/availability/disks", lambda c, i: c.disk_offers(), DiskOffer),
     ("GET", "/pods/", lambda c, i: c.pods(), ApiPod),
     ("GET", "/pods/status", lambda c, i: c.statuses([i, i]), PodStatus),
@@ -99,7 +99,7 @@ async def test_a_pods_life_by_its_endpoints(market: tuple[PrimeFake, PrimeClient
 
 async def test_the_account_by_its_endpoints(market: tuple[PrimeFake, PrimeClient]) -> None:
     fake, client = market
-    assert isinstance(await client.whoami(), Identity)
+    assert isinstance(await client.whoami(), KeyOwner)
     assert await client.wallet() == 100.0
     assert len(await client.teams()) == 150  # two pages
     assert set(await client.summary()) >= {"H100_80GB", "CPU_NODE"}

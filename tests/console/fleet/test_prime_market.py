@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from primeoffers import market, offer
 
-from uvcc_console.fleet.prime.access import Target, parse, targets
-from uvcc_console.fleet.prime.models import ApiPod, Offer, read_offers
-from uvcc_console.fleet.prime.offers import Wanted, choose, request_body, sieve
+from uvcc_console.fleet.prime.access import SshTarget, parse, targets
+from uvcc_console.fleet.prime.models import ApiPod, MarketOffer, read_offers
+from uvcc_console.fleet.prime.offers import OfferFilter, choose, filter_offers, request_body
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_engine.contract.errors import ConfigError
 
@@ -19,24 +19,24 @@ from uvcc_engine.contract.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("root@1.2.3.4 -p 22022", Target("root", "1.2.3.4", 22022)),
-        ("ubuntu@1.2.3.4", Target("ubuntu", "1.2.3.4", 22)),
-        ("ssh ubuntu@1.2.3.4 -p 2222", Target("ubuntu", "1.2.3.4", 2222)),
-        ("ssh -p 2222 ubuntu@1.2.3.4", Target("ubuntu", "1.2.3.4", 2222)),
+        ("root@1.2.3.4 -p 22022", SshTarget("root", "1.2.3.4", 22022)),
+        ("ubuntu@1.2.3.4", SshTarget("ubuntu", "1.2.3.4", 22)),
+        ("ssh ubuntu@1.2.3.4 -p 2222", SshTarget("ubuntu", "1.2.3.4", 2222)),
+        ("ssh -p 2222 ubuntu@1.2.3.4", SshTarget("ubuntu", "1.2.3.4", 2222)),
         ("ssh -p2222 -o X=y ubuntu@h", None),
-        ("u@h:2222", Target("u", "h", 2222)),
-        (["u@h1 -p 22", "u@h2 -p 22"], Target("u", "h1", 22)),
-        ([None, "u@h2 -p 23"], Target("u", "h2", 23)),
-        (["u@h", "-p", "2222"], Target("u", "h", 2222)),
+        ("u@h:2222", SshTarget("u", "h", 2222)),
+        (["u@h1 -p 22", "u@h2 -p 22"], SshTarget("u", "h1", 22)),
+        ([None, "u@h2 -p 23"], SshTarget("u", "h2", 23)),
+        (["u@h", "-p", "2222"], SshTarget("u", "h", 2222)),
         ("ubuntu@ -p 22", None),
         ([None], None),
         (None, None),
         ("", None),
         ({"host": "h"}, None),
-        ("u@h -p 99999", Target("u", "h", 22)),
+        ("u@h -p 99999", SshTarget("u", "h", 22)),
     ],
 )
-def test_addresses_in_every_form_seen(text: Any, expected: Target | None) -> None:
+def test_addresses_in_every_form_seen(text: Any, expected: SshTarget | None) -> None:
     assert parse(text) == expected
 
 
@@ -52,16 +52,16 @@ def pod(**fields: Any) -> ApiPod:
 
 def test_what_is_told_comes_first_and_nothing_is_tried_twice() -> None:
     found = targets(pod(sshConnection="root@1.1.1.1 -p 2200", ip="1.1.1.1"))
-    assert found[0] == Target("root", "1.1.1.1", 2200)
+    assert found[0] == SshTarget("root", "1.1.1.1", 2200)
     assert len(found) == len(set(found))
-    assert Target("ubuntu", "1.1.1.1", 22) in found
+    assert SshTarget("ubuntu", "1.1.1.1", 22) in found
 
 
 def test_an_address_is_derived_where_none_is_told() -> None:
     mapping = [{"internal": "22", "external": "22022", "usedBy": "SSH"}, None, {"internal": "*", "external": "*"}]
     found = targets(pod(providerType="runpod", sshConnection=None, ip=["9.9.9.9", None], primePortMapping=mapping))
-    assert found[0] == Target("root", "9.9.9.9", 22022)
-    assert Target("root", "9.9.9.9", 1234) in targets(pod(providerType="datacrunch", ip="9.9.9.9"))
+    assert found[0] == SshTarget("root", "9.9.9.9", 22022)
+    assert SshTarget("root", "9.9.9.9", 1234) in targets(pod(providerType="datacrunch", ip="9.9.9.9"))
     assert targets(pod()) == []
 
 
@@ -85,21 +85,21 @@ def test_a_row_of_another_form_never_stops_the_market(row: dict[str, Any]) -> No
     good = offer("hyperstack", "x", "Y", 1.0)
     found = read_offers([row, good])
     assert found[-1].provider == "hyperstack"
-    sieve(found, Wanted())
+    filter_offers(found, OfferFilter())
 
 
 def test_prices_are_for_the_box_and_disks_cost_extra() -> None:
     row = offer("x", "c", "d", 2.0)
-    assert Offer.model_validate(row).price() == 2.0
+    assert MarketOffer.model_validate(row).price() == 2.0
     row["prices"]["communityPrice"] = 1.5
-    assert Offer.model_validate(row).price() == 1.5
+    assert MarketOffer.model_validate(row).price() == 1.5
     row["disk"] = {"minCount": 50, "defaultCount": 100, "maxCount": 1000, "pricePerUnit": 0.001, "step": 25}
-    assert Offer.model_validate(row).price() == pytest.approx(1.6)
-    assert Offer.model_validate(row).price(500) == pytest.approx(2.0)
+    assert MarketOffer.model_validate(row).price() == pytest.approx(1.6)
+    assert MarketOffer.model_validate(row).price(500) == pytest.approx(2.0)
     row["disk"]["defaultIncludedInPrice"] = True
-    assert Offer.model_validate(row).price(500) == pytest.approx(1.9)
+    assert MarketOffer.model_validate(row).price(500) == pytest.approx(1.9)
     row["prices"] = {"onDemand": None, "communityPrice": None}
-    assert Offer.model_validate(row).price() is None
+    assert MarketOffer.model_validate(row).price() is None
 
 
 def test_two_rows_with_one_cloud_id_are_two_offers() -> None:
@@ -107,8 +107,8 @@ def test_two_rows_with_one_cloud_id_are_two_offers() -> None:
     assert len({o.key for o in rows}) == len(rows)
 
 
-def wanted(**more: Any) -> Wanted:
-    return Wanted(gpu="H100_80GB", gpus=1, **more)
+def wanted(**more: Any) -> OfferFilter:
+    return OfferFilter(gpu="H100_80GB", gpus=1, **more)
 
 
 def test_the_image_in_common_decides_before_the_price() -> None:
@@ -157,7 +157,7 @@ def test_two_providers_are_not_three() -> None:
 def test_every_constraint_is_named_when_it_leaves_nothing(field: str, value: Any, constraint: str) -> None:
     base = {"gpu": "H100_80GB", "gpus": 1}
     with pytest.raises(ConfigError, match="no offer fits") as caught:
-        choose(read_offers(market()), Wanted(**{**base, field: value}), (0, 1, 2))
+        choose(read_offers(market()), OfferFilter(**{**base, field: value}), (0, 1, 2))
     assert constraint in caught.value.what
 
 
@@ -165,7 +165,7 @@ def test_the_body_echoes_one_row_and_asks_for_nothing_unknown() -> None:
     row = offer("hyperstack", "c", "CANADA-1", 2.0)
     row["disk"] = {"minCount": 50, "defaultCount": 100, "maxCount": 1000, "pricePerUnit": 0.001, "step": 25}
     found = request_body(
-        Offer.model_validate(row), wanted(disk=110), name="uvcc-x-p0r0xabcdef", image="i", key_id="k", cap=2.05
+        MarketOffer.model_validate(row), wanted(disk=110), name="uvcc-x-p0r0xabcdef", image="i", key_id="k", cap=2.05
     )
     assert found == {
         "pod": {
@@ -189,21 +189,21 @@ def test_the_body_echoes_one_row_and_asks_for_nothing_unknown() -> None:
 
 def test_a_request_may_be_stricter_than_its_profile() -> None:
     fleet = {"gpu": "H100_80GB", "gpus": 8, "regions": ["canada"], "disk": 200, "per_party": ["a", "b", "c"]}
-    found = Wanted.of(fleet, PodRequest("n", 0, 0, image="i", max_price_hr=4.0, disk_gib=300))
+    found = OfferFilter.of(fleet, PodRequest("n", 0, 0, image="i", max_price_hr=4.0, disk_gib=300))
     assert (found.gpus, found.regions, found.image, found.max_price, found.disk) == (8, ("canada",), "i", 4.0, 300)
 
 
 @pytest.mark.parametrize("price", [float("nan"), float("inf"), "nan", "-inf", "1e999", 10**400, True, [], {}])
 def test_a_price_that_is_no_number_is_no_price(price: object) -> None:
-    from uvcc_console.fleet.prime.models import Offer, Prices
+    from uvcc_console.fleet.prime.models import MarketOffer, Prices
 
     assert Prices.model_validate({"onDemand": price}).hourly is None
-    assert Offer.model_validate({"prices": {"onDemand": price}, "gpuCount": price}).price() is None
+    assert MarketOffer.model_validate({"prices": {"onDemand": price}, "gpuCount": price}).price() is None
 
 
 def test_what_the_market_says_holds_nothing_that_a_terminal_obeys() -> None:
-    from uvcc_console.fleet.prime.models import ApiPod, Offer
+    from uvcc_console.fleet.prime.models import ApiPod, MarketOffer
 
     bad = "eu\x1b[31m\u202e\x9b2J\nx"
-    assert Offer.model_validate({"provider": bad, "cloudId": bad, "region": bad}).label == "eu x/eu x@eu x"
+    assert MarketOffer.model_validate({"provider": bad, "cloudId": bad, "region": bad}).label == "eu x/eu x@eu x"
     assert ApiPod.model_validate({"name": bad, "installationFailure": bad}).installation_failure == "eu x"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.fleet import procs, pulse
-from uvcc_console.fleet.procs import ProcessId
+from uvcc_console.fleet.procs import LocalProcess
 from uvcc_console.fleet.pulse import DEAD, FROZEN, MOVING, Beat, vital
 
 BEATER = """
@@ -34,7 +34,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def beater(tmp_path: Path) -> Iterator[ProcessId]:
+def beater(tmp_path: Path) -> Iterator[LocalProcess]:
     child = subprocess.Popen([sys.executable, "-c", BEATER, str(tmp_path)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
@@ -45,7 +45,7 @@ def beater(tmp_path: Path) -> Iterator[ProcessId]:
     child.wait()
 
 
-def until(tmp_path: Path, who: ProcessId, state: str) -> pulse.Vital:
+def until(tmp_path: Path, who: LocalProcess, state: str) -> pulse.Vital:
     end = time.monotonic() + 20.0
     while (found := vital(tmp_path, "one", who)).state != state:
         assert time.monotonic() < end, found
@@ -53,7 +53,7 @@ def until(tmp_path: Path, who: ProcessId, state: str) -> pulse.Vital:
     return found
 
 
-def test_a_stopped_process_is_frozen_and_moves_again(tmp_path: Path, beater: ProcessId) -> None:
+def test_a_stopped_process_is_frozen_and_moves_again(tmp_path: Path, beater: LocalProcess) -> None:
     assert vital(tmp_path, "one", beater).state == MOVING
     os.kill(beater.pid, signal.SIGSTOP)
     found = until(tmp_path, beater, FROZEN)
@@ -87,7 +87,7 @@ def test_a_beat_of_another_or_of_nobody_says_nothing(tmp_path: Path, junk: bytes
     (tmp_path / "one.beat").write_bytes(junk)
     assert vital(tmp_path, "one", procs.identify(os.getpid())).state == MOVING
     assert vital(tmp_path, "one", None).state == DEAD
-    assert vital(tmp_path, "one", ProcessId(os.getpid(), 1)).state == DEAD
+    assert vital(tmp_path, "one", LocalProcess(os.getpid(), 1)).state == DEAD
 
 
 def test_a_folder_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:

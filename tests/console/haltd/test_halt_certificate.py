@@ -42,7 +42,7 @@ def say(run_dir: Path, *events: ev.Event) -> None:
     journal.close()
 
 
-def issued(run_dir: Path) -> certificate.Certificate:
+def issued(run_dir: Path) -> certificate.HaltCertificate:
     made = certificate.issue(run_dir, DONE, "demo-1.full", PODS, at=1000.0)
     say(run_dir, ev.HaltDone(**{**ev.to_json(DONE), "certificate": made.sha256}))
     return made

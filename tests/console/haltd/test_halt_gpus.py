@@ -27,7 +27,7 @@ from uvcc_console.haltd import gpus
     ],
 )
 def test_only_what_is_ours_counts_as_left(listed: str, word: str, said: str) -> None:
-    assert gpus.judge(listed, [4711, 4712]) == (word, said)
+    assert gpus.occupancy(listed, [4711, 4712]) == (word, said)
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from uvcc_console.halt.machine import (
     RELEASE,
     TERM,
     TERMINATE,
-    Action,
+    Journalled,
     Ladder,
-    Record,
+    LadderAction,
     Send,
     Times,
 )
@@ -27,20 +27,20 @@ from uvcc_engine.contract.wire import AckCode, Lacks
 PODS = {"p0r0": 1, "p1r0": 1, "p2r0": 1}
 
 
-def sends(actions: list[Action]) -> list[tuple[str, str]]:
+def sends(actions: list[LadderAction]) -> list[tuple[str, str]]:
     return [(a.pod, a.rung) for a in actions if isinstance(a, Send)]
 
 
-def events(actions: list[Action], kind: type) -> list[Any]:
-    return [a.event for a in actions if isinstance(a, Record) and isinstance(a.event, kind)]
+def events(actions: list[LadderAction], kind: type) -> list[Any]:
+    return [a.event for a in actions if isinstance(a, Journalled) and isinstance(a.event, kind)]
 
 
-def stages(actions: list[Action]) -> dict[str, str]:
+def stages(actions: list[LadderAction]) -> dict[str, str]:
     return {e.pod: e.stage for e in events(actions, ev.HaltAck)}
 
 
-def all_report(ladder: Ladder, stage: str, now: float, *, step: int = 7, ckpt: str = "") -> list[Action]:
-    out: list[Action] = []
+def all_report(ladder: Ladder, stage: str, now: float, *, step: int = 7, ckpt: str = "") -> list[LadderAction]:
+    out: list[LadderAction] = []
     for pod in PODS:
         out += ladder.report(pod, stage, now, coord=f"{pod}s0t0", step=step, checkpoint=ckpt)
     return out
@@ -309,7 +309,7 @@ class AnyStory(RuleBasedStateMachine):
         self.rungs: list[str] = []
         self.take(self.ladder.start(HOLD if drill else mode, 0.0))
 
-    def take(self, actions: list[Action]) -> None:
+    def take(self, actions: list[LadderAction]) -> None:
         for a in actions:
             if isinstance(a, Send):
                 assert a.pod in self.workers

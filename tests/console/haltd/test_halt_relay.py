@@ -73,10 +73,10 @@ def test_what_another_identity_signed_is_no_evidence(tmp_path: Path) -> None:
     s = read_all(journal)
     journal.close()
     heard: list[str] = []
-    over = path_over_relay.RelayPath(
+    over = path_over_relay.RelayHaltPath(
         tmp_path, lambda events: None, lambda pod, coord, stage, step, checkpoint: heard.append(stage)
     )
-    box = path_over_relay.Mailbox("", "g", RUN, ())
+    box = path_over_relay.RelayMailbox("", "g", RUN, ())
     from uvcc_engine.transcript import boxes, orders
 
     content = {"run": RUN, "coord": COORD, "phase": "halted", "halt_nonce": s.halt.nonce, "step": 3}
@@ -97,7 +97,7 @@ async def test_no_record_at_the_relay_keeps_the_next_from_being_heard(tmp_path: 
     journal.close()
     heard: list[tuple[str, int]] = []
     told: list[ev.Event] = []
-    over = path_over_relay.RelayPath(
+    over = path_over_relay.RelayHaltPath(
         tmp_path, told.extend, lambda pod, coord, stage, step, checkpoint: heard.append((coord, step))
     )
     (tmp_path / "domain.json").write_text("{}")
@@ -124,12 +124,12 @@ async def test_no_record_at_the_relay_keeps_the_next_from_being_heard(tmp_path: 
         {"body": "x"},
     ]
     good = [signed(step=4, roots=roots), signed(step=5, roots="[" * 100_000), signed(step=6, roots=["x"])]
-    monkeypatch.setattr(path_over_relay.Mailbox, "exchange", lambda self, put, want: [*odd, *good])
-    box = path_over_relay.Mailbox("", "g", RUN, ())
+    monkeypatch.setattr(path_over_relay.RelayMailbox, "exchange", lambda self, put, want: [*odd, *good])
+    box = path_over_relay.RelayMailbox("", "g", RUN, ())
     await over._exchange(box, None, s)
     assert heard == [(COORD, 4), (COORD, 5), (COORD, 6)]
-    assert sum(isinstance(e, ev.Malformed) for e in told) >= 6
-    assert {e.coord for e in told if isinstance(e, ev.Heartbeat)} == {COORD}
+    assert sum(isinstance(e, ev.LinesMalformed) for e in told) >= 6
+    assert {e.coord for e in told if isinstance(e, ev.HeartbeatRead)} == {COORD}
     assert not [e for e in told if isinstance(e, ev.RootReported)]  # a list that is damaged says nothing
 
 
@@ -164,7 +164,7 @@ def test_a_relay_that_answers_anything_is_an_error_of_that_path(tmp_path: Path) 
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        box = path_over_relay.Mailbox(f"http://127.0.0.1:{server.server_port}", "g", RUN, ("token",))
+        box = path_over_relay.RelayMailbox(f"http://127.0.0.1:{server.server_port}", "g", RUN, ("token",))
         while answers:
             with pytest.raises(UvccError):
                 box.exchange(None, "")

@@ -101,7 +101,7 @@ def story(made: Rehearsal, size: Topology, run_dir: Path) -> list[ev.Event]:
         coord, party = worker["coord"], int(worker["coord"][1])
         pod = f"p{party}r0"
         found.append(ev.WorkerProcess(pod=pod, coord=coord, state="started", pid=10 + party))
-        found.append(ev.Heartbeat(pod=pod, coord=coord, record={"step": 1, "phase": "train"}))
+        found.append(ev.HeartbeatRead(pod=pod, coord=coord, record={"step": 1, "phase": "train"}))
         for step in range(STEPS):
             found.append(ev.Metric(coord=coord, step=step, values={"loss": 1.0 / (step + 1), "samples_per_s": 100.0}))
         for signed in worker["roots"]:
@@ -116,7 +116,7 @@ def story(made: Rehearsal, size: Topology, run_dir: Path) -> list[ev.Event]:
     top = bundle["epochs"][-1]["global_root"]
     where = str(run_dir / "artifacts/full/proof_bundle.json")
     found.append(
-        ev.Verdict(
+        ev.PhaseVerdict(
             phase="full",
             ok=True,
             global_root=top,

@@ -112,7 +112,7 @@ def test_failures_are_told(tmp_path: Path) -> None:
         ev.PodChanged(ts=1.0, pod="p0r0", party=0, replica=0, provider="local", state="failed", detail="no disk"),
         ev.WorkerProcess(ts=2.0, pod="p0r0", coord="p0r0s0t0", state="exited", rc=-9, signal="KILL"),
         ev.ForkDetected(ts=3.0, epoch=4, parties=[0, 2]),
-        ev.Verdict(ts=4.0, phase="full", ok=False, global_root="", sid_job="", detail="pairing: epoch 4"),
+        ev.PhaseVerdict(ts=4.0, phase="full", ok=False, global_root="", sid_job="", detail="pairing: epoch 4"),
         ev.RunEnded(ts=5.0, status="failed", leaks=["pod-7"]),
     ]
     found = list(Translator(tmp_path).translate(events))

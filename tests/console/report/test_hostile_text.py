@@ -104,7 +104,7 @@ EXTRA: dict[type[ev.Event], list[ev.Event]] = {
         ev.StageChanged(name=f"stage{POISON}", status="failed", detail=POISON),
         ev.GateMeasured(name=POISON, ok=False, wanted=POISON, measured=POISON),
         ev.Consent(what=POISON, by=POISON),
-        ev.Malformed(where=POISON, count=2, src=POISON, sample=POISON),
+        ev.LinesMalformed(where=POISON, count=2, src=POISON, sample=POISON),
         ev.ActionDone(action=POISON, pod=POISON, ok=False, detail=POISON),
         ev.FlightRead(folder=POISON, newest={POISON: POISON}, silent=[POISON], findings=[POISON]),
         ev.TriageTried(rung=POISON, step=3, by=POISON),
@@ -113,7 +113,9 @@ EXTRA: dict[type[ev.Event], list[ev.Event]] = {
         ev.PodChanged(pod=f"p9{POISON}", party=9, replica=0, provider=POISON, state=POISON, address=POISON),
         ev.LinkChanged(pod="p0r0", path=POISON, up=False, detail=POISON),
         ev.WorkerProcess(pod="p0r0", coord=f"p0r0s0t0{POISON}", state="exited", rc=1, signal=POISON),
-        ev.Heartbeat(pod="p0r0", coord=f"p0r0s0t1{POISON}", record={POISON: POISON, "phase": POISON, "msg": POISON}),
+        ev.HeartbeatRead(
+            pod="p0r0", coord=f"p0r0s0t1{POISON}", record={POISON: POISON, "phase": POISON, "msg": POISON}
+        ),
         ev.Metric(coord=POISON, step=1, values={f"loss{POISON}": float("nan"), "loss": float("inf")}),
         ev.EngineEvent(pod="p0r0", level=POISON, event=POISON, fields={POISON: {POISON: [POISON]}}),
         ev.EngineEvent(pod="p0r0", level="info", event="waiting", fields={"coord": POISON, "peer": POISON}),

@@ -16,7 +16,7 @@ from report_run import RUN
 
 from uvcc_console.report import redact
 from uvcc_console.report.logbundle import OUTPUT, find_logs, write_bundle
-from uvcc_console.report.redact import KEY, SHARE, TOKEN, RedactionError, checked, shape_of
+from uvcc_console.report.redact import KEY, SHARE, TOKEN, RedactionError, checked, secret_kind
 from uvcc_engine.transcript.identity import Identity
 
 _RNG = random.Random(7)
@@ -130,7 +130,7 @@ def test_planted_secrets_are_refused(run_dir: Path, what: str) -> None:
     log.write_text(f"fine\n{line}\nfine\n")
     with pytest.raises(RedactionError) as found:
         write_bundle(run_dir)
-    assert found.value.finding == redact.Finding("full/p2r0/worker_p2r0s0t0.log", 2, shape)
+    assert found.value.finding == redact.Leak("full/p2r0/worker_p2r0s0t0.log", 2, shape)
     assert line not in str(found.value)
     assert not any(p.exists() for p in old), "a refused bundle must not leave an older one behind"
     assert not list((run_dir / "artifacts").glob("*.part"))
@@ -184,7 +184,7 @@ def test_a_file_can_be_left_out_knowingly(run_dir: Path) -> None:
     ],
 )
 def test_harmless_lines_pass(line: str) -> None:
-    assert shape_of(line) == ""
+    assert secret_kind(line) == ""
 
 
 def test_transcripts_and_bundles_are_listed_not_quoted(run_dir: Path) -> None:

@@ -16,13 +16,13 @@ from leaks import EACH, LEAKS, innocent, leaks
 
 from uvcc_console.report import redact
 from uvcc_console.report.logbundle import QUOTED, UNQUOTED, find_logs, write_bundle
-from uvcc_console.report.redact import KEY, SHARE, RedactionError, Sieve, checked, lines_of, shape_of
+from uvcc_console.report.redact import KEY, SHARE, LeakScanner, RedactionError, checked, lines_of, secret_kind
 
 QUIET = "2026-11-22 03:32:30,382 INFO step {n} of 60, loss 0.{n}, 3 of 3 parties"
 
 
 def found_in(lines: list[str]) -> str:
-    sieve = Sieve("x")
+    sieve = LeakScanner("x")
     return next((s for line in lines if (s := sieve.shape(line))), "")
 
 
@@ -63,7 +63,7 @@ def test_the_logs_of_a_run_raise_no_false_alarm(run_dir: Path) -> None:
 def test_the_same_value_is_a_key_or_a_hash_by_its_name() -> None:
     value = random.Random(3).randbytes(32).hex()
     for line in (value, f"key: {value}", f"share_root_key {value}", f"0x{value}", f'"seed": "{value}"'):
-        assert shape_of(line) == KEY, line
+        assert secret_kind(line) == KEY, line
     for line in (
         f"root: {value}",
         f'"result_hash":"{value}"',
@@ -71,7 +71,7 @@ def test_the_same_value_is_a_key_or_a_hash_by_its_name() -> None:
         f"{value}  leaves.bin",
         f"sid {value}",
     ):
-        assert shape_of(line) == "", line
+        assert secret_kind(line) == "", line
 
 
 def test_a_list_takes_the_name_it_was_opened_under() -> None:

@@ -77,7 +77,7 @@ def test_nothing_that_honest_pods_say_is_malformed(
     for run in (two_demos[0]["run"], two_demos[1]["run"]):
         s = fold(e for _, e in iter_events(uvcc.home / "runs" / run / "journal.sqlite"))
         assert dict(s.malformed) == {}, [line.text for line in s.log if "malformed" in line.text]
-        assert not [a for a in s.alerts if a.source in ("pump", "listener", "detector_failed")]
+        assert not [a for a in s.alerts if a.source in ("ingest", "listener", "detector_failed")]
 
 
 def test_a_halt_stops_every_worker_at_one_step_with_a_verified_checkpoint(

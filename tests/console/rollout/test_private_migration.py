@@ -158,7 +158,7 @@ def test_the_journal_says_what_a_phase_goes_on_as(ctx: Rollout) -> None:
     (folder / "policy.json").write_bytes(old.canonical)
     start = {"of": old.hash.hex(), "step": 10, "commit": HASH, "root": old.hash.hex(), "restored": [1]}
     record = {"step": 10}
-    made = private_migration.Succession(
+    made = private_migration.Migration(
         "full", 2, "demo-1.full-2", phase.engine_run, old.hash.hex(), start, record, ("p0r0",), ("p1r0",)
     )
     ctx.say(made.event())
@@ -216,7 +216,7 @@ def test_workers_that_stop_unasked_are_trouble_once_the_rest_is_silent(ctx: Roll
     for c in map(str, phase.coords()):
         pod = c.partition("s")[0]
         ctx.say(ev.WorkerProcess(pod=pod, coord=c, state="started", pid=7))
-        ctx.say(ev.Heartbeat(ts=100.0, pod=pod, coord=c, record={"step": 3}))
+        ctx.say(ev.HeartbeatRead(ts=100.0, pod=pod, coord=c, record={"step": 3}))
     assert phases.deserted(ctx.bus.snapshot, phase, 1000.0) is None
     ctx.say(ev.WorkerProcess(pod="p0r0", coord="p0r0s0t0", state="exited", pid=7, rc=0))
     assert phases.deserted(ctx.bus.snapshot, phase, 110.0) is None  # its result may be on its way

@@ -21,7 +21,7 @@ from uvcc_console.plan.profile import parse
 from uvcc_console.rollout import actions, flight
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.stage_runner import Stages
+from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError
 from uvcc_engine.contract.safepaths import Parts
@@ -56,7 +56,7 @@ class World:
         self.agent = Agent(["p0r0s0t0"])
         for member in members.values():
             member.agent = cast(Any, self.agent)
-        self.stages = Stages(self.bus, {}, frozenset(), 1.0)
+        self.stages = StageRunner(self.bus, {}, frozenset(), 1.0)
         self.desk = actions.ActionRunner(self.ctx, self.stages)
         self.bus.commit(
             ev.RunCreated(
@@ -234,7 +234,7 @@ def test_a_forecast_has_an_error_bar_and_is_scored(tmp_path: Path) -> None:
     world.bus.commit(ev.CostTick(hourly=36.0, spent=0.0))
     for step, at in enumerate([0.0, 5.0, 7.0, 9.2, 11.0]):
         record = {"ts": at, "step": step, "phase": "train", "bytes": 1000.0}
-        world.bus.commit(ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record=record))
+        world.bus.commit(ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=record))
     said = forecast.predict(world.bus.snapshot, 50)
     assert said is not None
     assert said.seconds == pytest.approx(100.0)
@@ -255,7 +255,7 @@ def test_bytes_are_foretold_from_what_the_smoke_counted_for_all_of_the_fulls_wor
     start = 1 << 20  # the handshake is not the steps'
     for step, sent in enumerate([start, start + 1000, start + 2000, start + 3060]):
         record = {"ts": float(step), "step": step, "phase": "train", "sent_bytes": sent}
-        world.bus.commit(ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record=record))
+        world.bus.commit(ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=record))
     said = forecast.predict(world.bus.snapshot, 50, workers=6)
     assert said is not None
     assert said.bytes == pytest.approx(1030 * 50 * 6)  # the first measured step pays for starting
@@ -263,7 +263,7 @@ def test_bytes_are_foretold_from_what_the_smoke_counted_for_all_of_the_fulls_wor
     world.bus.commit(said, ev.PhaseStarted(phase="full", engine_run="r.again", steps=50, sid_job=""))
     for step in (0, 1, 3, 50):  # heartbeats between were dropped
         record = {"ts": float(step), "step": step, "phase": "train", "sent_bytes": start + 1133 * step}
-        world.bus.commit(ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record=record))
+        world.bus.commit(ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=record))
     assert forecast.moved(world.bus.snapshot) == pytest.approx(1133 * 50)
     scored = forecast.score(world.bus.snapshot, 50.0)
     assert scored is not None
@@ -273,6 +273,6 @@ def test_bytes_are_foretold_from_what_the_smoke_counted_for_all_of_the_fulls_wor
 def test_a_smoke_too_short_to_count_between_steps_tells_bytes_since_its_start(tmp_path: Path) -> None:
     world = World(tmp_path)
     record = {"ts": 1.0, "step": 2, "phase": "train", "sent_bytes": 2000, "samples_per_s": 10.0}
-    world.bus.commit(ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record=record))
+    world.bus.commit(ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=record))
     assert forecast._volumes(world.bus.snapshot) == [1000.0]
     world.journal.close()

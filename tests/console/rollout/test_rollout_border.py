@@ -15,11 +15,11 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.fleet import inventory
 from uvcc_console.fleet.pod import unpack
-from uvcc_console.halt.relay_path import Mailbox
+from uvcc_console.halt.relay_path import RelayMailbox
 from uvcc_console.plan.plan import pod_prefix
 from uvcc_console.plan.profile import parse
 from uvcc_console.rollout import offered
-from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.migration import private_migration, share_transfer
 from uvcc_console.rollout.stages.training import lm
 from uvcc_console.runs import domain
@@ -129,11 +129,11 @@ def test_a_pods_workers_cannot_announce_a_succession(tmp_path: Path) -> None:
     class Ctx:
         run_dir = tmp_path
 
-    made = private_migration.Succession("../../x", 2, "r;id", "../..", SHA, {}, {}, ("p0r0",), ("p1r0",))
+    made = private_migration.Migration("../../x", 2, "r;id", "../..", SHA, {}, {}, ("p0r0",), ("p1r0",))
     line = json.dumps({"event": "succession", "fields": dict(made.event().fields), "level": "warn", "ts": 1.0})
     message = {"op": wire.LINES, "run": "r.full", "src": "events.jsonl", "lines": [line], "ino": 1, "off": 1}
     journal = Journal(tmp_path / "journal.sqlite", source="test")
-    journal.append(*Intake("p0r0", "r.full", "full", "p0r0s0t0").events(message))
+    journal.append(*Decoder("p0r0", "r.full", "full", "p0r0s0t0").events(message))
     assert private_migration.all_of(Ctx()) == []  # type: ignore[arg-type]
     journal.append(made.event())
     journal.close()
@@ -258,11 +258,11 @@ class Relay:
 )
 async def test_a_relay_that_answers_anything_is_a_relay_that_does_not_take_orders(body: bytes) -> None:
     async with Relay(body) as url:
-        box = Mailbox(url, "g", "r.full", ("token",))
+        box = RelayMailbox(url, "g", "r.full", ("token",))
         with pytest.raises(UvccError, match="does not take orders"):
             await asyncio.to_thread(box.exchange, None, "")
     async with Relay(b'{"seq": 3, "records": [1, {"name": "n", "body": "b"}, null]}') as url:
-        box = Mailbox(url, "g", "r.full", ("token",))
+        box = RelayMailbox(url, "g", "r.full", ("token",))
         assert await asyncio.to_thread(box.exchange, None, "") == [{"name": "n", "body": "b"}]
 
 

@@ -17,7 +17,7 @@ from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
-from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.migration import private_migration
 
 RUN = "demo-1.full"
@@ -27,8 +27,8 @@ def lines(src: str, *rows: str, off: int = 10) -> dict[str, Any]:
     return {"op": "lines", "run": RUN, "src": src, "ino": 5, "off": off, "seq": 1, "ts": 0.0, "lines": list(rows)}
 
 
-def intake() -> Intake:
-    return Intake("p1r0", RUN, "full", "p1r0s0t0")
+def decoder() -> Decoder:
+    return Decoder("p1r0", RUN, "full", "p1r0s0t0")
 
 
 async def test_a_pods_vital_signs_are_journalled_every_half_minute(tmp_path: Path) -> None:
@@ -40,25 +40,25 @@ async def test_a_pods_vital_signs_are_journalled_every_half_minute(tmp_path: Pat
     journal = Journal(tmp_path / "journal.sqlite")
     bus, member = Bus(journal), Member("p0r0", PodRequest("p0r0", 0, 0))
     member.agent = cast(Any, Channel())
-    member.intakes["r.smoke"] = Intake("p0r0", "r.smoke", "smoke", "p0r0s0t0")
+    member.decoders["r.smoke"] = Decoder("p0r0", "r.smoke", "smoke", "p0r0s0t0")
     await ingest.run(bus, member)
     bus.commit()
-    found = [e for _, e in journal.since(0) if isinstance(e, ev.Telemetry)]
+    found = [e for _, e in journal.since(0) if isinstance(e, ev.PodTelemetry)]
     assert [e.disk_free_mib for e in found] == [4000.0, 4000.0]
     journal.close()
 
 
 def test_only_the_newest_heartbeat_of_a_batch_counts_per_worker() -> None:
     rows = [json.dumps({"coord": c, "step": n}) for n, c in enumerate(["p1r0s0t0", "p1r0s0t1", "p1r0s0t0"])]
-    found = intake().events(lines("heartbeat_rank0.jsonl", *rows))
-    assert [(e.coord, e.record["step"]) for e in found if isinstance(e, ev.Heartbeat)] == [
+    found = decoder().events(lines("heartbeat_rank0.jsonl", *rows))
+    assert [(e.coord, e.record["step"]) for e in found if isinstance(e, ev.HeartbeatRead)] == [
         ("p1r0s0t0", 2),
         ("p1r0s0t1", 1),
     ]
 
 
 def test_training_rows_follow_their_header() -> None:
-    i = intake()
+    i = decoder()
     found = i.events(lines("training.csv", "step,loss,lr,toks_per_s,samples_per_s", "1,2.5,0.1,0,300"))
     assert found == [
         ev.Metric(coord="p1r0s0t0", step=1, values={"loss": 2.5, "lr": 0.1, "toks_per_s": 0.0, "samples_per_s": 300.0})
@@ -73,14 +73,14 @@ def test_training_rows_follow_their_header() -> None:
 def test_epoch_roots_and_other_events_are_told_apart() -> None:
     root = {"ts": 1.0, "event": "epoch_root", "fields": {"coord": "p1r0s0t0", "epoch": 3, "root": "ab", "pairs": {}}}
     other = {"ts": 2.0, "level": "warn", "event": "waiting", "fields": {"party": 2}}
-    found = intake().events(lines("events.jsonl", json.dumps(root), json.dumps(other), "{half"))
+    found = decoder().events(lines("events.jsonl", json.dumps(root), json.dumps(other), "{half"))
     assert found[0] == ev.RootReported(coord="p1r0s0t0", epoch=3, root="ab")
     assert found[1] == ev.EngineEvent(pod="p1r0", level="warn", event="waiting", fields={"party": 2}, at=2.0)
-    assert found[2] == ev.Malformed(where="p1r0", count=1, src="events.jsonl", sample="{half")
+    assert found[2] == ev.LinesMalformed(where="p1r0", count=1, src="events.jsonl", sample="{half")
 
 
 def test_a_result_that_arrives_in_pieces_is_read_once_it_is_whole() -> None:
-    i = intake()
+    i = decoder()
     record = {"run": RUN, "coord": "p1r0s0t0", "result_hash": "cd", "values": {"loss": 0.5, "note": "x"}}
     text = json.dumps(record, indent=1).splitlines()
     assert i.events(lines("result.json", *text[:3])) == []
@@ -92,13 +92,13 @@ def test_a_result_that_arrives_in_pieces_is_read_once_it_is_whole() -> None:
 
 def test_a_result_of_another_run_is_not_believed() -> None:
     stale = json.dumps({"run": "demo-0.full", "result_hash": "cd", "values": {}})
-    assert intake().events(lines("result.json", stale)) == []
-    assert intake().events({**lines("result.json", stale), "run": "demo-0.full"}) == []
+    assert decoder().events(lines("result.json", stale)) == []
+    assert decoder().events({**lines("result.json", stale), "run": "demo-0.full"}) == []
 
 
 def test_how_a_worker_ended_is_told_with_its_words() -> None:
     record = {"run": RUN, "status": "failed", "step": 4, "error": "P2 lied", "party": 2, "ts": 3.0}
-    found = intake().events(lines("exit.json", json.dumps(record)))
+    found = decoder().events(lines("exit.json", json.dumps(record)))
     assert found == [
         ev.EngineEvent(
             pod="p1r0",
@@ -108,13 +108,13 @@ def test_how_a_worker_ended_is_told_with_its_words() -> None:
         )
     ]
     killed = {"op": "proc", "run": RUN, "coord": "p1r0s0t0", "state": "exited", "pid": 7, "rc": -9, "signal": "SIGKILL"}
-    assert intake().events(killed) == [
+    assert decoder().events(killed) == [
         ev.WorkerProcess(pod="p1r0", coord="p1r0s0t0", state="exited", pid=7, rc=-9, signal="SIGKILL")
     ]
 
 
 def test_logs_drops_and_rewinds_are_reported() -> None:
-    i = intake()
+    i = decoder()
     assert i.events(lines("worker_p1r0s0t0.log", "hello")) == [
         ev.LogLines(pod="p1r0", src="worker_p1r0s0t0.log", lines=["hello"])
     ]
@@ -127,7 +127,7 @@ def test_logs_drops_and_rewinds_are_reported() -> None:
 
 
 def test_cursors_follow_what_became_events() -> None:
-    i = intake()
+    i = decoder()
     i.events(lines("events.jsonl", off=120))
     i.events(lines("training.csv", "1,2,3,4", off=44))
     assert i.cursors == {f"{RUN}/events.jsonl": [5, 120], f"{RUN}/training.csv": [5, 44]}
@@ -136,7 +136,7 @@ def test_cursors_follow_what_became_events() -> None:
 @pytest.mark.parametrize("name", sorted(reserved.RESERVED))
 def test_a_pod_cannot_speak_for_the_console(name: str) -> None:
     line = json.dumps({"event": name, "level": "info", "ts": 1.0, "fields": {"phase": "full", "ok": True}})
-    [found] = intake().events(lines("events.jsonl", line))
+    [found] = decoder().events(lines("events.jsonl", line))
     assert isinstance(found, ev.EngineEvent)
     assert (found.event, found.fields["event"]) == (reserved.EVENT, name)
 

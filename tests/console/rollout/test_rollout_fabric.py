@@ -20,7 +20,7 @@ from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stages.fleet import preflight
-from uvcc_console.rollout.stages.fleet.findings import Finding
+from uvcc_console.rollout.stages.fleet.findings import Problem
 from uvcc_console.rollout.stages.links import fabric, relay
 from uvcc_console.rollout.stages.links.fabric import Fabric
 from uvcc_engine.contract.errors import UvccError
@@ -133,7 +133,7 @@ REPORT: dict[str, Any] = {
 
 def test_reports_become_facts_of_the_slowest_rank() -> None:
     slow = {**REPORT, "coord": "p0r0s1t0", "groups": {"dp": {"size": 2, "ms": 9.0, "mib_s": 50.0}}, "pairs": {}}
-    found = fabric.judge({"p0r0": [REPORT, slow]}, {"p0r0": 2})
+    found = fabric.check_fabric({"p0r0": [REPORT, slow]}, {"p0r0": 2})
     assert found.findings == ()
     assert found.facts["p0r0"] == {
         "all_reduce_dp": {"size": 2, "ms": 9.0, "mib_s": 50.0, "backend": "gloo"},
@@ -143,7 +143,7 @@ def test_reports_become_facts_of_the_slowest_rank() -> None:
 
 def test_what_failed_is_found_with_its_hint_and_a_rank_without_report_too() -> None:
     bad = {**REPORT, "groups": {}, "trouble": [{"part": "groups", "what": "no sister came", "hint": "look at p0r1"}]}
-    found = fabric.judge({"p0r0": [bad], "p1r0": []}, {"p0r0": 1, "p1r0": 1})
+    found = fabric.check_fabric({"p0r0": [bad], "p1r0": []}, {"p0r0": 1, "p1r0": 1})
     assert [(f.pod, f.what) for f in found.findings] == [
         ("p0r0", "p0r0s0t0: no sister came"),
         ("p1r0", "1 of its 1 ranks ended without a report"),
@@ -236,7 +236,7 @@ async def test_ports_that_are_shut_keep_the_ranks_from_starting(
         return healthy()
 
     async def shut(ctx: Rollout) -> Fabric:
-        return Fabric({}, (Finding("p0r1", "it cannot open a connection to p0r0: timed out", "open it"),))
+        return Fabric({}, (Problem("p0r1", "it cannot open a connection to p0r0: timed out", "open it"),))
 
     monkeypatch.setattr(preflight, "_probe", probed)
     monkeypatch.setattr(fabric, "ports", shut)

@@ -1,4 +1,4 @@
-"""Arbitrary messages through every reader: the channel's decoding, the intake, the journal and the snapshot.
+"""Arbitrary messages through every reader: the channel's decoding, the decoder, the journal and the snapshot.
 
 ``UVCC_FUZZ_INPUTS=1000000`` (default 3,000) sets how many messages the seeded fuzz tries, ``UVCC_FUZZ_SEED`` where it
 begins: a large number is split over runs by giving each another seed.
@@ -24,7 +24,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
 from uvcc_console.fleet import hearing
 from uvcc_console.halt.published_roots import Published
-from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.decoder import Decoder
 
 INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "3000"))
 SEED = int(os.environ.get("UVCC_FUZZ_SEED", "7"))
@@ -110,11 +110,11 @@ def message(r: random.Random) -> dict[str, Any]:
     return m
 
 
-def taken(intake: Intake, s: Snapshot, m: dict[str, Any]) -> Snapshot:
+def taken(decoder: Decoder, s: Snapshot, m: dict[str, Any]) -> Snapshot:
     """One message the whole way: off the wire if it may pass, translated, written, read back, folded."""
     read = hearing.message(json.dumps(m).encode())
     for one in (m, read) if read is not None else (m,):
-        for event in intake.events(one):
+        for event in decoder.events(one):
             back = ev.from_json(event.kind, 1.0, json.loads(json.dumps(ev.to_json(event))))
             assert back is not None
             assert type(back) is type(event), (event, back)  # what is written can be read
@@ -122,7 +122,7 @@ def taken(intake: Intake, s: Snapshot, m: dict[str, Any]) -> Snapshot:
     return s
 
 
-def bounded(s: Snapshot, intake: Intake) -> None:
+def bounded(s: Snapshot, decoder: Decoder) -> None:
     """A pod has a place of its own in the picture, and no more than that."""
     own = {COORD, "p1r0s0t1"}
     assert set(s.workers) <= own
@@ -132,7 +132,7 @@ def bounded(s: Snapshot, intake: Intake) -> None:
     assert all(len(names) <= 80 for names in s.series.values())
     assert len(s.agreement) <= 64
     assert all(a.epoch <= 200 for a in s.agreement)
-    assert len(intake.cursors) <= 512
+    assert len(decoder.cursors) <= 512
     for entry in s.log[-5:]:
         assert entry.text.isprintable()
         assert entry.source.isprintable()
@@ -141,17 +141,17 @@ def bounded(s: Snapshot, intake: Intake) -> None:
 def test_no_message_of_an_agent_stops_its_stream() -> None:
     r = random.Random(SEED)
     coords = [COORD, "p1r0s0t1"]
-    intake, s = Intake(POD, RUN, "full", COORD, coords=coords, steps=100), Snapshot()
+    decoder, s = Decoder(POD, RUN, "full", COORD, coords=coords, steps=100), Snapshot()
     s = reduce(s, ev.PodChanged(pod=POD, party=1, replica=0, provider="local", state="agent"))
     s = reduce(s, ev.PhaseStarted(phase="full", engine_run=RUN, steps=100, sid_job=""))
     furthest = -1
     for n in range(INPUTS):
-        s = taken(intake, s, message(r))
+        s = taken(decoder, s, message(r))
         furthest = max(furthest, s.workers[COORD].step if COORD in s.workers else -1)
         if n % 500 == 0:
-            bounded(s, intake)
+            bounded(s, decoder)
             alerts.detect(s, 10.0)
-    bounded(s, intake)
+    bounded(s, decoder)
     assert s.malformed.get(POD, 0) > INPUTS // 20
     assert furthest >= 0  # some of it was good, and came through
 
@@ -201,10 +201,10 @@ JSON = st.recursive(
     st.sampled_from(OPS), st.sampled_from(SOURCES), JSON, st.lists(JSON, max_size=3), st.dictionaries(st.text(), JSON)
 )
 def test_arbitrary_json_in_every_place(op: str, src: str, record: Any, listed: list[Any], more: dict[str, Any]) -> None:
-    intake = Intake(POD, RUN, "full", COORD, coords=[COORD], steps=100)
+    decoder = Decoder(POD, RUN, "full", COORD, coords=[COORD], steps=100)
     rows = [json.dumps(record), *listed]
-    s = taken(intake, Snapshot(), {"op": op, "run": RUN, "src": src, "ino": 1, "off": 2, "lines": rows, **more})
-    s = taken(intake, s, {"op": op, "run": RUN, "src": src, "ino": record, "off": 2, "lines": record, **more})
+    s = taken(decoder, Snapshot(), {"op": op, "run": RUN, "src": src, "ino": 1, "off": 2, "lines": rows, **more})
+    s = taken(decoder, s, {"op": op, "run": RUN, "src": src, "ino": record, "off": 2, "lines": record, **more})
     assert set(s.workers) <= {COORD}
     Published().take(COORD, json.dumps(record), 100)
     Published().take(COORD, record, 100)
@@ -221,12 +221,12 @@ def test_arbitrary_bytes_on_the_wire(data: bytes) -> None:
 def test_what_is_written_can_be_read_from_the_file(tmp_path: Path) -> None:
     r = random.Random(SEED + 2)
     journal = Journal(tmp_path / "journal.sqlite")
-    intake = Intake(POD, RUN, "full", COORD, coords=[COORD], steps=100)
+    decoder = Decoder(POD, RUN, "full", COORD, coords=[COORD], steps=100)
     for _ in range(300):
-        events = intake.events(message(r))
+        events = decoder.events(message(r))
         if events:
             journal.append(*events)
     s = read_all(journal)
     journal.close()
     assert not any(where == "journal" for where in s.malformed)
-    bounded(s, intake)
+    bounded(s, decoder)

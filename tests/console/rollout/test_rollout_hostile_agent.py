@@ -17,7 +17,7 @@ from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
-from uvcc_console.rollout.decoder import MOST_FILES, MOST_NAMES, Intake
+from uvcc_console.rollout.decoder import MOST_FILES, MOST_NAMES, Decoder
 from uvcc_engine.contract.errors import ProtocolError
 
 RUN, POD, COORD = "demo-1.full", "p1r0", "p1r0s0t0"
@@ -28,8 +28,8 @@ def lines(src: str, *rows: str, off: int = 10, ino: int = 5) -> dict[str, Any]:
     return {"op": "lines", "run": RUN, "src": src, "ino": ino, "off": off, "lines": list(rows)}
 
 
-def intake(**more: Any) -> Intake:
-    return Intake(POD, RUN, "full", COORD, **({"coords": [COORD, "p1r0s0t1"], "steps": 100} | more))
+def decoder(**more: Any) -> Decoder:
+    return Decoder(POD, RUN, "full", COORD, **({"coords": [COORD, "p1r0s0t1"], "steps": 100} | more))
 
 
 def beat(**fields: Any) -> dict[str, Any]:
@@ -98,22 +98,22 @@ ODD = {
 
 @pytest.mark.parametrize("what", ODD)
 def test_what_cannot_be_used_is_counted_and_nothing_else_comes_of_it(what: str) -> None:
-    i = intake()
+    i = decoder()
     found = i.events(ODD[what])
-    odd = [e for e in found if isinstance(e, ev.Malformed)]
+    odd = [e for e in found if isinstance(e, ev.LinesMalformed)]
     assert len(odd) == 1
     assert odd[0].where == POD
     assert len(odd[0].sample) <= 200
     assert odd[0].sample == "" or odd[0].sample.isprintable()
-    rest = [e for e in found if not isinstance(e, ev.Malformed)]
+    rest = [e for e in found if not isinstance(e, ev.LinesMalformed)]
     assert all(isinstance(e, ev.LogLines) and e.lines == ["x"] for e in rest)
     good = i.events(beat(step=4))  # and the stream goes on
-    assert [type(e) for e in good] == [ev.Heartbeat]
+    assert [type(e) for e in good] == [ev.HeartbeatRead]
 
 
 @pytest.mark.parametrize("name", ["succession", "verifier_ok", "halt_done", "dp_preflight_ok"])
 def test_a_pod_does_not_speak_for_the_console(name: str) -> None:
-    (found,) = intake().events(event(name, {"phase": "full", "engine_run": "evil"}))
+    (found,) = decoder().events(event(name, {"phase": "full", "engine_run": "evil"}))
     assert isinstance(found, ev.EngineEvent)
     assert (found.pod, found.event, found.fields["event"]) == (POD, "reserved_event", name)
 
@@ -122,14 +122,14 @@ def test_a_message_that_is_none_never_leaves_the_channel() -> None:
     for m in ODD.values():
         wire = json.dumps(m).encode()
         read = hearing.message(wire)
-        assert read is None or intake().events(read) is not None
+        assert read is None or decoder().events(read) is not None
     for line in (b"", b"{", b"\xff\xfe", b"[]", b'{"op": 7}', DEEP.encode(), b'{"op":"halted","step":' + b"9" * 5000):
         assert hearing.message(line) is None
     assert hearing.message(b'{"op":"lines","run":"../x","src":"a","ino":1,"off":1,"lines":[]}') is None
     assert hearing.message(b'{"op":"lines","run":"r","src":"../a","ino":1,"off":1,"lines":[]}') is None
     assert hearing.message(b'{"op":"halted","run":"r","nonce":"n","stage":"held","step":true}') is None
     dropped = b'{"op":"dropped","run":"demo-1.full","src":"a","n":3}'
-    assert [type(e) for e in intake().events(hearing.message(dropped) or {})] == [ev.Alert]
+    assert [type(e) for e in decoder().events(hearing.message(dropped) or {})] == [ev.Alert]
     assert hearing.message(b'{"op":"of-a-newer-agent","x":1}') == {"op": "of-a-newer-agent"}
 
 
@@ -145,7 +145,7 @@ def test_a_line_without_end_costs_no_more_memory_than_one_may() -> None:
 
 
 def test_a_pod_cannot_name_figures_or_files_without_end() -> None:
-    i = intake()
+    i = decoder()
     for n in range(200):
         header = "step," + ",".join(f"f{n}_{k}" for k in range(20))
         i.events(lines("training.csv", header, "1," + ",".join(["1"] * 20)))
@@ -159,7 +159,7 @@ def test_a_pod_cannot_name_figures_or_files_without_end() -> None:
 
 
 def test_log_lines_and_names_hold_nothing_that_a_terminal_obeys() -> None:
-    i = intake()
+    i = decoder()
     found = i.events(lines("worker_\x1b]0;x\x07.log", "\x1b[2Jhi\u202e\x9b31m there\r\nforged"))
     assert found == [ev.LogLines(pod=POD, src="worker_.log", lines=["hi there  forged"])]
     told = i.events(event("waiting", {"peer": 2, "detail": "\x1b[31mred\u2066"}, level="loud"))
@@ -167,16 +167,16 @@ def test_log_lines_and_names_hold_nothing_that_a_terminal_obeys() -> None:
 
 
 def test_a_loss_that_is_no_number_is_a_finding_not_a_malformed_line() -> None:
-    found = intake().events(lines("training.csv", "7,nan,0.1,3"))
+    found = decoder().events(lines("training.csv", "7,nan,0.1,3"))
     assert isinstance(found[0], ev.Metric)
     assert found[0].values["loss"] != found[0].values["loss"]
-    shown = intake().events(lines("heartbeat_rank0.jsonl", '{"step": 7, "loss": NaN, "mem_mib": NaN}'))
-    assert isinstance(shown[0], ev.Heartbeat)
+    shown = decoder().events(lines("heartbeat_rank0.jsonl", '{"step": 7, "loss": NaN, "mem_mib": NaN}'))
+    assert isinstance(shown[0], ev.HeartbeatRead)
     assert set(shown[0].record) == {"step", "loss"}
 
 
 def test_a_document_that_is_replaced_half_read_is_read_anew() -> None:
-    i = intake()
+    i = decoder()
     whole = json.dumps({"run": RUN, "coord": COORD, "result_hash": "ab", "values": {"loss": 0.5}})
     assert i.events(lines("result.json", whole[:20], ino=1)) == []
     assert [type(e) for e in i.events(lines("result.json", whole, ino=2))] == [ev.ResultReported]
@@ -196,21 +196,21 @@ class Channel:
             yield m
 
 
-def pumped(tmp_path: Path, *messages: dict[str, Any] | Exception) -> tuple[Bus, Journal, Member]:
+def ingested(tmp_path: Path, *messages: dict[str, Any] | Exception) -> tuple[Bus, Journal, Member]:
     journal = Journal(tmp_path / "journal.sqlite")
     bus, member = Bus(journal), Member(POD, PodRequest(POD, 1, 0))
     member.agent = cast(Any, Channel(*messages))
-    member.intakes[RUN] = intake()
+    member.decoders[RUN] = decoder()
     return bus, journal, member
 
 
 async def test_every_odd_message_in_a_row_leaves_the_stream_and_its_cursor(tmp_path: Path) -> None:
-    bus, journal, member = pumped(tmp_path, *ODD.values(), *[lines("worker.log", off=9)] * 500, beat(step=9))
+    bus, journal, member = ingested(tmp_path, *ODD.values(), *[lines("worker.log", off=9)] * 500, beat(step=9))
     await ingest.run(bus, member)
     bus.commit()
     assert bus.snapshot.workers[COORD].step == 9
     assert bus.snapshot.malformed[POD] == len(ODD)
-    odd = [e for _, e in journal.since(0) if isinstance(e, ev.Malformed)]
+    odd = [e for _, e in journal.since(0) if isinstance(e, ev.LinesMalformed)]
     assert len(odd) <= 3  # a burst is one event and its rest
     assert sum(bool(e.sample) for e in odd) == 1
     assert not bus.snapshot.alerts
@@ -220,15 +220,15 @@ async def test_every_odd_message_in_a_row_leaves_the_stream_and_its_cursor(tmp_p
 async def test_an_error_of_the_program_in_one_message_is_told_and_the_next_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bus, journal, member = pumped(tmp_path, beat(step=1), beat(step=2), beat(step=3), beat(step=4))
-    real = member.intakes[RUN].events
+    bus, journal, member = ingested(tmp_path, beat(step=1), beat(step=2), beat(step=3), beat(step=4))
+    real = member.decoders[RUN].events
 
     def broken(message: dict[str, Any]) -> list[ev.Event]:
         if '"step": 2' in message["lines"][0] or '"step": 3' in message["lines"][0]:
             raise ZeroDivisionError("a defect\x1b[31m")
         return real(message)
 
-    monkeypatch.setattr(member.intakes[RUN], "events", broken)
+    monkeypatch.setattr(member.decoders[RUN], "events", broken)
     await ingest.run(bus, member)
     bus.commit()
     assert bus.snapshot.workers[COORD].step == 4
@@ -240,8 +240,8 @@ async def test_an_error_of_the_program_in_one_message_is_told_and_the_next_is_re
     journal.close()
 
 
-async def test_a_pump_that_dies_is_an_alert(tmp_path: Path) -> None:
-    bus, journal, member = pumped(tmp_path, beat(step=1), RuntimeError("the channel broke"))
+async def test_an_ingest_that_dies_is_an_alert(tmp_path: Path) -> None:
+    bus, journal, member = ingested(tmp_path, beat(step=1), RuntimeError("the channel broke"))
     task = ingest.start(bus, member)
     await asyncio.wait({task})
     await asyncio.sleep(0)

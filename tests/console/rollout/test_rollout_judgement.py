@@ -12,7 +12,7 @@ from uvcc_console.core.state import fold, reduce
 from uvcc_console.plan.plan import Phase, make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.plan.schema import GatesPart
-from uvcc_console.rollout.stages.fleet.findings import Wanted, judge
+from uvcc_console.rollout.stages.fleet.findings import Requirements, find_problems
 from uvcc_console.rollout.stages.training.phases import _last_words, hang, trouble
 from uvcc_console.rollout.stages.verify.verification import measure
 
@@ -33,7 +33,7 @@ def probe(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_fleet_without_fault_passes() -> None:
-    assert judge({"p0r0": probe(), "p1r0": probe(), "p2r0": probe()}, Wanted(GatesPart())) == []
+    assert find_problems({"p0r0": probe(), "p1r0": probe(), "p2r0": probe()}, Requirements(GatesPart())) == []
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_fleet_without_fault_passes() -> None:
 )
 def test_each_fault_is_named_with_its_pod(change: dict[str, Any], said: str) -> None:
     fleet = {name: probe(gpus=[dict(GPU)]) for name in ("p0r0", "p1r0", "p2r0")}
-    found = judge(fleet | {"p1r0": fleet["p1r0"] | change}, Wanted(GatesPart(), gpus=1, cuda=True))
+    found = find_problems(fleet | {"p1r0": fleet["p1r0"] | change}, Requirements(GatesPart(), gpus=1, cuda=True))
     assert [f.pod for f in found] == ["p1r0"]
     assert said in found[0].what
     assert found[0].hint
@@ -71,11 +71,11 @@ def test_each_fault_is_named_with_its_pod(change: dict[str, Any], said: str) -> 
 
 def test_a_wrong_clock_of_the_operators_machine_is_told_from_the_pods() -> None:
     fleet = {f"p{n}r0": probe(skew_s=3599.5 + n) for n in range(3)}
-    found = judge(fleet, Wanted(GatesPart()))
+    found = find_problems(fleet, Requirements(GatesPart()))
     assert {f.what.partition(" are ")[0] for f in found} == {"its clock and those of all other pods"}
     assert "synchronise it" in found[0].hint
     fleet["p1r0"] = probe(skew_s=-3600.0)  # they do not agree: each is told for itself
-    assert {f.what for f in judge(fleet, Wanted(GatesPart()))} == {
+    assert {f.what for f in find_problems(fleet, Requirements(GatesPart()))} == {
         f"its clock is {probe['skew_s']:+.1f} s off, gates.clock_skew_s is 30" for probe in fleet.values()
     }
 
@@ -139,7 +139,7 @@ def test_a_resume_forgets_how_the_workers_ended() -> None:
 
 
 def test_silence_is_a_hang_unless_the_run_is_held() -> None:
-    beat = ev.Heartbeat(ts=100.0, pod="p0r0", coord=COORDS[0], record={"step": 3})
+    beat = ev.HeartbeatRead(ts=100.0, pod="p0r0", coord=COORDS[0], record={"step": 3})
     s = running(beat)
     assert hang(s, full_phase(), 50.0, 120.0, 210.0) is None
     found = hang(s, full_phase(), 50.0, 120.0, 221.0)
@@ -161,7 +161,7 @@ def smoked(*, losses: tuple[float, ...] = (2.3, 2.1), hashes: int = 1, ok: bool 
     events += [
         ev.HaltRequested(nonce="n", mode="hold", by="conductor", drill=True),
         ev.HaltDone(nonce="n", mode="hold", verified=3, total=3, step=1, seconds=drill, drill=True),
-        ev.Verdict(phase="smoke", ok=ok, global_root="", sid_job="", detail="" if ok else "leaves: missing"),
+        ev.PhaseVerdict(phase="smoke", ok=ok, global_root="", sid_job="", detail="" if ok else "leaves: missing"),
     ]
     return fold(events)
 
@@ -198,7 +198,7 @@ def test_floors_are_gates_only_when_asked_for() -> None:
 
 def test_ceilings_are_gates_only_when_asked_for() -> None:
     record = {"step": 3, "gate_collapse_frac": 0.02, "gpu_mem_reserved_mib": 30_000.0}
-    s = running(ev.Heartbeat(ts=1.0, pod="p0r0", coord=COORDS[0], record=record))
+    s = running(ev.HeartbeatRead(ts=1.0, pod="p0r0", coord=COORDS[0], record=record))
     assert not {"gate_collapse", "gpu_mem_mib"} & {g.name for g in measure(s, GatesPart(), "full")}
     found = {g.name: g for g in measure(s, GatesPart(gate_collapse=0.01, gpu_mem_mib=40_960), "full")}
     assert (found["gate_collapse"].ok, found["gate_collapse"].measured) == (False, "0.02")

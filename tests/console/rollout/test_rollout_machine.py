@@ -14,7 +14,7 @@ from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.rollout import bus as bus_module
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted, all_of
-from uvcc_console.rollout.stage_runner import Stages
+from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 
 
@@ -57,18 +57,18 @@ class Script:
         return act
 
 
-def stages(bus: Bus, script: Script, wait_s: float = 5.0, begun: bool = True, **options: Any) -> Stages:
+def stages(bus: Bus, script: Script, wait_s: float = 5.0, begun: bool = True, **options: Any) -> StageRunner:
     if begun:
         bus.commit(ev.PhaseStarted(phase="full", engine_run="r.full", steps=12, sid_job="ab"))
     keeping = options.pop("keeping", frozenset({"drill", "full"}))
-    return Stages(bus, script.acts(), keeping, wait_s, clock=lambda: 0.0, **options)
+    return StageRunner(bus, script.acts(), keeping, wait_s, clock=lambda: 0.0, **options)
 
 
 def statuses(bus: Bus) -> dict[str, str]:
     return {v.name: v.status for v in bus.snapshot.stages}
 
 
-async def decide_when(bus: Bus, machine: Stages, stage: str, status: str, action: str) -> None:
+async def decide_when(bus: Bus, machine: StageRunner, stage: str, status: str, action: str) -> None:
     await bus.wait(lambda s: any(v.name == stage and v.status == status for v in s.stages), 5.0)
     machine.decide(action)
 
@@ -185,7 +185,7 @@ async def test_the_bus_sees_what_another_process_writes(bus: Bus, tmp_path: Path
 async def test_a_newer_heartbeat_takes_the_place_of_one_not_yet_written(bus: Bus) -> None:
     before = bus.snapshot.seq
     for n in range(57):
-        bus.record([ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record={"step": n})])
+        bus.record([ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record={"step": n})])
     assert bus.snapshot.workers == {}
     bus.commit()
     assert bus.snapshot.workers["p0r0s0t0"].step == 56

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uvcc_console.core import events as ev
-from uvcc_console.rollout.outbox import Outbox, key_of
+from uvcc_console.rollout.outbox import EventOutbox, key_of
 
 
 def beat(worker: int, step: int) -> ev.Event:
-    return ev.Heartbeat(pod="p0r0", coord=f"p0r0s0t{worker}", record={"step": step})
+    return ev.HeartbeatRead(pod="p0r0", coord=f"p0r0s0t{worker}", record={"step": step})
 
 
 def line(n: int) -> ev.Event:
@@ -26,7 +26,7 @@ def ended(n: int) -> ev.Event:
 
 
 def test_ends_and_results_pass_a_flood_of_lines() -> None:
-    box = Outbox()
+    box = EventOutbox()
     for n in range(5000):
         box.put([line(n), cursor(n)])
     box.put([ended(1)])
@@ -36,7 +36,7 @@ def test_ends_and_results_pass_a_flood_of_lines() -> None:
 
 
 def test_few_events_keep_their_order() -> None:
-    box = Outbox()
+    box = EventOutbox()
     for event in (line(0), ended(1), line(1)):
         box.put([event])
     assert box.take() == [line(0), ended(1), line(1)]
@@ -58,7 +58,7 @@ STEPS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_nothing_is_lost_but_what_was_superseded(steps: list[tuple[str, int]]) -> None:
-    box, written, put = Outbox(), list[ev.Event](), list[ev.Event]()
+    box, written, put = EventOutbox(), list[ev.Event](), list[ev.Event]()
     for number, (what, n) in enumerate(steps):
         if what in ("beat", "line", "ended"):
             events = {"beat": [beat(n, number)], "line": [line(number), cursor(number)], "ended": [ended(number)]}[what]
@@ -79,7 +79,7 @@ def test_nothing_is_lost_but_what_was_superseded(steps: list[tuple[str, int]]) -
         of_kind = [e for e in lasting if isinstance(e, kind)]
         assert [e for e in written if isinstance(e, kind)] == of_kind
     for worker in range(4):
-        steps_put = [e.record["step"] for e in put if isinstance(e, ev.Heartbeat) and e.coord == f"p0r0s0t{worker}"]
-        shown = [e.record["step"] for e in written if isinstance(e, ev.Heartbeat) and e.coord == f"p0r0s0t{worker}"]
+        steps_put = [e.record["step"] for e in put if isinstance(e, ev.HeartbeatRead) and e.coord == f"p0r0s0t{worker}"]
+        shown = [e.record["step"] for e in written if isinstance(e, ev.HeartbeatRead) and e.coord == f"p0r0s0t{worker}"]
         assert shown[-1:] == steps_put[-1:]
         assert set(shown) <= set(steps_put)

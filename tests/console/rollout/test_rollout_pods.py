@@ -271,7 +271,7 @@ async def test_a_full_disk_creates_nothing_but_deletes_everything(
 async def test_what_a_full_disk_refused_is_written_once_there_is_room(
     ctx: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beat = ev.Heartbeat(pod="p0r0", coord="p0r0s0t0", record={"step": 4})
+    beat = ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record={"step": 4})
     ctx.bus.record([beat])
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "append", FullDisk.append)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from uvcc_console.plan import profile as p
 from uvcc_console.plan.plan import engine_job, make_plan
-from uvcc_console.plan.schema import PrivateJob as ProfileJob
+from uvcc_console.plan.schema import PrivateJobSettings as ProfileJob
 from uvcc_console.rollout.stages.training.agree import check_job
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.model.job import PrivateJob

@@ -8,7 +8,7 @@ import pytest
 
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
-from uvcc_console.plan.schema import LmJob, PrivateJob
+from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
 from uvcc_engine.model.job import PrivateJob as EngineJob
 from uvcc_engine.sharding.stage import place_layers, stage_bounds
 from uvcc_engine.sharding.validation import fit_model
@@ -34,13 +34,13 @@ def test_a_profile_says_what_it_does_and_can_be_planned(path: Path) -> None:
         assert 0 < limits.total <= limits.hourly * limits.ttl / 3600.0  # the total is the cap that is named above
         assert f"{limits.total:g} US dollars in all at most" in head[2]
     job = profile.job
-    if isinstance(job, LmJob):
+    if isinstance(job, LmJobSettings):
         cfg = resolve(plan.phases["full"].job)
         check_plan(cfg, job.plan)
         assert {"parameters", "seq_len", "precision", "save_every"} <= set(job.plan)
         needs = {"gpt2": "tiktoken"}.get(cfg.data.tokenizer), {"fineweb_edu": "datasets"}.get(cfg.data.source)
         assert set(filter(None, needs)) == set(profile.fleet.packages)
-    if isinstance(job, PrivateJob):
+    if isinstance(job, PrivateJobSettings):
         for phase in plan.phases.values():
             t = phase.topology
             engine_job = EngineJob.from_json(phase.job)

@@ -180,5 +180,5 @@ def test_whoever_takes_pods_over_gets_in_and_knows_them() -> None:
     kept = sweep.kept_by("uvcc-kept-1-")
     assert kept.host_keys == {"p0r0": "ssh-ed25519 AAAA"}
     assert public_line(operator_key(folder.parent, kept.ssh_key)) == line
-    assert sweep.kept_by("uvcc-unknown-1-") == sweep.Kept()
-    assert sweep.kept_by("") == sweep.Kept()
+    assert sweep.kept_by("uvcc-unknown-1-") == sweep.KeptAccess()
+    assert sweep.kept_by("") == sweep.KeptAccess()

@@ -19,7 +19,7 @@ from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.decoder import Intake
+from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.links.ports import LINKS, MASTERS, free_ports
 from uvcc_console.rollout.stages.links.relay import relay_started
 from uvcc_console.rollout.stages.links.worlds import meeting_places
@@ -99,12 +99,12 @@ def test_the_policy_lists_the_keys_that_each_pod_made(ctx: Rollout) -> None:
 
 
 def test_every_rank_of_a_pod_reports_its_result() -> None:
-    intake = Intake("p0r0", "demo-1.full", "full", "p0r0s0t0")
+    decoder = Decoder("p0r0", "demo-1.full", "full", "p0r0s0t0")
     found: list[Any] = []
     for name, coord in (("result.json", "p0r0s0t0"), ("result_rank1.json", "p0r0s0t1")):
         record = {"run": "demo-1.full", "coord": coord, "result_hash": "ab" * 32, "values": {"loss": 0.5}}
         lines = {"op": "lines", "run": "demo-1.full", "src": name, "ino": 1, "off": 1, "lines": [json.dumps(record)]}
-        found += intake.events(lines)
+        found += decoder.events(lines)
     assert [e.coord for e in found if isinstance(e, ev.ResultReported)] == ["p0r0s0t0", "p0r0s0t1"]
 
 

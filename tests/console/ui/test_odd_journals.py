@@ -16,7 +16,7 @@ from uvcc_console.core import alerts
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events, read_all
 from uvcc_console.core.state import fold, reduce
-from uvcc_console.haltd.journal_view import View
+from uvcc_console.haltd.journal_view import JournalView
 from uvcc_console.plan import forecast
 from uvcc_console.report.record import RunRecord
 from uvcc_console.ui.source import JournalSource, ReplaySource
@@ -139,13 +139,13 @@ def test_every_fold_over_events_reads_it(run_dir: Path) -> None:
     path = run_dir / "journal.sqlite"
     events = [e for _, e in iter_events(path)]
     snapshot = fold(events)
-    assert sum(isinstance(e, ev.Malformed) for e in events) >= len(ROWS)
+    assert sum(isinstance(e, ev.LinesMalformed) for e in events) >= len(ROWS)
     found = alerts.detect(snapshot, snapshot.updated + 1.0)
     assert not [f for f in found if f.name == "detector_failed"]
     forecast.predict(snapshot, 100)
     forecast.moved(snapshot)
     journal = Journal(path, readonly=True)
-    view = View(journal)
+    view = JournalView(journal)
     while view.poll():
         pass
     assert view.targets()

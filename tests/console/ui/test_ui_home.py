@@ -17,7 +17,7 @@ from ui_journals import RUN, T0, Story
 from uvcc_console.core import paths
 from uvcc_console.fleet.procs import identify
 from uvcc_console.ui import home_model
-from uvcc_console.ui.home_app import Choice, HomeApp
+from uvcc_console.ui.home_app import HomeApp, RunChoice
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.screens.wizard import WizardScreen
 from uvcc_console.ui.widgets.home import AboutPanel, ProfilesPanel, RunsPanel
@@ -35,7 +35,7 @@ def conducted(folder: Path) -> None:
 
 
 @asynccontextmanager
-async def home(size: tuple[int, int] = (160, 50)) -> AsyncIterator[tuple[HomeApp, Pilot[Choice | None]]]:
+async def home(size: tuple[int, int] = (160, 50)) -> AsyncIterator[tuple[HomeApp, Pilot[RunChoice | None]]]:
     app = HomeApp(now=lambda: T0 + 600, look_s=3600, utc=True, key_time=Keyboard())
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -44,7 +44,7 @@ async def home(size: tuple[int, int] = (160, 50)) -> AsyncIterator[tuple[HomeApp
         yield app, pilot
 
 
-async def settle(app: HomeApp, pilot: Pilot[Choice | None]) -> None:
+async def settle(app: HomeApp, pilot: Pilot[RunChoice | None]) -> None:
     await pilot.pause()
     await app.workers.wait_for_complete()
     await pilot.pause()
@@ -78,7 +78,7 @@ async def test_a_run_without_conductor_is_not_called_running() -> None:
 
 async def test_enter_opens_and_p_plays_back() -> None:
     folder = Story(steps=5).finished().write(paths.run_dir(RUN))
-    for key, wanted in (("enter", Choice(folder)), ("p", Choice(folder, replay=True))):
+    for key, wanted in (("enter", RunChoice(folder)), ("p", RunChoice(folder, replay=True))):
         async with home() as (app, pilot):
             await pilot.press(key)
             await pilot.pause()
@@ -95,7 +95,7 @@ async def test_f9_opens_the_live_run_and_holds_it() -> None:
         app.look()
         await pilot.press("f9")
         await pilot.pause()
-    assert app.return_value == Choice(folder, hold=True)
+    assert app.return_value == RunChoice(folder, hold=True)
 
 
 async def test_a_finished_run_is_read_once_and_a_growing_one_again() -> None:
@@ -154,7 +154,7 @@ async def test_a_free_profile_starts_with_one_key(monkeypatch: pytest.MonkeyPatc
         await pilot.press("s")
         await settle(app, pilot)
     assert [d.profile for d in started] == ["demo"]
-    assert app.return_value == Choice(tmp_path)
+    assert app.return_value == RunChoice(tmp_path)
 
 
 async def test_where_money_is_spent_the_profiles_name_is_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

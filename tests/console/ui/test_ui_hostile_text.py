@@ -52,13 +52,13 @@ class Poisoned(Story):
                 ts=last, pod=f"p9{POISON}", party=9, replica=0, provider=POISON, state="agent", address=POISON
             ),
             ev.LinkChanged(ts=last, pod="p0r0", path=POISON, up=False, detail=POISON),
-            ev.Heartbeat(
+            ev.HeartbeatRead(
                 ts=last,
                 pod="p0r0",
                 coord="p0r0s0t0",
                 record={"step": 41, "phase": x, "msg": x, x: x},
             ),
-            ev.Heartbeat(
+            ev.HeartbeatRead(
                 ts=last, pod=POISON, coord=POISON, record={"step": 41, "phase": "train", "waiting_on": POISON}
             ),
             ev.EngineEvent(ts=last, pod=POISON, level=POISON, event=POISON, fields={POISON: POISON}),
@@ -138,8 +138,8 @@ async def test_the_start_screen_lists_what_cannot_be_read_and_shows_the_rest() -
 async def test_malformed_lines_are_counted_on_the_fleet_panel(tmp_path: Path) -> None:
     async with desk(Story().full(20), tmp_path / RUN) as d:
         assert "malformed" not in d.text
-        d.append(ev.Malformed(where="p1r0", count=12, src="events.jsonl", sample="{half"))
-        d.append(ev.Malformed(where="p1r0", count=3, src="events.jsonl"))
+        d.append(ev.LinesMalformed(where="p1r0", count=12, src="events.jsonl", sample="{half"))
+        d.append(ev.LinesMalformed(where="p1r0", count=3, src="events.jsonl"))
         await d.settle()
         assert "malformed lines: 15" in d.text
         assert "malformed line (events.jsonl): {half" in d.text

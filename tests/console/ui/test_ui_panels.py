@@ -206,7 +206,7 @@ def test_a_late_report_changes_nothing_that_was_verified() -> None:
 
 def test_numbers_are_marked_as_reported_until_they_are_verified() -> None:
     story = Story(steps=4).finished()
-    story.events = [e for e in story.events if not isinstance(e, ev.Verdict)]
+    story.events = [e for e in story.events if not isinstance(e, ev.PhaseVerdict)]
     view = view_of(story)
     assert "reported, not verified" in text_of(result.result_lines(view, 150))
     assert "reported, not verified: 3 workers" in text_of(ledger.board_lines(view, 150))
@@ -250,9 +250,9 @@ def test_much_evidence_is_read_beside_the_screen(tmp_path: Path, monkeypatch: py
 def waiting(story: Story) -> View:
     for coord, peer in (("p0r0s0t0", "P1"), ("p2r0s0t0", "P1")):
         record = {"step": 3, "phase": "train", "waiting_on": peer, "last_collective": {"seq": 17, "op": "OPEN"}}
-        story.add(ev.Heartbeat(pod=coord[:4], coord=coord, record=record))
+        story.add(ev.HeartbeatRead(pod=coord[:4], coord=coord, record=record))
     record = {"step": 3, "phase": "train", "last_collective": {"seq": 12, "op": "RESHARE"}}
-    story.add(ev.Heartbeat(pod="p1r0", coord="p1r0s0t0", record=record))
+    story.add(ev.HeartbeatRead(pod="p1r0", coord="p1r0s0t0", record=record))
     return view_of(story)
 
 

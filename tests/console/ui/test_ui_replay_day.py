@@ -36,7 +36,7 @@ def _day(path: Path) -> None:
         ts = 1.0 + step * EVERY_S
         for pod in PODS:
             record = {"ts": ts, "step": step, "phase": "train", "mem_mib": 200.0}
-            batch.append(ev.Heartbeat(ts=ts, pod=pod, coord=f"{pod}s0t0", record=record))
+            batch.append(ev.HeartbeatRead(ts=ts, pod=pod, coord=f"{pod}s0t0", record=record))
     batch.append(ev.RunEnded(ts=1.0 + DAY_S, status="ok"))
     journal.append(*batch)
     journal.close()

@@ -168,7 +168,7 @@ def test_no_step_no_promise() -> None:
     for _ in range(46):  # they live, and make no step
         for coord in story.coords:
             record = {"rank": 0, "step": 168, "phase": "train", "waiting_on": "p2"}
-            story.add(ev.Heartbeat(pod=story.pod(coord), coord=coord, record=record), 0.34)
+            story.add(ev.HeartbeatRead(pod=story.pod(coord), coord=coord, record=record), 0.34)
     waiting = view_of(story)
     assert "no step for 48 s" in head(waiting)
     assert "eta" not in head(waiting)

@@ -152,7 +152,7 @@ class Story:
                     "samples_per_s": rate,
                     "mem_mib": 168 + i,
                 }
-                self.add(ev.Heartbeat(pod=self.pod(coord), coord=coord, record=record), 0.002)
+                self.add(ev.HeartbeatRead(pod=self.pod(coord), coord=coord, record=record), 0.002)
                 values = {"loss": mine, "lr": 0.1 * min(1, step / 10), "samples_per_s": rate * (1 + 0.01 * i)}
                 self.add(ev.Metric(coord=coord, step=step, values=values))
                 self.root(coord, step, forked=step == fork_at and coord == self.coords[1])
@@ -215,7 +215,7 @@ class Story:
                     0.06,
                 )
                 record = {"rank": i // 3, "step": step, "phase": "halted", "halt_nonce": nonce}
-                self.add(ev.Heartbeat(pod=self.pod(coord), coord=coord, record=record))
+                self.add(ev.HeartbeatRead(pod=self.pod(coord), coord=coord, record=record))
                 self.add(ev.WorkerProcess(pod=self.pod(coord), coord=coord, state="exited", rc=0))
                 self.add(ev.HaltAck(pod=self.pod(coord), nonce=nonce, stage="gone", step=step), 0.02)
             verified = len(self.coords) - unknown
@@ -287,7 +287,7 @@ class Story:
                 record["last_collective"] = {**at, "op": "all_gather", "seq": 1840, "state": "completed"}
             elif coord[:1] + coord[2:] == late[:1] + late[2:]:
                 record["waiting_on"] = f"{late[:2]} for 4.1 s"
-            self.add(ev.Heartbeat(pod=self.pod(coord), coord=coord, record=record), 0.002)
+            self.add(ev.HeartbeatRead(pod=self.pod(coord), coord=coord, record=record), 0.002)
         waited = {"coord": self.coords[0], "peer": 1, "since_s": 2.4, "silent_s": 0.1, "retransmits": 0}
         self.add(ev.EngineEvent(pod=self.pod(self.coords[0]), level="warn", event="waiting", fields=waited), 0.2)
         newest = {c: "dp 0 1 2 3 #1841 all_reduce, started, 4.3 s old" for c in self.coords if c[1] == late[1]}
@@ -351,21 +351,21 @@ class Story:
             self.add(ev.RunEnded(status="ok"))
         return self
 
-    def verdict(self, phase: str, values: dict[str, float], detail: str = "") -> ev.Verdict:
+    def verdict(self, phase: str, values: dict[str, float], detail: str = "") -> ev.PhaseVerdict:
         """The verifier's word; with ``detail`` it is a no."""
         ids = {"global_root": digest("g", phase), "sid_job": digest("sid", phase), "bundle": phase}
         if detail:
-            return ev.Verdict(phase=phase, ok=False, detail=detail, **ids)
+            return ev.PhaseVerdict(phase=phase, ok=False, detail=detail, **ids)
         result = digest("result") if phase == "full" else digest("result", phase)
         files = {"proof_bundle.json": hashlib.sha256(phase.encode()).hexdigest()}
         said = {"values": values, "result_hashes": [result], "level": "transcripts", "pinned": True, "files": files}
-        return ev.Verdict(phase=phase, ok=True, **said, **ids)  # type: ignore[arg-type]
+        return ev.PhaseVerdict(phase=phase, ok=True, **said, **ids)  # type: ignore[arg-type]
 
     def write(self, folder: Path) -> Path:
         """The run's folder with its journal, and what stands for the proof bundles of its verdicts."""
         for phase in ("smoke", "full"):
             home = folder / "artifacts" / phase
-            if any(isinstance(e, ev.Verdict) and e.phase == phase for e in self.events):
+            if any(isinstance(e, ev.PhaseVerdict) and e.phase == phase for e in self.events):
                 home.mkdir(parents=True, exist_ok=True)
                 (home / "proof_bundle.json").write_bytes(phase.encode())
         folder.mkdir(parents=True, exist_ok=True)

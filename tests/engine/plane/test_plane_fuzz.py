@@ -143,13 +143,13 @@ def pair() -> tuple[Endpoint, Endpoint]:
     """Two endpoints with a session between them."""
     found = tuple(Endpoint(p, 1 - p, SID, IDENTITIES[p], PUBLIC[1 - p], 0.0) for p in (0, 1))
     for now in range(1, 6):
-        pump(found, float(now))
+        ingesting(found, float(now))
     assert found[0].session is not None
     assert found[1].session is not None
     return found[0], found[1]
 
 
-def pump(ends: tuple[Endpoint, ...], now: float) -> list[bytes]:
+def ingesting(ends: tuple[Endpoint, ...], now: float) -> list[bytes]:
     raws = []
     for a, b in ((0, 1), (1, 0)):
         for out in ends[a].transmit(now):
@@ -166,7 +166,7 @@ def traffic() -> tuple[Endpoint, list[bytes]]:
     for n in range(6):
         ends[0].queue(Tag(0, n % 2, n, 1), os.urandom(60), 9.0)
         ends[0].queue(Tag(1, 5, n, 1), os.urandom(40_000), 9.0)
-        raws += pump(ends, 10.0 + 3 * n)
+        raws += ingesting(ends, 10.0 + 3 * n)
     fresh = Endpoint(0, 1, SID, IDENTITIES[0], PUBLIC[1], 0.0)
     raws += [b"".join(o.buffers) for o in fresh.transmit(1.0)]
     return ends[1], raws

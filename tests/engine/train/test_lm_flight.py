@@ -12,7 +12,7 @@ from typing import Any
 
 import lm_kit
 
-from uvcc_console.core.flight import judge, newest
+from uvcc_console.core.flight import diagnose, newest
 from uvcc_engine.contract import flight
 
 RANK = """
@@ -83,7 +83,7 @@ def test_the_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
         "sequence": answers["p0r0s0t0"]["tables"]["sequence"]}})  # fmt: skip
     for answer in answers.values():
         answer["ts"] += 60.0  # they would hang on
-    said = judge(answers)
+    said = diagnose(answers)
     assert said[0].endswith("p0r1s0t0 is at #3 decide, the others at #4 barrier"), said
     torchs = [e for e in answers["p0r0s0t0"]["tables"]["collectives"] if "all_reduce" in e["op"]]
     assert [e["seq"] for e in torchs] == [1, 2, 3]

@@ -23,7 +23,7 @@ _PORTS = {"datacrunch": (22, 1234)}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SshTarget:
     user: str
     host: str
     port: int
@@ -39,7 +39,7 @@ def _words(value: Any) -> list[str]:
     return [" ".join(found)] if "-p" in found else found
 
 
-def parse(connection: Any) -> Target | None:
+def parse(connection: Any) -> SshTarget | None:
     """The first complete login in an ``sshConnection``: ``root@1.2.3.4 -p 22022``, ``u@h:2222``, lists, tokens."""
     for text in _words(connection):
         words = text.split()
@@ -59,7 +59,7 @@ def parse(connection: Any) -> Target | None:
         if match := re.fullmatch(r"([^:\[\]]+):(\d+)", host):
             host, port = match[1], port or _port(match[2])
         if user and host:
-            return Target(user, host, port or 22)
+            return SshTarget(user, host, port or 22)
     return None
 
 
@@ -75,10 +75,10 @@ def _mapped(pod: ApiPod) -> int:
     return 0
 
 
-def targets(pod: ApiPod) -> list[Target]:
+def targets(pod: ApiPod) -> list[SshTarget]:
     """Logins to try, the most likely first, none twice."""
 
-    def all_of() -> Iterator[Target]:
+    def all_of() -> Iterator[SshTarget]:
         told = parse(pod.ssh_connection)
         hosts = [told.host] if told else []
         hosts += [h for h in _words(pod.ip) if h not in hosts]
@@ -91,6 +91,6 @@ def targets(pod: ApiPod) -> list[Target]:
             ports += list(_PORTS.get(pod.provider_type, (22,)))
             for port in ports:
                 for user in users:
-                    yield Target(user, host, port)
+                    yield SshTarget(user, host, port)
 
     return list(dict.fromkeys(all_of()))

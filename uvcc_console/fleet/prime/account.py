@@ -7,16 +7,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from uvcc_console.fleet.prime.calls import Call, Calls, PrimeRefused, one
-from uvcc_console.fleet.prime.models import Disk, Identity, SshKey, Team, TeamMember, Wallet
+from uvcc_console.fleet.prime.models import Disk, KeyOwner, SshKey, Team, TeamMember, Wallet
 from uvcc_engine.contract.errors import UvccError
 
 
 class AccountCalls(Calls):
     """Typed calls about the account."""
 
-    async def whoami(self) -> Identity:
+    async def whoami(self) -> KeyOwner:
         found = await self._get("/user/whoami")
-        return one(Identity, found.get("data", found) if isinstance(found, dict) else found)
+        return one(KeyOwner, found.get("data", found) if isinstance(found, dict) else found)
 
     async def teams(self) -> list[Team]:
         return [one(Team, row) for row in await self._all("/user/teams")]

@@ -10,7 +10,7 @@ from typing import Any
 from uvcc_console.core.log import logger
 from uvcc_console.fleet.prime.account import AccountCalls
 from uvcc_console.fleet.prime.calls import PAGE, PAGES, Call, Clock, PrimeRefused, WallClock, explain, kind_of, one
-from uvcc_console.fleet.prime.models import ApiPod, DiskOffer, HistoryItem, Offer, PodStatus, read_offers
+from uvcc_console.fleet.prime.models import ApiPod, DiskOffer, HistoryItem, MarketOffer, PodStatus, read_offers
 from uvcc_engine.contract.errors import UnreachableError
 
 log = logger(__name__)
@@ -25,7 +25,7 @@ class PrimeClient(AccountCalls):
 
     async def offers(
         self, *, gpu_type: str = "", gpu_count: int = 0, regions: Sequence[str] = (), multi_node: bool = False
-    ) -> list[Offer]:
+    ) -> list[MarketOffer]:
         """The market, all pages. A market that is empty for a moment is asked again before it is believed."""
         path = "/availability/multi-node" if multi_node else "/availability/gpus"
         wanted = [("gpu_type", gpu_type), ("gpu_count", gpu_count or None), *(("regions", r) for r in regions)]
@@ -37,7 +37,7 @@ class PrimeClient(AccountCalls):
                 await self.clock.sleep(2.5)
         return []
 
-    async def _market(self, path: str, wanted: list[tuple[str, Any]]) -> list[Offer]:
+    async def _market(self, path: str, wanted: list[tuple[str, Any]]) -> list[MarketOffer]:
         return read_offers(await self._rows(path, wanted))
 
     async def _rows(self, path: str, wanted: list[tuple[str, Any]]) -> list[Any]:
@@ -71,7 +71,7 @@ class PrimeClient(AccountCalls):
         found = await self._get("/availability/multi-node-summary" if multi_node else "/availability/gpu-summary")
         return found if isinstance(found, dict) else {}
 
-    async def legacy_offers(self, *, clusters: bool = False) -> list[Offer]:
+    async def legacy_offers(self, *, clusters: bool = False) -> list[MarketOffer]:
         """The market of the older endpoints, which list it by GPU."""
         found = await self._get("/availability/clusters" if clusters else "/availability/", ("page_size", 500))
         rows = found.values() if isinstance(found, dict) else ()

@@ -69,7 +69,7 @@ class Prices(Tolerant):
         return self.community_price if self.community_price is not None else self.on_demand
 
 
-class Offer(Tolerant):
+class MarketOffer(Tolerant):
     """One row of the market. Nothing in it identifies it alone: see ``key``."""
 
     cloud_id: Text = ""
@@ -240,7 +240,7 @@ class Wallet(BaseModel):
     currency: Text = "USD"
 
 
-class Identity(Tolerant):
+class KeyOwner(Tolerant):
     """Whose key it is, and what it may do: ``scope`` maps an area to {read, write} or null."""
 
     id: Text = ""
@@ -255,12 +255,12 @@ class Identity(Tolerant):
         return [f"{area}:{verb}" for area, verb in wanted.items() if not (self.scope.get(area) or {}).get(verb)]
 
 
-def read_offers(rows: Any) -> list[Offer]:
+def read_offers(rows: Any) -> list[MarketOffer]:
     """Rows that can be read; a row of a form never seen is left out rather than failing all."""
     found = []
     for row in rows if isinstance(rows, list) else []:
         try:
-            found.append(Offer.model_validate(row))
+            found.append(MarketOffer.model_validate(row))
         except ValidationError:
             continue
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from uvcc_console.fleet.prime.models import Offer
+from uvcc_console.fleet.prime.models import MarketOffer
 from uvcc_console.fleet.provider import FunnelStep, PodRequest
 from uvcc_engine.contract.errors import ConfigError
 
@@ -24,7 +24,7 @@ IMAGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OfferFilter:
     """What every pod must be. Empty values ask for nothing; ``max_price`` in US dollars an hour, None = any."""
 
     gpu: str = ""
@@ -41,7 +41,7 @@ class Wanted:
     per_party: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, fleet: Mapping[str, Any], request: PodRequest) -> Wanted:
+    def of(cls, fleet: Mapping[str, Any], request: PodRequest) -> OfferFilter:
         """Out of the profile's ``fleet`` section and one pod's request, which may be stricter."""
         return cls(
             gpu=request.gpu or str(fleet.get("gpu", "")),
@@ -59,7 +59,7 @@ class Wanted:
         )
 
 
-def _fits_disk(offer: Offer, size: int) -> bool:
+def _fits_disk(offer: MarketOffer, size: int) -> bool:
     spec = offer.disk
     if spec is None or spec.default_count is None:
         return False
@@ -67,15 +67,15 @@ def _fits_disk(offer: Offer, size: int) -> bool:
     return spec.default_count >= size if fixed else (spec.max_count or spec.default_count) >= size
 
 
-def _memory(offer: Offer) -> float:
+def _memory(offer: MarketOffer) -> float:
     """GiB of one GPU: rows give it per GPU or in total, so the smaller reading counts."""
     total = offer.gpu_memory or 0.0
     known = offer.gpu_type.rpartition("_")[2].removesuffix("GB")
     return min(total, float(known)) if known.isdigit() else total / max(1, offer.gpu_count or 1)
 
 
-def _tests(w: Wanted) -> list[tuple[str, Callable[[Offer], bool]]]:
-    tests: list[tuple[str, Callable[[Offer], bool], bool]] = [
+def _tests(w: OfferFilter) -> list[tuple[str, Callable[[MarketOffer], bool]]]:
+    tests: list[tuple[str, Callable[[MarketOffer], bool], bool]] = [
         (f"gpu {w.gpu}", lambda o: o.gpu_type == w.gpu, bool(w.gpu)),
         (f"{w.gpus} gpus", lambda o: o.gpu_count == w.gpus, bool(w.gpus)),
         (f"gpu memory {w.gpu_memory} GiB", lambda o: _memory(o) >= w.gpu_memory, bool(w.gpu_memory)),
@@ -99,7 +99,7 @@ def _tests(w: Wanted) -> list[tuple[str, Callable[[Offer], bool]]]:
     return [(name, test) for name, test, applies in tests if applies]
 
 
-def sieve(offers: Iterable[Offer], wanted: Wanted) -> tuple[list[Offer], list[FunnelStep]]:
+def filter_offers(offers: Iterable[MarketOffer], wanted: OfferFilter) -> tuple[list[MarketOffer], list[FunnelStep]]:
     """Offers that fit, cheapest first, and what each constraint removed."""
     left = list(offers)
     funnel = [FunnelStep("offered", len(left), 0)]
@@ -120,37 +120,40 @@ def why_none(funnel: Sequence[FunnelStep]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class OfferChoice:
     """Which provider each party goes to first, the image of all, and every fitting offer by provider."""
 
     domains: Mapping[int, str]
     image: str
-    by_provider: Mapping[str, Sequence[Offer]]
+    by_provider: Mapping[str, Sequence[MarketOffer]]
     funnel: tuple[FunnelStep, ...] = field(default=())
 
 
 def choose(
-    offers: Iterable[Offer], wanted: Wanted, parties: Collection[int], settled: Mapping[int, str] | None = None
-) -> Choice:
+    offers: Iterable[MarketOffer],
+    wanted: OfferFilter,
+    parties: Collection[int],
+    settled: Mapping[int, str] | None = None,
+) -> OfferChoice:
     """Distinct providers for the parties, the cheapest that share an image.
 
     ``settled`` parties keep the provider that they have, even if it offers nothing more. Raises ConfigError saying what
     is missing.
     """
     settled = settled or {}
-    fitting, funnel = sieve(offers, wanted)
+    fitting, funnel = filter_offers(offers, wanted)
     if not fitting:
         raise ConfigError(f"no offer fits: {why_none(funnel)}", "loosen that constraint")
     if len(set(wanted.per_party)) != len(wanted.per_party):
         raise ConfigError("fleet.per_party names a provider twice", "the three parties need three distinct providers")
     for image in [wanted.image] if wanted.image else _images(fitting):
-        by_provider: dict[str, list[Offer]] = {}
+        by_provider: dict[str, list[MarketOffer]] = {}
         for offer in fitting:
             if image in offer.images:
                 by_provider.setdefault(offer.provider, []).append(offer)
         domains = {**_assign(by_provider, wanted, sorted(set(parties) - set(settled)), settled), **settled}
         if set(domains) >= set(parties):
-            return Choice(domains, image, by_provider, tuple(funnel))
+            return OfferChoice(domains, image, by_provider, tuple(funnel))
     have = ", ".join(sorted({o.provider for o in fitting}))
     raise ConfigError(
         f"{len(parties)} distinct providers with one image in common are needed, the market has {have}",
@@ -158,14 +161,17 @@ def choose(
     )
 
 
-def _images(offers: Sequence[Offer]) -> list[str]:
+def _images(offers: Sequence[MarketOffer]) -> list[str]:
     """Images that are offered at all, preferred ones first; those that need a template of their own never."""
     known = {i for o in offers for i in o.images if i != "custom_template"}
     return [i for i in IMAGES if i in known] + sorted(i for i in known if "pytorch" in i and i not in IMAGES)
 
 
 def _assign(
-    by_provider: Mapping[str, Sequence[Offer]], wanted: Wanted, parties: Sequence[int], settled: Mapping[int, str]
+    by_provider: Mapping[str, Sequence[MarketOffer]],
+    wanted: OfferFilter,
+    parties: Sequence[int],
+    settled: Mapping[int, str],
 ) -> dict[int, str]:
     if wanted.per_party:
         return {p: wanted.per_party[p] for p in parties if wanted.per_party[p] in by_provider}
@@ -174,7 +180,9 @@ def _assign(
     return dict(zip(parties, cheapest, strict=False))
 
 
-def request_body(offer: Offer, wanted: Wanted, *, name: str, image: str, key_id: str, cap: float) -> dict[str, Any]:
+def request_body(
+    offer: MarketOffer, wanted: OfferFilter, *, name: str, image: str, key_id: str, cap: float
+) -> dict[str, Any]:
     """The body of a create: one offer row echoed, its data centre always named, a real price cap, nothing unknown."""
     pod: dict[str, Any] = {
         "name": name,
@@ -195,7 +203,7 @@ def request_body(offer: Offer, wanted: Wanted, *, name: str, image: str, key_id:
     return {"pod": pod, "provider": {"type": offer.provider}}
 
 
-def _disk_size(offer: Offer, wanted: int) -> int:
+def _disk_size(offer: MarketOffer, wanted: int) -> int:
     """A size to ask for, in the offer's steps; 0 where the offer fixes it or none is wanted."""
     spec = offer.disk
     if not wanted or spec is None or (spec.min_count is None and spec.max_count is None):

@@ -19,7 +19,7 @@ from uvcc_console.fleet.prime.ends import LAG_S, SETTLE_S, Ends
 from uvcc_console.fleet.prime.guard import Guard, OverCap, unfit, wrong
 from uvcc_console.fleet.prime.hosts import VENDOR
 from uvcc_console.fleet.prime.intents import Intents, attempt_name, base_of
-from uvcc_console.fleet.prime.models import Offer
+from uvcc_console.fleet.prime.models import MarketOffer
 from uvcc_console.fleet.prime.ready import NotReady, Readiness
 from uvcc_console.fleet.prime.runkey import RunKey
 from uvcc_console.fleet.prime.stall import Stall
@@ -57,7 +57,7 @@ class PrimeProvider:
         self._readiness = readiness or Readiness(client, run_dir, str(fleet.get("ssh_key", "")))
         self._stall = Stall(client)
         self._requests: dict[str, PodRequest] = {}
-        self._offers: dict[str, Offer] = {}
+        self._offers: dict[str, MarketOffer] = {}
         self._domains: dict[int, str] = {}
         self._image = ""
         self._rented: set[str] = set()
@@ -105,11 +105,11 @@ class PrimeProvider:
         if lacking:
             raise ConfigError(f"the API key lacks {', '.join(lacking)}", "make one with these permissions")
 
-    def _wanted(self, request: PodRequest) -> market.Wanted:
-        return market.Wanted.of(self._fleet, request)
+    def _wanted(self, request: PodRequest) -> market.OfferFilter:
+        return market.OfferFilter.of(self._fleet, request)
 
-    async def _look(self, request: PodRequest, *, force: bool = False) -> market.Choice:
-        def want() -> tuple[market.Wanted, set[int]]:
+    async def _look(self, request: PodRequest, *, force: bool = False) -> market.OfferChoice:
+        def want() -> tuple[market.OfferFilter, set[int]]:
             wanted = self._wanted(request)
             wanted = replace(wanted, image=self._image) if self._image else wanted
             return wanted, {r.party for r in self._requests.values()} | {request.party}
@@ -219,7 +219,7 @@ class PrimeProvider:
                 return None
             await self._clock.sleep(LOOK_S)
 
-    def _price(self, request: PodRequest, offer: Offer) -> float:
+    def _price(self, request: PodRequest, offer: MarketOffer) -> float:
         return offer.price(self._wanted(request).disk) or 0.0
 
     async def _room(self, request: PodRequest, price: float) -> Pod | None:
@@ -242,7 +242,7 @@ class PrimeProvider:
                 log.warning("creates without an answer are not proven: %s", e, pod=request.name)
         return None
 
-    async def _candidate(self, request: PodRequest, *, fresh: bool) -> tuple[Offer, str]:
+    async def _candidate(self, request: PodRequest, *, fresh: bool) -> tuple[MarketOffer, str]:
         """The next offer of this party's provider; before it has one, of any provider that no other party has."""
         choice = await self._look(request, force=fresh)
         own = self._domains.get(request.party)
@@ -262,7 +262,7 @@ class PrimeProvider:
                     return offer, choice.image
         raise ConfigError(f"no further offer for party {request.party} at {own or 'any free provider'}")
 
-    async def _try(self, request: PodRequest, offer: Offer, image: str) -> Pod:
+    async def _try(self, request: PodRequest, offer: MarketOffer, image: str) -> Pod:
         """One create. What comes back is kept only if it is what was asked for, at the price that was quoted."""
         wanted = self._wanted(request)
         price = self._price(request, offer)

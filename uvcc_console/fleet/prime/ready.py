@@ -10,10 +10,10 @@ from pathlib import Path
 import asyncssh
 
 from uvcc_console.fleet import ssh_keys
-from uvcc_console.fleet.prime.access import Target, targets
+from uvcc_console.fleet.prime.access import SshTarget, targets
 from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
 from uvcc_console.fleet.prime.ends import LAG_S
-from uvcc_console.fleet.prime.models import ApiPod, Offer
+from uvcc_console.fleet.prime.models import ApiPod, MarketOffer
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_engine.contract.errors import UnreachableError, UvccError
@@ -54,18 +54,18 @@ class Readiness:
         client: PrimeClient,
         run_dir: Path,
         key_file: str = "",
-        login: Callable[[Target, bool], Awaitable[str]] | None = None,
+        login: Callable[[SshTarget, bool], Awaitable[str]] | None = None,
     ) -> None:
         self._client = client
         self._run_dir = run_dir
         self._key_file = key_file
         self._login = login or self._real_login
-        self._host_keys: dict[Target, str] = {}
+        self._host_keys: dict[SshTarget, str] = {}
         self._listing = asyncio.Lock()
         self._listed = float("-inf")
         self._rows: dict[str, ApiPod] = {}
 
-    async def wait(self, pod: Pod, offer: Offer | None) -> Target:
+    async def wait(self, pod: Pod, offer: MarketOffer | None) -> SshTarget:
         """The login that works. Raises NotReady with the reason once the pod has failed or its time is over.
 
         A pod that gets on is left in peace: its time is over when it has shown nothing new for as long as its offer
@@ -88,7 +88,7 @@ class Readiness:
                 raise NotReady(f"not ready in {max(MOST_S, limit) / 60:.0f} min: {watch.said}")
             await clock.sleep(POLL_S)
 
-    def host_key(self, at: Target) -> str:
+    def host_key(self, at: SshTarget) -> str:
         """The key of the machine that let us in there: the one that every later connection must find again."""
         return self._host_keys.get(at, "")
 
@@ -152,7 +152,7 @@ class Readiness:
         elif now - watch.unknown_since > UNKNOWN_S:
             raise NotReady(f"UNKNOWN for {UNKNOWN_S / 60:.0f} min")
 
-    async def _try_all(self, found: ApiPod, watch: _Watch) -> Target | None:
+    async def _try_all(self, found: ApiPod, watch: _Watch) -> SshTarget | None:
         choices = targets(found)
         if not choices:
             watch.said = "ACTIVE, but it names no SSH address"
@@ -164,7 +164,7 @@ class Readiness:
             watch.said = f"{at.user}@{at.host}:{at.port}: {trouble}"
         return None
 
-    async def _real_login(self, at: Target, gpu: bool) -> str:
+    async def _real_login(self, at: SshTarget, gpu: bool) -> str:
         """Log in with the run's key; what is wrong, or empty."""
         key: asyncssh.SSHKey = ssh_keys.operator_key(self._run_dir, self._key_file)
         link = PodLink(f"{at.host}:{at.port}", f"{at.user}@{at.host}:{at.port}", key, timeouts=_PROBE)

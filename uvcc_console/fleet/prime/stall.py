@@ -17,13 +17,17 @@ class Stall:
     """What there was to choose from at the last look."""
 
     client: PrimeClient
-    _found: market.Choice | None = None
+    _found: market.OfferChoice | None = None
     _at: float = 0.0
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def look(
-        self, want: Callable[[], tuple[market.Wanted, set[int]]], domains: Mapping[int, str], *, force: bool = False
-    ) -> market.Choice:
+        self,
+        want: Callable[[], tuple[market.OfferFilter, set[int]]],
+        domains: Mapping[int, str],
+        *,
+        force: bool = False,
+    ) -> market.OfferChoice:
         """The market, at most a minute old. Raises ConfigError naming what leaves nothing.
 
         ``want`` says what is looked for, and for which parties, at the moment of asking: another rent may have settled

@@ -7,9 +7,9 @@ from functools import partial
 
 from uvcc_console.core import events as ev
 from uvcc_console.plan.plan import FULL, SMOKE, Phase
-from uvcc_console.plan.schema import LmJob, PrivateJob
+from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
 from uvcc_console.rollout.context import Halted, Rollout
-from uvcc_console.rollout.stage_runner import Act
+from uvcc_console.rollout.stage_runner import StageFunction
 from uvcc_console.rollout.stages.fleet import preflight, provision
 from uvcc_console.rollout.stages.migration import lm_migration, private_migration
 from uvcc_console.rollout.stages.training import agree, lm, phases
@@ -39,42 +39,42 @@ async def _verify(ctx: Rollout, phase: Phase) -> str:
     return await (lm.verify_phase if phase.kind == "lm" else verification.verify_phase)(ctx, phase)
 
 
-async def _full(ctx: Rollout, again: bool) -> str:
+async def _full(ctx: Rollout, resumed: bool) -> str:
     """The full run, once as many domains have signed for it as the profile wants."""
     if why := domain.missing(ctx.bus.snapshot, FULL):
         said = f"{why}; uvcc domain consent RUN full signs"
         ctx.say(ev.StageChanged(name=FULL, status="waiting", detail=said))
         await ctx.bus.wait(lambda s: not domain.missing(s, FULL))
         ctx.say(ev.StageChanged(name=FULL, status="running"))
-    return await _with_replacements(partial(phases.to_the_end, ctx, FULL), ctx, again)
+    return await _with_replacements(partial(phases.to_the_end, ctx, FULL), ctx, resumed)
 
 
-async def _with_replacements(act: Act, ctx: Rollout, again: bool) -> str:
+async def _with_replacements(act: StageFunction, ctx: Rollout, resumed: bool) -> str:
     """A phase that failed because a provider took a pod away goes on with another, as often as the profile allows."""
     while True:
         try:
-            return await act(again)
+            return await act(resumed)
         except Halted:
             raise
         except UvccError as e:
             job = ctx.plan.profile.job
             before = sum(len(one.lost) for one in private_migration.all_of(ctx)) + lm_migration.count(ctx)
             allowed = ctx.plan.profile.fleet.replace_lost - before
-            begun = ctx.bus.snapshot.engine_run and isinstance(job, PrivateJob | LmJob)
+            begun = ctx.bus.snapshot.engine_run and isinstance(job, PrivateJobSettings | LmJobSettings)
             lost = await private_migration.lost_pods(ctx) if allowed > 0 and begun else []
             if not lost or len(lost) > allowed:
                 raise
             text = f"{', '.join(lost)} is lost, its provider does not have it any more: {e.what}"
             ctx.say(ev.Alert(level="warn", name="pod_lost", text=text, subject=lost[0]))
-            said = await (lm_migration if isinstance(job, LmJob) else private_migration).go_on(ctx, lost)
+            said = await (lm_migration if isinstance(job, LmJobSettings) else private_migration).go_on(ctx, lost)
             ctx.say(ev.Alert(level="info", name="pod_replaced", text=said, subject=lost[0]))
-            again = True
+            resumed = True
 
 
-def _idempotent(stage: Stage, ctx: Rollout) -> Act:
+def _idempotent(stage: Stage, ctx: Rollout) -> StageFunction:
     """A stage that does the same whether it is entered again or not."""
 
-    async def act(again: bool) -> str:
+    async def act(resumed: bool) -> str:
         return await stage(ctx)
 
     return act
@@ -96,9 +96,9 @@ _STAGES: dict[str, Stage] = {
 }
 
 
-def acts_of(ctx: Rollout) -> dict[str, Act]:
+def acts_of(ctx: Rollout) -> dict[str, StageFunction]:
     """The stages of this rollout's plan in order, without the teardown that always comes last."""
-    runs: dict[str, Act] = {
+    runs: dict[str, StageFunction] = {
         "drill": partial(_with_replacements, partial(phases.drill, ctx), ctx),
         SMOKE: partial(_with_replacements, partial(phases.to_the_end, ctx, SMOKE), ctx),
         FULL: partial(_full, ctx),

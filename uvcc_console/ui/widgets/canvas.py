@@ -55,7 +55,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AxisScale:
     """Maps values to dots. ``log`` scales take the logarithm first; values at or below zero fall off the bottom."""
 
     x0: float
@@ -103,7 +103,7 @@ def _window(xs: Numbers, x0: float, x1: float) -> tuple[int, int]:
     return max(0, bisect_left(xs, x0) - 1), min(len(xs), bisect_left(xs, x1) + 2)
 
 
-def scale_of(curves: Sequence[Curve], bands: Sequence[Band], frame: Frame) -> Scale | None:
+def scale_of(curves: Sequence[Curve], bands: Sequence[Band], frame: Frame) -> AxisScale | None:
     """The scale that shows all that is finite in the window; None when there is nothing to show."""
     filled = [c for c in curves if len(c.xs)]
     if not filled:
@@ -133,7 +133,7 @@ def scale_of(curves: Sequence[Curve], bands: Sequence[Band], frame: Frame) -> Sc
         y0, y1 = y0 - pad, y1 + pad
         if not frame.log and (frame.zero or min(lows) >= 0 > y0):
             y0 = min(0.0, y0) if min(lows) < 0 else 0.0
-    return Scale(x0, x1 if x1 > x0 else x0 + 1, y0, y1, frame.log)
+    return AxisScale(x0, x1 if x1 > x0 else x0 + 1, y0, y1, frame.log)
 
 
 def _between(xs: Numbers, ys: Numbers, i: int, x: float) -> float:
@@ -164,7 +164,7 @@ class Canvas:
             if roles[x] != role:
                 roles[x] = role if roles[x] in ("", "faint") else "mix"
 
-    def curve(self, curve: Curve, scale: Scale) -> None:
+    def curve(self, curve: Curve, scale: AxisScale) -> None:
         """Draw a line: min..max of each dot column, joined to its neighbour."""
         wide, high = self.width * 2, self.height * 4
         xs, ys, to_row = curve.xs, curve.ys, scale.rows(high)
@@ -199,7 +199,7 @@ class Canvas:
             self.span(x, round(min(previous, here)), round(max(previous, here)), role)
             previous = here
 
-    def fill(self, band: Band, scale: Scale) -> None:
+    def fill(self, band: Band, scale: AxisScale) -> None:
         """A sparse raster between the two edges of a band."""
         wide, to_row = self.width * 2, scale.rows(self.height * 4)
         n = len(band.xs)
@@ -237,7 +237,7 @@ def _ascii(mask: int) -> str:
     return ":" if upper and lower else "'" if upper else "."
 
 
-def _y_labels(scale: Scale, height: int) -> dict[int, str]:
+def _y_labels(scale: AxisScale, height: int) -> dict[int, str]:
     wanted = max(1, height // 3)
     if scale.log:
         lows = nice_ticks(scale.y0, scale.y1, wanted)
@@ -249,7 +249,7 @@ def _y_labels(scale: Scale, height: int) -> dict[int, str]:
             if all(t < 1e4 for t, _ in ticks) and places <= 4:
                 ticks = [(t, f"{t:.{min(places, _places(ticks))}f}") for t, _ in ticks]
     labels: dict[int, str] = {}
-    to_row = Scale(scale.x0, scale.x1, scale.y0, scale.y1, False).rows(height * 4)
+    to_row = AxisScale(scale.x0, scale.x1, scale.y0, scale.y1, False).rows(height * 4)
     for value, text in ticks:
         labels[to_row(value) >> 2] = text
     return labels
@@ -262,7 +262,7 @@ def _places(ticks: list[tuple[float, str]]) -> int:
     return 4
 
 
-def _x_axis(scale: Scale, width: int, gutter: int, g: Glyphs) -> list[list[Span]]:
+def _x_axis(scale: AxisScale, width: int, gutter: int, g: Glyphs) -> list[list[Span]]:
     ruler = list(g.dash * width)
     labels = [" "] * (width + gutter)
     free = 0

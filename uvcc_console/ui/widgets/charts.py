@@ -32,7 +32,7 @@ TITLES = {
     "bytes": "bytes per step",
     "mem_mib": "memory, MiB",
 }
-ORDER = tuple(TITLES)
+FIGURE_ORDER = tuple(TITLES)
 ACCURACY = ("val_accuracy", "accuracy", "val_ppl", "val_loss")
 FROM_ZERO = ("samples_per_s", "toks_per_s", "mem_mib", "bytes", "step_s")
 RATE = ("samples_per_s", "toks_per_s")
@@ -53,7 +53,7 @@ def names(view: View) -> list[str]:
     known: set[str] = set()
     for by_name in view.snap.series.values():
         known.update(by_name)
-    return sorted(known, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n))
+    return sorted(known, key=lambda n: (FIGURE_ORDER.index(n) if n in FIGURE_ORDER else len(FIGURE_ORDER), n))
 
 
 def _mean_and_band(lines: Sequence[Series]) -> tuple[Series, Band | None]:

@@ -21,7 +21,7 @@ from uvcc_console.fleet.pins import split_address
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.rollout.context import Member, Rollout, describe, readdress
-from uvcc_console.rollout.stage_runner import Stages
+from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import provision
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UnreachableError, UvccError
@@ -33,7 +33,7 @@ ANSWER_S: Final = 45.0  # for one try to log in to a pod and to reach its agent
 PROVIDER: Final = "the provider"
 
 
-async def adopt(ctx: Rollout, stages: Stages) -> None:
+async def adopt(ctx: Rollout, stages: StageRunner) -> None:
     """Find the run's pods, log in again, go on reading where the journal ends; returns when all that exist are back."""
     ctx.say(ev.StageChanged(name=STAGE, status="running"))
     shown, pause, unlisted = "", AGAIN_S[0], dict[str, float]()

@@ -15,7 +15,7 @@ MEMORY_MIB = 256.0  # less than this free, and the first worker is killed
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Problem:
     """Something that must not be so, and what to do about it."""
 
     pod: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Requirements:
     """What the profile asks of each pod."""
 
     gates: GatesPart
@@ -32,21 +32,21 @@ class Wanted:
     cuda: bool = False
 
 
-def judge(probes: Mapping[str, dict[str, Any]], wanted: Wanted) -> list[Finding]:
+def find_problems(probes: Mapping[str, dict[str, Any]], wanted: Requirements) -> list[Problem]:
     """What is wrong with the fleet as probed."""
-    found: list[Finding] = []
+    found: list[Problem] = []
     names = list(probes)
     for package in EQUAL:
         versions = {n: str(probes[n].get("versions", {}).get(package, "none")) for n in names}
         odd = next((n for n in names if versions[n] != versions[names[0]]), None)
         if odd:
             what = f"{package} is {versions[odd]}, on {names[0]} it is {versions[names[0]]}"
-            found.append(Finding(odd, what, "use one image for all parties"))
+            found.append(Problem(odd, what, "use one image for all parties"))
     ours = _clock_of_ours([probe["skew_s"] for probe in probes.values()], wanted.gates.clock_skew_s)
     for name, probe in probes.items():
         if abs(probe["skew_s"]) > wanted.gates.clock_skew_s:
-            found.append(Finding(name, *(ours or _clock(probe["skew_s"], wanted.gates.clock_skew_s))))
-        found += [Finding(name, what, hint) for what, hint in (*_host(probe, wanted.gates), *_gpus(probe, wanted))]
+            found.append(Problem(name, *(ours or _clock(probe["skew_s"], wanted.gates.clock_skew_s))))
+        found += [Problem(name, what, hint) for what, hint in (*_host(probe, wanted.gates), *_gpus(probe, wanted))]
     return found
 
 
@@ -87,7 +87,7 @@ def free_memory(memory: Mapping[str, float]) -> float | None:
     return min(known, default=None)
 
 
-def _gpus(probe: Mapping[str, Any], wanted: Wanted) -> list[tuple[str, str]]:
+def _gpus(probe: Mapping[str, Any], wanted: Requirements) -> list[tuple[str, str]]:
     """GPUs there, healthy, and clear of others' processes."""
     if probe.get("gpu_error"):
         return [(f"nvidia-smi: {probe['gpu_error']}", "replace the pod")]

@@ -9,9 +9,9 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet import hearing
-from uvcc_console.plan.schema import CommandJob, LmJob, PrivateJob
+from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
-from uvcc_console.rollout.stages.fleet.findings import Finding, Wanted, free_memory, judge
+from uvcc_console.rollout.stages.fleet.findings import Problem, Requirements, find_problems, free_memory
 from uvcc_console.rollout.stages.links import fabric
 from uvcc_console.rollout.stages.links.ports import python_of
 from uvcc_console.rollout.stages.links.relay import relay_link
@@ -44,8 +44,8 @@ async def preflight(ctx: Rollout) -> str:
     profile = ctx.plan.profile
     probes = await each(ctx.due(), _probe)
     gpus = 0 if profile.fleet.gpu.startswith(CPU_OFFER) else profile.fleet.gpus * bool(profile.fleet.gpu)
-    wanted = Wanted(profile.gates, gpus, computes_on_gpus(profile.job))
-    findings = judge(probes, wanted)
+    wanted = Requirements(profile.gates, gpus, computes_on_gpus(profile.job))
+    findings = find_problems(probes, wanted)
     facts = {name: _facts(probe) for name, probe in probes.items()}
     for name, probe in probes.items():
         ctx.members[name].probe = probe
@@ -56,18 +56,18 @@ async def preflight(ctx: Rollout) -> str:
 
     if profile.job.kind == "private" and profile.link not in ("direct", "nats") and not findings:
         add({name: {"relay_rtt_ms": ms} for name, ms in (await _relay_round_trips(ctx)).items()})
-    if isinstance(profile.job, LmJob) and not findings:
+    if isinstance(profile.job, LmJobSettings) and not findings:
         fits = await lm.fits(ctx)
-        findings += [Finding(n, str(f["error"]), str(f["hint"])) for n, f in fits.items() if not f["ok"]]
+        findings += [Problem(n, str(f["error"]), str(f["hint"])) for n, f in fits.items() if not f["ok"]]
         add({n: {k: v for k, v in f.items() if k not in ("ok", "error", "hint")} for n, f in fits.items()})
-    if profile.dp_preflight and not isinstance(profile.job, CommandJob):
+    if profile.dp_preflight and not isinstance(profile.job, CommandJobSettings):
         for look in (fabric.ports, fabric.ranks):
             if not findings:
                 found = await look(ctx)
                 findings += found.findings
                 add(dict(found.facts))
     _tell(ctx, facts, findings)
-    if (idle := _idle_gpus(probes)) and not wanted.cuda and not isinstance(profile.job, CommandJob):
+    if (idle := _idle_gpus(probes)) and not wanted.cuda and not isinstance(profile.job, CommandJobSettings):
         text = f"{idle} GPUs stay idle: a {profile.job.kind} job of this profile computes on the pods' processors"
         ctx.say(ev.Alert(level="warn", name="gpu_idle", text=text, hint=_CHEAPER))
     if findings:
@@ -76,11 +76,11 @@ async def preflight(ctx: Rollout) -> str:
     return f"{len(probes)} pods{_summary(facts)}"
 
 
-def computes_on_gpus(job: PrivateJob | LmJob | CommandJob) -> bool:
+def computes_on_gpus(job: PrivateJobSettings | LmJobSettings | CommandJobSettings) -> bool:
     """Whether workers of this job need a torch that reaches the GPUs. Secret shares are computed on processors; a
     language model is where its profile says ``runtime.device: cpu``; what a command does is its own affair.
     """
-    return isinstance(job, LmJob) and job.overrides.get("runtime", {}).get("device", "auto") != "cpu"
+    return isinstance(job, LmJobSettings) and job.overrides.get("runtime", {}).get("device", "auto") != "cpu"
 
 
 def _idle_gpus(probes: dict[str, dict[str, Any]]) -> int:
@@ -102,7 +102,7 @@ def _facts(probe: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in facts.items() if v is not None}
 
 
-def _tell(ctx: Rollout, facts: dict[str, dict[str, Any]], findings: list[Finding]) -> None:
+def _tell(ctx: Rollout, facts: dict[str, dict[str, Any]], findings: list[Problem]) -> None:
     """One event per pod."""
     for name, fields in facts.items():
         mine = [f for f in findings if f.pod == name]

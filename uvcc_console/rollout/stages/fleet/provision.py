@@ -199,7 +199,7 @@ async def attach(ctx: Rollout, member: Member) -> None:
     cursors = {key: (v[0], v[1]) for key, v in ctx.cursors.get(member.name, {}).items()}
     lease = ctx.plan.profile.halt.lease
     member.agent = AgentClient(member.ssh, holder="conductor", lease_s=lease, cursors=cursors, on_link=on_link)
-    member.pump = ingest.start(ctx.bus, member)
+    member.ingesting = ingest.start(ctx.bus, member)
     hello = await member.agent.start()
     shown = hello.get("identity")
     member.identity = tidy(shown) if isinstance(shown, Mapping) else {}
@@ -209,13 +209,13 @@ async def attach(ctx: Rollout, member: Member) -> None:
 
 async def detach(member: Member) -> None:
     """Close channel and link; pod, agent and workers stay."""
-    if member.pump is not None:
-        member.pump.cancel()
+    if member.ingesting is not None:
+        member.ingesting.cancel()
     if member.agent is not None:
         await member.agent.close()
     if member.link is not None:
         await member.link.close()
-    member.agent, member.link, member.pump = None, None, None
+    member.agent, member.link, member.ingesting = None, None, None
 
 
 async def teardown(ctx: Rollout) -> list[str]:

@@ -42,7 +42,7 @@ async def _another(ctx: Rollout, member: Member) -> None:
     ctx.say(ctx.pod_event(member, "gone", "to be replaced"))
     member.pod, member.boot, member.identity, member.probe = None, None, {}, {}
     member.replaced = True
-    member.intakes.clear()
+    member.decoders.clear()
     ctx.cursors.pop(member.name, None)  # files of the old pod
     ctx.pins.pop(member.name, None)
     relay.forget_certificate(ctx, member)

@@ -16,10 +16,10 @@ from typing import Any
 
 from uvcc_console.fleet import hearing
 from uvcc_console.plan.plan import Phase, pod_name
-from uvcc_console.plan.schema import LmJob, PrivateJob
+from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
 from uvcc_console.rollout import priority
 from uvcc_console.rollout.context import Member, Rollout, each
-from uvcc_console.rollout.stages.fleet.findings import Finding
+from uvcc_console.rollout.stages.fleet.findings import Problem
 from uvcc_console.rollout.stages.links.ports import python_of
 from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, dial_all, links_for, relay_tokens
 from uvcc_console.rollout.stages.links.worlds import meeting_places
@@ -48,7 +48,7 @@ class Fabric:
     """What was found by pod: facts to show, and what must not be."""
 
     facts: Mapping[str, dict[str, Any]]
-    findings: tuple[Finding, ...]
+    findings: tuple[Problem, ...]
 
 
 def phase_of(ctx: Rollout) -> Phase:
@@ -76,7 +76,7 @@ async def ports(ctx: Rollout) -> Fabric:
         if isinstance(way, float):
             open_ways[source] += 1
         elif (source, target) not in across or ctx.plan.profile.link == "direct":
-            findings.append(Finding(source, f"it cannot open a connection to {target}: {way}", _HINT_PORTS))
+            findings.append(Problem(source, f"it cannot open a connection to {target}: {way}", _HINT_PORTS))
     facts = {n: {"ports_open": f"{open_ways[n]}/{len(wanted[n])}"} for n in wanted if wanted[n]}
     return Fabric(facts, tuple(findings))
 
@@ -84,7 +84,7 @@ async def ports(ctx: Rollout) -> Fabric:
 async def ranks(ctx: Rollout) -> Fabric:
     """Have the agents fork the full run's ranks, let them measure, and gather what they left."""
     phase = phase_of(ctx)
-    private = isinstance(ctx.plan.profile.job, PrivateJob)
+    private = isinstance(ctx.plan.profile.job, PrivateJobSettings)
     links = await links_for(ctx, phase) if private else {}
     worlds = await meeting_places(ctx, phase) if private else {}
     provider = ctx.plan.profile.fleet.provider
@@ -107,7 +107,7 @@ async def ranks(ctx: Rollout) -> Fabric:
         found = await each(ctx.of_phase(phase), one)
     finally:
         await stop_relays(ctx, phase)
-    return judge(found, {m.name: len(phase.coords(m.name)) for m in ctx.of_phase(phase)})
+    return check_fabric(found, {m.name: len(phase.coords(m.name)) for m in ctx.of_phase(phase)})
 
 
 def _spec(
@@ -120,9 +120,9 @@ def _spec(
 ) -> WorkerSpec:
     profile, t = ctx.plan.profile, phase.topology
     job: dict[str, Any] = {"timeout_s": limit, "reduce_mib": REDUCE_MIB, "pair_mib": PAIR_MIB, "device": "cpu"}
-    if isinstance(profile.job, LmJob):
+    if isinstance(profile.job, LmJobSettings):
         job["device"] = str(profile.job.overrides.get("runtime", {}).get("device", "auto"))
-    elif isinstance(profile.job, PrivateJob):
+    elif isinstance(profile.job, PrivateJobSettings):
         job["peers"] = {str(p): identity_of(ctx, p, coord.replica).to_json() for p in range(PARTIES)}
     return WorkerSpec(
         run=phase.engine_run,
@@ -161,18 +161,18 @@ async def stop_relays(ctx: Rollout, phase: Phase) -> None:
     await asyncio.gather(*stops, return_exceptions=True)
 
 
-def judge(reports: Mapping[str, list[dict[str, Any]]], expected: Mapping[str, int]) -> Fabric:
+def check_fabric(reports: Mapping[str, list[dict[str, Any]]], expected: Mapping[str, int]) -> Fabric:
     """Facts and findings out of the ranks' reports, by pod. Pure."""
     facts: dict[str, dict[str, Any]] = {}
     findings = []
     for pod, found in reports.items():
         if len(found) < expected[pod]:
             what = f"{expected[pod] - len(found)} of its {expected[pod]} ranks ended without a report"
-            findings.append(Finding(pod, what, "see the workers' logs on the pod: memory, or torch"))
+            findings.append(Problem(pod, what, "see the workers' logs on the pod: memory, or torch"))
         for report in found:
             for trouble in report["trouble"]:
                 hint = f"{trouble['hint']}; " if trouble["hint"] else ""
-                findings.append(Finding(pod, f"{report['coord']}: {trouble['what']}", hint + _HINT_PORTS))
+                findings.append(Problem(pod, f"{report['coord']}: {trouble['what']}", hint + _HINT_PORTS))
         facts[pod] = _slowest(found)
     return Fabric(facts, tuple(findings))
 

@@ -18,7 +18,7 @@ from typing import Final
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.plan.plan import FULL, Phase
-from uvcc_console.plan.schema import LmJob
+from uvcc_console.plan.schema import LmJobSettings
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_engine.contract import checkpoint, files
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
@@ -55,7 +55,7 @@ def newest_at_home(ctx: Rollout, phase: Phase, pod: str) -> checkpoint.Checkpoin
 async def keep_home(ctx: Rollout) -> None:
     """Fetch each newest checkpoint of the full run, for ever; what goes wrong is told once and tried again."""
     job = ctx.plan.profile.job
-    if not isinstance(job, LmJob) or not job.fetch_checkpoint:
+    if not isinstance(job, LmJobSettings) or not job.fetch_checkpoint:
         return
     told: dict[str, str] = {}
     while True:

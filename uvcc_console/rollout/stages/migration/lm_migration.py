@@ -9,7 +9,7 @@ from typing import Final
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_console.plan.plan import FULL, Phase
-from uvcc_console.plan.schema import LmJob
+from uvcc_console.plan.schema import LmJobSettings
 from uvcc_console.rollout.context import Rollout, describe
 from uvcc_console.rollout.stages.fleet import preflight, replacing
 from uvcc_console.rollout.stages.migration import checkpoint_copies
@@ -31,7 +31,7 @@ def check(ctx: Rollout, names: Sequence[str]) -> Phase:
     """The phase that would go on without these pods. Raises ConfigError where it cannot, before anything is deleted."""
     s = ctx.bus.snapshot
     phase = ctx.plan.phases.get(s.phase)
-    if not isinstance(ctx.plan.profile.job, LmJob) or phase is None or s.engine_run != phase.engine_run:
+    if not isinstance(ctx.plan.profile.job, LmJobSettings) or phase is None or s.engine_run != phase.engine_run:
         raise ConfigError("no phase was started yet", "before the smoke a pod is replaced as it is")
     if ctx.plan.profile.fleet.attach_prefix:
         raise ConfigError(f"{', '.join(names)} was taken over, not rented", "start it again where it came from")
@@ -68,7 +68,7 @@ async def rescue(ctx: Rollout, phase: Phase, name: str) -> CheckpointManifest | 
     if phase.name != FULL:
         return None
     member, job = ctx.members[name], ctx.plan.profile.job
-    assert isinstance(job, LmJob)
+    assert isinstance(job, LmJobSettings)
     step, sha256 = ctx.bus.snapshot.checkpoints.get(name, (-1, ""))
     if member.agent is not None and step >= 0 and ctx.bus.snapshot.home.get(name) != (step, sha256):
         try:

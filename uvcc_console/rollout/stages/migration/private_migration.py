@@ -20,7 +20,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_console.plan.plan import Phase
-from uvcc_console.plan.schema import PrivateJob
+from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.stages.fleet import preflight, replacing
 from uvcc_console.rollout.stages.training import agree
@@ -46,7 +46,7 @@ _RECORDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Succession:
+class Migration:
     """``engine_run`` goes on where ``before`` left off; ``number`` counts from 2.
 
     ``of``: hash of the policy before; ``start``: :class:`Migration` as JSON, empty if no checkpoint was committed;
@@ -69,7 +69,7 @@ class Succession:
         return ev.EngineEvent(pod="", level="warn", event=EVENT, fields=fields)
 
 
-def all_of(ctx: Rollout) -> list[Succession]:
+def all_of(ctx: Rollout) -> list[Migration]:
     """Every succession of the run in order, from the journal. Only the conductor's word counts, which names no pod:
 
     what a pod's workers report becomes an event of that pod, whatever they call it.
@@ -81,10 +81,10 @@ def all_of(ctx: Rollout) -> list[Succession]:
     ]
     lists = ("sources", "lost")
     own = [e for e in told if e.event == EVENT]
-    return [Succession(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in own]
+    return [Migration(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in own]
 
 
-def latest(ctx: Rollout) -> dict[str, Succession]:
+def latest(ctx: Rollout) -> dict[str, Migration]:
     """The succession in force of each phase that has one."""
     return {one.phase: one for one in all_of(ctx)}
 
@@ -140,7 +140,7 @@ def check(ctx: Rollout, names: Sequence[str]) -> Phase:
     """The phase that would go on without these pods. Raises ConfigError where it cannot."""
     job, s = ctx.plan.profile.job, ctx.bus.snapshot
     phase = ctx.plan.phases.get(s.phase)
-    if not isinstance(job, PrivateJob):
+    if not isinstance(job, PrivateJobSettings):
         raise ConfigError(f"a {job.kind} job has no shares to hand over", "start a new run")
     if phase is None or s.engine_run != phase.engine_run:
         raise ConfigError("no phase was started yet", "before the smoke a pod is replaced as it is")
@@ -171,7 +171,7 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     start = migration_after(old, record, agree.parties_of(ctx, phase)).to_json() if record else {}
     number = _number(phase) + 1
     run = f"{ctx.plan.run}.{phase.name}-{number}"
-    made = Succession(
+    made = Migration(
         phase.name,
         number,
         run,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.plan.plan import Phase, derive, pod_name
-from uvcc_console.plan.schema import PrivateJob
+from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, relay_tokens
 from uvcc_engine.contract import wire
@@ -30,7 +30,7 @@ INPUTS_FILE = "inputs.sealed"
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class SignedPolicy:
     """A policy with all three signatures, as it lies in ``artifacts/<phase>``."""
 
     policy: Policy
@@ -74,7 +74,7 @@ async def share_inputs(ctx: Rollout, phase: Phase) -> dict[str, Any]:
     if done.exists():
         return dict(json.loads(done.read_text()))
     job = ctx.plan.profile.job
-    assert isinstance(job, PrivateJob)
+    assert isinstance(job, PrivateJobSettings)
     folder.mkdir(mode=0o700, exist_ok=True)
     whole = {k: v for k, v in ctx.plan.phases["full"].job.items() if k != "start"}
     (folder / "job.json").write_text(json.dumps(whole))
@@ -95,7 +95,7 @@ async def check_job(ctx: Rollout) -> None:
     Raises UvccError with the engine's own words if they do not.
     """
     job, phase = ctx.plan.profile.job, ctx.plan.phases["full"]
-    if not isinstance(job, PrivateJob):
+    if not isinstance(job, PrivateJobSettings):
         return
     wanted = ctx.run_dir / "job.json"
     wanted.write_text(json.dumps(dict(phase.job)))
@@ -107,7 +107,7 @@ async def check_job(ctx: Rollout) -> None:
     await _run([*command, *_owners_files(job)], "checking the job", CHECK_S)
 
 
-def _owners_files(job: PrivateJob) -> list[str]:
+def _owners_files(job: PrivateJobSettings) -> list[str]:
     named = {"--data": job.data, "--labels": job.labels, "--weights": job.weights}
     return [part for flag, path in named.items() if path for part in (flag, str(Path(path).expanduser()))]
 
@@ -167,14 +167,14 @@ def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
     )
 
 
-async def agree(ctx: Rollout, phase: Phase) -> Agreement:
+async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
     """Draft the policy, have each party's agent check and sign it, keep it, and hand it to every pod of the phase.
 
     An agreement that lies there already is used again: a resume runs under the policy that was signed.
     """
     folder = ctx.artifacts / phase.name
     if (folder / SIGNATURES_FILE).exists():
-        agreement = Agreement(Policy.load(folder / POLICY_FILE), folder)
+        agreement = SignedPolicy(Policy.load(folder / POLICY_FILE), folder)
     else:
         policy = draft(ctx, phase, await share_inputs(ctx, phase))
         signers = [ctx.members[pod_name(p, 0)] for p in range(PARTIES)]
@@ -185,7 +185,7 @@ async def agree(ctx: Rollout, phase: Phase) -> Agreement:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / POLICY_FILE).write_bytes(policy.canonical)
         write_signatures(folder / SIGNATURES_FILE, signatures)
-        agreement = Agreement(policy, folder)
+        agreement = SignedPolicy(policy, folder)
     await each(ctx.of_phase(phase), lambda m: _hand_over(ctx, phase, m, agreement))
     return agreement
 
@@ -195,7 +195,7 @@ def remote_dir(phase: Phase) -> str:
     return f".uvcc/runs/{phase.engine_run}"
 
 
-async def _hand_over(ctx: Rollout, phase: Phase, member: Member, agreement: Agreement) -> None:
+async def _hand_over(ctx: Rollout, phase: Phase, member: Member, agreement: SignedPolicy) -> None:
     """Policy, signatures, this pod's sealed inputs and its relay token; nobody else's."""
     there = remote_dir(phase)
     await member.ssh.sh(f"umask 077; mkdir -p {there}")

@@ -16,7 +16,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.bootstrap import CACHES
 from uvcc_console.plan.plan import FULL, Phase
-from uvcc_console.plan.schema import LmJob
+from uvcc_console.plan.schema import LmJobSettings
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_engine.contract import checkpoint
@@ -60,10 +60,10 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
     """
     found = await each(ctx.of_phase(phase), lambda m: _verified(ctx, phase, m))
     job = ctx.plan.profile.job
-    fetch = phase.name == FULL and isinstance(job, LmJob) and job.fetch_checkpoint
+    fetch = phase.name == FULL and isinstance(job, LmJobSettings) and job.fetch_checkpoint
     for name, there in found.items():
         member = ctx.members[name]
-        if fetch and isinstance(job, LmJob):
+        if fetch and isinstance(job, LmJobSettings):
             step, sha256, keep = int(there["step"]), str(there["sha256"]), job.fetch_keep
             await checkpoint_copies.bring_home(ctx, phase, member, step, sha256, keep=keep, rate=math.inf)
         fields = {"step": there["step"], "sha256": there["sha256"], "phase": phase.name, "fetched": fetch}

@@ -15,7 +15,7 @@ from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_console.fleet import hearing
 from uvcc_console.halt import certificate
 from uvcc_console.plan.plan import SMOKE, Phase
-from uvcc_console.plan.schema import CommandJob
+from uvcc_console.plan.schema import CommandJobSettings
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
 from uvcc_console.rollout.stages.links import relay
@@ -163,7 +163,7 @@ def _spec(
         link=link,
         resume=resume,
         env=env,
-        argv=list(job.argv) if isinstance(job, CommandJob) else [],
+        argv=list(job.argv) if isinstance(job, CommandJobSettings) else [],
     )
 
 
@@ -189,14 +189,14 @@ def _all_ended(s: Snapshot, phase: Phase) -> bool:
     return len(views) == len(phase.coords()) and all(w.state == "exited" for w in views)
 
 
-async def drill(ctx: Rollout, again: bool) -> str:
+async def drill(ctx: Rollout, resumed: bool) -> str:
     """Start the smoke and rehearse the halt on it: hold on every pod, then release, timed.
 
     A short smoke would be over before a hold reached it, so there the hold is asked for as soon as the processes
     exist and its time includes their start; a long one is first seen to train.
     """
     phase = ctx.plan.phases[SMOKE]
-    pids = await launch(ctx, phase) if again or not _started(ctx.bus.snapshot, phase) else {}
+    pids = await launch(ctx, phase) if resumed or not _started(ctx.bus.snapshot, phase) else {}
     if phase.steps >= LONG_SMOKE:
         await _shown(ctx, pids)
         await _training(ctx, phase)
@@ -239,11 +239,11 @@ async def _training(ctx: Rollout, phase: Phase) -> None:
     await _check(ctx, phase)
 
 
-async def to_the_end(ctx: Rollout, name: str, again: bool) -> str:
+async def to_the_end(ctx: Rollout, name: str, resumed: bool) -> str:
     """Run a phase to its end. Entered again, workers that ended are started from the last common checkpoint."""
     phase = ctx.plan.phases[name]
     s = ctx.bus.snapshot
-    if not _started(s, phase) or (again and (not _finished(s, phase) or ctx.start_from is not None)):
+    if not _started(s, phase) or (resumed and (not _finished(s, phase) or ctx.start_from is not None)):
         await _shown(ctx, await launch(ctx, phase))
     found = await _outcome(ctx, phase)
     if found is not None:

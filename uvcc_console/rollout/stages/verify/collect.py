@@ -58,7 +58,7 @@ async def fetch(ctx: Rollout, phase: Phase, member: Member) -> int:
 _HOSTILE = "the pod is faulty or hostile: its other evidence is here, look at it before you believe it"
 
 
-async def _take(link: PodLink, remote: str, landing: Landing, offer: offered.Offer) -> list[UvccError]:
+async def _take(link: PodLink, remote: str, landing: Landing, offer: offered.Listing) -> list[UvccError]:
     """Fetch what is not here yet; what went wrong, in order.
 
     A file that stalls takes others of its session with it, so what stalled is asked for once more, one by one.

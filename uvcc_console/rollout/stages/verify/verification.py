@@ -26,10 +26,12 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
     try:
         certificate, files = await asyncio.to_thread(_assemble_and_verify, ctx, phase)
     except (VerificationError, UnreadableError) as e:
-        ctx.say(ev.Verdict(phase=phase.name, ok=False, global_root="", sid_job="", detail=str(e), bundle=str(folder)))
+        ctx.say(
+            ev.PhaseVerdict(phase=phase.name, ok=False, global_root="", sid_job="", detail=str(e), bundle=str(folder))
+        )
         raise
     ctx.say(
-        ev.Verdict(
+        ev.PhaseVerdict(
             phase=phase.name,
             ok=True,
             global_root=certificate.global_root,
