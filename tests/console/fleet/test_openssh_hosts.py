@@ -229,7 +229,7 @@ async def test_one_pin_binds_every_connection_and_every_process(hosts: Hosts) ->
 
 def _refusal(member: Member) -> str:
     try:
-        member.ssh._door.check_refused()
+        member.ssh._dialer.check_refused()
     except HostKeyChanged as e:
         return e.hint
     return ""
