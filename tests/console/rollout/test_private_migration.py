@@ -158,7 +158,7 @@ def test_the_journal_says_what_a_phase_goes_on_as(ctx: Rollout) -> None:
     (folder / "policy.json").write_bytes(old.canonical)
     start = {"of": old.hash.hex(), "step": 10, "commit": HASH, "root": old.hash.hex(), "restored": [1]}
     record = {"step": 10}
-    made = private_migration.Migration(
+    made = private_migration.PhaseMigration(
         "full", 2, "demo-1.full-2", phase.engine_run, old.hash.hex(), start, record, ("p0r0",), ("p1r0",)
     )
     ctx.say(made.event())

@@ -129,7 +129,7 @@ def test_a_pods_workers_cannot_announce_a_succession(tmp_path: Path) -> None:
     class Ctx:
         run_dir = tmp_path
 
-    made = private_migration.Migration("../../x", 2, "r;id", "../..", SHA, {}, {}, ("p0r0",), ("p1r0",))
+    made = private_migration.PhaseMigration("../../x", 2, "r;id", "../..", SHA, {}, {}, ("p0r0",), ("p1r0",))
     line = json.dumps({"event": "succession", "fields": dict(made.event().fields), "level": "warn", "ts": 1.0})
     message = {"op": wire.LINES, "run": "r.full", "src": "events.jsonl", "lines": [line], "ino": 1, "off": 1}
     journal = Journal(tmp_path / "journal.sqlite", source="test")

@@ -46,7 +46,7 @@ _RECORDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
+class PhaseMigration:
     """``engine_run`` goes on where ``before`` left off; ``number`` counts from 2.
 
     ``of``: hash of the policy before; ``start``: :class:`Migration` as JSON, empty if no checkpoint was committed;
@@ -69,7 +69,7 @@ class Migration:
         return ev.EngineEvent(pod="", level="warn", event=EVENT, fields=fields)
 
 
-def all_of(ctx: Rollout) -> list[Migration]:
+def all_of(ctx: Rollout) -> list[PhaseMigration]:
     """Every succession of the run in order, from the journal. Only the conductor's word counts, which names no pod:
 
     what a pod's workers report becomes an event of that pod, whatever they call it.
@@ -81,10 +81,10 @@ def all_of(ctx: Rollout) -> list[Migration]:
     ]
     lists = ("sources", "lost")
     own = [e for e in told if e.event == EVENT]
-    return [Migration(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in own]
+    return [PhaseMigration(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in own]
 
 
-def latest(ctx: Rollout) -> dict[str, Migration]:
+def latest(ctx: Rollout) -> dict[str, PhaseMigration]:
     """The succession in force of each phase that has one."""
     return {one.phase: one for one in all_of(ctx)}
 
@@ -171,7 +171,7 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     start = migration_after(old, record, agree.parties_of(ctx, phase)).to_json() if record else {}
     number = _number(phase) + 1
     run = f"{ctx.plan.run}.{phase.name}-{number}"
-    made = Migration(
+    made = PhaseMigration(
         phase.name,
         number,
         run,

@@ -17,7 +17,7 @@ from uvcc_console.fleet import hearing
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
-from uvcc_console.rollout.stages.migration.private_migration import RECORD, Migration
+from uvcc_console.rollout.stages.migration.private_migration import RECORD, PhaseMigration
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.safepaths import shown
@@ -32,7 +32,7 @@ MOST_BYTES = 64 << 30
 POLL_S = 0.1
 
 
-async def hand_over(ctx: Rollout, phase: Phase, made: Migration) -> None:
+async def hand_over(ctx: Rollout, phase: Phase, made: PhaseMigration) -> None:
     """Bring every pod of the phase its boxes; safe to repeat. The pods hold the new policy and its signatures already.
 
     Raises UvccError with a pod's own words if it refuses to hand over.
@@ -46,7 +46,7 @@ async def hand_over(ctx: Rollout, phase: Phase, made: Migration) -> None:
     await all_of(_given(phase, m, home, old, names) for m in ctx.of_phase(phase))
 
 
-async def _made(ctx: Rollout, phase: Phase, made: Migration, member: Member, home: Path) -> list[str]:
+async def _made(ctx: Rollout, phase: Phase, made: PhaseMigration, member: Member, home: Path) -> list[str]:
     """Have one pod make its boxes and fetch them; their names."""
     run = f"{phase.engine_run}.{KIND}"
     t = phase.topology
