@@ -25,7 +25,7 @@ MIN_MEMORY_MIB = 3072
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class MachineCheck:
     """level: ok | warn | error. Only errors keep a run from starting."""
 
     name: str
@@ -34,61 +34,63 @@ class Check:
     hint: str = ""
 
 
-def python() -> Check:
+def python() -> MachineCheck:
     good = sys.version_info >= (3, 11)
-    return Check("python", "ok" if good else "error", platform.python_version(), "" if good else "use 3.11 or newer")
+    return MachineCheck(
+        "python", "ok" if good else "error", platform.python_version(), "" if good else "use 3.11 or newer"
+    )
 
 
-def system() -> Check:
+def system() -> MachineCheck:
     good = sys.platform in ("linux", "darwin")
     hint = "" if good else "the console and its local pods are made for Linux and macOS"
-    return Check("system", "ok" if good else "warn", platform.platform(), hint)
+    return MachineCheck("system", "ok" if good else "warn", platform.platform(), hint)
 
 
-def terminal(env: Mapping[str, str], tty: bool) -> Check:
+def terminal(env: Mapping[str, str], tty: bool) -> MachineCheck:
     term = env.get("TERM", "")
     if not tty:
-        return Check("terminal", "warn", "no terminal", "the console needs one; --headless does not")
+        return MachineCheck("terminal", "warn", "no terminal", "the console needs one; --headless does not")
     if term in ("", "dumb"):
-        return Check("terminal", "warn", f"TERM={term or 'unset'}", "export TERM=xterm-256color")
-    return Check("terminal", "ok", term)
+        return MachineCheck("terminal", "warn", f"TERM={term or 'unset'}", "export TERM=xterm-256color")
+    return MachineCheck("terminal", "ok", term)
 
 
-def colours(env: Mapping[str, str]) -> Check:
+def colours(env: Mapping[str, str]) -> MachineCheck:
     if "NO_COLOR" in env:
-        return Check("colours", "ok", "NO_COLOR: states are told by glyph and word")
+        return MachineCheck("colours", "ok", "NO_COLOR: states are told by glyph and word")
     if env.get("COLORTERM") in ("truecolor", "24bit"):
-        return Check("colours", "ok", "24 bit")
+        return MachineCheck("colours", "ok", "24 bit")
     if "256" in env.get("TERM", ""):
-        return Check("colours", "ok", "256")
-    return Check("colours", "warn", "16 or fewer", "export TERM=xterm-256color, or COLORTERM=truecolor")
+        return MachineCheck("colours", "ok", "256")
+    return MachineCheck("colours", "warn", "16 or fewer", "export TERM=xterm-256color, or COLORTERM=truecolor")
 
 
-def utf8() -> Check:
+def utf8() -> MachineCheck:
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     good = encoding == "utf8"
-    return Check("utf-8", "ok" if good else "warn", encoding or "unknown", "" if good else "export LANG=C.UTF-8")
+    return MachineCheck("utf-8", "ok" if good else "warn", encoding or "unknown", "" if good else "export LANG=C.UTF-8")
 
 
-def size() -> Check:
+def size() -> MachineCheck:
     columns, lines = shutil.get_terminal_size((80, 24))
     good = columns >= 80 and lines >= 24
-    return Check("size", "ok" if good else "warn", f"{columns}x{lines}", "" if good else "at least 80x24")
+    return MachineCheck("size", "ok" if good else "warn", f"{columns}x{lines}", "" if good else "at least 80x24")
 
 
-def tmux(env: Mapping[str, str]) -> Check:
+def tmux(env: Mapping[str, str]) -> MachineCheck:
     inside = "TMUX" in env
     note = "inside tmux" if inside else "not inside tmux"
-    return Check("tmux", "ok", note, "" if inside else "in tmux a lost connection leaves the console open")
+    return MachineCheck("tmux", "ok", note, "" if inside else "in tmux a lost connection leaves the console open")
 
 
-def ssh_keygen() -> Check:
+def ssh_keygen() -> MachineCheck:
     path = shutil.which("ssh-keygen")
     hint = "" if path else "install OpenSSH to check signatures by hand; uvcc verify does not need it"
-    return Check("ssh-keygen", "ok" if path else "warn", path or "not found", hint)
+    return MachineCheck("ssh-keygen", "ok" if path else "warn", path or "not found", hint)
 
 
-def data_folder() -> Check:
+def data_folder() -> MachineCheck:
     folder = paths.data_dir()
     try:
         paths.ensure(folder)
@@ -96,49 +98,51 @@ def data_folder() -> Check:
         probe.write_text("x")
         probe.unlink()
     except (OSError, UvccError) as e:
-        return Check("data folder", "error", f"{folder}: {e}", "set UVCC_HOME to a writable folder")
-    return Check("data folder", "ok", str(folder))
+        return MachineCheck("data folder", "error", f"{folder}: {e}", "set UVCC_HOME to a writable folder")
+    return MachineCheck("data folder", "ok", str(folder))
 
 
-def disk() -> Check:
+def disk() -> MachineCheck:
     folder: Path = paths.data_dir()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     free = shutil.disk_usage(folder).free >> 20
     good = free >= MIN_DISK_MIB
-    return Check("disk", "ok" if good else "error", f"{free} MiB free", "" if good else f"free {MIN_DISK_MIB} MiB")
+    return MachineCheck(
+        "disk", "ok" if good else "error", f"{free} MiB free", "" if good else f"free {MIN_DISK_MIB} MiB"
+    )
 
 
-def memory() -> Check:
+def memory() -> MachineCheck:
     free = psutil.virtual_memory().available >> 20
     good = free >= MIN_MEMORY_MIB
-    return Check(
+    return MachineCheck(
         "memory", "ok" if good else "warn", f"{free} MiB available", "" if good else "a demo takes about 2.5 GiB"
     )
 
 
-def computing() -> Check:
+def computing() -> MachineCheck:
     """What the demo and local pods need; pods elsewhere bring their own."""
     missing = [name for name in ("torch", "numba") if importlib.util.find_spec(name) is None]
     if not missing:
-        return Check("local pods", "ok", "torch and numba are installed")
+        return MachineCheck("local pods", "ok", "torch and numba are installed")
     lacking = f"{' and '.join(missing)} not installed"
     slower = "local pods are slower without it" if missing == ["numba"] else "the demo and local pods need torch"
-    return Check("local pods", "warn", lacking, f"{slower}: pip install 'uvcc[local]'")
+    return MachineCheck("local pods", "warn", lacking, f"{slower}: pip install 'uvcc[local]'")
 
 
-def left_behind() -> Check:
+def left_behind() -> MachineCheck:
     """Processes of dead parents and of runs whose folder is gone."""
     strays = find_strays()
     if not strays:
-        return Check("processes", "ok", "none left behind")
+        return MachineCheck("processes", "ok", "none left behind")
     shown = "; ".join(f"{s.what}, pid {s.process.pid}: {s.why}" for s in strays)
-    return Check("processes", "warn", shown, "end them with: uvcc doctor --end-strays")
+    return MachineCheck("processes", "warn", shown, "end them with: uvcc doctor --end-strays")
 
 
-def findings(env: Mapping[str, str], tty: bool) -> list[Check]:
+def findings(env: Mapping[str, str], tty: bool) -> list[MachineCheck]:
     """Every check, in reading order."""
-    checks: list[Callable[[], Check]] = [
+    checks: list[Callable[[], MachineCheck]] = [
         python,
         system,
         lambda: terminal(env, tty),
@@ -157,7 +161,7 @@ def findings(env: Mapping[str, str], tty: bool) -> list[Check]:
 
 
 def run(argv: list[str]) -> int:
-    parser = common.Parser("doctor", "Check this machine and terminal. Exits 1 if no run could start.")
+    parser = common.Parser("doctor", "MachineCheck this machine and terminal. Exits 1 if no run could start.")
     parser.add_argument(
         "--end-strays", action="store_true", help="end processes whose parent or whose run's folder is gone"
     )

@@ -53,7 +53,7 @@ TEARDOWN_BUSY_S = 0.2  # an end does not wait for whoever is frozen in the middl
 
 
 @dataclass
-class Shutdown:
+class EndRequest:
     """Why the rollout is to end before its last stage; set once."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -154,7 +154,7 @@ def forecast_full_run(ctx: Rollout) -> None:
 
 
 def _obey_intents(
-    ctx: Rollout, stages: StageRunner, shutdown: Shutdown, runner: actions.ActionRunner, since: int
+    ctx: Rollout, stages: StageRunner, end_request: EndRequest, runner: actions.ActionRunner, since: int
 ) -> None:
     """Act on intents written after ``since``: what was asked for while this process started counts too."""
 
@@ -165,7 +165,7 @@ def _obey_intents(
             if why := domain.missing(ctx.bus.snapshot, "terminate"):
                 ctx.bus.record([ev.ActionDone(action=event.action, pod="", ok=False, detail=why)])
                 return
-            shutdown.ask(f"{event.action} asked by {event.by}")
+            end_request.ask(f"{event.action} asked by {event.by}")
         elif not runner.take(event):
             start = event.args.get("from")
             if event.action == "resume" and isinstance(start, int) and start >= 0:
@@ -182,10 +182,10 @@ def _obey_intents(
 
 async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     """Take the rollout to its end; returns the final status. Whatever happens, teardown is the last thing done."""
-    shutdown = Shutdown()
+    end_request = EndRequest()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, shutdown.ask, f"the conductor got {number.name}")
+        loop.add_signal_handler(number, end_request.ask, f"the conductor got {number.name}")
     profile = ctx.plan.profile
     acts = acts_of(ctx)
     spending = _spending(ctx)
@@ -203,18 +203,18 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     actions.apply(ctx)
     private_migration.apply(ctx)
     forecast_full_run(ctx)
-    _obey_intents(ctx, stages, shutdown, runner, since)
+    _obey_intents(ctx, stages, end_request, runner, since)
     compare_roots(ctx.bus)
     compare_results(ctx.bus)
     async with asyncio.TaskGroup() as group:
-        beside = SideTasks(group, lambda event: ctx.bus.record([event]), shutdown.ask)
-        return await _driven(ctx, stages, shutdown, runner, spending, beside, adopted)
+        beside = SideTasks(group, lambda event: ctx.bus.record([event]), end_request.ask)
+        return await _driven(ctx, stages, end_request, runner, spending, beside, adopted)
 
 
 async def _driven(
     ctx: Rollout,
     stages: StageRunner,
-    shutdown: Shutdown,
+    end_request: EndRequest,
     runner: actions.ActionRunner,
     spending: Spending,
     beside: SideTasks,
@@ -225,7 +225,7 @@ async def _driven(
     beating = beside.start("the beat", lambda: side_tasks.beat(ctx.run_dir), vital=True)
     guarding = beside.start("the guard of the sidecar", lambda: side_tasks.guard_sidecar(ctx))
     aside = [
-        beside.start("the spend guard", lambda: side_tasks.keep_costs(ctx, spending, shutdown.ask), vital=True),
+        beside.start("the spend guard", lambda: side_tasks.keep_costs(ctx, spending, end_request.ask), vital=True),
         beside.start("the detectors", lambda: side_tasks.detect(ctx)),
         beside.start("the sweep", lambda: side_tasks.sweep_others(ctx)),
         beside.start("the copies of checkpoints", lambda: checkpoint_copies.keep_home(ctx)),
@@ -234,8 +234,8 @@ async def _driven(
     try:
         if adopted == "teardown":
             ctx.tolerant = True  # it shall end whatever the disk says
-            shutdown.ask("teardown asked for")
-        status, detail = await _stages_or_shutdown(ctx, stages, shutdown, adopted)
+            end_request.ask("teardown asked for")
+        status, detail = await _stages_or_end(ctx, stages, end_request, adopted)
     except Exception as e:
         log.error("the rollout met a defect, and is torn down", exc_info=e)
         detail = str(describe(e))
@@ -243,7 +243,7 @@ async def _driven(
         runner.close()
         for task in aside:
             task.cancel()
-        status, detail = await finish.finish(ctx, status, detail, spending, pressed=shutdown.asked.is_set())
+        status, detail = await finish.finish(ctx, status, detail, spending, pressed=end_request.asked.is_set())
         guarding.cancel()
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -256,12 +256,12 @@ async def _driven(
     return status
 
 
-async def _stages_or_shutdown(ctx: Rollout, stages: StageRunner, shutdown: Shutdown, adopted: str) -> tuple[str, str]:
+async def _stages_or_end(ctx: Rollout, stages: StageRunner, end_request: EndRequest, adopted: str) -> tuple[str, str]:
     if adopted == "teardown":
         with contextlib.suppress(TimeoutError):  # whom it reaches still gives its evidence
             async with asyncio.timeout(finish.LAST_WORDS_S):
                 await adoption.look(ctx)
-        return "torn_down", shutdown.reason
+        return "torn_down", end_request.reason
 
     async def drive() -> tuple[str, str]:
         if adopted:
@@ -269,7 +269,7 @@ async def _stages_or_shutdown(ctx: Rollout, stages: StageRunner, shutdown: Shutd
         return await stages.run()
 
     driving = asyncio.create_task(drive(), name="stages")
-    asked = asyncio.create_task(shutdown.asked.wait())
+    asked = asyncio.create_task(end_request.asked.wait())
     await asyncio.wait({driving, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     if driving.done():
@@ -279,8 +279,8 @@ async def _stages_or_shutdown(ctx: Rollout, stages: StageRunner, shutdown: Shutd
     with contextlib.suppress(asyncio.CancelledError):
         await driving
     if stage is not None and stage.status == "running":
-        ctx.say(ev.StageChanged(name=stage.name, status="failed", detail=shutdown.reason))
-    return "torn_down", shutdown.reason
+        ctx.say(ev.StageChanged(name=stage.name, status="failed", detail=end_request.reason))
+    return "torn_down", end_request.reason
 
 
 def main(argv: Sequence[str] | None = None) -> int:
