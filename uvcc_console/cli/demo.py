@@ -17,6 +17,10 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, metavar="N", help="repeatable identities, shares and roots")
     parser.add_argument("--link", choices=["auto", "direct", "relay", "stream"], help="how parties reach each other")
     parser.add_argument("--profile", default="demo", metavar="NAME", help="another profile than `demo`")
+    parser.add_argument("--data", metavar="FILE", help="the same story on your own CSV file, instead of on digits")
+    parser.add_argument("--target", default="", metavar="COLUMN", help="of FILE: the column to learn")
+    parser.add_argument("--schema", default="", metavar="FILE", help="what the columns are; else read from the data")
+    parser.add_argument("--model", metavar="MODEL", help="a name, or layers like '[{linear: 16}, relu, linear]'")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the summary")
     parser.add_set()
     parser.add_json()
@@ -24,6 +28,14 @@ def run(argv: list[str]) -> int:
     if args.seed is not None and args.seed < 0:
         parser.error("--seed wants a number that is not negative")
     settings = list(args.set)
+    if args.data:
+        from uvcc_console.cli.data import settings_for
+
+        settings = [*settings_for(args.data, args.schema, args.target), *settings]
+    elif args.schema or args.target:
+        parser.error("--schema and --target describe the file of --data")
+    if args.model:
+        settings.append(f"job.model={args.model}")
     if args.replicas is not None:
         settings.append(f"topology.replicas={args.replicas}")
     if args.steps is not None:

@@ -30,6 +30,8 @@ VERBS: Final[dict[str, str]] = {
     "halt": "stop a run with proof; --drill only rehearses it",
     "resume": "go on from the last common checkpoint",
     "pod": "stack dump, fetch, restart, replace, triage: what the console's keys do",
+    "data": "infer FILE: a first schema of your own CSV file",
+    "owner": "the data owner's: open a run's results, predict with them in clear",
     "domain": "the console of one party's domain: export, join, open, consent",
     "teardown": "delete a run's pods and prove it",
     "verify": "check a run, its artifacts or a proof bundle",

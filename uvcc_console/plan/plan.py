@@ -17,6 +17,8 @@ from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 
 POD_PREFIX = "uvcc-"
 SMOKE, FULL = "smoke", "full"
+# keys of a private job that name the owner's files here; all others go into the policy
+OWNERS_FILES = ("data", "data_schema", "labels", "weights")
 # stages that train: they go on from a checkpoint
 RESUMABLE = frozenset({"drill", SMOKE, FULL})
 # stages that hold what was trained to account, and the one whose training that was; the pods have the only evidence
@@ -130,7 +132,7 @@ def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> 
 def engine_job(job: PrivateJobSettings | LmJobSettings | CommandJobSettings, steps: int) -> dict[str, Any]:
     """The job as the worker reads it, with the phase's number of steps."""
     if isinstance(job, PrivateJobSettings):
-        return job.model_dump(mode="json", exclude={"data", "labels", "weights"}) | {"steps": steps}
+        return job.model_dump(mode="json", exclude=set(OWNERS_FILES)) | {"steps": steps}
     if isinstance(job, LmJobSettings):
         train = {"seed": job.seed, **job.overrides.get("train", {}), "steps": steps}
         return {"config": job.config, "plan": dict(job.plan), **job.overrides, "train": train}

@@ -21,6 +21,7 @@ _PATHS = (
     ("fleet", "hosts"),
     ("fleet", "ssh_key"),
     ("job", "data"),
+    ("job", "schema"),
     ("job", "labels"),
     ("nats", "token_file"),
     ("nats", "ca_file"),
@@ -134,7 +135,7 @@ def _keys_at(path: tuple[Any, ...], raw: Mapping[str, Any]) -> list[str]:
         model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
         if model is None:
             return []
-    return list(model.model_fields)
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 _WANTED = {

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
 
@@ -27,14 +27,24 @@ Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
 Reveal = Literal["loss", "accuracy", "weights", "predictions", "seeds"]
 
 
+def _model(value: Any) -> Any:
+    if isinstance(value, str | list) or (isinstance(value, dict) and "layers" in value):
+        return value
+    raise ValueError("a model's name, or a list of layers like [{linear: 16}, relu, linear]")
+
+
 class PrivateJobSettings(Strict):
     """Learning or inference on secret shares, three parties. ``data``, ``labels``, ``weights``: the owner's files.
 
+    ``schema``: what the columns of ``data`` are, which also decides what ``test_rows`` is. ``model``: a shipped one by
+    name, or a list of layers whose shapes follow from the data; the plan replaces the list by a model with all shapes.
     All other keys go into the policy: they are those of the engine's private job, with the same meaning and range.
     """
 
+    model_config = ConfigDict(populate_by_name=True)
+
     kind: Literal["private"]
-    model: str = "mlp-digits"
+    model: Annotated[Any, BeforeValidator(_model)] = "mlp-digits"
     steps: int = Field(gt=0)
     batch: int = Field(default=128, gt=0)
     lr: float = Field(default=0.5, gt=0, le=16)
@@ -51,6 +61,7 @@ class PrivateJobSettings(Strict):
     objective: Literal["cross-entropy", "mse"] = "cross-entropy"
     task: Literal["train", "infer"] = "train"
     data: str = ""
+    data_schema: str = Field(default="", alias="schema")
     labels: str = ""
     weights: str = ""
 
@@ -59,6 +70,8 @@ class PrivateJobSettings(Strict):
         for item in self.reveal:
             if (item == "predictions") != (self.task == "infer"):
                 raise ValueError(f"task {self.task} cannot reveal {item}: 'infer' reveals predictions and nothing else")
+        if self.data_schema and (self.task != "train" or not self.data or self.labels):
+            raise ValueError("job.schema describes the table in job.data that is trained on, labels included")
         return self
 
 

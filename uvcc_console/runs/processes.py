@@ -141,10 +141,12 @@ def create_run(
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
     from uvcc_console.fleet.provider_kinds import runs_here
+    from uvcc_console.plan.owndata import keep_pin, settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
 
     short, profile = load(profile_name, settings)
+    profile, pin = settle(profile)
     if runs_here({"provider": profile.fleet.provider}):
         extras.require("torch", "local pods compute on this machine")
     while True:
@@ -158,6 +160,7 @@ def create_run(
             continue
         except OSError as e:
             raise UvccError(f"cannot create {folder}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
+    keep_pin(folder, pin)
     plan = make_plan(run, short, profile, seed)
     journal = Journal(folder / JOURNAL, source="cli")
     journal.append(

@@ -170,6 +170,9 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
         )
     plan, p = draft.plan, draft.plan.profile
     job: dict[str, Any] = p.job.model_dump(mode="json")
+    from uvcc_console.plan.owndata import model_words
+
+    job |= {"model": model_words(job["model"])} if "model" in job else {}
     shown = ", ".join(f"{k} {v}" for k, v in job.items() if k in ("model", "config", "batch", "lr", "seed") and v != "")
     lines: list[Line] = [[(clean(plan.profile_name), "title"), (f"  {job['kind']}", "muted")]]
     lines += _pair("job", f"{job['steps']} steps, {shown}", width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -29,6 +30,7 @@ class PrivateJob:
     that is trained on;
     In task ``infer`` a trained model answers queries, ``batch`` rows a step, and the only thing to reveal are the
     ``predictions``, sealed to the owner. ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
+    ``model``: a shipped name, or the JSON of ``layer_list`` as canonical text; in JSON that is an object, not a text.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
@@ -54,6 +56,8 @@ class PrivateJob:
     def __post_init__(self) -> None:
         if self.kind != "private":
             raise ConfigError(f"job.kind is {self.kind!r}", "a private job has kind 'private'")
+        if self.model.startswith("{") and self.model != _model_text(_model_json(self.model)):
+            raise ConfigError("job.model is not in its canonical form", "give it as an object, or by name")
         for name in ("steps", "batch", "loss_every", "checkpoint_every", "test_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"job.{name} is {getattr(self, name)}", "it must be at least 1")
@@ -96,6 +100,8 @@ class PrivateJob:
         for key, value in found.items():
             if key not in kinds:
                 raise ConfigError(f"job: unknown key {key!r}", _nearest(key, kinds))
+            if key == "model" and isinstance(value, Mapping):
+                value = _model_text(value)
             values[key] = Migration.of_job(found) if key == "start" else _typed(key, value, kinds[key])
         return cls(**values)
 
@@ -103,6 +109,8 @@ class PrivateJob:
         """All fields as plain JSON values; ``from_json`` reads it back unchanged."""
         found = asdict(self) | {"reveal": list(self.reveal)}
         del found["start"]
+        if self.model.startswith("{"):
+            found["model"] = _model_json(self.model)
         return found if self.start is None else found | {"start": self.start.to_json()}
 
     @property
@@ -127,6 +135,22 @@ class PrivateJob:
     def reveals_loss(self, step: int) -> bool:
         """Whether the mean loss of this step is opened (the first and last step always are, if loss is revealed)."""
         return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
+
+
+def _model_text(found: Any) -> str:
+    try:
+        return json.dumps(found, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"job.model cannot be written as JSON: {str(error)[:80]}", "numbers, words and lists"
+        ) from error
+
+
+def _model_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"job.model is no JSON: {str(error)[:80]}", "give a name, or a list of layers") from error
 
 
 def _typed(key: str, value: Any, kind: type) -> Any:

@@ -158,9 +158,16 @@ MODELS: Final[dict[str, ModelSpec]] = {
 
 
 def find_model(name: str) -> ModelSpec:
-    """The model called ``name``. Raises ConfigError naming the nearest known one."""
+    """The model called ``name``, or the one that ``name`` describes as JSON (``layer_list``).
+
+    Raises ConfigError naming the nearest known one, or the place where a description is wrong.
+    """
     if name in MODELS:
         return MODELS[name]
+    if name.startswith("{"):
+        from uvcc_engine.model.layer_list import model_of_text
+
+        return model_of_text(name)
     near = get_close_matches(name, MODELS, n=1, cutoff=0.0)
     raise ConfigError(f"job.model: unknown model {name!r}", f"did you mean {near[0]!r}?")
 

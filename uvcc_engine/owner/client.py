@@ -21,9 +21,11 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
 from uvcc_engine.data.sample_text import load_text
+from uvcc_engine.data.schema import schema_text
 from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
+from uvcc_engine.owner.own_data import FITTED, prepared
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import SharedInputs, dataset_tensors, encode_fixed, share_tensors
 from uvcc_engine.sealing.joint import combine
@@ -33,13 +35,24 @@ from uvcc_engine.sharding.validation import PREDICTION, QUERY, check_tensors, fi
 from uvcc_engine.transcript.identity import Identity, PublicIdentity
 
 
-def dataset_for(job: PrivateJob, path: Path | None = None, labels: Path | None = None) -> Dataset:
+def dataset_for(
+    job: PrivateJob,
+    path: Path | None = None,
+    labels: Path | None = None,
+    schema: Path | None = None,
+    pin: Path | None = None,
+    fitted: Path | None = None,
+) -> Dataset:
     """The rows a job trains on: the packaged digits, or the owner's file, split by the job's public seed.
+
+    With a ``schema`` that says how a table is split and scaled; the statistics are written to ``fitted``.
 
     Raises ConfigError if the rows do not fit the model.
     """
     model = fit_model(job)
-    if path is None and model.positions > 1:
+    if schema is not None:
+        data = _by_schema(job, path, schema, pin, fitted)
+    elif path is None and model.positions > 1:
         data = load_text(job.seed, job.test_rows, model.positions)
     elif path is None:
         data = load_digits(job.seed, job.test_rows)
@@ -49,10 +62,25 @@ def dataset_for(job: PrivateJob, path: Path | None = None, labels: Path | None =
     if data.train_x.shape[1] != model.features or data.classes != model.classes:
         raise ConfigError(
             f"the data has {data.train_x.shape[1]} features and {data.classes} classes,"
-            f" {job.model} takes {model.features} and {model.classes}",
+            f" {model.name} takes {model.features} and {model.classes}",
             "choose a model that fits the data, or name the data file",
         )
     return data
+
+
+def _by_schema(job: PrivateJob, path: Path | None, schema: Path, pin: Path | None, fitted: Path | None) -> Dataset:
+    if path is None:
+        raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
+    made = prepared(path, schema, pin)
+    if len(made.data.test_x) != job.test_rows:
+        raise ConfigError(
+            f"job.test_rows is {job.test_rows}, the schema puts {len(made.data.test_x)} rows into the test",
+            f"give {len(made.data.test_x)}, or change split.test in the schema",
+        )
+    if fitted is not None:
+        about = "The schema with the statistics of the training rows: the owner's, for predictions in clear."
+        files.write_atomic(fitted, schema_text(made.schema, about).encode(), mode=0o600)
+    return made.data
 
 
 def load_owner(folder: Path, seed: int | None) -> Identity:
@@ -116,7 +144,9 @@ def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
     """
     model = fit_model(job)
     if job.task == "train":
-        tensors = dataset_tensors(dataset_for(job, args.data, args.labels), job.frac_bits)
+        tensors = dataset_tensors(
+            dataset_for(job, args.data, args.labels, args.schema, args.pin, args.fitted), job.frac_bits
+        )
         check_tensors(shapes_of(tensors), job, model)
         return tensors
     found: dict[str, Ring] = {}
@@ -235,6 +265,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--microbatches", type=int, default=1, help="with --check: microbatches of a replica's batch")
     parser.add_argument("--data", type=Path, help=".npz, .npy, .csv, .pt or IDX file; the packaged digits without it")
     parser.add_argument("--labels", type=Path, help="labels file, where --data holds one array only")
+    parser.add_argument(
+        "--schema", type=Path, help="what the columns of --data are: uvcc-engine table infer writes one"
+    )
+    parser.add_argument("--pin", type=Path, help="with --schema: refuse files other than those that this plan names")
+    parser.add_argument("--fitted", type=Path, help=f"with --schema: where its statistics are written, like {FITTED}")
     parser.add_argument("--seed", type=int, help="make keys and shares deterministic (demonstrations, reruns)")
     args = parser.parse_args(argv)
     needs = [] if args.check else ["out"] if args.combine else ["parties", "owner", "out"]

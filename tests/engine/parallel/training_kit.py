@@ -12,6 +12,7 @@ import numpy as np
 from parallel_kit import SocketPlane, run_fleet
 
 from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.mpc.local import rehearsal_keys
@@ -27,11 +28,11 @@ from uvcc_engine.sharding.sharded_training import ParallelTrainer
 Found = dict[Coord, dict[str, Any]]
 
 
-def shares(job: PrivateJob) -> list[PartyInputs]:
-    """The job's data in additive components from a fixed generator."""
+def shares(job: PrivateJob, data: Dataset | None = None) -> list[PartyInputs]:
+    """The job's data, or other, in additive components from a fixed generator."""
     rng = np.random.default_rng(5)
     parts: list[dict[str, Any]] = [{}, {}, {}]
-    for name, ring in dataset_tensors(dataset_for(job), job.frac_bits).items():
+    for name, ring in dataset_tensors(data or dataset_for(job), job.frac_bits).items():
         low, middle = (rng.integers(-(2**63), 2**63, ring.shape, dtype=np.int64) for _ in range(2))
         with np.errstate(over="ignore"):
             for part, component in zip(parts, (low, middle, ring - low - middle), strict=True):
@@ -51,10 +52,10 @@ class Skewed(SocketPlane):
         return super().arrived(wants) and self._random.random() < 0.5
 
 
-def train(job: PrivateJob, size: Topology, *, in_flight: int = 8, skew: int = 0) -> Found:
+def train(job: PrivateJob, size: Topology, *, in_flight: int = 8, skew: int = 0, data: Dataset | None = None) -> Found:
     """Every worker's losses, correct test rows, final state, events, sent messages (hashed), and what passed between
     its stage and the others in the last step: (direction, microbatch, sent or received)."""
-    inputs = shares(job)
+    inputs = shares(job, data)
 
     def work(wire: SocketPlane, groups: PartyGroups, events: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
         c = groups.place.coord

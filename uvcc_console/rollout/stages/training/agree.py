@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from uvcc_console.plan.owndata import fitted_file, pin_file
 from uvcc_console.plan.plan import Phase, derive, pod_name
 from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout, each
@@ -82,7 +83,8 @@ async def share_inputs(ctx: Rollout, phase: Phase) -> dict[str, Any]:
     command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--job", str(folder / "job.json")]
     command += ["--parties", str(parties), "--owner", str(folder / "identity"), "--out", str(out)]
     command += ["--seed", str(ctx.plan.seed)] if ctx.plan.seed is not None else []
-    await _run([*command, *_owners_files(job)], "sharing the inputs", SHARE_S)
+    command += ["--fitted", str(fitted_file(ctx.run_dir))] if job.data_schema else []
+    await _run([*command, *_owners_files(ctx, job)], "sharing the inputs", SHARE_S)
     try:
         return dict(json.loads(done.read_text()))
     except (OSError, ValueError) as e:
@@ -104,11 +106,13 @@ async def check_job(ctx: Rollout) -> None:
     sizes |= {"--replicas": t.replicas, "--microbatches": t.microbatches}
     command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--check", str(wanted)]
     command += [part for flag, size in sizes.items() for part in (flag, str(size))]
-    await _run([*command, *_owners_files(job)], "checking the job", CHECK_S)
+    await _run([*command, *_owners_files(ctx, job)], "checking the job", CHECK_S)
 
 
-def _owners_files(job: PrivateJobSettings) -> list[str]:
-    named = {"--data": job.data, "--labels": job.labels, "--weights": job.weights}
+def _owners_files(ctx: Rollout, job: PrivateJobSettings) -> list[str]:
+    named = {"--data": job.data, "--schema": job.data_schema, "--labels": job.labels, "--weights": job.weights}
+    if (pin := pin_file(ctx.run_dir)).exists():
+        named["--pin"] = str(pin)
     return [part for flag, path in named.items() if path for part in (flag, str(Path(path).expanduser()))]
 
 

@@ -1,0 +1,139 @@
+"""What a profile leaves to the owner's data: filled in by the owner's program before anything is rented, or refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from uvcc_console.cli import common
+from uvcc_console.cli import launch as launching
+from uvcc_console.cli.main import main
+from uvcc_console.core import paths
+from uvcc_console.plan import owndata
+from uvcc_console.plan.plan import engine_job, make_plan
+from uvcc_console.plan.profile import load, parse
+from uvcc_console.plan.schema import PrivateJob
+from uvcc_console.rollout.stages.training.agree import check_job
+from uvcc_console.runs.processes import create_run
+from uvcc_engine.contract.errors import ConfigError, UvccError
+
+LAYERS = "job.model=[{linear: 4}, relu, linear]"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    path = tmp_path / "patients.csv"
+    with path.open("w", newline="") as file:
+        rows = ([f"{a:.6f}", f"{b:.6f}", "sick" if a > b else "well"] for a, b in rng.normal(size=(50, 2)))
+        csv.writer(file).writerows([["a", "b", "diagnosis"], *rows])
+    return path
+
+
+@pytest.fixture
+def settings(table: Path) -> list[str]:
+    assert main(["data", "infer", str(table)]) == 0
+    return [f"job.data={table}", f"job.schema={table.with_name('patients.schema.yaml')}", LAYERS]
+
+
+def job_of(run_dir: Path) -> dict[str, Any]:
+    return dict(common.load_snapshot(run_dir).profile["job"])
+
+
+def test_a_run_is_planned_with_the_shapes_and_rows_of_its_data(settings: list[str]) -> None:
+    run_dir = create_run("demo", settings)
+    profile = parse(dict(common.load_snapshot(run_dir).profile))  # as the conductor reads it
+    job = engine_job(profile.job, 3)
+    assert (job["model"]["features"], job["model"]["classes"]) == (2, 2)
+    assert [layer["type"] for layer in job["model"]["layers"]] == ["dense", "relu", "dense"]
+    assert 0 < job["test_rows"] < 25
+    assert not [value for key, value in job.items() if "patients" in str(value)]  # no path goes into a policy
+    pin = owndata.pin_file(run_dir)
+    assert set(json.loads(pin.read_text())) == {"data", "schema"}
+    assert pin.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_list_of_layers_needs_no_schema(tmp_path: Path) -> None:
+    job = job_of(create_run("demo", [LAYERS]))
+    assert (job["model"]["features"], job["model"]["classes"], job["test_rows"]) == (64, 10, 360)
+    np.savez(tmp_path / "d.npz", x=np.zeros((9, 5)), y=np.arange(9) % 3)
+    job = job_of(create_run("demo", [LAYERS, f"job.data={tmp_path / 'd.npz'}"]))
+    assert (job["model"]["features"], job["model"]["classes"]) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "setting", "what"),
+    [
+        (lambda t: t.replace("a,b,", "a,c,"), "", "patients.csv has no column 'b' .did you mean"),
+        (lambda t: t.replace("\n", "\nx,1,sick\n", 1), "", r"row 1 \(line 2\), column 'a' holds 'x'"),
+        (lambda t: t.replace("\n", "\n1,inf,sick\n", 1), "", r"column 'b' holds 'inf', which is not finite"),
+        (lambda t: t.replace("\n", "\n1,1,\n", 1), "", "column 'diagnosis' is empty"),
+        (str, "job.model=[{linear: 4}, rellu, linear]", r"job.model\[1\]: unknown layer 'rellu' .did you mean 'relu'"),
+        (str, "job.model=mlp-digits", "the data has 2 features and 2 classes, mlp-digits takes 64 and 10"),
+        (str, "job.model=mlp-digit", "did you mean 'mlp-digits'"),
+        (str, "job.schema=/nowhere.yaml", "cannot read /nowhere.yaml"),
+        (str, "job.model=3", "wants a model's name, or a list of layers"),
+        (str, 'job.data=""', "job.schema describes the table in job.data"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_there_is_a_run(
+    settings: list[str], table: Path, change: Callable[[str], str], setting: str, what: str
+) -> None:
+    table.write_text(change(table.read_text()))
+    before = common.run_dirs()
+    with pytest.raises(UvccError, match=what):
+        create_run("demo", [*settings, *([setting] if setting else [])])
+    assert common.run_dirs() == before
+
+
+async def test_data_that_changed_since_the_plan_is_refused_before_a_pod_is_rented(
+    settings: list[str], table: Path
+) -> None:
+    run_dir = create_run("demo", settings)
+    profile = parse(dict(common.load_snapshot(run_dir).profile))
+    ctx: Any = SimpleNamespace(plan=make_plan("r", "demo", profile), run_dir=run_dir)
+    await check_job(ctx)
+    table.write_text(table.read_text().replace("sick", "well", 1))
+    with pytest.raises(UvccError, match=r"patients\.csv has changed since the run was planned"):
+        await check_job(ctx)
+
+
+def test_the_key_is_called_schema_in_profiles_and_in_what_is_said_of_them(table: Path) -> None:
+    _, profile = load("demo", [f"job.data={table}", "job.schema=x.yaml"])
+    assert isinstance(profile.job, PrivateJob)
+    assert profile.job.data_schema == "x.yaml"
+    with pytest.raises(ConfigError) as caught:
+        load("demo", ["job.schemma=x.yaml"])
+    assert caught.value.hint == "did you mean job.schema?"
+
+
+def test_a_demo_on_a_table_needs_no_profile(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets: list[list[str]] = []
+    monkeypatch.setattr(launching, "launch", lambda _, pairs, **options: sets.append(pairs) or 0)
+    assert main(["demo", "--headless", "--data", str(table), "--target", "diagnosis"]) == 0
+    assert "50 rows, 2 features" in capsys.readouterr().err
+    assert table.with_name("patients.schema.yaml").exists()
+    profile, _ = owndata.settle(load("demo", sets[0])[1])
+    assert isinstance(profile.job, PrivateJob)
+    assert profile.job.model["features"] == 2
+    assert profile.job.reveal == ["loss", "accuracy", "weights"]
+    assert main(["demo", "--headless", "--data", str(table), "--model", "[linear]"]) == 0
+    assert sets[1][-1] == "job.model=[linear]"
+    assert main(["demo", "--headless", "--data", str(table), "--target", "a"]) == 2
+    assert "says what the target is" in capsys.readouterr().err
+
+
+def test_an_owner_opens_nothing_that_is_not_verified(settings: list[str]) -> None:
+    run_dir = create_run("demo", settings)
+    assert run_dir.parent == paths.runs_dir()
+    assert main(["owner", "open", run_dir.name]) == 2
+    assert not Path(run_dir.name).exists()

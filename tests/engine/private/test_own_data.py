@@ -1,0 +1,273 @@
+"""A table of one's own: read strictly, described by a schema, fitted on its training rows alone, refused by row."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.data.features import held_out, prepare, transform
+from uvcc_engine.data.infer import infer
+from uvcc_engine.data.schema import Column, Schema, load_schema, parse_schema, schema_text
+from uvcc_engine.data.table import read_table
+from uvcc_engine.owner import own_data
+
+ROWS = 40
+
+
+def write(path: Path, header: list[str], rows: list[list[Any]]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def people(folder: Path, **changes: Any) -> Path:
+    """Forty rows; ``changes`` maps ``column_row`` to what that cell holds instead."""
+    header = ["id", "age", "income", "smoker", "ward", "flag", "ill"]
+    rows: list[list[Any]] = []
+    for i in range(ROWS):
+        rows.append([1000 + i, 20 + (7 * i) % 50, 1000.5 + i * i, ["yes", "no"][i % 2], "north", i % 2, (i // 2) % 2])
+    for place, cell in changes.items():
+        name, _, row = place.rpartition("_")
+        rows[int(row) - 1][header.index(name)] = cell
+    return write(folder / "people.csv", header, rows)
+
+
+def test_a_first_schema_says_of_every_column_what_it_is(tmp_path: Path) -> None:
+    table = read_table(people(tmp_path, age_3="", smoker_5="NA", income_1=9e9))
+    found = infer(table, "ill")
+    kinds = {c.name: (c.kind, c.missing) for c in found.schema.columns}
+    assert kinds == {
+        "id": ("drop", "error"),
+        "age": ("standardise", "mean"),
+        "income": ("standardise", "error"),
+        "smoker": ("one-hot", "indicator"),
+        "ward": ("drop", "error"),
+        "flag": ("minmax", "error"),
+    }
+    assert found.schema.values == ("0", "1")
+    assert found.schema.by == "id"
+    assert found.notes["ward"] == "constant"
+    assert found.schema.features == 1 + 1 + (2 + 1) + 1
+
+
+def test_a_schema_survives_its_file_with_statistics_and_odd_names(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", ["a: b", "yes", "{x}", "1"], [[i, i % 3, f"{i % 2}#", i % 2] for i in range(30)])
+    table = read_table(path)
+    made = prepare(table, infer(table, "1").schema)
+    for schema in (infer(table, "1").schema, made.schema):
+        (tmp_path / "s.yaml").write_text(schema_text(schema, "about\nit", {"yes": "a\nnote: x"}))
+        assert load_schema(tmp_path / "s.yaml") == schema
+
+
+def test_statistics_are_those_of_the_training_rows_alone(tmp_path: Path) -> None:
+    table = read_table(people(tmp_path))
+    schema = infer(table, "ill").schema
+    test = held_out(table, schema)
+    changed = {f"age_{row + 1}": 1e6 for row in np.flatnonzero(test)}
+    other = read_table(people(tmp_path, **changed))
+    one, two = prepare(table, schema), prepare(other, schema)
+    assert one.schema == two.schema  # what the test rows hold moved nothing
+    assert np.array_equal(one.data.train_x, two.data.train_x)
+    assert not np.array_equal(one.data.test_x, two.data.test_x)
+    age = one.data.train_x[:, 0]
+    assert abs(age.mean()) < 1e-12
+    assert abs(age.std() - 1.0) < 1e-12
+
+
+def test_rows_keep_their_side_when_others_come_and_go(tmp_path: Path) -> None:
+    table = read_table(people(tmp_path))
+    schema = infer(table, "ill").schema
+    sides = dict(zip(table.columns["id"], held_out(table, schema).tolist(), strict=True))
+    text = people(tmp_path).read_text().splitlines()
+    (tmp_path / "fewer.csv").write_text("\n".join([text[0], *reversed(text[5:])]) + "\n")
+    fewer = read_table(tmp_path / "fewer.csv")
+    assert dict(zip(fewer.columns["id"], held_out(fewer, schema).tolist(), strict=True)).items() <= sides.items()
+    assert held_out(table, replace(schema, seed=8)).tolist() != list(sides.values())
+
+
+def test_every_kind_of_column_gives_what_it_says(tmp_path: Path) -> None:
+    rows = [[i, 2.0**i, i, "" if i == 4 else i, "" if i == 5 else "abc"[i % 3], i % 2] for i in range(12)]
+    table = read_table(write(tmp_path / "t.csv", ["m", "l", "c", "g", "h", "y"], rows))
+    columns = (
+        Column("m", "minmax"),
+        Column("l", "log"),
+        Column("c", "clip"),
+        Column("g", "standardise", "indicator"),
+        Column("h", "one-hot", "mean", ("a", "b", "c")),
+    )
+    made = prepare(table, Schema("y", ("0", "1"), columns, test=0.3))
+    train = ~held_out(table, made.schema)
+    x = transform(table, made.schema)
+    assert x.shape == (12, 1 + 1 + 1 + 2 + 3)
+    m = np.arange(12.0)
+    assert np.allclose(x[:, 0], (m - m[train].min()) / np.ptp(m[train]))
+    logs = np.log1p(2.0**m)
+    assert np.allclose(x[:, 1], (logs - logs[train].mean()) / logs[train].std())
+    low, high = np.quantile(m[train], [0.01, 0.99])
+    clipped = np.clip(m, low, high)
+    assert np.allclose(x[:, 2], (clipped - clipped[train].mean()) / clipped[train].std())
+    known = train & (m != 4)
+    fill = m[known].mean()
+    g = np.where(m == 4, fill, m)
+    assert np.allclose(x[:, 3], (g - m[known].mean()) / m[known].std())
+    assert x[:, 4].tolist() == (m == 4).astype(float).tolist()
+    shares = [(train & (m != 5) & (m % 3 == k)).sum() for k in range(3)]
+    assert np.allclose(x[5, 5:], np.array(shares) / sum(shares))
+    assert x[4, 5:].tolist() == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"age_7": "abc"}, r"row 7 \(line 8\), column 'age' holds 'abc'"),
+        ({"age_7": "1_0"}, r"row 7 \(line 8\), column 'age' holds '1_0'"),
+        ({"age_7": "inf"}, r"row 7 .*'inf', which is not finite"),
+        ({"age_7": "-1e999"}, r"row 7 .*not finite"),
+        ({"ill_9": ""}, r"row 9 \(line 10\), column 'ill' is empty.*fill it in"),
+        ({f"ill_{i + 1}": i * 1.5 for i in range(ROWS)}, "target 'ill' holds 40 different values"),
+        ({f"ill_{i + 1}": 1 for i in range(ROWS)}, "target 'ill' holds only '1'"),
+    ],
+)
+def test_a_table_that_cannot_be_learnt_from_is_refused_by_row(tmp_path: Path, changes: Any, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        infer(read_table(people(tmp_path, **changes)), "ill")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"age_7": ""}, r"row 7 .*'age' has no value .*missing: mean"),
+        ({"age_7": "nan"}, r"row 7 .*'age' has no value"),
+        ({"age_7": "12,5"}, r"row 7 .*'12,5', which is no number"),
+        ({"smoker_3": "maybe"}, r"row 3 \(line 4\), column 'smoker' holds 'maybe'.*add it to the column's values"),
+        ({"ill_3": "2"}, r"row 3 .*'2', which is none of the target's values .*0, 1"),
+        ({f"age_{i + 1}": 5 for i in range(ROWS)}, "column 'age' is constant in the training rows .*kind: drop"),
+    ],
+)
+def test_rows_that_do_not_fit_the_schema_are_refused_by_row(tmp_path: Path, changes: Any, what: str) -> None:
+    schema = infer(read_table(people(tmp_path)), "ill").schema
+    with pytest.raises(ConfigError, match=what):
+        prepare(read_table(people(tmp_path, **changes)), schema)
+
+
+def test_columns_that_the_schema_does_not_know_or_the_table_lacks_are_refused(tmp_path: Path) -> None:
+    table = read_table(people(tmp_path))
+    schema = infer(table, "ill").schema
+    with pytest.raises(ConfigError, match=r"no column 'aeg' .did you mean 'age'"):
+        prepare(table, replace(schema, columns=(*schema.columns, Column("aeg", "log"))))
+    with pytest.raises(ConfigError, match="has a column 'flag' of which the schema says nothing"):
+        prepare(table, replace(schema, columns=tuple(c for c in schema.columns if c.name != "flag")))
+    with pytest.raises(ConfigError, match="no training row of class '7'"):
+        prepare(table, replace(schema, values=("0", "1", "7")))
+    with pytest.raises(ConfigError, match="0 of 40 rows are for the test"):
+        prepare(table, replace(schema, test=1e-9))
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "has no rows"),
+        (b"a,b\n", "has no rows"),
+        (b"1,2\n3,4\n", "starts with numbers, not with its columns' names"),
+        (b"a,b\n1,2\n1,2,3\n", r"row 2 \(line 3\) has 3 cells, the header 2"),
+        (b"a,a\n1,2\n", "two columns 'a'"),
+        (b"a,\n1,2\n", "column 2 has no name"),
+        (b"a,b\n1,\xff\n", "line 2 is not UTF-8"),
+        (b'a,b\n1,"2\n', "line 2"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_by_line(tmp_path: Path, content: bytes, what: str) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(UvccError, match=what):
+        read_table(tmp_path / "t.csv")
+
+
+def test_delimiters_quotes_and_marks_of_other_programs_are_read(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b'\xef\xbb\xbfa;b\r\n1;"x;\r\ny"\r\n\r\n2; z \r\n')
+    table = read_table(tmp_path / "t.csv")
+    assert table.columns == {"a": ["1", "2"], "b": ["x;\r\ny", "z"]}
+    assert table.place(1, "b") == "t.csv, row 2 (line 5), column 'b'"
+
+
+GOOD: dict[str, Any] = {"target": {"column": "y", "values": [0, 1]}, "columns": {"a": {"kind": "log"}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"colums": {}}, "unknown key 'colums' .did you mean 'columns'"),
+        ({"columns": {"a": {"kind": "standardize"}}}, "columns.a.kind is 'standardize' .did you mean 'standardise'"),
+        ({"columns": {"a": {"kind": "log", "mising": "mean"}}}, "did you mean 'missing'"),
+        ({"columns": {"a": {"kind": "one-hot"}}}, "of kind one-hot with 0 values"),
+        ({"columns": {"a": {"kind": "one-hot", "values": [True, False]}}}, "put words in quotes"),
+        ({"columns": {"a": {"kind": "one-hot", "values": list(range(10**6))}}}, "1000000 categories, at most 64"),
+        ({"columns": {"y": {"kind": "log"}}}, "the target 'y' is one of the features"),
+        ({"columns": {"a": "drop"}}, "every column is dropped"),
+        ({"columns": []}, "columns is no mapping"),
+        ({"target": {"column": "y", "values": [1, 1.0]}}, "names a value twice"),
+        ({"target": {"column": "y", "values": [1]}}, "has 1 classes"),
+        ({"target": "y"}, "target is 'y'"),
+        ({"split": {"test": 1.5}}, "split.test is 1.5"),
+        ({"split": {"seed": -1}}, "split.seed is -1"),
+    ],
+)
+def test_a_wrong_schema_is_refused_and_says_what_to_write(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        parse_schema(GOOD | changes)
+
+
+@pytest.mark.parametrize("text", ["", "7", "[1]", "a: [", "\x00", "!!python/object:os.system {}", "&a [*a]"])
+def test_a_file_that_is_no_schema_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises((ConfigError, UnreadableError)):
+        load_schema(tmp_path / "s.yaml")
+
+
+def engine(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    code = own_data.main([str(a) for a in args])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_a_schema_that_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = people(tmp_path)
+    code, out, _ = engine(capsys, "infer", table, "--target", "ill")
+    assert code == 0
+    assert json.loads(out)["columns"] == {"drop": 2, "minmax": 1, "one-hot": 1, "standardise": 2}
+    (tmp_path / "people.schema.yaml").write_text("mine")
+    code, _, err = engine(capsys, "infer", table)
+    assert code == 2
+    assert "exists already" in err
+    assert (tmp_path / "people.schema.yaml").read_text() == "mine"
+    assert engine(capsys, "infer", table, "--target", "ill", "--force")[0] == 0
+
+
+def test_a_plan_fills_in_what_follows_from_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, schema = people(tmp_path), tmp_path / "people.schema.yaml"
+    engine(capsys, "infer", table, "--target", "ill")
+    where = ("plan", "--data", table, "--schema", schema, "--model")
+    code, out, _ = engine(capsys, *where, '[{"linear": 3}, "relu", "linear"]')
+    found = json.loads(out)
+    assert code == 0
+    assert (found["model"]["features"], found["model"]["classes"]) == (5, 2)
+    assert sum(found["rows"].values()) == ROWS
+    code, _, err = engine(capsys, *where, "mlp-digits")
+    assert code == 2
+    assert "the data has 5 features and 2 classes, mlp-digits takes 64 and 10" in err
+    code, _, err = engine(capsys, *where, '["rellu"]')
+    assert (code, "unknown layer 'rellu' (did you mean 'relu'?)" in err) == (2, True)
+    (tmp_path / "pin").write_text(json.dumps(found["pin"]))
+    own_data.prepared(table, schema, tmp_path / "pin")
+    for file in (table, schema):
+        kept = file.read_bytes()
+        file.write_bytes(kept + b"\n")
+        with pytest.raises(ConfigError, match=f"{file.name} has changed since the run was planned"):
+            own_data.prepared(table, schema, tmp_path / "pin")
+        file.write_bytes(kept)

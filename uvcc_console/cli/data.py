@@ -1,0 +1,69 @@
+"""``uvcc data infer FILE``: a first schema of a table, and what a demo on that table needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from uvcc_console.cli import common
+from uvcc_console.cli.main import OK
+from uvcc_console.plan.owndata import owners_program
+from uvcc_engine.contract.errors import ConfigError
+
+# what suits a table of a few hundred rows: the profile's own values are for the digits
+_FOR_TABLES = ("job.batch=64", "job.lr=0.1", "job.reveal=[loss, accuracy, weights]")
+_LAYERS = "[{linear: 16}, relu, linear]"
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser("data", "Your own data: what its columns are.")
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=argparse.ArgumentParser)
+    infer = actions.add_parser("infer", help="read a CSV file and write a first schema beside it")
+    infer.add_argument("file", type=Path)
+    infer.add_argument("--target", default="", metavar="COLUMN", help="else target, label, ... or the last column")
+    infer.add_argument("--out", type=Path, metavar="FILE", help="the schema's file; NAME.schema.yaml without it")
+    infer.add_argument("--force", action="store_true", help="write over a schema that is there")
+    infer.add_argument("--json", action="store_true", help="print JSON on standard output")
+    args = parser.parse_args(argv)
+    found = infer_schema(args.file, args.target, args.out, force=args.force)
+    if args.json:
+        common.emit(found)
+    else:
+        common.show(summary(found))
+    return OK
+
+
+def infer_schema(file: Path, target: str = "", out: Path | None = None, *, force: bool = False) -> dict[str, Any]:
+    """Have the owner's program write a schema; what it says of it. Raises UvccError."""
+    command = ["infer", str(file), "--target", target]
+    command += ["--out", str(out)] if out is not None else []
+    command += ["--force"] if force else []
+    found: dict[str, Any] = json.loads(owners_program(command))
+    return found
+
+
+def summary(found: dict[str, Any]) -> str:
+    """A schema in a few lines, for people."""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found["columns"].items())
+    lines = [
+        f"{found['schema']}: {found['rows']} rows, {found['features']} features ({kinds})",
+        f"target {found['target']}: {', '.join(found['classes'])}",
+        *(f"{name}: {note}" for name, note in found["notes"].items()),
+    ]
+    return "\n".join(lines)
+
+
+def settings_for(data: str, schema: str = "", target: str = "") -> list[str]:
+    """Settings that make the demo's profile one of this table; its schema is written beside it if there is none."""
+    file = Path(data).expanduser().resolve()
+    known = Path(schema).expanduser().resolve() if schema else file.with_name(f"{file.stem}.schema.yaml")
+    if target and known.exists():
+        raise ConfigError(f"{known} says what the target is", "leave --target out, or edit the schema")
+    if known.exists():
+        common.say(f"schema: {known}")
+    else:
+        common.say(summary(infer_schema(file, target, known)))
+    named = [f"job.data={json.dumps(str(file))}", f"job.schema={json.dumps(str(known))}"]
+    return [*named, f"job.model={_LAYERS}", *_FOR_TABLES]

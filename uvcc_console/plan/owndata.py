@@ -1,0 +1,96 @@
+"""What a profile leaves to the data owner's own data: the owner's program reads it, in a process of its own.
+
+The console never sees a row: it learns how many features, classes and test rows there are, and the model's shapes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_console.plan.schema import PrivateJobSettings, Profile
+from uvcc_engine.contract.errors import ConfigError, UvccError
+
+LIMIT_S: Final = 300.0
+
+
+def pin_file(run_dir: Path) -> Path:
+    """Digests of the data and schema that the run was planned with, beside the owner's keys."""
+    return run_dir / "owner" / "data.json"
+
+
+def fitted_file(run_dir: Path) -> Path:
+    """The schema with the statistics of the training rows; the owner's, on no pod and in no bundle."""
+    return run_dir / "owner" / "preprocessing.yaml"
+
+
+def settle(profile: Profile) -> tuple[Profile, Mapping[str, str] | None]:
+    """The profile with what follows from the data filled in, and what its files are held to from now on.
+
+    Raises UvccError with the owner's program's own words: the row, the column, the layer, and the cure.
+    """
+    job = profile.job
+    if not isinstance(job, PrivateJobSettings) or not (job.data_schema or isinstance(job.model, list)):
+        return profile, None
+    asked = job.model if isinstance(job.model, str) else json.dumps(job.model)
+    command = ["plan", "--model", asked]
+    for flag, path in (("--data", job.data), ("--schema", job.data_schema), ("--labels", job.labels)):
+        command += [flag, str(Path(path).expanduser())] if path else []
+    found = json.loads(owners_program(command))
+    changes: dict[str, Any] = {"model": found["model"]}
+    if "rows" in found:
+        changes["test_rows"] = found["rows"]["test"]
+    return profile.model_copy(update={"job": job.model_copy(update=changes)}), found.get("pin")
+
+
+def keep_pin(run_dir: Path, pin: Mapping[str, str] | None) -> None:
+    """Write down what the owner's files are held to. Raises UvccError."""
+    if pin is None:
+        return
+    path = pin_file(run_dir)
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_text(json.dumps(dict(pin)))
+    except OSError as e:
+        raise UvccError(f"cannot write {path}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
+
+
+def owners_program(args: Sequence[str], command: str = "table", *, inherit: bool = False) -> str:
+    """Run ``uvcc-engine COMMAND``; what it prints, or straight to this process's output. Raises UvccError."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "uvcc_engine.cli", command, *args],
+            stdin=subprocess.DEVNULL,
+            stdout=None if inherit else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        raise UvccError(f"the owner's program took longer than {LIMIT_S:.0f} s", "is the data too large?") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        said = lines[-1].removeprefix(f"uvcc-engine {command}: ") if lines else f"exit code {done.returncode}"
+        raise ConfigError(said) if done.returncode == ConfigError.exit_code else UvccError(said)
+    return done.stdout or ""
+
+
+def model_words(model: Any) -> str:
+    """A model in a few words: its name, or the kinds of its layers."""
+    if isinstance(model, str):
+        return model
+    layers = model.get("layers", []) if isinstance(model, Mapping) else model
+    return " ".join(_layer_word(layer) for layer in layers) if isinstance(layers, list) else "?"
+
+
+def _layer_word(layer: Any) -> str:
+    if isinstance(layer, Mapping):
+        return str(layer.get("type") or next(iter(layer), "?"))
+    return str(layer)

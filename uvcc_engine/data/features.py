@@ -1,0 +1,184 @@
+"""From a table and its schema to features and labels. Statistics are those of the training rows, and no others'."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.data.schema import ONE_HOT, Column, Schema, Statistics, class_word
+from uvcc_engine.data.sets import Dataset, Floats, Ints
+from uvcc_engine.data.table import Table, is_missing
+
+Mask = NDArray[np.bool_]
+CLIP_AT: Final = (0.01, 0.99)
+_LEAST_SPREAD: Final = 1e-9
+"""Of a column's size: less than this between its values is rounding, not data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A data set as the network sees it, and the schema with the statistics that made it so."""
+
+    data: Dataset
+    schema: Schema
+
+
+def prepare(table: Table, schema: Schema) -> Prepared:
+    """Split, fit on the training rows, and turn every row into features. Raises ConfigError naming row and column."""
+    _check_columns(table, schema)
+    y, test = class_numbers(table, schema), held_out(table, schema)
+    if not test.any() or test.all():
+        raise ConfigError(
+            f"{table.name}: {int(test.sum())} of {len(table)} rows are for the test",
+            "change split.test in the schema, or bring more rows",
+        )
+    for at, value in enumerate(schema.values):
+        if not (y[~test] == at).any():
+            raise ConfigError(
+                f"{table.name} has no training row of class {value!r}", "take it from target.values, or add such rows"
+            )
+    fitted = schema.fitted({c.name: _fit(table, c, ~test) for c in schema.used})
+    x = transform(table, fitted)
+    return Prepared(Dataset(x[~test], y[~test], x[test], y[test], len(schema.values)), fitted)
+
+
+def transform(table: Table, schema: Schema) -> Floats:
+    """Features (rows, ``schema.features``) by the statistics of a fitted schema. Raises ConfigError as ``prepare``."""
+    parts: list[Floats] = []
+    for column in schema.used:
+        if column.statistics is None:
+            raise ConfigError(
+                f"the schema has no statistics of column {column.name!r}",
+                "take the fitted one that lies beside the opened weights",
+            )
+        parts += _one_hot(table, column) if column.kind == ONE_HOT else _scaled(table, column)
+    return np.stack(parts, axis=1)
+
+
+def class_numbers(table: Table, schema: Schema) -> Ints:
+    """The class of every row. Raises ConfigError naming a row whose target is missing or of no class."""
+    numbers = {value: at for at, value in enumerate(schema.values)}
+    found = np.zeros(len(table), dtype=np.int64)
+    for row, cell in enumerate(table.column(schema.target)):
+        at = numbers.get(class_word(cell))
+        if at is None:
+            what = "is empty" if is_missing(cell) else f"holds {cell[:40]!r}, which is none of the target's values"
+            raise ConfigError(
+                f"{table.place(row, schema.target)} {what}",
+                f"fill it in or take the row out; the values are {', '.join(schema.values[:8])}",
+            )
+        found[row] = at
+    return found
+
+
+def held_out(table: Table, schema: Schema) -> Mask:
+    """Which rows are for the test: a hash of the row's id, or of its number, so that a row stays on its side."""
+    ids = table.column(schema.by) if schema.by else [str(row) for row in range(len(table))]
+    return np.array([_draw(schema.seed, one) < schema.test for one in ids], dtype=np.bool_)
+
+
+def _draw(seed: int, one: str) -> float:
+    digest = hashlib.sha256(f"UVCC_SPLIT_V1|{seed}|{one}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") / 2.0**64
+
+
+def _check_columns(table: Table, schema: Schema) -> None:
+    known = {column.name for column in schema.columns} | {schema.target}
+    for column in schema.columns:
+        table.column(column.name)
+    for name in table.columns:
+        if name not in known:
+            raise ConfigError(
+                f"{table.name} has a column {name!r} of which the schema says nothing",
+                f"add it to columns, with kind: {'drop'} if it is not to be used",
+            )
+
+
+def _numbers(table: Table, column: Column) -> Floats:
+    """The column's numbers, nan where one is missing and may be."""
+    cells = table.column(column.name)
+    found = np.full(len(cells), np.nan)
+    for row in range(len(cells)):
+        number = table.number(row, column.name)
+        if number is None:
+            _may_miss(table, row, column)
+        elif column.kind == "log" and number <= -1.0:
+            raise ConfigError(
+                f"{table.place(row, column.name)} holds {number:g}, the logarithm of 1 + x needs more than -1",
+                "give the column kind: standardise or kind: clip",
+            )
+        else:
+            found[row] = number
+    return found
+
+
+def _may_miss(table: Table, row: int, column: Column) -> None:
+    if column.missing == "error":
+        raise ConfigError(
+            f"{table.place(row, column.name)} has no value",
+            "fill it in, or give the column missing: mean or missing: indicator",
+        )
+
+
+def _categories(table: Table, column: Column) -> Ints:
+    """The number of every row's category, -1 where it is missing and may be."""
+    numbers = {value: at for at, value in enumerate(column.values)}
+    found = np.full(len(table), -1, dtype=np.int64)
+    for row, cell in enumerate(table.column(column.name)):
+        if is_missing(cell) and class_word(cell) not in numbers:
+            _may_miss(table, row, column)
+            continue
+        at = numbers.get(class_word(cell))
+        if at is None:
+            raise ConfigError(
+                f"{table.place(row, column.name)} holds {cell[:40]!r}, which is none of the column's values",
+                "add it to the column's values in the schema, mend the cell, or leave it empty",
+            )
+        found[row] = at
+    return found
+
+
+def _fit(table: Table, column: Column, train: Mask) -> Statistics:
+    if column.kind == ONE_HOT:
+        seen = _categories(table, column)[train]
+        counts = np.bincount(seen[seen >= 0], minlength=len(column.values))
+        return Statistics(shares=tuple((counts / max(1, counts.sum())).tolist()))
+    known = _numbers(table, column)[train]
+    known = known[~np.isnan(known)]
+    if not known.size:
+        raise ConfigError(f"{table.name}: column {column.name!r} has no value in a training row", "give it kind: drop")
+    low, high = -np.inf, np.inf
+    if column.kind == "clip":
+        low, high = (float(q) for q in np.quantile(known, CLIP_AT))
+    x = np.clip(known, low, high)
+    x = np.log1p(x) if column.kind == "log" else x
+    if float(np.ptp(x)) <= _LEAST_SPREAD * max(1.0, float(np.abs(x).max())):
+        raise ConfigError(
+            f"{table.name}: column {column.name!r} is constant in the training rows", "give it kind: drop"
+        )
+    shift, spread = (x.min(), np.ptp(x)) if column.kind == "minmax" else (x.mean(), x.std())
+    return Statistics(float(known.mean()), float(low), float(high), float(shift), 1.0 / float(spread))
+
+
+def _scaled(table: Table, column: Column) -> list[Floats]:
+    s = column.statistics
+    assert s is not None
+    x = _numbers(table, column)
+    lacking = np.isnan(x)
+    x = np.clip(np.where(lacking, s.fill, x), s.low, s.high)
+    x = ((np.log1p(x) if column.kind == "log" else x) - s.shift) * s.scale
+    return [x, lacking.astype(np.float64)] if column.missing == "indicator" else [x]
+
+
+def _one_hot(table: Table, column: Column) -> list[Floats]:
+    s = column.statistics
+    assert s is not None
+    at = _categories(table, column)
+    rows = np.concatenate([np.eye(len(column.values)), [s.shares]])[at]  # the last line is that of -1
+    lacking = [(at < 0).astype(np.float64)] if column.missing == "indicator" else []
+    return [*rows.T, *lacking]

@@ -1,0 +1,126 @@
+"""A first schema of a table: what a look at the cells suggests, for the owner to read and change."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.data.schema import DROP, MOST_CATEGORIES, ONE_HOT, Column, Schema, class_word
+from uvcc_engine.data.table import Table, as_number, is_missing
+
+_TARGETS: Final = ("target", "label", "class", "y", "diagnosis", "outcome")
+_IDENTIFIER: Final = re.compile(r"(^|[_\s-])(id|key|uuid|number|no|nr)$|^(id|patient|name)([_\s-]|$)", re.IGNORECASE)
+_FAR: Final = 10.0  # deviations from the mean: a column with values beyond is clipped
+_FEW_MISSING: Final = 0.1
+_FEW_ROWS: Final = 20  # below this, texts that all differ may still be categories
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A schema, and per column what it was decided by, where that is not plain to see."""
+
+    schema: Schema
+    notes: dict[str, str]
+
+
+def infer(table: Table, target: str = "") -> Suggestion:
+    """Suggest a schema. Raises ConfigError for a table without a target of classes or without a column to learn from.
+
+    Without ``target`` the column called so, or label, class, y, diagnosis or outcome, is; else the last one.
+    """
+    target = target or next((n for n in table.columns if n.lower() in _TARGETS), list(table.columns)[-1])
+    values = _classes(table, target)
+    columns: list[Column] = []
+    notes: dict[str, str] = {}
+    by = ""
+    for name in table.columns:
+        if name == target:
+            continue
+        column, note, identifies = _column(table, name)
+        columns.append(column)
+        if note:
+            notes[name] = note
+        by = by or (name if identifies else "")
+    if all(column.kind == DROP for column in columns):
+        raise ConfigError(f"{table.name} has no column to learn from beside {target!r}", "see what its columns hold")
+    return Suggestion(Schema(target, values, tuple(columns), by=by), notes)
+
+
+def _classes(table: Table, target: str) -> tuple[str, ...]:
+    cells = table.column(target)
+    for row, cell in enumerate(cells):
+        if is_missing(cell):
+            raise ConfigError(f"{table.place(row, target)} is empty, and is the target", "fill it in, or take it out")
+    words = set(map(class_word, cells))
+    numbers = [as_number(word) for word in words]
+    real = any(n is not None and n != math.floor(n) for n in numbers if n is not None and math.isfinite(n))
+    if len(words) > MOST_CATEGORIES or (real and None not in numbers):
+        raise ConfigError(
+            f"{table.name}: the target {target!r} holds {len(words)} different values", "name a column of classes"
+        )
+    if len(words) < 2:
+        raise ConfigError(f"{table.name}: the target {target!r} holds only {cells[0]!r}", "name a column of classes")
+    return _sorted(words)
+
+
+def _sorted(words: set[str]) -> tuple[str, ...]:
+    """Numbers by size, before words by their letters."""
+
+    def place(word: str) -> tuple[bool, float, str]:
+        number = as_number(word)
+        return number is None, number if number is not None else 0.0, word
+
+    return tuple(sorted(words, key=place))
+
+
+def _column(table: Table, name: str) -> tuple[Column, str, bool]:
+    """The column, why, and whether it identifies its row."""
+    cells = table.columns[name]
+    rows = [row for row, cell in enumerate(cells) if not is_missing(cell)]
+    lacking = len(cells) - len(rows)
+    words = {class_word(cells[row]) for row in rows}
+    if len(words) <= 1 and not (words and lacking):
+        return Column(name, DROP), "constant" if words else "empty", False
+    numeric = [row for row in rows if as_number(cells[row]) is not None]
+    unique = len(words) == len(cells)
+    if len(numeric) == len(rows):
+        numbers = np.array([table.number(row, name) for row in rows], dtype=np.float64)
+        if unique and _IDENTIFIER.search(name) and np.array_equal(numbers, np.floor(numbers)):
+            return Column(name, DROP), "another number in every row: an identifier, by which rows are split", True
+        if len(words) == 1:
+            return Column(name, ONE_HOT, "indicator", tuple(words)), f"one value, missing in {lacking} rows", False
+        return _numbers(name, numbers, lacking, len(cells))
+    if len(numeric) > len(rows) // 2:
+        odd = next(row for row in rows if as_number(cells[row]) is None)
+        raise ConfigError(
+            f"{table.place(odd, name)} holds {cells[odd][:40]!r}, and {len(numeric)} other cells hold numbers",
+            "mend the cell, or leave it empty; a column of categories has few numbers",
+        )
+    if unique and len(cells) >= _FEW_ROWS:
+        named = bool(_IDENTIFIER.search(name))
+        return Column(name, DROP), "another text in every row" + (", by which rows are split" if named else ""), named
+    if len(words) > MOST_CATEGORIES:
+        return Column(name, DROP), f"{len(words)} different texts, too many to become features", False
+    return Column(name, ONE_HOT, "indicator" if lacking else "error", _sorted(words)), _told(lacking), False
+
+
+def _numbers(
+    name: str, x: np.ndarray[tuple[int, ...], np.dtype[np.float64]], lacking: int, rows: int
+) -> tuple[Column, str, bool]:
+    missing = "error" if not lacking else "mean" if lacking < _FEW_MISSING * rows else "indicator"
+    if set(x.tolist()) <= {0.0, 1.0}:
+        return Column(name, "minmax", missing), _told(lacking), False
+    spread = float(x.std())
+    if spread and float(np.abs(x - x.mean()).max()) > _FAR * spread:
+        note = f"values beyond {_FAR:g} deviations are clipped"
+        return Column(name, "clip", missing), "; ".join(filter(None, [note, _told(lacking)])), False
+    return Column(name, "standardise", missing), _told(lacking), False
+
+
+def _told(lacking: int) -> str:
+    return f"missing in {lacking} rows" if lacking else ""

@@ -1,0 +1,264 @@
+"""What a table's columns are and how they become features: ``schema.yaml``, read strictly and written readably.
+
+    target: {column: diagnosis, values: [benign, malignant]}
+    split: {test: 0.2, by: patient, seed: 7}
+    columns:
+      age: {kind: standardise, missing: mean}
+      smoker: {kind: one-hot, values: ['no', 'yes']}
+      patient: {kind: drop}
+
+The same file, fitted, holds each column's ``statistics`` too: those of the training rows. It never leaves the owner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+
+NUMERIC: Final = ("standardise", "minmax", "log", "clip")
+ONE_HOT: Final = "one-hot"
+DROP: Final = "drop"
+KINDS: Final = (*NUMERIC, ONE_HOT, DROP)
+MISSING: Final = ("error", "mean", "indicator")
+MOST_CATEGORIES: Final = 64
+"""More make a column of their own each, most of them nearly empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What the training rows say of one column. A number x, or ``fill`` where it is missing, is brought into
+    [``low``, ``high``], through the logarithm if the kind is log, and becomes (x - shift) * scale. ``shares``: how
+    often each category occurs, which stands in for one that is missing."""
+
+    fill: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    shift: float = 0.0
+    scale: float = 1.0
+    shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: ``kind`` says how it becomes features, ``missing`` what stands for a value that there is not.
+
+    Numbers: ``standardise`` to mean 0 and deviation 1, ``minmax`` to 0..1, ``log`` (of 1 + x) and ``clip`` (at the
+    quantiles 0.01 and 0.99), both standardised afterwards. ``one-hot``: a feature for each of ``values``.
+    ``mean`` puts in the training rows' mean, ``indicator`` that and a feature that says so, ``error`` refuses.
+    """
+
+    name: str
+    kind: str
+    missing: str = "error"
+    values: tuple[str, ...] = ()
+    statistics: Statistics | None = None
+
+    @property
+    def width(self) -> int:
+        """How many features it becomes."""
+        if self.kind == DROP:
+            return 0
+        return (len(self.values) if self.kind == ONE_HOT else 1) + (self.missing == "indicator")
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A whole schema. ``values``: the classes in the order of their numbers; ``by``: the column whose hash decides
+    whether a row trains or tests, the row's number if empty."""
+
+    target: str
+    values: tuple[str, ...]
+    columns: tuple[Column, ...]
+    test: float = 0.2
+    by: str = ""
+    seed: int = 7
+
+    @property
+    def features(self) -> int:
+        """Columns of what the network is fed."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def used(self) -> tuple[Column, ...]:
+        """The columns that become features."""
+        return tuple(column for column in self.columns if column.kind != DROP)
+
+    def fitted(self, statistics: Mapping[str, Statistics]) -> Schema:
+        """The same with the statistics of its columns."""
+        return replace(self, columns=tuple(replace(c, statistics=statistics.get(c.name)) for c in self.columns))
+
+
+def load_schema(path: Path) -> Schema:
+    """Read a schema file. Raises UnreadableError or ConfigError naming what is wrong and what to write."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableError(f"cannot read {path}: {error}", "uvcc data infer FILE writes one") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}", "mend that place") from error
+    return parse_schema(found, path.name)
+
+
+def parse_schema(found: object, where: str = "schema") -> Schema:
+    """A schema from plain values. Raises ConfigError naming the place."""
+    top = _mapping(found, where, ("target", "split", "columns"), ("target", "columns"))
+    target = _mapping(top["target"], f"{where}: target", ("column", "values"), ("column", "values"))
+    split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "by", "seed"), ())
+    columns = top["columns"]
+    if not isinstance(columns, Mapping) or not columns:
+        raise ConfigError(f"{where}: columns is no mapping", "write NAME: {kind: standardise} for every column")
+    schema = Schema(
+        target=_word(target["column"], f"{where}: target.column"),
+        values=_words(target["values"], f"{where}: target.values"),
+        columns=tuple(_column(_word(k, f"{where}: columns"), v, f"{where}: columns.{k}") for k, v in columns.items()),
+        test=_number(split.get("test", 0.2), f"{where}: split.test"),
+        by=_word(split["by"], f"{where}: split.by") if split.get("by") is not None else "",
+        seed=_seed(split.get("seed", 7), f"{where}: split.seed"),
+    )
+    _check(schema, where)
+    return schema
+
+
+def _check(schema: Schema, where: str) -> None:
+    if len(schema.values) < 2:
+        raise ConfigError(f"{where}: target.values has {len(schema.values)} classes", "name at least two")
+    if not 0.0 < schema.test < 1.0:
+        raise ConfigError(f"{where}: split.test is {schema.test:g}", "give the share of test rows, like 0.2")
+    if any(column.name == schema.target for column in schema.used):
+        raise ConfigError(f"{where}: the target {schema.target!r} is one of the features, too", "take it from columns")
+    if not schema.used:
+        raise ConfigError(f"{where}: every column is dropped", "give at least one another kind")
+
+
+def _column(name: str, found: object, where: str) -> Column:
+    if isinstance(found, str):
+        found = {"kind": found}
+    part = _mapping(found, where, ("kind", "missing", "values", "statistics"), ("kind",))
+    kind, missing = _one_of(part["kind"], KINDS, f"{where}.kind"), part.get("missing", "error")
+    values = _words(part["values"], f"{where}.values") if "values" in part else ()
+    if (kind == ONE_HOT) != bool(values):
+        raise ConfigError(f"{where} is of kind {kind} with {len(values)} values", "one-hot lists its values, no other")
+    if len(values) > MOST_CATEGORIES:
+        raise ConfigError(
+            f"{where} has {len(values)} categories, at most {MOST_CATEGORIES} become features",
+            "put rare ones together in the data, or give it kind: drop",
+        )
+    column = Column(name, kind, _one_of(missing, MISSING, f"{where}.missing"), values)
+    if "statistics" not in part:
+        return column
+    return replace(column, statistics=_statistics(part["statistics"], column, f"{where}.statistics"))
+
+
+def _statistics(found: object, column: Column, where: str) -> Statistics:
+    names = [f.name for f in fields(Statistics)]
+    part = dict(_mapping(found, where, names, ()))
+    shares = part.pop("shares", [])
+    if not isinstance(shares, list) or len(shares) != len(column.values):
+        raise ConfigError(f"{where}.shares does not fit {len(column.values)} values", "take the fitted schema as it is")
+    numbers = {key: _number(value, f"{where}.{key}") for key, value in part.items()}
+    return Statistics(**numbers, shares=tuple(_number(s, f"{where}.shares") for s in shares))
+
+
+def _mapping(found: object, where: str, known: Sequence[str], needed: Sequence[str]) -> Mapping[str, Any]:
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{where} is {_short(found)}", f"it is a mapping with {', '.join(known)}")
+    for key in found:
+        if key not in known:
+            near = get_close_matches(str(key)[:80], known, n=1, cutoff=0.0)
+            raise ConfigError(f"{where}: unknown key {_short(key)}", f"did you mean {near[0]!r}?")
+    for key in needed:
+        if key not in found:
+            raise ConfigError(f"{where} lacks {key!r}", f"it needs {', '.join(needed)}")
+    return found
+
+
+def _one_of(found: object, known: Sequence[str], where: str) -> str:
+    if isinstance(found, str) and found in known:
+        return found
+    near = get_close_matches(str(found)[:80], known, n=1, cutoff=0.5)
+    raise ConfigError(
+        f"{where} is {_short(found)}", f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}"
+    )
+
+
+def _word(found: object, where: str) -> str:
+    if isinstance(found, bool) or not isinstance(found, str | int | float) or not str(found).strip():
+        raise ConfigError(f"{where} is {_short(found)}", "YAML reads yes, no, on and off so: put words in quotes")
+    return str(found).strip()
+
+
+def _words(found: object, where: str) -> tuple[str, ...]:
+    if not isinstance(found, list):
+        raise ConfigError(f"{where} is {_short(found)}", "it is a list of the values that the column may hold")
+    words = tuple(class_word(_word(item, where)) for item in found)
+    if len(set(words)) != len(words):
+        raise ConfigError(f"{where} names a value twice", "name each once")
+    return words
+
+
+def class_word(cell: str) -> str:
+    """A category as it is compared: 1, 1.0 and 01 are the same, as are all other numbers of one value."""
+    try:
+        number = float(cell)
+    except ValueError:
+        return cell
+    return f"{number:.17g}" if math.isfinite(number) and "_" not in cell else cell
+
+
+def _number(found: object, where: str) -> float:
+    if isinstance(found, int | float) and not isinstance(found, bool) and not math.isnan(found):
+        return float(found)
+    raise ConfigError(f"{where} is {_short(found)}", "it must be a number")
+
+
+def _seed(found: object, where: str) -> int:
+    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**63:
+        return found
+    raise ConfigError(f"{where} is {_short(found)}", "it must be a whole number that is not negative")
+
+
+def _short(value: object) -> str:
+    return repr(value)[:80] if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+
+
+def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None = None) -> str:
+    """The schema as YAML that :func:`parse_schema` reads back unchanged; ``notes`` stand behind their columns."""
+    split: dict[str, Any] = {"test": schema.test, "seed": schema.seed} | ({"by": schema.by} if schema.by else {})
+    lines = [f"# {line}" for line in about.splitlines()]
+    lines += [_line("target", {"column": schema.target, "values": list(schema.values)}), _line("split", split)]
+    lines.append("columns:")
+    for column in schema.columns:
+        note = (notes or {}).get(column.name, "")
+        if note:
+            lines.append(f"  # {' '.join(note.split())}")
+        lines.append(f"  {_line(column.name, _column_to_json(column))}")
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, value: Mapping[str, Any]) -> str:
+    whole = yaml.safe_dump({name: dict(value)}, default_flow_style=True, width=math.inf, sort_keys=False)
+    return whole.strip()[1:-1]  # without the braces around the only key
+
+
+def _column_to_json(column: Column) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": column.kind}
+    if column.values:
+        found["values"] = list(column.values)
+    if column.missing != "error":
+        found["missing"] = column.missing
+    if column.statistics is not None:
+        default = Statistics()
+        told = {f.name: getattr(column.statistics, f.name) for f in fields(Statistics)}
+        found["statistics"] = {
+            k: list(v) if isinstance(v, tuple) else v for k, v in told.items() if v != getattr(default, k)
+        }
+    return found

@@ -1,0 +1,133 @@
+"""A table of text cells from a CSV file, read strictly: every complaint names the row, the column and the cure."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+
+MOST_BYTES: Final = 4 << 30
+"""What a table may weigh: its cells are held as text while it is read."""
+MISSING_WORDS: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
+_DELIMITERS: Final = (",", ";", "\t", "|")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns of stripped text cells by name, in the file's order, and the line on which each row ends.
+
+    ``digest``: SHA-256 of the very bytes that the cells came from.
+    """
+
+    name: str
+    columns: dict[str, list[str]]
+    lines: tuple[int, ...]
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def column(self, name: str) -> list[str]:
+        """The cells of a column. Raises ConfigError naming the nearest one that there is."""
+        if name in self.columns:
+            return self.columns[name]
+        near = get_close_matches(name, self.columns, n=1, cutoff=0.0)
+        raise ConfigError(f"{self.name} has no column {name!r}", f"did you mean {near[0]!r}?")
+
+    def place(self, row: int, column: str) -> str:
+        """Where a cell stands, for people: rows count from 1 below the header, lines as an editor shows them."""
+        return f"{self.name}, row {row + 1} (line {self.lines[row]}), column {column!r}"
+
+    def number(self, row: int, column: str) -> float | None:
+        """A cell as a finite number; None if it says that the value is missing. Raises ConfigError naming it."""
+        cell = self.columns[column][row]
+        if is_missing(cell):
+            return None
+        found = as_number(cell)
+        if found is None:
+            raise ConfigError(
+                f"{self.place(row, column)} holds {cell[:40]!r}, which is no number",
+                "mend the cell, or give the column kind: one-hot or kind: drop",
+            )
+        if not math.isfinite(found):
+            raise ConfigError(
+                f"{self.place(row, column)} holds {cell[:40]!r}, which is not finite",
+                "mend the cell, or leave it empty",
+            )
+        return found
+
+
+def is_missing(cell: str) -> bool:
+    """Whether a cell says that there is no value: empty, ``NA``, ``nan``, ``null``, ``?`` and their like."""
+    return cell.lower() in MISSING_WORDS
+
+
+def as_number(cell: str) -> float | None:
+    """The number that a cell holds, perhaps an infinite one; None if it holds none."""
+    try:
+        return float(cell) if "_" not in cell else None
+    except ValueError:
+        return None
+
+
+def read_table(path: Path) -> Table:
+    """A CSV file with a header line; cells parted by comma, semicolon, tab or bar, whichever the header has most of.
+
+    Raises UnreadableError if it cannot be read as text, ConfigError for a header or a row that does not fit.
+    """
+    raw = _bytes_of(path)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UnreadableError(f"{path.name}, line {line} is not UTF-8 text", "save the file as UTF-8") from None
+    first = text.lstrip("\r\n").partition("\n")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(_DELIMITERS, key=first.count), strict=True)
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    try:
+        for row in reader:
+            if row:  # an empty line is no row
+                rows.append(row)
+                lines.append(reader.line_num)
+    except csv.Error as error:
+        raise UnreadableError(f"{path.name}, line {reader.line_num}: {error}", "mend that line") from error
+    if len(rows) < 2:
+        raise ConfigError(f"{path.name} has no rows", "a header line with the columns' names, then one line a row")
+    header = _header(path.name, rows[0])
+    for number, (row, line) in enumerate(zip(rows[1:], lines[1:], strict=True), 1):
+        if len(row) != len(header):
+            raise ConfigError(
+                f"{path.name}, row {number} (line {line}) has {len(row)} cells, the header {len(header)}",
+                "mend that line; a cell that holds the delimiter goes into double quotes",
+            )
+    columns = {name: [row[at].strip() for row in rows[1:]] for at, name in enumerate(header)}
+    return Table(path.name, columns, tuple(lines[1:]), hashlib.sha256(raw).hexdigest())
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path} has more than {MOST_BYTES >> 30} GiB", "share it in parts, or as .npz")
+        return path.read_bytes()
+    except OSError as error:
+        raise UnreadableError(f"cannot read {path}: {error.strerror}", "check the path") from error
+
+
+def _header(file: str, cells: list[str]) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    if all(as_number(name) is not None for name in names):
+        raise ConfigError(f"{file} starts with numbers, not with its columns' names", "put a header line on top")
+    for at, name in enumerate(names, 1):
+        if not name:
+            raise ConfigError(f"{file}: column {at} has no name", "name it in the header line")
+        if name in names[: at - 1]:
+            raise ConfigError(f"{file} has two columns {name!r}", "rename one in the header line")
+    return names

@@ -1,0 +1,204 @@
+"""A data owner's own table: a schema from it, whether a job fits it, what is shared of it, and predictions in clear.
+
+``uvcc-engine table infer|plan|predict``; ``share`` prepares a table by :func:`prepared`. None of this is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from uvcc_engine.contract import extras, files
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.data.features import Prepared, prepare, transform
+from uvcc_engine.data.data_files import read_arrays, read_rows
+from uvcc_engine.data.infer import infer
+from uvcc_engine.data.schema import Schema, load_schema, schema_text
+from uvcc_engine.data.sets import Floats, load_digits
+from uvcc_engine.data.table import Table, read_table
+from uvcc_engine.model.layer_list import model_of_json, model_of_list, model_to_json
+from uvcc_engine.model.specs import ModelSpec, find_model
+
+WEIGHTS, MODEL, FITTED = "weights.npz", "model.json", "preprocessing.yaml"
+"""What an owner holds after a training: opened weights, the model, and the fitted schema."""
+_SCHEMA_NAME: Final = "{stem}.schema.yaml"
+
+
+def prepared(data: Path, schema: Path, pin: Path | None = None) -> Prepared:
+    """The table as the network sees it. Raises ConfigError if ``pin`` says that it is not what was planned with."""
+    table, plan = read_table(data), load_schema(schema)
+    if pin is not None:
+        now, then = digests(table, schema), files.read_json(pin)
+        for what, path in (("data", data), ("schema", schema)):
+            if now[what] != then.get(what):
+                raise ConfigError(
+                    f"{path.name} has changed since the run was planned", "put the old file back, or start a new run"
+                )
+    return prepare(table, plan)
+
+
+def digests(table: Table, schema: Path) -> dict[str, str]:
+    """What a plan holds the owner's files to. It stays with the owner: a digest of small data gives it away."""
+    try:
+        return {"data": table.digest, "schema": hashlib.sha256(schema.read_bytes()).hexdigest()}
+    except OSError as error:
+        raise UnreadableError(f"cannot read {schema}: {error.strerror}", "check the path") from error
+
+
+def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
+    """Write a first schema beside the table; never over one that is there already, unless that is asked for."""
+    out: Path = args.out or args.file.with_name(_SCHEMA_NAME.format(stem=args.file.stem))
+    if out.exists() and not args.force:
+        raise ConfigError(f"{out} exists already", "edit it, give --out another name, or --force to write a new one")
+    table = read_table(args.file)
+    found = infer(table, args.target)
+    prepare(table, found.schema)  # what is written can be trained on, or is refused here
+    about = f"{table.name}: {len(table)} rows. Read by `uvcc data infer`; change what it took wrongly.\n" + _HOW
+    files.write_atomic(out, schema_text(found.schema, about, found.notes).encode(), mode=0o600)
+    kinds = [c.kind for c in found.schema.columns]
+    return {
+        "schema": str(out),
+        "rows": len(table),
+        "features": found.schema.features,
+        "target": found.schema.target,
+        "classes": list(found.schema.values),
+        "columns": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "notes": found.notes,
+    }
+
+
+_HOW: Final = """Kinds: standardise, minmax, log, clip (numbers), one-hot (with values), drop.
+missing: error (the default), mean, indicator.
+target.values are the classes 0, 1, ...; split.by: the column whose hash puts a row into training or test."""
+
+
+def plan(args: argparse.Namespace) -> dict[str, Any]:
+    """What a profile leaves to the data: the model with all its shapes, and the number of test rows."""
+    asked = _asked(args.model)
+    found: dict[str, Any] = {}
+    if args.schema is not None:
+        if args.data is None:
+            raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
+        table = read_table(args.data)
+        made = prepare(table, load_schema(args.schema))
+        features, classes = made.schema.features, len(made.schema.values)
+        rows = {"train": len(made.data.train_x), "test": len(made.data.test_x)}
+        found = {"rows": rows, "pin": digests(table, args.schema)}
+    elif args.data is not None:
+        x, y = read_rows(args.data, args.labels)
+        features, classes = x.shape[1], int(y.max()) + 1
+    else:
+        digits = load_digits(0)
+        features, classes = digits.train_x.shape[1], digits.classes
+    if isinstance(asked, list):
+        model = model_of_list(asked, features, classes)
+    else:
+        model = find_model(asked) if isinstance(asked, str) else model_of_json(asked)
+    if (model.features, model.classes) != (features, classes):
+        raise ConfigError(
+            f"the data has {features} features and {classes} classes, {model.name} takes {model.features} and"
+            f" {model.classes}",
+            "give a model whose shapes follow the data, like job.model: [{linear: 16}, relu, linear]",
+        )
+    return found | {"model": asked if isinstance(asked, str) else model_to_json(model)}
+
+
+def _asked(text: str) -> Any:
+    """A name, or JSON: a list of layers or a model."""
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the model is no JSON: {str(error)[:80]}", "give a name, or a list of layers") from error
+
+
+def predict(args: argparse.Namespace) -> dict[str, Any]:
+    """Predict in clear with opened weights: a CSV with each row's class, and every class's probability."""
+    weights, model, schema = _trained(args)
+    table = read_table(args.data)
+    probabilities = _probabilities(model, weights, transform(table, schema))
+    ids = table.columns.get(schema.by) if schema.by else None
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow([schema.by if ids else "row", schema.target, *(f"p({value})" for value in schema.values)])
+    for row, p in enumerate(probabilities):
+        lines.writerow([ids[row] if ids else row + 1, schema.values[int(p.argmax())], *(f"{one:.6f}" for one in p)])
+    if args.out is None:
+        sys.stdout.write(out.getvalue())
+    else:
+        files.write_atomic(args.out, out.getvalue().encode(), mode=0o600)
+    counts = np.bincount(probabilities.argmax(1), minlength=len(schema.values)).tolist()
+    return {"rows": len(table), "classes": dict(zip(schema.values, counts, strict=True))}
+
+
+def _trained(args: argparse.Namespace) -> tuple[list[Floats], ModelSpec, Schema]:
+    """Weights, model and fitted schema. Raises ConfigError if they do not belong together."""
+    folder = args.model if args.model.is_dir() else args.model.parent
+    arrays = read_arrays(folder / WEIGHTS if args.model.is_dir() else args.model)
+    try:
+        said = json.loads((folder / MODEL).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnreadableError(f"cannot read {folder / MODEL}: {error}", "`uvcc owner open RUN` writes it") from error
+    model = find_model(said) if isinstance(said, str) else model_of_json(said)
+    wanted = {f"weight.{i}": spec.weight_shape for i, spec in enumerate(model.weights)}
+    if {name: array.shape for name, array in arrays.items()} != wanted:
+        raise ConfigError(f"the weights are not those of {folder / MODEL}", "open the run's results again")
+    schema = load_schema(args.schema or folder / FITTED)
+    if (schema.features, len(schema.values)) != (model.features, model.classes):
+        raise ConfigError(
+            f"the schema gives {schema.features} features and {len(schema.values)} classes, the model takes"
+            f" {model.features} and {model.classes}",
+            f"take the {FITTED} of the same training",
+        )
+    return [arrays[name] for name in wanted], model, schema
+
+
+def _probabilities(model: ModelSpec, weights: list[Floats], x: Floats) -> Floats:
+    extras.require("torch", "predictions are computed with it")
+    import torch
+
+    from uvcc_engine.model.plaintext import forward
+
+    with torch.no_grad():
+        logits = forward(model, [torch.from_numpy(w) for w in weights], torch.from_numpy(x))
+        return torch.softmax(logits, 1).numpy()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``uvcc-engine table``: returns the exit code; a summary goes to standard output as one JSON line."""
+    parser = argparse.ArgumentParser(prog="uvcc-engine table", description="The data owner's own table, in clear.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    first = verbs.add_parser("infer", help="write a first schema of a CSV file")
+    first.add_argument("file", type=Path)
+    first.add_argument("--target", default="", help="the column to learn; else target, label, ... or the last one")
+    first.add_argument("--out", type=Path, help="the schema's file; FILE.schema.yaml without it")
+    first.add_argument("--force", action="store_true", help="write over a schema that is there")
+    fits = verbs.add_parser("plan", help="the model's shapes and the rows, as the data gives them")
+    fits.add_argument("--model", required=True, help="a name, a list of layers or a model, both as JSON")
+    fits.add_argument("--data", type=Path)
+    fits.add_argument("--labels", type=Path)
+    fits.add_argument("--schema", type=Path)
+    use = verbs.add_parser("predict", help="predict in clear with opened weights")
+    use.add_argument("--model", type=Path, required=True, help=f"the folder with {WEIGHTS}, {MODEL} and {FITTED}")
+    use.add_argument("--schema", type=Path, help=f"a fitted schema, if it is not the {FITTED} beside the weights")
+    use.add_argument("--data", type=Path, required=True, help="a CSV file with the schema's columns")
+    use.add_argument("--out", type=Path, help="the predictions' CSV file; standard output without it")
+    args = parser.parse_args(argv)
+    try:
+        done = {"infer": infer_schema, "plan": plan, "predict": predict}[args.verb](args)
+    except UvccError as error:
+        print(f"uvcc-engine table: {error}", file=sys.stderr)
+        return error.exit_code
+    if args.verb != "predict" or args.out is not None:
+        print(json.dumps(done))
+    return 0
