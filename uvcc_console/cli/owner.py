@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def _predict(args: argparse.Namespace) -> int:
     command += ["--out", args.out] if args.out else []
     said = owners_program(command)
     if not args.out:
-        sys.stdout.write(said)
+        common.show(said.rstrip("\n"))
         return OK
     found: dict[str, Any] = json.loads(said)
     counts = ", ".join(f"{count} {name}" for name, count in found["classes"].items())
