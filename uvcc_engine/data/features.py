@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.data.csv_table import CsvTable, is_missing
 from uvcc_engine.data.schema import ONE_HOT, Column, Schema, Statistics, class_word
 from uvcc_engine.data.sets import Dataset, Floats, Ints
-from uvcc_engine.data.table import Table, is_missing
 
 Mask = NDArray[np.bool_]
 CLIP_AT: Final = (0.01, 0.99)
@@ -28,7 +28,7 @@ class Prepared:
     schema: Schema
 
 
-def prepare(table: Table, schema: Schema) -> Prepared:
+def prepare(table: CsvTable, schema: Schema) -> Prepared:
     """Split, fit on the training rows, and turn every row into features. Raises ConfigError naming row and column."""
     _check_columns(table, schema)
     y, test = class_numbers(table, schema), held_out(table, schema)
@@ -47,7 +47,7 @@ def prepare(table: Table, schema: Schema) -> Prepared:
     return Prepared(Dataset(x[~test], y[~test], x[test], y[test], len(schema.values)), fitted)
 
 
-def transform(table: Table, schema: Schema) -> Floats:
+def transform(table: CsvTable, schema: Schema) -> Floats:
     """Features (rows, ``schema.features``) by the statistics of a fitted schema. Raises ConfigError as ``prepare``."""
     parts: list[Floats] = []
     for column in schema.used:
@@ -60,7 +60,7 @@ def transform(table: Table, schema: Schema) -> Floats:
     return np.stack(parts, axis=1)
 
 
-def class_numbers(table: Table, schema: Schema) -> Ints:
+def class_numbers(table: CsvTable, schema: Schema) -> Ints:
     """The class of every row. Raises ConfigError naming a row whose target is missing or of no class."""
     numbers = {value: at for at, value in enumerate(schema.values)}
     found = np.zeros(len(table), dtype=np.int64)
@@ -76,7 +76,7 @@ def class_numbers(table: Table, schema: Schema) -> Ints:
     return found
 
 
-def held_out(table: Table, schema: Schema) -> Mask:
+def held_out(table: CsvTable, schema: Schema) -> Mask:
     """Which rows are for the test: a hash of the row's id, or of its number, so that a row stays on its side."""
     ids = table.column(schema.by) if schema.by else [str(row) for row in range(len(table))]
     return np.array([_draw(schema.seed, one) < schema.test for one in ids], dtype=np.bool_)
@@ -87,7 +87,7 @@ def _draw(seed: int, one: str) -> float:
     return int.from_bytes(digest[:8], "little") / 2.0**64
 
 
-def _check_columns(table: Table, schema: Schema) -> None:
+def _check_columns(table: CsvTable, schema: Schema) -> None:
     known = {column.name for column in schema.columns} | {schema.target}
     for column in schema.columns:
         table.column(column.name)
@@ -99,7 +99,7 @@ def _check_columns(table: Table, schema: Schema) -> None:
             )
 
 
-def _numbers(table: Table, column: Column) -> Floats:
+def _numbers(table: CsvTable, column: Column) -> Floats:
     """The column's numbers, nan where one is missing and may be."""
     cells = table.column(column.name)
     found = np.full(len(cells), np.nan)
@@ -117,7 +117,7 @@ def _numbers(table: Table, column: Column) -> Floats:
     return found
 
 
-def _may_miss(table: Table, row: int, column: Column) -> None:
+def _may_miss(table: CsvTable, row: int, column: Column) -> None:
     if column.missing == "error":
         raise ConfigError(
             f"{table.place(row, column.name)} has no value",
@@ -125,7 +125,7 @@ def _may_miss(table: Table, row: int, column: Column) -> None:
         )
 
 
-def _categories(table: Table, column: Column) -> Ints:
+def _categories(table: CsvTable, column: Column) -> Ints:
     """The number of every row's category, -1 where it is missing and may be."""
     numbers = {value: at for at, value in enumerate(column.values)}
     found = np.full(len(table), -1, dtype=np.int64)
@@ -143,7 +143,7 @@ def _categories(table: Table, column: Column) -> Ints:
     return found
 
 
-def _fit(table: Table, column: Column, train: Mask) -> Statistics:
+def _fit(table: CsvTable, column: Column, train: Mask) -> Statistics:
     if column.kind == ONE_HOT:
         seen = _categories(table, column)[train]
         counts = np.bincount(seen[seen >= 0], minlength=len(column.values))
@@ -165,7 +165,7 @@ def _fit(table: Table, column: Column, train: Mask) -> Statistics:
     return Statistics(float(known.mean()), float(low), float(high), float(shift), 1.0 / float(spread))
 
 
-def _scaled(table: Table, column: Column) -> list[Floats]:
+def _scaled(table: CsvTable, column: Column) -> list[Floats]:
     s = column.statistics
     assert s is not None
     x = _numbers(table, column)
@@ -175,7 +175,7 @@ def _scaled(table: Table, column: Column) -> list[Floats]:
     return [x, lacking.astype(np.float64)] if column.missing == "indicator" else [x]
 
 
-def _one_hot(table: Table, column: Column) -> list[Floats]:
+def _one_hot(table: CsvTable, column: Column) -> list[Floats]:
     s = column.statistics
     assert s is not None
     at = _categories(table, column)

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.data.csv_table import CsvTable, as_number, is_missing
 from uvcc_engine.data.schema import DROP, MOST_CATEGORIES, ONE_HOT, Column, Schema, class_word
-from uvcc_engine.data.table import Table, as_number, is_missing
 
 _TARGETS: Final = ("target", "label", "class", "y", "diagnosis", "outcome")
 _IDENTIFIER: Final = re.compile(r"(^|[_\s-])(id|key|uuid|number|no|nr)$|^(id|patient|name)([_\s-]|$)", re.IGNORECASE)
@@ -28,7 +28,7 @@ class Suggestion:
     notes: dict[str, str]
 
 
-def infer(table: Table, target: str = "") -> Suggestion:
+def infer(table: CsvTable, target: str = "") -> Suggestion:
     """Suggest a schema. Raises ConfigError for a table without a target of classes or without a column to learn from.
 
     Without ``target`` the column called so, or label, class, y, diagnosis or outcome, is; else the last one.
@@ -51,7 +51,7 @@ def infer(table: Table, target: str = "") -> Suggestion:
     return Suggestion(Schema(target, values, tuple(columns), by=by), notes)
 
 
-def _classes(table: Table, target: str) -> tuple[str, ...]:
+def _classes(table: CsvTable, target: str) -> tuple[str, ...]:
     cells = table.column(target)
     for row, cell in enumerate(cells):
         if is_missing(cell):
@@ -78,7 +78,7 @@ def _sorted(words: set[str]) -> tuple[str, ...]:
     return tuple(sorted(words, key=place))
 
 
-def _column(table: Table, name: str) -> tuple[Column, str, bool]:
+def _column(table: CsvTable, name: str) -> tuple[Column, str, bool]:
     """The column, why, and whether it identifies its row."""
     cells = table.columns[name]
     rows = [row for row, cell in enumerate(cells) if not is_missing(cell)]

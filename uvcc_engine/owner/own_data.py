@@ -19,12 +19,12 @@ import numpy as np
 
 from uvcc_engine.contract import extras, files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.data.features import Prepared, prepare, transform
+from uvcc_engine.data.csv_table import CsvTable, read_table
 from uvcc_engine.data.data_files import read_arrays, read_rows
+from uvcc_engine.data.features import Prepared, prepare, transform
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import Schema, load_schema, schema_text
 from uvcc_engine.data.sets import Floats, load_digits
-from uvcc_engine.data.table import Table, read_table
 from uvcc_engine.model.layer_list import model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.specs import ModelSpec, find_model
 
@@ -46,7 +46,7 @@ def prepared(data: Path, schema: Path, pin: Path | None = None) -> Prepared:
     return prepare(table, plan)
 
 
-def digests(table: Table, schema: Path) -> dict[str, str]:
+def digests(table: CsvTable, schema: Path) -> dict[str, str]:
     """What a plan holds the owner's files to. It stays with the owner: a digest of small data gives it away."""
     try:
         return {"data": table.digest, "schema": hashlib.sha256(schema.read_bytes()).hexdigest()}

@@ -20,7 +20,7 @@ _DELIMITERS: Final = (",", ";", "\t", "|")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CsvTable:
     """Columns of stripped text cells by name, in the file's order, and the line on which each row ends.
 
     ``digest``: SHA-256 of the very bytes that the cells came from.
@@ -77,7 +77,7 @@ def as_number(cell: str) -> float | None:
         return None
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> CsvTable:
     """A CSV file with a header line; cells parted by comma, semicolon, tab or bar, whichever the header has most of.
 
     Raises UnreadableError if it cannot be read as text, ConfigError for a header or a row that does not fit.
@@ -109,7 +109,7 @@ def read_table(path: Path) -> Table:
                 "mend that line; a cell that holds the delimiter goes into double quotes",
             )
     columns = {name: [row[at].strip() for row in rows[1:]] for at, name in enumerate(header)}
-    return Table(path.name, columns, tuple(lines[1:]), hashlib.sha256(raw).hexdigest())
+    return CsvTable(path.name, columns, tuple(lines[1:]), hashlib.sha256(raw).hexdigest())
 
 
 def _bytes_of(path: Path) -> bytes:
