@@ -19,7 +19,7 @@ from uvcc_console.core import paths
 from uvcc_console.plan import owndata
 from uvcc_console.plan.plan import engine_job, make_plan
 from uvcc_console.plan.profile import load, parse
-from uvcc_console.plan.schema import PrivateJob
+from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.stages.training.agree import check_job
 from uvcc_console.runs.processes import create_run
 from uvcc_engine.contract.errors import ConfigError, UvccError
@@ -107,7 +107,7 @@ async def test_data_that_changed_since_the_plan_is_refused_before_a_pod_is_rente
 
 def test_the_key_is_called_schema_in_profiles_and_in_what_is_said_of_them(table: Path) -> None:
     _, profile = load("demo", [f"job.data={table}", "job.schema=x.yaml"])
-    assert isinstance(profile.job, PrivateJob)
+    assert isinstance(profile.job, PrivateJobSettings)
     assert profile.job.data_schema == "x.yaml"
     with pytest.raises(ConfigError) as caught:
         load("demo", ["job.schemma=x.yaml"])
@@ -123,7 +123,7 @@ def test_a_demo_on_a_table_needs_no_profile(
     assert "50 rows, 2 features" in capsys.readouterr().err
     assert table.with_name("patients.schema.yaml").exists()
     profile, _ = owndata.settle(load("demo", sets[0])[1])
-    assert isinstance(profile.job, PrivateJob)
+    assert isinstance(profile.job, PrivateJobSettings)
     assert profile.job.model["features"] == 2
     assert profile.job.reveal == ["loss", "accuracy", "weights"]
     assert main(["demo", "--headless", "--data", str(table), "--model", "[linear]"]) == 0
