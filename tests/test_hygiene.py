@@ -58,7 +58,7 @@ def test_no_path_of_a_machine_in_tracked_files() -> None:
 def test_the_readme_promises_no_more_than_the_policy_states() -> None:
     """Who operates a run is signed in every policy; the sentences about privacy must say the same."""
     from uvcc_engine.contract.topology import Topology
-    from uvcc_engine.transcript.operation import IN_CLEAR, ONE_OPERATOR, Operation
+    from uvcc_engine.transcript.terms.operation import IN_CLEAR, ONE_OPERATOR, Operation
 
     text = " ".join((ROOT / "README.md").read_text().split())
     stated = Operation.of(Topology(replicas=2))

@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "share": ("uvcc_engine.owner.client", "split inputs and seal each share to its party"),
     "table": ("uvcc_engine.owner.own_data", "the data owner's: a schema from a CSV file, predictions in clear"),
     "audit": ("uvcc_engine.owner.audit", "the data owner's: replay a run from its seeds, name who strayed"),
-    "verify": ("uvcc_engine.transcript.cli", "check a run, its artifacts or a proof bundle"),
+    "verify": ("uvcc_engine.transcript.proof.cli", "check a run, its artifacts or a proof bundle"),
     "selftest": ("uvcc_engine.agent.selftest", "check that this installation can do its work"),
     "longctx": ("uvcc_engine.nsa.longctx", "one attention layer over 65,536 tokens: time, blocks read, memory"),
     "bench": ("uvcc_engine.bench", "measure: bench NAME [--json]"),

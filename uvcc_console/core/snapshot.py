@@ -9,7 +9,7 @@ from typing import Any
 
 from uvcc_console.core.series import Series
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.transcript.operation import Operation
+from uvcc_engine.transcript.terms.operation import Operation
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 

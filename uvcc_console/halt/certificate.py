@@ -27,8 +27,8 @@ from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.halt.machine import PodEvidence
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.transcript import sshsig
-from uvcc_engine.transcript.canonical import canonical
+from uvcc_engine.transcript.formats.canonical import canonical
+from uvcc_engine.transcript.signing import sshsig
 
 NAMESPACE: Final = "uvcc-halt"
 SIGNERS: Final = "halt_signers"

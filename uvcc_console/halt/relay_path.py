@@ -31,7 +31,8 @@ from uvcc_engine.contract import records
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.outside import record, said, whole
 from uvcc_engine.contract.topology import Coord
-from uvcc_engine.transcript import boxes, orders, sshsig
+from uvcc_engine.transcript.signed import boxes, orders
+from uvcc_engine.transcript.signing import sshsig
 
 log = logger(__name__)
 FOLDER: Final = "relay"

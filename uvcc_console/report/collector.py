@@ -23,10 +23,12 @@ from uvcc_console.core.log import logger
 from uvcc_console.report.record import ARTIFACTS
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.files import write_atomic
-from uvcc_engine.transcript import manifest, reading, sshsig
-from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
-from uvcc_engine.transcript.policy import LARGEST, Policy
-from uvcc_engine.transcript.signers import AllowedSigners
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.proof import manifest
+from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
+from uvcc_engine.transcript.signing import sshsig
+from uvcc_engine.transcript.signing.signers import AllowedSigners
+from uvcc_engine.transcript.terms.policy import LARGEST, Policy
 
 log = logger(__name__)
 

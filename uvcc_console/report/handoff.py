@@ -36,8 +36,8 @@ from uvcc_console.report.redact import checked
 from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract.text import clean
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.transcript import reading
-from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
 
 __all__ = ["MET", "NOT_MET", "NOT_SHOWN", "Criterion", "Handoff", "handoff", "write_handoff"]
 OUTPUT: Final = "handoff.md"

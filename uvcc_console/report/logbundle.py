@@ -25,9 +25,10 @@ from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.transcript import manifest, reading
-from uvcc_engine.transcript.bundle import NAME, Bundle
-from uvcc_engine.transcript.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.proof import manifest
+from uvcc_engine.transcript.proof.bundle import NAME, Bundle
+from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE
 
 OUTPUT: Final = "all_logs_explained.md"
 _ANY: Final = 2**60  # read piece by piece

@@ -18,10 +18,10 @@ from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.run_log import Translator, human
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.transcript.bundle import NAME, POLICY_FILE
-from uvcc_engine.transcript.commits import RECORDS, check_record
-from uvcc_engine.transcript.policy import Policy
-from uvcc_engine.transcript.verifier import Certificate, verify
+from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
+from uvcc_engine.transcript.proof.verifier import Certificate, verify
+from uvcc_engine.transcript.terms.commit_record import RECORDS, check_record
+from uvcc_engine.transcript.terms.policy import Policy
 
 SUMS: Final = "SHA256SUMS"
 EVENTS: Final = "events.jsonl"

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_console.core.snapshot import Snapshot, VerdictView
-from uvcc_engine.transcript import files
-from uvcc_engine.transcript.files import PEERS
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.leaf_file import PEERS
 
 ARTIFACTS: Final = "artifacts"
-_TOP: Final = (files.BUNDLE, files.POLICY, files.SIGNATURES)
-_OF_TRANSCRIPT: Final = (files.LEAVES, files.ROOTS, files.OPENINGS, files.RESULT, PEERS)
+_TOP: Final = (leaf_file.BUNDLE, leaf_file.POLICY, leaf_file.SIGNATURES)
+_OF_TRANSCRIPT: Final = (leaf_file.LEAVES, leaf_file.ROOTS, leaf_file.OPENINGS, leaf_file.RESULT, PEERS)
 _Mark = tuple[int, int, int, int, int]
 _known: dict[Path, tuple[_Mark, str]] = {}
 
@@ -27,7 +27,7 @@ _known: dict[Path, tuple[_Mark, str]] = {}
 def evidence(folder: Path) -> list[str]:
     """Names, relative to a phase's folder, of the files that its verification rests on."""
     found = [name for name in _TOP if (folder / name).is_file()]
-    for home in sorted(p for p in folder.rglob(files.folder_name("*")) if p.is_dir()):
+    for home in sorted(p for p in folder.rglob(leaf_file.folder_name("*")) if p.is_dir()):
         found += [(home / n).relative_to(folder).as_posix() for n in _OF_TRANSCRIPT if (home / n).is_file()]
     return found
 

@@ -16,8 +16,8 @@ from uvcc_console.core.state import reduce
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Coord, Topology
-from uvcc_engine.transcript.bundle import NAME, Bundle, read_bundle
-from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.transcript.proof.bundle import NAME, Bundle, read_bundle
+from uvcc_engine.transcript.terms.policy import Policy
 
 log = logger(__name__)
 

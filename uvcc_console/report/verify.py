@@ -15,9 +15,10 @@ from uvcc_console.core import paths
 from uvcc_console.report import collector
 from uvcc_console.report.record import JOURNAL, identities, pins_of_identities
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.transcript import cli, package, reading
-from uvcc_engine.transcript.signers import AllowedSigners
-from uvcc_engine.transcript.sshsig import COLLECTOR
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.proof import cli, package
+from uvcc_engine.transcript.signing.signers import AllowedSigners
+from uvcc_engine.transcript.signing.sshsig import COLLECTOR
 
 _WAIT_S = 2.0
 _MOST_EVENTS = 1_000_000
@@ -89,5 +90,5 @@ def _event(kind: str, ts: float, data: str) -> ev.Event | None:
 
 
 def run_verify(argv: Sequence[str], resolve: Callable[[str], Path] = Path) -> int:
-    """The verb; its exit codes are those of :mod:`uvcc_engine.transcript.cli`. ``resolve``: a run's name -> folder."""
+    """The verb, with the exit codes of :mod:`uvcc_engine.transcript.proof.cli`. ``resolve``: a run's name -> folder."""
     return cli.main(argv, pins=lambda path: pins_of(resolve(str(path))), resolve=resolve, prog="uvcc verify")

@@ -23,7 +23,7 @@ from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.files import checked_run_id, write_atomic
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.transcript import boxes
+from uvcc_engine.transcript.signed import boxes
 
 SIGNERS: Final = "signers.json"
 DOMAIN: Final = processes.DOMAIN

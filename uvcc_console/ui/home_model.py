@@ -21,7 +21,7 @@ from uvcc_console.ui.glyphs import Glyphs
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.rechecks import Rechecks
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.transcript.operation import Operation
+from uvcc_engine.transcript.terms.operation import Operation
 
 if TYPE_CHECKING:
     from uvcc_console.fleet.provider import Quote

@@ -28,9 +28,9 @@ from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Plane, Tag
 from uvcc_engine.plane.connect import open_plane
-from uvcc_engine.transcript import kinds
-from uvcc_engine.transcript.identity import Identity, PublicIdentity
-from uvcc_engine.transcript.roots import sid_of
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.leaves.roots import sid_of
+from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
 MIB: Final = 1 << 20
 REPEATS: Final = 3

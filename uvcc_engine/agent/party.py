@@ -25,7 +25,7 @@ def ensure_identity(folder: Path, seed_hex: str = "") -> dict[str, Any]:
     """The public identity in ``folder``; it is created if there is none. A half-made one is set aside."""
     public = folder / "public.json"
     if not public.exists():
-        from uvcc_engine.transcript.identity import Identity
+        from uvcc_engine.transcript.signing.identity import Identity
 
         made = folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
         try:
@@ -49,8 +49,8 @@ def sign_policy(folder: Path, text: str) -> dict[str, Any]:
     Returns ``{party, policy_hash, signature}``. Raises ConfigError naming what the policy gets wrong.
     """
     try:
-        from uvcc_engine.transcript import policy as policies
-        from uvcc_engine.transcript.identity import Identity
+        from uvcc_engine.transcript.signing.identity import Identity
+        from uvcc_engine.transcript.terms import policy as policies
     except ImportError as error:
         raise UvccError(f"this installation cannot sign policies: {error}", "install the engine completely") from error
     if not code_hash():

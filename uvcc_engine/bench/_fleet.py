@@ -31,11 +31,11 @@ from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sealing.inputs import share_dataset
-from uvcc_engine.transcript.bundle import assemble_folder
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.origin import Migration
-from uvcc_engine.transcript.policy import Policy, PolicyParty, sign_policy, write_signatures
-from uvcc_engine.transcript.verifier import Certificate, verify
+from uvcc_engine.transcript.proof.bundle import assemble_folder
+from uvcc_engine.transcript.proof.verifier import Certificate, verify
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.migration import Migration
+from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy, write_signatures
 
 CODE = hashlib.sha256(b"the wheel of the fleet").hexdigest()
 OWNER = Identity(b"O" * 32, b"W" * 32)

@@ -28,7 +28,7 @@ from uvcc_engine.mpc.selection import matmul_relu_protocol, relu_only_protocol
 from uvcc_engine.mpc.share import Share, share_of, split
 from uvcc_engine.plane.api import Buffer, Plane, Tag
 from uvcc_engine.plane.connect import open_plane
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 SID = hashlib.sha256(b"bench mpc").digest()
 BATCH = 128

@@ -19,7 +19,7 @@ from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.topology import Topology
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.transcript.roots import epoch_roots
+from uvcc_engine.transcript.leaves.roots import epoch_roots
 
 SIZE: Final = Topology(8, 4, 2, 32)
 MEMORY_BAR: Final = 9 << 30

@@ -18,7 +18,7 @@ from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.connect import open_link, open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.plane.timing import Outgoing
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 SID: Final = hashlib.sha256(b"bench plane").digest()
 _SMALL: Final = 1024

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
-from uvcc_engine.transcript import kinds
-from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE, assemble_folder
-from uvcc_engine.transcript.evidence import WorkerEvidence
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.policy import Policy, PolicyParty, sign_policy, write_signatures
+from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE, assemble_folder
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy, write_signatures
 
 CODE_HASH = hashlib.sha256(b"the wheel").hexdigest()
 VALUES = {"loss": 0.25, "accuracy": 0.96875}

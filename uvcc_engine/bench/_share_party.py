@@ -31,8 +31,8 @@ from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
-from uvcc_engine.transcript.evidence import WorkerEvidence
-from uvcc_engine.transcript.roots import EpochRoot, sid_of
+from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
+from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from uvcc_engine.bench._parties import said_by
 from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 DELAY_S: Final = 0.020
 # most times the machine's floor, most bytes per party, most rounds

@@ -21,11 +21,11 @@ from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.calibration import Bar
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
-from uvcc_engine.transcript import kinds
-from uvcc_engine.transcript.evidence import WorkerEvidence
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.store import TranscriptStore
-from uvcc_engine.transcript.verifier import Certificate, verify
+from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.leaves.store import TranscriptStore
+from uvcc_engine.transcript.proof.verifier import Certificate, verify
+from uvcc_engine.transcript.signing.identity import Identity
 
 _SID: Final = hashlib.sha256(b"bench").digest()
 _EPOCH_LEAVES: Final = 65_536  # of one worker

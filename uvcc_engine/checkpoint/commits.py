@@ -18,7 +18,8 @@ from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.model.state_digests import whole_digest
-from uvcc_engine.transcript.commits import (
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.commit_record import (
     NAMESPACE,
     RECORD,
     RECORDS,
@@ -28,8 +29,7 @@ from uvcc_engine.transcript.commits import (
     check_record,
     checked_statement,
 )
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.transcript.terms.policy import Policy
 
 __all__ = [
     "NAMESPACE",

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.sealing.box import derive
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 MAGIC: Final = b"UVCCREST1"
 _LABEL: Final = "checkpoint"

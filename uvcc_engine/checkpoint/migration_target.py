@@ -1,7 +1,7 @@
-"""Take over the state that another policy's checkpoint left: opened, checked, put together, cut up for this worker.
+"""The receiving side of a migration: the state of another policy's checkpoint is opened, checked and cut up anew.
 
-``start/`` in the run directory holds the old policy, the COMMIT record and the boxes that ``handover`` made for this
-pod. Which of a component's holders made its box does not matter: the digest that both of them signed decides.
+``start/`` in the run directory holds the old policy, the COMMIT record and the boxes that ``migration_source`` made for
+this pod. Which of a component's holders made its box does not matter: the digest that both of them signed decides.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.state_digests import HALVES, component_digest, stored_name, whole_digest
 from uvcc_engine.sealing.box import unseal
 from uvcc_engine.sealing.components import Ring, decode_component
-from uvcc_engine.transcript.bundle import POLICY_FILE
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.origin import Migration, record_hash
-from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.migration import Migration, record_hash
+from uvcc_engine.transcript.terms.policy import Policy
 
 START: Final = "start"
 _FORMAT: Final = "uvcc-start-1"

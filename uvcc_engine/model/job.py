@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.transcript.origin import Migration
+from uvcc_engine.transcript.terms.migration import Migration
 
 REVEALABLE: Final = ("loss", "accuracy", "weights", "predictions", "seeds")
 SCHEDULES: Final = ("linear", "constant")

@@ -21,7 +21,7 @@ from uvcc_engine.mpc.roles import Roles, roles
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import Share, encode
 from uvcc_engine.mpc.truncation import Opened, truncate_product_protocol
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 DEALER = 2
 _SCALE_BITS = 11

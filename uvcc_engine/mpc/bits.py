@@ -17,7 +17,7 @@ from uvcc_engine.mpc.roles import known, online_part, roles
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.selection import b2a_protocol, drelu_arithmetic_protocol
 from uvcc_engine.mpc.share import BoolShare, Share, stack
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 
 def decompose_protocol(

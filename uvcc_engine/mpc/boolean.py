@@ -18,7 +18,7 @@ from uvcc_engine.mpc.layout import level
 from uvcc_engine.mpc.roles import known, online_part, roles
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import BoolShare, Share
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 DEALER = 2
 DIGIT = 3  # 21 digits of 3 bits make the 63 bits below the sign

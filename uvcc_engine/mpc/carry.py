@@ -24,7 +24,7 @@ from uvcc_engine.mpc.layout import Level, level
 from uvcc_engine.mpc.prg import Draws
 from uvcc_engine.mpc.roles import Roles, known, roles
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 
 @dataclass(frozen=True, slots=True)

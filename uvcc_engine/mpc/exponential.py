@@ -27,7 +27,7 @@ from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.selection import open_bits, pair_to_share_protocol, select_dealt_protocol
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.mpc.truncation import Opened, truncate_pair_protocol
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 EXP_RANGE = 16
 _DIGIT = 4

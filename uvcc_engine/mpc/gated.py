@@ -21,7 +21,7 @@ from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.selection import pair_to_share_protocol
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.mpc.truncation import check_shift, from_wire, to_wire, wire_form
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 
 def matmul_gated_protocol(

@@ -15,7 +15,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import Share, decode
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 
 def _digest(x: Tensor) -> Tensor:

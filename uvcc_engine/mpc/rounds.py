@@ -17,7 +17,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.plane.api import Tag
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 T = TypeVar("T")
 LARGE = 1 << 18  # bytes: a part of this size is a message of its own

@@ -21,7 +21,7 @@ from uvcc_engine.mpc.roles import Roles, assemble, known, mine_part, online_part
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.mpc.truncation import Opened
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 
 def open_bits(role: Roles, b: PairBits, message: Round, left: Tensor | None, right: Tensor | None) -> Tensor | None:

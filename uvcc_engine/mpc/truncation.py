@@ -33,7 +33,7 @@ from uvcc_engine.mpc.prg import OWN
 from uvcc_engine.mpc.roles import Roles, assemble, known, places, roles
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 MAX_SHIFT = 50
 SPARING = 1 << 16  # outputs from which bytes matter more than a round, for shifts of more than 16 bits

@@ -27,7 +27,7 @@ from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.sealing.inputs import PARTIES, open_inputs, share_dataset
 from uvcc_engine.sharding.validation import fit_model
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 BAR_POINTS: Final = 0.5
 JOBS: Final = {

@@ -28,14 +28,15 @@ from uvcc_engine.owner.client import sealed_name
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.sealing.seeds import Seeds, check_pairs, open_seeds, seeds_name
 from uvcc_engine.sharding.validation import fit_model
-from uvcc_engine.transcript import files, reading
-from uvcc_engine.transcript.bundle import POLICY_FILE, find_folders
-from uvcc_engine.transcript.digests import pieces
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.leaf import RECEIVED, SENT, WIRE_KINDS, Key, Leaf, blind_state, make_record
-from uvcc_engine.transcript.policy import Policy
-from uvcc_engine.transcript.roots import sid_of
-from uvcc_engine.transcript.write_ahead_log import open_records
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.leaf import RECEIVED, SENT, WIRE_KINDS, Key, Leaf, blind_state, make_record
+from uvcc_engine.transcript.leaves.payload_digests import pieces
+from uvcc_engine.transcript.leaves.roots import sid_of
+from uvcc_engine.transcript.leaves.write_ahead_log import open_records
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE, find_folders
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import Policy
 
 _PATIENCE_S: Final = 3600.0
 Records = Mapping[Key, bytes]
@@ -134,9 +135,9 @@ def replay(policy: Policy, seeds: Mapping[int, Seeds], sealed: Mapping[int, byte
 
 def recorded(folder: Path, epoch: int) -> tuple[Records, bool]:
     """What a worker's transcript holds of an epoch, and whether it was finalised. Raises UnreadableError."""
-    for file, block in files.blocks(folder / files.LEAVES):
+    for file, block in leaf_file.blocks(folder / leaf_file.LEAVES):
         if block.epoch == epoch:
-            return _by_key(files.records(file, block)), True
+            return _by_key(leaf_file.records(file, block)), True
     return _by_key(open_records(folder, epoch)), False
 
 

@@ -32,7 +32,7 @@ from uvcc_engine.sealing.joint import combine
 from uvcc_engine.sealing.release import box_name, open_weights
 from uvcc_engine.sharding.partition import join_weight, place_layers, weights_of
 from uvcc_engine.sharding.validation import PREDICTION, QUERY, check_tensors, fit_model, shapes_of
-from uvcc_engine.transcript.identity import Identity, PublicIdentity
+from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
 
 def dataset_for(

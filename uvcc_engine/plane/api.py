@@ -13,7 +13,7 @@ class Tag(NamedTuple):
 
     ``epoch`` is the training step of the transcript; ``stream`` separates concurrent flows (0 = main; microbatches
     and phases get their own); ``op`` counts operations inside (epoch, stream), equal on both ends; ``kind`` is a
-    ``uvcc_engine.transcript.kinds`` value.
+    ``uvcc_engine.transcript.formats.kinds`` value.
     """
 
     epoch: int

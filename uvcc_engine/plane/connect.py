@@ -30,7 +30,7 @@ from uvcc_engine.plane.relay_locator import RelayLocator, RelocatingLink
 from uvcc_engine.plane.secure_session import SigningIdentity
 from uvcc_engine.plane.stream_link import StreamLink, stream_address
 from uvcc_engine.plane.timing import LinkTiming
-from uvcc_engine.transcript.identity import PublicIdentity
+from uvcc_engine.transcript.signing.identity import PublicIdentity
 
 KINDS: Final = ("auto", "direct", "stream", "relay", "nats")
 _MAX_HEALTH: Final = 1 << 16

@@ -23,7 +23,7 @@ from uvcc_engine.plane.roundtrip import RoundTrip
 from uvcc_engine.plane.seals import open_bulk, open_packed, seal
 from uvcc_engine.plane.secure_session import Greeting, Handshake, SecureSession, SigningIdentity
 from uvcc_engine.plane.timing import Counters, LinkTiming, Outgoing, passing
-from uvcc_engine.transcript.identity import PublicIdentity
+from uvcc_engine.transcript.signing.identity import PublicIdentity
 
 MOST_STREAMS: Final = 16_384  # an acknowledgement of all must fit into a frame
 

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.quiet import Bucket
-from uvcc_engine.transcript.identity import PublicIdentity, verify_signature
+from uvcc_engine.transcript.signing.identity import PublicIdentity, verify_signature
 
 NAMESPACE: Final = "uvcc-plane"
 _HELLO = struct.Struct(

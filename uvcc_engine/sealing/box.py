@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.transcript.identity import Identity, PublicIdentity
+from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
 MAGIC: Final = b"UVCCBOX1"
 _NONCE: Final = bytes(12)

@@ -20,7 +20,7 @@ from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.data.sets import Dataset, Floats, one_hot
 from uvcc_engine.sealing.box import canonical, derive, seal, sha256, unseal
 from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
-from uvcc_engine.transcript.identity import Identity, PublicIdentity
+from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
 PARTIES: Final = 3
 FEATURE_LIMIT: Final = 1024.0

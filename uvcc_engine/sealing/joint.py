@@ -19,7 +19,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, Verificati
 from uvcc_engine.sealing.box import canonical, sha256
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PARTIES, PartyInputs, SharedInputs, open_inputs
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 MAGIC: Final = b"UVCCSET1"
 _MAX_HEADER: Final = 1 << 20

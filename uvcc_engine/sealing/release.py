@@ -15,7 +15,7 @@ from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.sealing.box import seal, unseal
 from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
-from uvcc_engine.transcript.identity import Identity, PublicIdentity
+from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
 _FORMAT: Final = "uvcc-weights-1"
 _NO_BLIND: Final = bytes(32)

@@ -18,9 +18,9 @@ from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.sealing.box import box_key, canonical, open_with, seal, unseal
 from uvcc_engine.sealing.inputs import PartyInputs, read_inputs
 from uvcc_engine.sealing.joint import MAGIC as SET_MAGIC
-from uvcc_engine.transcript.evidence import blinding_keys
-from uvcc_engine.transcript.identity import Identity, PublicIdentity
-from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.transcript.exchange.evidence import blinding_keys
+from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
+from uvcc_engine.transcript.terms.policy import Policy
 
 SEEDS: Final = "seeds"
 _FORMAT: Final = "uvcc-seeds-1"

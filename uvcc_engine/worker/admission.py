@@ -22,8 +22,8 @@ from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.joint import open_set
 from uvcc_engine.sealing.seeds import SEEDS
 from uvcc_engine.sharding.validation import check_tensors, fit_model, shapes_of
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.policy import Policy, check_policy, read_signatures
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import Policy, check_policy, read_signatures
 
 SITE: Final = Path(__file__).parents[2]
 CODE_HASH: Final = "CODE_HASH"

@@ -14,7 +14,7 @@ from typing import Final
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.topology import Coord
-from uvcc_engine.transcript.files import folder_name
+from uvcc_engine.transcript.leaves.leaf_file import folder_name
 
 _NUMBER: Final = "attempt_{coord}.json"
 

@@ -29,8 +29,8 @@ from uvcc_engine.parallel.presence import not_coming
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.sealing.seeds import SEEDS, seal_seeds, seeds_name
-from uvcc_engine.transcript.orders import BEAT_NAMESPACE
-from uvcc_engine.transcript.roots import sid_of
+from uvcc_engine.transcript.leaves.roots import sid_of
+from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.worker.admission import Admission, admit
 from uvcc_engine.worker.consensus import HALT, StepConsensus, Vote
 from uvcc_engine.worker.ranks import Ranks

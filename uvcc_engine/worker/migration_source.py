@@ -1,16 +1,16 @@
-"""Hand a checkpoint's shares over to the pods of the policy that goes on from it; worker kind ``handover``.
+"""The sending side of a migration: a checkpoint's shares go to the pods of the next policy; worker kind ``handover``.
 
 Nothing is kept in escrow for the day on which a pod is lost, no key and no copy: two parties hold every component of
 the state anyway. Each surviving pod hands what it holds to the pods that are entitled to it under the new policy: both
-components to pods of its own party, and, where no pod of a party goes on (:func:`succession.unvouched`), the component
-that it has in common with that party. Boxes are sealed to the receiving pod's own key, so whoever carries them learns
-nothing, and the receiver checks them against digests that all three old parties signed (``commits``): a pod that hands
-over something else is found out, except where it and the lost party had agreed on that before.
+components to pods of its own party, and, where no pod of a party goes on (:func:`migration_plan.unvouched`), the
+component that it has in common with that party. Boxes are sealed to the receiving pod's own key, so whoever carries
+them learns nothing, and the receiver checks them against digests that all three old parties signed (``commit_record``):
+a pod that hands over something else is found out, except where it and the lost party had agreed on that before.
 
 A policy can be drawn up by anybody who gets the agents to sign it. What limits that: an identity that no pod of its
-party vouched for gets one party's shares at most in the lineage of a job, which are worth nothing alone. The limit
-stands in every policy (``Migration.restored``), and each pod remembers which party it has handed shares to, beside its
-identity, so that two policies that fork off the same one do not come around it.
+party vouched for gets one party's shares at most in the chain of migrations of a job, which are worth nothing alone.
+The limit stands in every policy (``Migration.restored``), and each pod remembers which party it has handed shares to,
+beside its identity, so that two policies that fork off the same one do not come around it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.state_digests import HALVES, blind_at, half_of
 from uvcc_engine.sealing.box import seal
 from uvcc_engine.sealing.components import encode_component
-from uvcc_engine.transcript.bundle import POLICY_FILE
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.origin import Migration
-from uvcc_engine.transcript.policy import Policy, check_signatures, read_signatures
-from uvcc_engine.transcript.succession import migration_after, unvouched
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.migration import Migration
+from uvcc_engine.transcript.terms.migration_plan import migration_after, unvouched
+from uvcc_engine.transcript.terms.policy import Policy, check_signatures, read_signatures
 from uvcc_engine.worker.admission import own_code_hash
 from uvcc_engine.worker.checkpoints import about
 from uvcc_engine.worker.outcome import state_blinds
@@ -52,15 +52,15 @@ _ASKED: Final = ("from", "policy", "step")
 
 
 def main(spec: WorkerSpec) -> int:
-    """Run one handover; returns the exit code. ``start/`` in the run directory is what goes to the new pods."""
+    """Send the shares of one migration; returns the exit code. ``start/`` in the run directory goes to the new pods."""
     with RunWriter.open(Path(spec.dir), spec.run, spec.rank, spec.coord, lead=spec.lead) as writer:
-        names = hand_over(spec)
+        names = send_shares(spec)
         writer.event("handed_over", step=int(spec.job["step"]), boxes=names)
         writer.exit("done", step=int(spec.job["step"]))
     return 0
 
 
-def hand_over(spec: WorkerSpec) -> list[str]:
+def send_shares(spec: WorkerSpec) -> list[str]:
     """Seal what this pod holds of a checkpoint to whom the new policy entitles to it; returns the boxes' names.
 
     ``spec.coord`` names this pod in the old policy, ``spec.job`` = ``{from: old run directory, policy: old policy file,
@@ -76,10 +76,10 @@ def hand_over(spec: WorkerSpec) -> list[str]:
     folder = ck.step_dir(run_dir / files.CHECKPOINTS, step)
     manifest, record = ck.verify(folder), read_record(folder, old)
     start = migration_after(old, record, new.parties)
-    if new.origin != start:
+    if new.migration != start:
         raise ConfigError(
             f"the new policy does not start from step {step} of {old.hash.hex()[:12]} as it was committed here",
-            "make it with succession.migration_after and the COMMIT record of this pod",
+            "make it with migration_plan.migration_after and the COMMIT record of this pod",
         )
     strangers = unvouched(old, new.parties)
     remember(Path(spec.identity_dir), start)
@@ -104,7 +104,7 @@ def hand_over(spec: WorkerSpec) -> list[str]:
 def _asked(job: Mapping[str, Any]) -> tuple[Path, Policy, int]:
     step = job.get("step")
     if sorted(job) != list(_ASKED) or not isinstance(step, int):
-        raise ConfigError(f"a handover was asked for with {sorted(job)}", f"it needs {', '.join(_ASKED)}")
+        raise ConfigError(f"a migration was asked for with {sorted(job)}", f"it needs {', '.join(_ASKED)}")
     return Path(str(job["from"])), Policy.load(Path(str(job["policy"]))), step
 
 
@@ -154,7 +154,7 @@ def _components(
 
 
 def remember(identity_dir: Path, start: Migration) -> None:
-    """Note whose shares are handed to a stranger in this lineage. Raises ProtocolError if it is a second party."""
+    """Note whose shares a stranger gets in this chain of migrations. Raises ProtocolError for a second party."""
     if not start.restored:
         return
     party = start.restored[0]
@@ -168,7 +168,8 @@ def remember(identity_dir: Path, start: Migration) -> None:
             raise UnreadableError(f"{identity_dir / MEMORY} is damaged", "this pod hands over nothing more") from error
         if before - {party}:
             raise ProtocolError(
-                f"this pod has handed over P{before.pop()}'s shares in this lineage; P{party}'s would complete them",
+                f"this pod has handed over P{before.pop()}'s shares in this chain of migrations; "
+                f"P{party}'s would complete them",
                 "start the job anew",
             )
         if not before:

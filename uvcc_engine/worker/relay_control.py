@@ -25,7 +25,7 @@ from uvcc_engine.contract import control, files
 from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.plane.relay_locator import RelayLocator
-from uvcc_engine.transcript import boxes, orders
+from uvcc_engine.transcript.signed import boxes, orders
 
 BEAT_S: Final = 2.0
 RETRY_S: Final = 2.0

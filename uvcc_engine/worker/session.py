@@ -23,13 +23,13 @@ from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
 from uvcc_engine.sealing.release import box_name, seal_weights
 from uvcc_engine.sharding.sharded_training import Learner, ParallelTrainer, stream_of
-from uvcc_engine.transcript import kinds
-from uvcc_engine.transcript.agreement import ForkError
-from uvcc_engine.transcript.evidence import WorkerEvidence
-from uvcc_engine.transcript.files import folder_name
-from uvcc_engine.transcript.origin import Migration
-from uvcc_engine.transcript.own_history import check_history
-from uvcc_engine.transcript.roots import EpochRoot, sid_of
+from uvcc_engine.transcript.exchange.agreement import ForkError
+from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
+from uvcc_engine.transcript.exchange.own_history import check_history
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.leaves.leaf_file import folder_name
+from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
+from uvcc_engine.transcript.terms.migration import Migration
 from uvcc_engine.worker.admission import SEALED, Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
@@ -147,7 +147,7 @@ class WorkerSession:
         if self.step > job.first_step:
             self._load(self.step)
         elif job.start is not None:
-            self._take_over(job.start)
+            self._migrate(job.start)
         self._writer.event("party_start", party=self._admitted.party, step=self.step, attempt=self._spec.attempt)
         self._writer.heartbeat(self.step, "train", "start")
         while self.step < job.steps:
@@ -241,7 +241,7 @@ class WorkerSession:
             self._proof.checkpoint(step, part.files[state_name(self._spec.rank)]["sha256"])
         self._writer.event("resumed", step=step, checkpoint=manifest.sha256)
 
-    def _take_over(self, start: Migration) -> None:
+    def _migrate(self, start: Migration) -> None:
         """Begin with the state that another policy's checkpoint left."""
         a, folder = self._admitted, Path(self._spec.dir) / START
         self._trainer.load_state(read_migrated(folder, start, a.policy, a.identity, a.coord, a.job))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from uvcc_console.cli.main import VERBS
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 LEAN = Path(__file__).resolve().parents[2] / "lean"
 CONSOLE = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"

@@ -13,7 +13,7 @@ from primehost import PrimeHost
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.transcript.terms.policy import Policy
 
 PATIENCE_S = 400.0
 STEPS = 60
@@ -48,11 +48,11 @@ async def test_a_run_goes_on_with_another_pod(short: Path, lost: str) -> None:
         assert host.fake.billing == []
     artifacts = life.home / "runs" / life.run / "artifacts"
     before, after = (Policy.load(artifacts / name / "policy.json") for name in ("full-1", "full"))
-    assert after.origin is not None
-    assert (after.origin.of, after.origin.restored) == (before.hash.hex(), (int(lost[1]),))
+    assert after.migration is not None
+    assert (after.migration.of, after.migration.restored) == (before.hash.hex(), (int(lost[1]),))
     assert [e.fields["lost"] for e in _named(life, "succession")] == [[lost]]
     steps = {int(e.fields["step"]) for e in _named(life, "taken_over")}
-    assert steps == {after.origin.step}
+    assert steps == {after.migration.step}
     snapshot = life.snapshot
     assert (snapshot.status, snapshot.verdicts["full"].ok) == ("ok", True)
     assert json.loads((artifacts / "full" / "proof_bundle.json").read_text())

@@ -27,8 +27,8 @@ from uvcc_console.haltd.service import Service
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.control import read_halt
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.orders import BEAT_NAMESPACE
+from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
+from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.worker.relay_control import Orders, Roots
 
 

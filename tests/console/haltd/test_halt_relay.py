@@ -15,8 +15,8 @@ from uvcc_console.halt import relay_path as path_over_relay
 from uvcc_console.haltd.service import Service
 from uvcc_console.runs import domain
 from uvcc_engine.contract.control import read_halt
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.orders import BEAT_NAMESPACE
+from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
+from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.worker.relay_control import Orders
 
 
@@ -77,7 +77,7 @@ def test_what_another_identity_signed_is_no_evidence(tmp_path: Path) -> None:
         tmp_path, lambda events: None, lambda pod, coord, stage, step, checkpoint: heard.append(stage)
     )
     box = path_over_relay.RelayMailbox("", "g", RUN, ())
-    from uvcc_engine.transcript import boxes, orders
+    from uvcc_engine.transcript.signed import boxes, orders
 
     content = {"run": RUN, "coord": COORD, "phase": "halted", "halt_nonce": s.halt.nonce, "step": 3}
     over._heard(box, orders.sealed(content, lambda p: theirs.sign(BEAT_NAMESPACE, p)), s)
@@ -102,7 +102,7 @@ async def test_no_record_at_the_relay_keeps_the_next_from_being_heard(tmp_path: 
     )
     (tmp_path / "domain.json").write_text("{}")
     over._domain = True
-    from uvcc_engine.transcript import orders
+    from uvcc_engine.transcript.signed import orders
 
     def signed(**content: Any) -> dict[str, Any]:
         usual = {"run": RUN, "coord": COORD, "phase": "halted", "halt_nonce": s.halt.nonce, "step": 3}

@@ -18,7 +18,7 @@ from uvcc_console.report.handoff import write_handoff
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.verify import run_verify
 from uvcc_engine.bench._rehearsal import rehearse
-from uvcc_engine.transcript.sshsig import write_allowed_signers
+from uvcc_engine.transcript.signing.sshsig import write_allowed_signers
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.report.recheck import digests
 from uvcc_engine.bench._rehearsal import VALUES, Rehearsal, rehearse
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.transcript.commits import NAMESPACE, RECORDS, Statement
+from uvcc_engine.transcript.terms.commit_record import NAMESPACE, RECORDS, Statement
 
 START = 1_700_000_000.0
 RUN = "demo-20231114-2213-ab12"

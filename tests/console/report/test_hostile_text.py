@@ -25,7 +25,7 @@ from uvcc_engine.bench import _rehearsal
 from uvcc_engine.cli import main as engine_main
 from uvcc_engine.contract.errors import UnreachableError
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.transcript.policy import Policy, PolicyParty
+from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
 
 POISON = (
     "\x1b[31mevil\x1b]0;title\x07\x1b]52;c;eA==\x1b\\\x9b2J\x9d0;t\x9c\x00\x08\x7f\x85\u202e\u202a\u2066\u2069\u200b\u200f"

@@ -17,7 +17,7 @@ from report_run import RUN
 from uvcc_console.report import redact
 from uvcc_console.report.logbundle import OUTPUT, find_logs, write_bundle
 from uvcc_console.report.redact import KEY, SHARE, TOKEN, RedactionError, checked, secret_kind
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 _RNG = random.Random(7)
 WORDS = [_RNG.randrange(-(2**63), 2**63) for _ in range(64)]

@@ -20,7 +20,7 @@ from uvcc_console.report.figures import write_figures
 from uvcc_console.report.handoff import write_handoff
 from uvcc_console.report.logbundle import write_bundle
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.transcript import manifest
+from uvcc_engine.transcript.proof import manifest
 
 READ_BY_PEOPLE = (
     "run_full.log",

@@ -19,7 +19,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.report import collector
 from uvcc_console.report.verify import own_run, pins_of, run_verify
-from uvcc_engine.transcript.package import UNPINNED
+from uvcc_engine.transcript.proof.package import UNPINNED
 
 
 def test_a_bundle_cannot_bring_its_own_pins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +157,7 @@ def test_what_is_required_must_be_there(package: Package, tmp_path: Path, capsys
 
 AS_NOBODY = """
 import contextlib, io, os, sys
-from uvcc_engine.transcript.cli import main
+from uvcc_engine.transcript.proof.cli import main
 with contextlib.redirect_stdout(io.StringIO()):
     main(sys.argv[1:])  # imports all it needs while it may
 os.seteuid(65534)

@@ -24,9 +24,9 @@ from uvcc_console.report.logbundle import write_bundle
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.run_log import Translator
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.transcript import files
-from uvcc_engine.transcript.bundle import find_folders, read_bundle
-from uvcc_engine.transcript.leaf import SENT, Leaf
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.leaf import SENT, Leaf
+from uvcc_engine.transcript.proof.bundle import find_folders, read_bundle
 
 pytestmark = pytest.mark.timeout(600)
 BOTH = ("clean", "faulty")
@@ -97,8 +97,8 @@ def test_the_planes_count_every_message_of_the_transcripts_once(run: Path) -> No
         folder = run / "artifacts" / phase
         leaves: Counter[tuple[str, int]] = Counter()
         for coord, home in find_folders(folder).items():
-            for file, block in files.blocks(home / files.LEAVES):
-                for packed in files.records(file, block):
+            for file, block in leaf_file.blocks(home / leaf_file.LEAVES):
+                for packed in leaf_file.records(file, block):
                     leaf = Leaf.unpack(packed)
                     if leaf.direction != SENT:
                         leaves[str(coord), leaf.src] += 1

@@ -25,7 +25,7 @@ from uvcc_console.rollout.stages.links.relay import relay_started
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.training import agree
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 
 class FakeLink:

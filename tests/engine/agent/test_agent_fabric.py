@@ -15,7 +15,7 @@ from uvcc_engine.agent import fabric
 from uvcc_engine.agent.child import ENTRIES
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 SIZE = Topology(2)
 

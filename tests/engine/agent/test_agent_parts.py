@@ -19,8 +19,8 @@ from uvcc_engine.agent.process import ProcessId, exit_of
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.transcript.identity import Identity, verify_signature
-from uvcc_engine.transcript.policy import Policy, PolicyParty
+from uvcc_engine.transcript.signing.identity import Identity, verify_signature
+from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
 
 BIG = 1 << 30
 

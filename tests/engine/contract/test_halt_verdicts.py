@@ -23,7 +23,8 @@ from uvcc_engine.contract.control import (
     write_halt,
 )
 from uvcc_engine.contract.wire import AckCode
-from uvcc_engine.transcript import orders, sshsig
+from uvcc_engine.transcript.signed import orders
+from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.worker.relay_control import Orders
 
 RUN, NOW = "r", 1000.0

@@ -14,7 +14,7 @@ import pytest
 
 from uvcc_engine.agent.process import ProcessId, group_members, has_ended, wake_pipe
 from uvcc_engine.contract import host, shortpath
-from uvcc_engine.transcript import write_ahead_log
+from uvcc_engine.transcript.leaves import write_ahead_log
 
 
 @pytest.fixture(params=[True, False], ids=["proc", "psutil"])

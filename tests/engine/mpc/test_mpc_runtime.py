@@ -17,7 +17,7 @@ from uvcc_engine.mpc.prg import OWN, ChaChaStream, PairKeys, Stream, derive_key
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import Share, share_of, split
 from uvcc_engine.plane.api import Tag
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 
 def drawn(stream: Stream, *place: int, nbytes: int = 16) -> bytes:

@@ -25,7 +25,7 @@ from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.relay import config as relay_config
 from uvcc_engine.relay import server
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 
 SID = hashlib.sha256(b"subsession").digest()
 GROUP = "run-1"

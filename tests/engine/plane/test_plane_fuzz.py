@@ -37,7 +37,7 @@ from uvcc_engine.relay.app import RelayApp, RelayFront
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.gate import Gate
 from uvcc_engine.relay.server import running_hub
-from uvcc_engine.transcript import boxes, orders
+from uvcc_engine.transcript.signed import boxes, orders
 from uvcc_engine.worker import peer_messages
 from uvcc_engine.worker.consensus import StepConsensus, Vote
 from uvcc_engine.worker.relay_control import _answer

@@ -22,8 +22,8 @@ from uvcc_engine.contract.topology import Topology
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs, share_dataset
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.policy import Policy, PolicyParty, sign_policy, write_signatures
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy, write_signatures
 from uvcc_engine.worker.admission import SEALED
 
 CODE = hashlib.sha256(b"the wheel").hexdigest()

@@ -10,11 +10,11 @@ from typing import Any
 
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.plane.live import LivePlane
-from uvcc_engine.transcript import kinds
-from uvcc_engine.transcript.agreement import RootExchange
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.statements import RootStatement, sign_root
-from uvcc_engine.transcript.store import TranscriptStore
+from uvcc_engine.transcript.exchange.agreement import RootExchange
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.leaves.store import TranscriptStore
+from uvcc_engine.transcript.signed.statements import RootStatement, sign_root
+from uvcc_engine.transcript.signing.identity import Identity
 
 EPOCH = 2
 

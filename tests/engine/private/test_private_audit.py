@@ -18,7 +18,7 @@ from uvcc_engine.owner import audit as owners_audit
 from uvcc_engine.owner.client import write_shared
 from uvcc_engine.sealing.joint import combine
 from uvcc_engine.sealing.seeds import open_seeds, seal_seeds
-from uvcc_engine.transcript.leaf import Leaf
+from uvcc_engine.transcript.leaves.leaf import Leaf
 
 JOB = PrivateJob(steps=4, batch=16, checkpoint_every=4, test_rows=50, reveal=("loss", "accuracy", "seeds"))
 LIAR = 1

@@ -12,9 +12,9 @@ from private_kit import Fleet, Zygote, direct_links
 from private_liars import EPOCH
 
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.transcript import files, write_ahead_log
-from uvcc_engine.transcript.bundle import assemble_folder
-from uvcc_engine.transcript.verifier import verify
+from uvcc_engine.transcript.leaves import leaf_file, write_ahead_log
+from uvcc_engine.transcript.proof.bundle import assemble_folder
+from uvcc_engine.transcript.proof.verifier import verify
 
 JOB = PrivateJob(steps=4, batch=16, checkpoint_every=1, test_rows=50, reveal=("loss", "accuracy"))
 FAILED = 1  # whose pod dies
@@ -62,10 +62,10 @@ def interrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Int
 
 def middle(path: Path) -> int:
     """A byte in the middle of what a worker cannot do without."""
-    if path.name == files.OPEN_EPOCH:
+    if path.name == leaf_file.OPEN_EPOCH:
         return write_ahead_log._PAGE + 3 * write_ahead_log.SLOT + 9
-    if path.name == files.LEAVES:
-        block = [block for _, block in files.blocks(path)][EPOCH - 1]
+    if path.name == leaf_file.LEAVES:
+        block = [block for _, block in leaf_file.blocks(path)][EPOCH - 1]
         return (block.at + block.end) // 2
     return path.stat().st_size // 3
 
@@ -82,7 +82,9 @@ def test_undamaged_it_goes_on_and_the_evidence_holds(interrupted: Interrupted, t
     assert verify(assemble_folder(tmp_path)).level == "transcripts"
 
 
-@pytest.mark.parametrize("name", [files.OPEN_EPOCH, files.LEAVES, files.ROOTS, files.OPENINGS, files.PEERS])
+@pytest.mark.parametrize(
+    "name", [leaf_file.OPEN_EPOCH, leaf_file.LEAVES, leaf_file.ROOTS, leaf_file.OPENINGS, leaf_file.PEERS]
+)
 def test_a_changed_bit_is_the_own_disks_doing(interrupted: Interrupted, name: str) -> None:
     path = interrupted.again() / name
     data = bytearray(path.read_bytes())
@@ -101,4 +103,4 @@ def test_a_changed_bit_is_the_own_disks_doing(interrupted: Interrupted, name: st
         assert f"P{FAILED} stopped: " in found["error"]
         assert not interrupted.fleet.events(party, "protocol_error")
     assert not interrupted.fleet.events(FAILED, "protocol_error")
-    assert not list(interrupted.fleet.folder.rglob(files.CONTRADICTIONS))
+    assert not list(interrupted.fleet.folder.rglob(leaf_file.CONTRADICTIONS))

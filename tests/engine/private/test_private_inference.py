@@ -26,7 +26,7 @@ from uvcc_engine.sealing.inputs import SharedInputs, encode_fixed, share_dataset
 from uvcc_engine.sealing.joint import combine, open_set
 from uvcc_engine.sealing.release import box_name, open_weights
 from uvcc_engine.sharding.validation import QUERY, check_tensors, fit_model, shapes_of
-from uvcc_engine.transcript.identity import Identity
+from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.worker.inference import Predictor
 
 torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from uvcc_engine.sealing.box import seal, unseal
 from uvcc_engine.sealing.components import decode_component
 from uvcc_engine.sealing.inputs import SharedInputs, open_inputs, share_dataset
 from uvcc_engine.sealing.release import open_weights, seal_weights
-from uvcc_engine.transcript.identity import Identity, PublicIdentity
+from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
 RNG = np.random.default_rng(0)
 PARTIES = [Identity(bytes([i + 1]) * 32, bytes([i + 9]) * 32) for i in range(3)]

@@ -28,7 +28,8 @@ from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.hub import Hub
 from uvcc_engine.relay.relay_records import Records
 from uvcc_engine.relay.server import serving
-from uvcc_engine.transcript import boxes, orders, sshsig
+from uvcc_engine.transcript.signed import boxes, orders
+from uvcc_engine.transcript.signing import sshsig
 
 JOB = PrivateJob(steps=4000, batch=16, checkpoint_every=5, test_rows=20)
 GROUP = "test.full"

@@ -26,7 +26,7 @@ from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import Share, reconstruct
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.sealing.inputs import open_inputs, share_dataset
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 torch.set_num_threads(1)
 TINY = PrivateJob(steps=4, batch=32, test_rows=60)

@@ -25,10 +25,10 @@ from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.plaintext import count_correct, train_plaintext
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.sealing.release import open_weights
-from uvcc_engine.transcript.bundle import assemble_folder, read_bundle
-from uvcc_engine.transcript.policy import Policy
-from uvcc_engine.transcript.series import revealed_series
-from uvcc_engine.transcript.verifier import verify
+from uvcc_engine.transcript.proof.bundle import assemble_folder, read_bundle
+from uvcc_engine.transcript.proof.revealed import revealed_series
+from uvcc_engine.transcript.proof.verifier import verify
+from uvcc_engine.transcript.terms.policy import Policy
 
 JOB = PrivateJob(steps=12, batch=16, checkpoint_every=5, test_rows=100, reveal=("loss", "accuracy", "weights"))
 

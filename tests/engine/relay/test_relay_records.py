@@ -18,7 +18,8 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.relay_records import MAX_BODY, PER_PARTY, Records
 from uvcc_engine.relay.server import serving
-from uvcc_engine.transcript import boxes, orders, sshsig
+from uvcc_engine.transcript.signed import boxes, orders
+from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.worker.relay_control import Orders, _answer
 
 RUN = "r.full"

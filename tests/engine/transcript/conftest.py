@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.policy import Policy, PolicyParty, sign_policy
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy
 
 CODE = "c0" * 32
 PROVIDERS = (("north", "eu"), ("west", "us"), ("south", "ap"))

@@ -15,11 +15,11 @@ from uvcc_engine.bench._rehearsal import (
     revealed,
 )
 from uvcc_engine.contract.topology import Coord, Topology
-from uvcc_engine.transcript import files
-from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE, assemble_folder
-from uvcc_engine.transcript.evidence import WorkerEvidence
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.policy import sign_policy, write_signatures
+from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE, assemble_folder
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import sign_policy, write_signatures
 
 STEPS = 4
 Workers = dict[int, WorkerEvidence]
@@ -60,7 +60,7 @@ class World:
         finish(self.workers)
 
     def roots(self, party: int) -> list[bytes]:
-        return (self.folder / f"pod{party}" / f"transcript_p{party}r0s0t0" / files.ROOTS).read_bytes().splitlines()
+        return (self.folder / f"pod{party}" / f"transcript_p{party}r0s0t0" / leaf_file.ROOTS).read_bytes().splitlines()
 
     def close(self) -> None:
         for w in self.workers.values():

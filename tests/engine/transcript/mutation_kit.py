@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.transcript import files
-from uvcc_engine.transcript.canonical import canonical
-from uvcc_engine.transcript.leaf import RECORD, epoch_prefix, leaf_hash
-from uvcc_engine.transcript.merkle import tree_root
-from uvcc_engine.transcript.policy import Policy
-from uvcc_engine.transcript.verifier import verify
+from uvcc_engine.transcript.formats.canonical import canonical
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.leaf import RECORD, epoch_prefix, leaf_hash
+from uvcc_engine.transcript.leaves.merkle import tree_root
+from uvcc_engine.transcript.proof.verifier import verify
+from uvcc_engine.transcript.terms.policy import Policy
 
 Json = Any
 
@@ -31,8 +31,8 @@ class Target:
         self.json = json.loads(self.text)
         self.policy = Policy.from_json(self.json["policy"])
         self.pins = {f"P{p.party}": p.public.ed25519 for p in self.policy.parties}
-        self.leaves = {p.parent.name: p.read_bytes() for p in self.folder.rglob(files.LEAVES)}
-        self.paths = {p.parent.name: p for p in self.folder.rglob(files.LEAVES)}
+        self.leaves = {p.parent.name: p.read_bytes() for p in self.folder.rglob(leaf_file.LEAVES)}
+        self.paths = {p.parent.name: p for p in self.folder.rglob(leaf_file.LEAVES)}
         self.failed: Counter[str] = Counter()
 
     def rejected(self, name: str, text: bytes | None = None, leaves: dict[str, bytes] | None = None) -> Exception:
@@ -95,9 +95,9 @@ def split(data: bytes) -> list[tuple[bytes, list[bytes]]]:
     """Blocks of a transcript: (header, records)."""
     found, place = [], 0
     while place < len(data):
-        head = data[place : place + files.HEADER.size]
-        n = files.HEADER.unpack(head)[2]
-        start = place + files.HEADER.size
+        head = data[place : place + leaf_file.HEADER.size]
+        n = leaf_file.HEADER.unpack(head)[2]
+        start = place + leaf_file.HEADER.size
         place = start + n * RECORD.size
         found.append((head, [data[i : i + RECORD.size] for i in range(start, place, RECORD.size)]))
     return found
@@ -107,10 +107,10 @@ def joined(blocks: list[tuple[bytes, list[bytes]]], *, rehash: bool = True) -> b
     """Write blocks back; counts and (if asked) roots in the headers follow the records."""
     out = b""
     for head, records in blocks:
-        _, epoch, _, sid, root = files.HEADER.unpack(head)
+        _, epoch, _, sid, root = leaf_file.HEADER.unpack(head)
         if rehash:
             root = tree_root(leaf_hash(epoch_prefix(sid, epoch), r) for r in records)
-        out += files.header(epoch, len(records), sid, root) + b"".join(records)
+        out += leaf_file.header(epoch, len(records), sid, root) + b"".join(records)
     return out
 
 
@@ -197,7 +197,7 @@ def structured(target: Target, foreign: Target) -> int:
             ("epochs swapped", joined([blocks[1], blocks[0], *blocks[2:]])),
             ("first epoch dropped", joined(blocks[1:])),
             ("last epoch dropped", joined(blocks[:-1])),
-            ("extra epoch", joined([*blocks, (files.header(len(blocks), 0, bytes(32), bytes(32)), [])])),
+            ("extra epoch", joined([*blocks, (leaf_file.header(len(blocks), 0, bytes(32), bytes(32)), [])])),
             ("foreign run", foreign.leaves[which]),
             ("foreign epoch", joined([split(foreign.leaves[which])[0], *blocks[1:]])),
         ]

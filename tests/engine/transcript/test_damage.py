@@ -13,8 +13,9 @@ from evidence_kit import STEPS, World
 
 from uvcc_engine.bench._rehearsal import VALUES, agree, exchange, state_digests
 from uvcc_engine.contract.errors import ProtocolError, UnreadableError, UvccError, VerificationError
-from uvcc_engine.transcript import files, kinds, write_ahead_log
-from uvcc_engine.transcript.verifier import verify
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.leaves import leaf_file, write_ahead_log
+from uvcc_engine.transcript.proof.verifier import verify
 
 OPEN, RESUME = 3, 2  # the epoch that is open when all are killed; the one that the last checkpoint lets them go on at
 
@@ -104,7 +105,7 @@ def test_an_undamaged_run_goes_on(killed: Killed) -> None:
     killed.go_on()
 
 
-@pytest.mark.parametrize(("name", "stride"), [(files.ROOTS, 61), (files.PEERS, 97), (files.OPENINGS, 29)])
+@pytest.mark.parametrize(("name", "stride"), [(leaf_file.ROOTS, 61), (leaf_file.PEERS, 97), (leaf_file.OPENINGS, 29)])
 def test_lines_are_refused_by_the_name_of_their_file(killed: Killed, name: str, stride: int) -> None:
     data = killed.before(name).read_bytes()
     assert len(data) > 500
@@ -115,28 +116,28 @@ def test_lines_are_refused_by_the_name_of_their_file(killed: Killed, name: str, 
 
 
 def test_leaves_are_refused_repeated_or_found_by_verify(killed: Killed) -> None:
-    blocks = [block for _, block in files.blocks(killed.before(files.LEAVES))]
+    blocks = [block for _, block in leaf_file.blocks(killed.before(leaf_file.LEAVES))]
     for block in blocks:
-        head = range(block.at - files.HEADER.size, block.at, 5)
+        head = range(block.at - leaf_file.HEADER.size, block.at, 5)
         if block.epoch < RESUME:
             allowed = {"refused"}
         else:
             allowed = {"refused", "went on"}  # what was not synced is cut off, and executed again
         for at in head:
-            assert outcome(killed, files.LEAVES, at, at % 8) in allowed
+            assert outcome(killed, leaf_file.LEAVES, at, at % 8) in allowed
         for at in range(block.at, block.end, 71):
-            found = outcome(killed, files.LEAVES, at, at % 8)
+            found = outcome(killed, leaf_file.LEAVES, at, at % 8)
             wanted = {RESUME - 1: "refused", RESUME: "went on"}.get(block.epoch, "not verified")
             assert found == wanted, (block.epoch, at)
 
 
 def test_a_damaged_block_that_counts_is_not_cut_off(killed: Killed) -> None:
     """Evidence of epochs that are not repeated stays, however damaged it is."""
-    killed.flip(files.LEAVES, 0)
-    before = killed.file(files.LEAVES).read_bytes()
+    killed.flip(leaf_file.LEAVES, 0)
+    before = killed.file(leaf_file.LEAVES).read_bytes()
     with pytest.raises(UnreadableError, match=r"leaves\.bin: this worker's own record of epoch 0 is damaged"):
         killed.world.open(resume=RESUME)
-    assert killed.file(files.LEAVES).read_bytes() == before
+    assert killed.file(leaf_file.LEAVES).read_bytes() == before
 
 
 def open_again(killed: Killed) -> None:
@@ -149,7 +150,7 @@ def open_again(killed: Killed) -> None:
 
 def test_the_open_epoch_is_refused_by_the_name_of_its_file(killed: Killed) -> None:
     """Every byte of the head and of the records; a second process reads the same."""
-    data = killed.before(files.OPEN_EPOCH).read_bytes()
+    data = killed.before(leaf_file.OPEN_EPOCH).read_bytes()
     count = int.from_bytes(data[40:48], "little")
     assert count > 10
     start = write_ahead_log._PAGE
@@ -160,14 +161,14 @@ def test_the_open_epoch_is_refused_by_the_name_of_its_file(killed: Killed) -> No
     ]
     went_on = []
     for at in places:
-        killed.flip(files.OPEN_EPOCH, at, at % 8)
+        killed.flip(leaf_file.OPEN_EPOCH, at, at % 8)
         error = stopped_by(lambda: open_again(killed))
         killed.world.close()
         if error is None:
             went_on.append(at)
             continue
         assert isinstance(error, UnreadableError), (at, error)
-        assert f"{killed.file(files.OPEN_EPOCH)}: this worker's own record of" in error.what
+        assert f"{killed.file(leaf_file.OPEN_EPOCH)}: this worker's own record of" in error.what
         assert "next attempt" in error.hint
         with pytest.raises(UnreadableError, match=r"open\.bin"):
             list(write_ahead_log.open_records(killed.world.transcript(0), OPEN))
@@ -176,16 +177,16 @@ def test_the_open_epoch_is_refused_by_the_name_of_its_file(killed: Killed) -> No
 
 def test_the_last_record_is_not_forgotten_when_the_count_is_one_too_low(killed: Killed) -> None:
     killed.restore()
-    data = bytearray(killed.before(files.OPEN_EPOCH).read_bytes())
+    data = bytearray(killed.before(leaf_file.OPEN_EPOCH).read_bytes())
     count = int.from_bytes(data[40:48], "little")
     for stated, there in ((count - 1, count), (count + 3, count), (2**63, count)):
         data[40:48] = stated.to_bytes(8, "little")
-        killed.file(files.OPEN_EPOCH).write_bytes(bytes(data))
+        killed.file(leaf_file.OPEN_EPOCH).write_bytes(bytes(data))
         assert len(list(write_ahead_log.open_records(killed.world.transcript(0), OPEN))) == there
         open_again(killed)
         killed.world.close()
     data[40:48] = (count - 2).to_bytes(8, "little")
-    killed.file(files.OPEN_EPOCH).write_bytes(bytes(data))
+    killed.file(leaf_file.OPEN_EPOCH).write_bytes(bytes(data))
     with pytest.raises(UnreadableError, match=f"counts {count - 2} records and holds {count}"):
         open_again(killed)
     killed.world.close()
@@ -194,13 +195,13 @@ def test_the_last_record_is_not_forgotten_when_the_count_is_one_too_low(killed: 
 def test_pages_that_a_power_cut_lost_are_no_damage(killed: Killed) -> None:
     """Some read as zeros, some as what an earlier epoch had there: their messages are simply not known any more."""
     killed.restore()
-    path = killed.file(files.OPEN_EPOCH)
-    data = bytearray(killed.before(files.OPEN_EPOCH).read_bytes())
+    path = killed.file(leaf_file.OPEN_EPOCH)
+    data = bytearray(killed.before(leaf_file.OPEN_EPOCH).read_bytes())
     other = write_ahead_log.OpenLog(killed.world.folder, killed.world.workers[0].recorder._sid, OPEN - 1)
     other.begin(OPEN - 1)
     other.add(bytes(60))
     other.close()
-    stale = (killed.world.folder / files.OPEN_EPOCH).read_bytes()[write_ahead_log._PAGE :][: write_ahead_log.SLOT]
+    stale = (killed.world.folder / leaf_file.OPEN_EPOCH).read_bytes()[write_ahead_log._PAGE :][: write_ahead_log.SLOT]
     first = write_ahead_log._PAGE
     data[first : first + write_ahead_log.SLOT] = stale
     data[first + write_ahead_log.SLOT : first + 2 * write_ahead_log.SLOT] = bytes(write_ahead_log.SLOT)
@@ -257,7 +258,7 @@ def test_a_run_killed_at_its_end_ends_in_the_same_bytes(tmp_path: Path, stop: st
     for world in (straight, broken):
         world.close()
     for p in range(3):
-        for name in (files.LEAVES, files.ROOTS, files.OPENINGS, files.PEERS, files.RESULT):
+        for name in (leaf_file.LEAVES, leaf_file.ROOTS, leaf_file.OPENINGS, leaf_file.PEERS, leaf_file.RESULT):
             one, two = straight.transcript(p) / name, broken.transcript(p) / name
             assert one.read_bytes() == two.read_bytes(), (p, name)
     assert verify(broken.bundle()).run_root == verify(straight.bundle()).run_root
@@ -268,7 +269,7 @@ def test_no_second_result_is_signed(tmp_path: Path) -> None:
     world.open()
     world.steps(range(STEPS))
     world.end()
-    path = world.transcript(0) / files.RESULT
+    path = world.transcript(0) / leaf_file.RESULT
     before = json.loads(path.read_bytes())
     w = world.workers[0]
     w._outcome = ({"loss": 9.0, "accuracy": 1.0}, w._outcome[1] if w._outcome else [])

@@ -23,14 +23,16 @@ from uvcc_engine.bench._rehearsal import (
 )
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.topology import Coord
-from uvcc_engine.transcript import files, kinds, sshsig
-from uvcc_engine.transcript.agreement import ForkError
-from uvcc_engine.transcript.canonical import canonical
-from uvcc_engine.transcript.evidence import WorkerEvidence
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.leaf import Leaf
-from uvcc_engine.transcript.statements import RootStatement, Signed, sign_root
-from uvcc_engine.transcript.verifier import verify
+from uvcc_engine.transcript.exchange.agreement import ForkError
+from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.formats.canonical import canonical
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.leaf import Leaf
+from uvcc_engine.transcript.proof.verifier import verify
+from uvcc_engine.transcript.signed.statements import RootStatement, Signed, sign_root
+from uvcc_engine.transcript.signing import sshsig
+from uvcc_engine.transcript.signing.identity import Identity
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_halted_and_resumed_run_has_the_same_evidence(tmp_path: Path) -> None:
     broken.end()
     for p in range(3):
         assert straight.roots(p) == broken.roots(p)
-        names = (files.LEAVES, files.OPENINGS, files.RESULT)
+        names = (leaf_file.LEAVES, leaf_file.OPENINGS, leaf_file.RESULT)
         one, two = (w.folder / f"pod{p}" / f"transcript_p{p}r0s0t0" for w in (straight, broken))
         for name in names:
             assert (one / name).read_bytes() == (two / name).read_bytes()
@@ -120,7 +122,7 @@ def test_resume_needs_its_signed_roots(world: World) -> None:
     world.open()
     world.steps(range(2))
     world.close()
-    path = world.folder / "pod0" / "transcript_p0r0s0t0" / files.ROOTS
+    path = world.folder / "pod0" / "transcript_p0r0s0t0" / leaf_file.ROOTS
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(UnreadableError, match="lacks epoch 1"):
         world.open(resume=2)
@@ -292,9 +294,9 @@ def test_leaves_of_a_real_run_hide_their_payload(tmp_path: Path) -> None:
     assert verify(made.bundle).level == "transcripts"
     plain = {hashlib.sha256(bytes([b])).digest() for b in range(256)}
     short = 0
-    for path in tmp_path.rglob(files.LEAVES):
-        for file, block in files.blocks(path):
-            for record in files.records(file, block):
+    for path in tmp_path.rglob(leaf_file.LEAVES):
+        for file, block in leaf_file.blocks(path):
+            for record in leaf_file.records(file, block):
                 leaf = Leaf.unpack(record)
                 short += leaf.size == 1
                 assert leaf.digest not in plain
@@ -303,7 +305,7 @@ def test_leaves_of_a_real_run_hide_their_payload(tmp_path: Path) -> None:
 
 def test_signed_line_is_the_signed_text(tmp_path: Path) -> None:
     made = rehearse(tmp_path)
-    line = next(tmp_path.rglob(files.ROOTS)).read_bytes().splitlines()[0]
+    line = next(tmp_path.rglob(leaf_file.ROOTS)).read_bytes().splitlines()[0]
     signed = Signed.from_json(json.loads(line))
     assert signed.line == line + b"\n"
     assert made.policy.code_hash == CODE_HASH

@@ -18,12 +18,14 @@ from mutation_kit import Json, at, paths
 
 from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
-from uvcc_engine.transcript import derived, files, manifest, reading
-from uvcc_engine.transcript.canonical import canonical
-from uvcc_engine.transcript.policy import read_signatures
-from uvcc_engine.transcript.signers import read_allowed_signers
-from uvcc_engine.transcript.sshsig import signer
-from uvcc_engine.transcript.verifier import verify
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.formats.canonical import canonical
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.proof import derived, manifest
+from uvcc_engine.transcript.proof.verifier import verify
+from uvcc_engine.transcript.signing.signers import read_allowed_signers
+from uvcc_engine.transcript.signing.sshsig import signer
+from uvcc_engine.transcript.terms.policy import read_signatures
 
 INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "2000"))
 SEED = int(os.environ.get("UVCC_FUZZ_SEED", "0"))
@@ -150,7 +152,7 @@ def test_bundles_of_any_values(run: Rehearsal) -> None:
         refused(f"value {i}", run.bundle, canonical(changed), text, bundle=run.bundle, allowed_signers=pins)
 
 
-@pytest.mark.parametrize("name", [files.LEAVES])
+@pytest.mark.parametrize("name", [leaf_file.LEAVES])
 def test_transcripts_of_any_bytes(run: Rehearsal, name: str) -> None:
     rng = random.Random(13 + 1000 * SEED)
     path = run.folder / "pod1/transcript_p1r0s0t0" / name
@@ -166,8 +168,8 @@ def test_files_that_follow_from_the_bundle(run: Rehearsal, tmp_path: Path) -> No
     key = run.policy.public(0).ed25519
     sources = {
         "policy_signatures.json": ((run.folder / "policy_signatures.json").read_bytes(), read_signatures),
-        "roots.jsonl": ((folder / files.ROOTS).read_bytes(), lambda p: list(reading.lines(p, reading.MIB))),
-        "result.json": ((folder / files.RESULT).read_bytes(), reading.read_json),
+        "roots.jsonl": ((folder / leaf_file.ROOTS).read_bytes(), lambda p: list(reading.lines(p, reading.MIB))),
+        "result.json": ((folder / leaf_file.RESULT).read_bytes(), reading.read_json),
         "allowed": (f'P0,P1 namespaces="a,b",valid-before="20300101Z" {key} x\n'.encode(), read_allowed_signers),
         "training.csv": (b"step,loss\n1,0.25\n2,nan\n", lambda p: derived.check_training_rows({1: 0.25}, p)),
         "signature": (run.identities[0].sign("uvcc-manifest", b"x").encode(), lambda p: signer(reading.read_text(p))),

@@ -15,17 +15,17 @@ from evidence_kit import STEPS, Workers, World, end_epoch
 from uvcc_engine.bench._rehearsal import VALUES, agree, exchange, rehearse, revealed, state_digests
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.transcript import files
-from uvcc_engine.transcript.bundle import read_bundle
-from uvcc_engine.transcript.canonical import canonical
-from uvcc_engine.transcript.cli import main
-from uvcc_engine.transcript.countersigned import prove_head
-from uvcc_engine.transcript.history import extends, prove_extension
-from uvcc_engine.transcript.roots import run_root
-from uvcc_engine.transcript.series import revealed_series
-from uvcc_engine.transcript.sshsig import RESULT_NAMESPACE, ROOT_NAMESPACE
-from uvcc_engine.transcript.statements import ResultStatement, RootStatement, Signed, sign_result, sign_root
-from uvcc_engine.transcript.verifier import verify
+from uvcc_engine.transcript.formats.canonical import canonical
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.history import extends, prove_extension
+from uvcc_engine.transcript.leaves.roots import run_root
+from uvcc_engine.transcript.proof.bundle import read_bundle
+from uvcc_engine.transcript.proof.cli import main
+from uvcc_engine.transcript.proof.countersigned import prove_head
+from uvcc_engine.transcript.proof.revealed import revealed_series
+from uvcc_engine.transcript.proof.verifier import verify
+from uvcc_engine.transcript.signed.statements import ResultStatement, RootStatement, Signed, sign_result, sign_root
+from uvcc_engine.transcript.signing.sshsig import RESULT_NAMESPACE, ROOT_NAMESPACE
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def with_statement(world: World, party: int, body: bytes, **changed: Any) -> byt
 
 
 def kept(world: World, party: int) -> list[dict[str, Any]]:
-    path = world.transcript(party) / files.CONTRADICTIONS
+    path = world.transcript(party) / leaf_file.CONTRADICTIONS
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
@@ -73,7 +73,7 @@ def test_every_statement_signs_the_head_over_all_epochs_before(world: World) -> 
             seen[statement["epoch"]].add(statement["head"])
     assert all(len(heads) == 1 for heads in seen)
     assert len(set.union(*seen)) == STEPS + 1
-    ends = {json.loads((world.transcript(p) / files.RESULT).read_bytes())["statement"]["head"] for p in range(3)}
+    ends = {json.loads((world.transcript(p) / leaf_file.RESULT).read_bytes())["statement"]["head"] for p in range(3)}
     assert len(ends) == 1
     assert not ends & set.union(*seen)
 
@@ -181,7 +181,7 @@ def test_verify_shows_a_contradiction_that_a_worker_kept(world: World) -> None:
     bundle = world.bundle()
     with pytest.raises(VerificationError, match="p0r0s0t0 kept two statements signed by P1"):
         verify(bundle)
-    path = world.transcript(0) / files.CONTRADICTIONS
+    path = world.transcript(0) / leaf_file.CONTRADICTIONS
     record = json.loads(path.read_bytes())
     for change in ({"one": record["two"]}, {"two": {**record["one"], "signature": record["two"]["signature"]}}):
         path.write_bytes(canonical(record | change) + b"\n")

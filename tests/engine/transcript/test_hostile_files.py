@@ -18,19 +18,22 @@ import pytest
 from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.transcript import files, head, reading, sshsig
-from uvcc_engine.transcript.bundle import find_folders
-from uvcc_engine.transcript.canonical import canonical
-from uvcc_engine.transcript.operation import Operation
-from uvcc_engine.transcript.policy import Policy
-from uvcc_engine.transcript.statements import coord_of
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.formats.canonical import canonical
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.proof import head
+from uvcc_engine.transcript.proof.bundle import find_folders
+from uvcc_engine.transcript.signed.statements import coord_of
+from uvcc_engine.transcript.signing import sshsig
+from uvcc_engine.transcript.terms.operation import Operation
+from uvcc_engine.transcript.terms.policy import Policy
 
 SECONDS, MIB = 5.0, 200.0
 GIB = 1024**3
 # the child reports its own peak: what its parent held when it forked is not its doing
 CHILD = """
 import sys, time
-from uvcc_engine.transcript.cli import main
+from uvcc_engine.transcript.proof.cli import main
 begun = time.process_time()
 rc = main(sys.argv[1:])
 used = time.process_time() - begun
@@ -255,7 +258,7 @@ def test_odd_values(at: str, run: Path) -> None:
     text = (run / "proof_bundle.json").read_bytes()
     for value in VALUES:
         write(run, {**genuine(run), at: value})
-        from uvcc_engine.transcript.cli import main
+        from uvcc_engine.transcript.proof.cli import main
 
         assert main([str(run), "--json"]) in (1, 2), value
         (run / "proof_bundle.json").write_bytes(text)
@@ -280,9 +283,9 @@ def test_coordinates_of_any_length_are_refused_not_raised() -> None:
 
 
 LEAVES: dict[str, bytes] = {
-    "giant count": files.header(0, 2**63, bytes(32), bytes(32)),
-    "giant numbers": files.header(2**32 - 1, 2**64 - 1, bytes(32), bytes(32)) + bytes(60),
-    "many empty blocks": files.header(0, 0, bytes(32), bytes(32)) * 200_000,
+    "giant count": leaf_file.header(0, 2**63, bytes(32), bytes(32)),
+    "giant numbers": leaf_file.header(2**32 - 1, 2**64 - 1, bytes(32), bytes(32)) + bytes(60),
+    "many empty blocks": leaf_file.header(0, 0, bytes(32), bytes(32)) * 200_000,
     "zeros": bytes(96) * 10_000,
     "magic alone": b"UVCCEPO1",
     "empty": b"",

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.transcript import sshsig
-from uvcc_engine.transcript.identity import Identity, PublicIdentity, verify_signature
-from uvcc_engine.transcript.signers import read_allowed_signers
+from uvcc_engine.transcript.signing import sshsig
+from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity, verify_signature
+from uvcc_engine.transcript.signing.signers import read_allowed_signers
 
 SID = bytes(range(32))
 

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from uvcc_engine.transcript.merkle import (
+from uvcc_engine.transcript.leaves.merkle import (
     EMPTY,
     TreeHasher,
     consistency_proof,

@@ -25,14 +25,14 @@ from mutation_kit import (
 from uvcc_engine.bench._rehearsal import rehearse
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Coord
-from uvcc_engine.transcript import files
-from uvcc_engine.transcript.canonical import canonical
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.leaf import Leaf, epoch_prefix, leaf_hash
-from uvcc_engine.transcript.merkle import tree_root
-from uvcc_engine.transcript.replay import summarise
-from uvcc_engine.transcript.statements import ResultStatement, RootStatement, sign_result, sign_root
-from uvcc_engine.transcript.verifier import verify
+from uvcc_engine.transcript.formats.canonical import canonical
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.leaf import Leaf, epoch_prefix, leaf_hash
+from uvcc_engine.transcript.leaves.merkle import tree_root
+from uvcc_engine.transcript.leaves.replay import summarise
+from uvcc_engine.transcript.proof.verifier import verify
+from uvcc_engine.transcript.signed.statements import ResultStatement, RootStatement, sign_result, sign_root
+from uvcc_engine.transcript.signing.identity import Identity
 
 RANDOM_BUNDLE, RANDOM_TRANSCRIPT = 500, 300
 
@@ -209,7 +209,7 @@ def test_a_party_cannot_drop_its_received_leaves(target: Target) -> None:
     head, records = blocks[1]
     kept = [r for r in records if r[0] == 0]
     assert len(kept) < len(records)
-    sid = files.HEADER.unpack(head)[3]
+    sid = leaf_file.HEADER.unpack(head)[3]
     root = tree_root(leaf_hash(epoch_prefix(sid, 1), r) for r in kept)
     data = copy.deepcopy(target.json)
     roots = data["workers"][0]["roots"]
@@ -225,7 +225,7 @@ def test_a_rewritten_message_is_named(target: Target) -> None:
     head, records = blocks[epoch]
     i = next(i for i, r in enumerate(records) if r[2] != r[3])
     changed = [*records[:i], with_byte(records[i], -1, records[i][-1] ^ 1), *records[i + 1 :]]
-    sid = files.HEADER.unpack(head)[3]
+    sid = leaf_file.HEADER.unpack(head)[3]
     found = summarise([b"".join(changed)], sid, epoch, 0)
     data = copy.deepcopy(target.json)
     roots = data["workers"][0]["roots"]

@@ -16,14 +16,16 @@ from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.model.job import PrivateJob
-from uvcc_engine.transcript import files, kinds
-from uvcc_engine.transcript.bundle import derived_roots
-from uvcc_engine.transcript.canonical import canonical
-from uvcc_engine.transcript.history import History
-from uvcc_engine.transcript.leaf import Leaf, blinded_digest, epoch_prefix, leaf_hash
-from uvcc_engine.transcript.merkle import inclusion_proofs, tree_root
-from uvcc_engine.transcript.roots import sid_of
-from uvcc_engine.transcript.statements import (
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.formats.canonical import canonical
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.history import History
+from uvcc_engine.transcript.leaves.leaf import Leaf, blinded_digest, epoch_prefix, leaf_hash
+from uvcc_engine.transcript.leaves.merkle import inclusion_proofs, tree_root
+from uvcc_engine.transcript.leaves.roots import sid_of
+from uvcc_engine.transcript.proof.bundle import derived_roots
+from uvcc_engine.transcript.proof.verifier import verify
+from uvcc_engine.transcript.signed.statements import (
     ResultStatement,
     RootStatement,
     Signed,
@@ -31,7 +33,6 @@ from uvcc_engine.transcript.statements import (
     sign_result,
     sign_root,
 )
-from uvcc_engine.transcript.verifier import verify
 
 JOB = PrivateJob(steps=3, batch=8, test_rows=20, checkpoint_every=1)
 EPOCHS = JOB.steps + 1
@@ -81,7 +82,7 @@ class Forgery:
         gone = {o["index"] for o in here if o.get("dropped")}
         kept = [r for i, r in enumerate(records) if i not in gone]
         here = [o for o in here if o["index"] not in gone]
-        hashes = [leaf_hash(epoch_prefix(files.HEADER.unpack(head)[3], epoch), r) for r in kept]
+        hashes = [leaf_hash(epoch_prefix(leaf_file.HEADER.unpack(head)[3], epoch), r) for r in kept]
         for opening in here:
             opening["index"] = kept.index(bytes.fromhex(opening["record"]))
         proofs = inclusion_proofs(hashes, len(hashes), [o["index"] for o in here])
@@ -147,17 +148,17 @@ class Forgery:
         (self.folder / "proof_bundle.json").write_bytes(canonical(self.json))
         for party in self.parties:
             (there,) = self.folder.rglob(f"transcript_p{party}r0s0t0")
-            (there / files.LEAVES).write_bytes(joined(self.leaves[party]))
+            (there / leaf_file.LEAVES).write_bytes(joined(self.leaves[party]))
             worker = self.worker(party)
-            (there / files.ROOTS).write_bytes(b"".join(canonical(r) + b"\n" for r in worker["roots"]))
-            (there / files.OPENINGS).write_bytes(b"".join(canonical(o) + b"\n" for o in worker["openings"]))
-            (there / files.RESULT).write_bytes(canonical(worker["result"]) + b"\n")
+            (there / leaf_file.ROOTS).write_bytes(b"".join(canonical(r) + b"\n" for r in worker["roots"]))
+            (there / leaf_file.OPENINGS).write_bytes(b"".join(canonical(o) + b"\n" for o in worker["openings"]))
+            (there / leaf_file.RESULT).write_bytes(canonical(worker["result"]) + b"\n")
             for other in set(self.parties) - {party}:  # they rewrite what they hold of each other, too
-                lines = [json.loads(line) for line in (there / files.PEERS).read_bytes().splitlines()]
+                lines = [json.loads(line) for line in (there / leaf_file.PEERS).read_bytes().splitlines()]
                 roots = self.worker(other)["roots"]
                 mine = f"p{other}r0s0t0"
                 new = [roots[o["statement"]["epoch"]] if o["statement"]["coord"] == mine else o for o in lines]
-                (there / files.PEERS).write_bytes(b"".join(canonical(o) + b"\n" for o in new))
+                (there / leaf_file.PEERS).write_bytes(b"".join(canonical(o) + b"\n" for o in new))
 
     def rejected(self, what: str) -> set[str]:
         """The checks that fail, without and with the transcripts."""
@@ -297,8 +298,8 @@ def test_what_peers_signed_is_checked_line_by_line(target: Target, tmp_path: Pat
     shutil.copytree(target.folder, tmp_path / "run")
     for party in range(3):
         (folder,) = (tmp_path / "run").rglob(f"transcript_p{party}r0s0t0")
-        path = folder / files.PEERS
-        true, own = path.read_bytes(), (folder / files.ROOTS).read_bytes().splitlines(keepends=True)
+        path = folder / leaf_file.PEERS
+        true, own = path.read_bytes(), (folder / leaf_file.ROOTS).read_bytes().splitlines(keepends=True)
         for name, lines in changed_lines(true.splitlines(keepends=True), own).items():
             path.write_bytes(b"".join(lines))
             with pytest.raises(VerificationError, match=r"peers: .*peers\.jsonl") as found:
@@ -321,7 +322,7 @@ def test_what_peers_signed_is_checked_line_by_line(target: Target, tmp_path: Pat
 def test_no_bit_of_the_files_beside_the_leaves_can_change(target: Target, tmp_path: Path) -> None:
     shutil.copytree(target.folder, tmp_path / "run")
     tried = 0
-    for name in (files.ROOTS, files.OPENINGS, files.RESULT, files.PEERS):
+    for name in (leaf_file.ROOTS, leaf_file.OPENINGS, leaf_file.RESULT, leaf_file.PEERS):
         for path in sorted((tmp_path / "run").rglob(name)):
             true = path.read_bytes()
             for at in range(0, len(true), max(1, len(true) // 12)):

@@ -13,10 +13,10 @@ from test_evidence import World
 
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.contract.topology import Coord
-from uvcc_engine.transcript import files
-from uvcc_engine.transcript.agreement import PEERS
-from uvcc_engine.transcript.evidence import WorkerEvidence
-from uvcc_engine.transcript.own_history import check_history
+from uvcc_engine.transcript.exchange.agreement import PEERS
+from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
+from uvcc_engine.transcript.exchange.own_history import check_history
+from uvcc_engine.transcript.leaves import leaf_file
 
 ME = Coord(0, 0, 0, 0)
 EPOCHS = 3
@@ -37,8 +37,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def folder(recorded: World, tmp_path: Path) -> Path:
-    there = tmp_path / files.folder_name(ME)
-    shutil.copytree(recorded.folder / "pod0" / files.folder_name(ME), there)
+    there = tmp_path / leaf_file.folder_name(ME)
+    shutil.copytree(recorded.folder / "pod0" / leaf_file.folder_name(ME), there)
     return there
 
 
@@ -96,21 +96,21 @@ def test_whole_evidence_is_replayed_and_counted(recorded: World, folder: Path) -
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (flipped(files.LEAVES, 0.2), r"leaves\.bin, epoch 0: its leaves give root|leaves\.bin, epoch 0: "),
-        (flipped(files.LEAVES, 0.0), r"leaves\.bin, epoch 0: no epoch block"),
-        (flipped(files.LEAVES, 1.0), r"leaves\.bin, epoch 2: its leaves give root"),
-        (cut(files.LEAVES, 0.5), r"leaves\.bin, epoch 1: "),
-        (cut(files.LEAVES, 0.0), r"leaves\.bin, epoch 0: the epoch is missing"),
-        (rewritten(files.ROOTS, 0, "root"), r"roots\.jsonl, epoch 0: the signature of P0 does not hold"),
-        (rewritten(files.ROOTS, 1, "sid_job"), r"roots\.jsonl, epoch 1: line 2 is of "),
-        (without(files.ROOTS, 1), r"roots\.jsonl, epoch 1: the signed root is missing"),
+        (flipped(leaf_file.LEAVES, 0.2), r"leaves\.bin, epoch 0: its leaves give root|leaves\.bin, epoch 0: "),
+        (flipped(leaf_file.LEAVES, 0.0), r"leaves\.bin, epoch 0: no epoch block"),
+        (flipped(leaf_file.LEAVES, 1.0), r"leaves\.bin, epoch 2: its leaves give root"),
+        (cut(leaf_file.LEAVES, 0.5), r"leaves\.bin, epoch 1: "),
+        (cut(leaf_file.LEAVES, 0.0), r"leaves\.bin, epoch 0: the epoch is missing"),
+        (rewritten(leaf_file.ROOTS, 0, "root"), r"roots\.jsonl, epoch 0: the signature of P0 does not hold"),
+        (rewritten(leaf_file.ROOTS, 1, "sid_job"), r"roots\.jsonl, epoch 1: line 2 is of "),
+        (without(leaf_file.ROOTS, 1), r"roots\.jsonl, epoch 1: the signed root is missing"),
         (
             rewritten(PEERS, 0, "root"),
             r"peers\.jsonl, epoch 0: the signature of P\d does not hold over the root as sto",
         ),
         (without(PEERS, 3), r"peers\.jsonl, epoch 1: the root that P\d signed is missing"),
-        (without(files.OPENINGS, 0), r"openings\.jsonl, epoch 0: 1 leaves are opened"),
-        (without(files.OPENINGS, 2), r"openings\.jsonl, epoch 2: 0 leaves are opened"),
+        (without(leaf_file.OPENINGS, 0), r"openings\.jsonl, epoch 0: 1 leaves are opened"),
+        (without(leaf_file.OPENINGS, 2), r"openings\.jsonl, epoch 2: 0 leaves are opened"),
     ],
 )
 def test_damage_is_named_by_file_and_epoch(
@@ -125,7 +125,7 @@ def test_damage_is_named_by_file_and_epoch(
 
 
 def test_another_jobs_folder_is_no_evidence(recorded: World, folder: Path, tmp_path: Path) -> None:
-    other = recorded.folder / "pod1" / files.folder_name(Coord(0, 1, 0, 0))
+    other = recorded.folder / "pod1" / leaf_file.folder_name(Coord(0, 1, 0, 0))
     with pytest.raises(VerificationError, match=r"roots\.jsonl"):
         check_history(other, recorded.policy, ME, EPOCHS)
     with pytest.raises(VerificationError, match=r"cannot be read"):
@@ -143,7 +143,7 @@ def refusal(recorded: World, folder: Path) -> str:
 def test_no_flipped_bit_before_the_resume_is_missed(recorded: World, folder: Path) -> None:
     """Any bit of the files that the final verification reads, at random: each is found before a step is trained."""
     rng = random.Random(13)
-    for name in (files.LEAVES, files.ROOTS, PEERS, files.OPENINGS):
+    for name in (leaf_file.LEAVES, leaf_file.ROOTS, PEERS, leaf_file.OPENINGS):
         whole = (folder / name).read_bytes()
         for _ in range(60):
             data = bytearray(whole)
@@ -153,7 +153,7 @@ def test_no_flipped_bit_before_the_resume_is_missed(recorded: World, folder: Pat
             if said := refusal(recorded, folder):
                 assert name in said, (name, at, said)
             else:  # JSON that means the same, e.g. another spelling of an escape, alters nothing that counts
-                assert name != files.LEAVES, at
+                assert name != leaf_file.LEAVES, at
                 assert _same_meaning(whole, bytes(data)), (name, at)
         (folder / name).write_bytes(whole)
 
@@ -169,7 +169,7 @@ def _same_meaning(one: bytes, two: bytes) -> bool:
 
 
 def test_a_line_that_was_never_finished_is_no_damage(recorded: World, folder: Path) -> None:
-    for name in (files.ROOTS, PEERS, files.OPENINGS):
+    for name in (leaf_file.ROOTS, PEERS, leaf_file.OPENINGS):
         with (folder / name).open("ab") as f:
             f.write(b'{"signature":"cut sho')
     assert check_history(folder, recorded.policy, ME, EPOCHS) > 0
@@ -177,6 +177,6 @@ def test_a_line_that_was_never_finished_is_no_damage(recorded: World, folder: Pa
 
 def test_the_store_alone_opens_what_the_replay_refuses(recorded: World, folder: Path) -> None:
     """Why there is a replay: opening an altered first epoch succeeds, and only the verifier would have noticed."""
-    flipped(files.LEAVES, 0.2)(folder)
+    flipped(leaf_file.LEAVES, 0.2)(folder)
     opened = WorkerEvidence.open(folder.parent, recorded.identities[0], recorded.policy, ME, resume_epoch=EPOCHS)
     opened.close()

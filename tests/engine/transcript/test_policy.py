@@ -14,9 +14,9 @@ import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.transcript import sshsig
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.policy import (
+from uvcc_engine.transcript.signing import sshsig
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import (
     Policy,
     check_policy,
     check_signatures,

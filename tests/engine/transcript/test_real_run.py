@@ -25,10 +25,12 @@ from uvcc_engine.mpc.opening import open_ring_protocol
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import share_of, split
 from uvcc_engine.plane.api import Buffer, Tag
-from uvcc_engine.transcript import digests, files, kinds, sshsig
-from uvcc_engine.transcript.leaf import SENT, Leaf
-from uvcc_engine.transcript.store import TranscriptStore
-from uvcc_engine.transcript.verifier import verify
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.leaves import leaf_file, payload_digests
+from uvcc_engine.transcript.leaves.leaf import SENT, Leaf
+from uvcc_engine.transcript.leaves.store import TranscriptStore
+from uvcc_engine.transcript.proof.verifier import verify
+from uvcc_engine.transcript.signing import sshsig
 
 JOB = PrivateJob(steps=3, batch=8, test_rows=20, checkpoint_every=1)
 EPOCHS = JOB.steps + 1
@@ -53,8 +55,8 @@ def leaves(target: Target) -> list[tuple[int, int, Leaf]]:
     """(party, epoch, leaf) of the whole run."""
     found = []
     for name, path in target.paths.items():
-        for file, block in files.blocks(path):
-            found += [(int(name[12]), block.epoch, Leaf.unpack(r)) for r in files.records(file, block)]
+        for file, block in leaf_file.blocks(path):
+            found += [(int(name[12]), block.epoch, Leaf.unpack(r)) for r in leaf_file.records(file, block)]
     return found
 
 
@@ -116,7 +118,7 @@ class Noted(LocalPlane):
 def test_lifts_and_chunks_are_leaves_too(tmp_path: Path) -> None:
     """No model here moves whole numbers to bits and back: a protocol that does, and one whose message has chunks."""
     three, sid = LocalPlanes(3), b"s" * 32
-    many = digests.CHUNK // 8 + 1000
+    many = payload_digests.CHUNK // 8 + 1000
     numbers = split(torch.arange(700.0), 16, random.Random(1).randbytes)
     large = split(torch.zeros(many), 16, random.Random(2).randbytes)
 
@@ -133,8 +135,8 @@ def test_lifts_and_chunks_are_leaves_too(tmp_path: Path) -> None:
         store.close()
         return [
             Leaf.unpack(r)
-            for f, b in files.blocks(tmp_path / str(rt.party) / files.LEAVES)
-            for r in files.records(f, b)
+            for f, b in leaf_file.blocks(tmp_path / str(rt.party) / leaf_file.LEAVES)
+            for r in leaf_file.records(f, b)
         ]
 
     found = three.run_three(body)
@@ -144,7 +146,7 @@ def test_lifts_and_chunks_are_leaves_too(tmp_path: Path) -> None:
         )
         assert sent == received > 0, kinds.NAMES[kind]
     chunks = [leaf for one in found for leaf in one if leaf.chunk == 1]
-    assert {leaf.size for leaf in chunks} == {8 * many - digests.CHUNK}
+    assert {leaf.size for leaf in chunks} == {8 * many - payload_digests.CHUNK}
     assert Counter(leaf.direction for leaf in chunks)[SENT] == len(chunks) // 2 > 0
 
 

@@ -8,8 +8,9 @@ import struct
 
 from uvcc_engine.contract import ids
 from uvcc_engine.contract.topology import Coord, Topology
-from uvcc_engine.transcript import kinds, roots
-from uvcc_engine.transcript.leaf import Leaf, blind_state, blinded_digest, epoch_prefix, leaf_hash, position
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.leaves import roots
+from uvcc_engine.transcript.leaves.leaf import Leaf, blind_state, blinded_digest, epoch_prefix, leaf_hash, position
 
 JOB = hashlib.sha256(b"a job").digest()
 

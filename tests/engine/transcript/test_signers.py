@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.transcript.identity import Identity
-from uvcc_engine.transcript.signers import AllowedSigners, matches, read_allowed_signers
-from uvcc_engine.transcript.sshsig import NAMESPACES
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.signing.signers import AllowedSigners, matches, read_allowed_signers
+from uvcc_engine.transcript.signing.sshsig import NAMESPACES
 
 NAMESPACE = "uvcc-root"
 

@@ -13,11 +13,12 @@ from transcript_exchange import exchange
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.plane.api import Recorder, Tag
 from uvcc_engine.plane.frame import CHUNK
-from uvcc_engine.transcript import digests, files, kinds
-from uvcc_engine.transcript.leaf import RECORD, Leaf, blind_state, epoch_prefix, leaf_hash, make_record
-from uvcc_engine.transcript.merkle import root_from_inclusion, tree_root
-from uvcc_engine.transcript.replay import first_difference, summarise
-from uvcc_engine.transcript.store import TranscriptStore
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.leaves import leaf_file, payload_digests
+from uvcc_engine.transcript.leaves.leaf import RECORD, Leaf, blind_state, epoch_prefix, leaf_hash, make_record
+from uvcc_engine.transcript.leaves.merkle import root_from_inclusion, tree_root
+from uvcc_engine.transcript.leaves.replay import first_difference, summarise
+from uvcc_engine.transcript.leaves.store import TranscriptStore
 
 SID = hashlib.sha256(b"sub").digest()
 PARTY = {"party": 0, "sid_sub": SID, "own_key": b"own", "pair_keys": {1: b"one", 2: b"two"}}
@@ -171,10 +172,10 @@ def reopen(stores: dict[int, TranscriptStore], folder: Path, epoch: int) -> dict
 
 def test_resume_repeats_and_goes_on(stores: dict[int, TranscriptStore], tmp_path: Path) -> None:
     first = run_epochs(stores, range(5))
-    before = (tmp_path / "p0" / files.LEAVES).read_bytes()
+    before = (tmp_path / "p0" / leaf_file.LEAVES).read_bytes()
     again = reopen(stores, tmp_path, 2)
     assert run_epochs(again, range(2, 7))[:3] == first[2:]
-    assert (tmp_path / "p0" / files.LEAVES).read_bytes().startswith(before)
+    assert (tmp_path / "p0" / leaf_file.LEAVES).read_bytes().startswith(before)
     assert again[0].epochs == 7
 
 
@@ -230,7 +231,9 @@ def fill(s: TranscriptStore, ops: int) -> None:
     for op in rng.sample(range(ops), ops):
         s.record(1, 1, (0, op % 3, op, kinds.OPEN), b"%d" % op)
         s.record(0, 2, (0, op % 3, op, kinds.RESHARE), b"%d" % op)
-    for op, size in enumerate((digests.LARGE - 1, digests.LARGE, digests.CHUNK, 2 * digests.CHUNK + 5)):
+    for op, size in enumerate(
+        (payload_digests.LARGE - 1, payload_digests.LARGE, payload_digests.CHUNK, 2 * payload_digests.CHUNK + 5)
+    ):
         for direction in (0, 1):
             s.record(direction, 1, (0, 9, op, kinds.DEALER), memoryview(bytearray(rng.randbytes(size))))
 
@@ -246,12 +249,14 @@ def test_an_epoch_that_does_not_fit_into_memory_has_the_same_root(tmp_path: Path
         s.close()
     assert found[0] == found[1]
     assert found[0][0].leaves == 1 + 200 + 2 * (1 + 1 + 1 + 3)
-    assert (tmp_path / "whole" / files.LEAVES).read_bytes() == (tmp_path / "spilled" / files.LEAVES).read_bytes()
-    assert sorted(p.name for p in (tmp_path / "spilled").iterdir()) == [files.LEAVES, files.OPEN_EPOCH]
+    assert (tmp_path / "whole" / leaf_file.LEAVES).read_bytes() == (
+        tmp_path / "spilled" / leaf_file.LEAVES
+    ).read_bytes()
+    assert sorted(p.name for p in (tmp_path / "spilled").iterdir()) == [leaf_file.LEAVES, leaf_file.OPEN_EPOCH]
 
 
 def test_a_large_message_has_a_leaf_for_every_frame_that_carries_it(tmp_path: Path) -> None:
-    assert digests.CHUNK == CHUNK
+    assert payload_digests.CHUNK == CHUNK
     body = random.Random(4).randbytes(2 * CHUNK + 7)
     s = TranscriptStore(tmp_path, **PARTY)  # type: ignore[arg-type]
     s.begin_epoch(0)
@@ -305,7 +310,7 @@ def test_who_changes_a_buffer_after_recording_it_changes_no_leaf(tmp_path: Path)
         s = TranscriptStore(tmp_path / str(change), **PARTY)  # type: ignore[arg-type]
         s.begin_epoch(0)
         for op in range(20):
-            buffer = bytearray(b"%d" % (op % 10) * digests.LARGE)
+            buffer = bytearray(b"%d" % (op % 10) * payload_digests.LARGE)
             s.record(op & 1, 1, (0, 0, op, kinds.OPEN), memoryview(buffer))
             if change:
                 buffer[:] = bytes(len(buffer))
@@ -319,7 +324,7 @@ def large(op: int, size: int) -> memoryview:
 
 @pytest.mark.parametrize("when", ["before the epoch", "in the epoch", "from another thread"])
 def test_what_is_hashed_while_it_waits_has_the_same_leaves(tmp_path: Path, when: str) -> None:
-    sizes = [10, digests.AHEAD - 1, digests.AHEAD, digests.CHUNK, 3 * digests.CHUNK + 7]
+    sizes = [10, payload_digests.AHEAD - 1, payload_digests.AHEAD, payload_digests.CHUNK, 3 * payload_digests.CHUNK + 7]
     roots = []
     for hash_ahead in (False, True):
         s = TranscriptStore(tmp_path / str(hash_ahead), **PARTY)  # type: ignore[arg-type]
@@ -347,26 +352,26 @@ def test_what_is_hashed_while_it_waits_has_the_same_leaves(tmp_path: Path, when:
 def test_what_was_foreseen_and_never_read_is_no_leaf(tmp_path: Path) -> None:
     s = open_store(tmp_path, 0)
     s.begin_epoch(0)
-    s.hash_ahead(1, Tag(0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
-    s.hash_ahead(1, Tag(0, 0, 1, 99), large(0, digests.AHEAD))
-    s.hash_ahead(0, Tag(0, 0, 2, kinds.OPEN), large(0, digests.AHEAD))
+    s.hash_ahead(1, Tag(0, 0, 0, kinds.OPEN), large(0, payload_digests.AHEAD))
+    s.hash_ahead(1, Tag(0, 0, 1, 99), large(0, payload_digests.AHEAD))
+    s.hash_ahead(0, Tag(0, 0, 2, kinds.OPEN), large(0, payload_digests.AHEAD))
     s.record(1, 2, (0, 0, 3, kinds.OPEN), b"read")
     assert s.finalize_epoch().leaves == 1
     s.close()
-    s.hash_ahead(1, Tag(1, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
+    s.hash_ahead(1, Tag(1, 0, 0, kinds.OPEN), large(0, payload_digests.AHEAD))
 
 
 def test_a_foreseen_message_that_differs_from_the_one_before_the_crash_is_found(tmp_path: Path) -> None:
     s = open_store(tmp_path, 0)
     s.begin_epoch(0)
-    s.hash_ahead(1, Tag(0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
-    s.record(1, 1, (0, 0, 0, kinds.OPEN), large(0, digests.AHEAD))
+    s.hash_ahead(1, Tag(0, 0, 0, kinds.OPEN), large(0, payload_digests.AHEAD))
+    s.record(1, 1, (0, 0, 0, kinds.OPEN), large(0, payload_digests.AHEAD))
     s.close(sync=False)
     again = open_store(tmp_path, 0)
     again.begin_epoch(0)
-    again.hash_ahead(1, Tag(0, 0, 0, kinds.OPEN), large(1, digests.AHEAD))
+    again.hash_ahead(1, Tag(0, 0, 0, kinds.OPEN), large(1, payload_digests.AHEAD))
     with pytest.raises(ProtocolError, match="differs"):
-        again.record(1, 1, (0, 0, 0, kinds.OPEN), large(1, digests.AHEAD))
+        again.record(1, 1, (0, 0, 0, kinds.OPEN), large(1, payload_digests.AHEAD))
 
 
 def test_two_crashes_keep_the_open_epoch(tmp_path: Path) -> None:
@@ -391,7 +396,7 @@ def test_power_loss_in_the_last_block(stores: dict[int, TranscriptStore], tmp_pa
     first = run_epochs(stores, range(3))
     for s in stores.values():
         s.close()
-    path = tmp_path / "p0" / files.LEAVES
+    path = tmp_path / "p0" / leaf_file.LEAVES
     path.write_bytes(path.read_bytes()[:-cut])
     again = {p: open_store(tmp_path, p, 1) for p in range(3)}
     assert again[0].epochs == 2
@@ -402,7 +407,7 @@ def test_power_loss_that_left_zeros(stores: dict[int, TranscriptStore], tmp_path
     run_epochs(stores, range(3))
     for s in stores.values():
         s.close()
-    path = tmp_path / "p0" / files.LEAVES
+    path = tmp_path / "p0" / leaf_file.LEAVES
     data = path.read_bytes()
     path.write_bytes(data[:-200] + bytes(200))
     assert open_store(tmp_path, 0, 2).epochs == 2
@@ -452,8 +457,8 @@ def test_replay_refuses_disorder_repeats_and_foreign_leaves(stores: dict[int, Tr
 def test_damaged_epoch_order_is_refused(stores: dict[int, TranscriptStore], tmp_path: Path) -> None:
     run_epochs(stores, range(2))
     stores[0].close()
-    path = tmp_path / "p0" / files.LEAVES
-    (_, block), *_ = list(files.blocks(path))
+    path = tmp_path / "p0" / leaf_file.LEAVES
+    (_, block), *_ = list(leaf_file.blocks(path))
     path.write_bytes(path.read_bytes()[block.end :])
     with pytest.raises(UnreadableError, match="where 0 belongs"):
         open_store(tmp_path, 0)
@@ -468,8 +473,8 @@ def test_full_disk_is_a_clear_error_and_loses_no_finished_epoch(
     first = s.finalize_epoch()
     s.begin_epoch(1)
     s.record(0, 1, (1, 0, 0, kinds.OPEN), b"y")
-    write = files.os.write
-    monkeypatch.setattr(files.os, "write", lambda fd, data: write(fd, data[:10]) if len(data) > 50 else full())
+    write = leaf_file.os.write
+    monkeypatch.setattr(leaf_file.os, "write", lambda fd, data: write(fd, data[:10]) if len(data) > 50 else full())
 
     def full() -> int:
         raise OSError(28, "No space left on device")

@@ -14,10 +14,10 @@ import pytest
 from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.transcript import sshsig
-from uvcc_engine.transcript.bundle import SCHEMA, assemble_folder
-from uvcc_engine.transcript.cli import main
-from uvcc_engine.transcript.verifier import verify
+from uvcc_engine.transcript.proof.bundle import SCHEMA, assemble_folder
+from uvcc_engine.transcript.proof.cli import main
+from uvcc_engine.transcript.proof.verifier import verify
+from uvcc_engine.transcript.signing import sshsig
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_bundle_follows_its_published_schema(run: Rehearsal) -> None:
 
 def test_verifying_needs_neither_torch_nor_asyncssh(run: Rehearsal) -> None:
     code = (
-        "import sys; from uvcc_engine.transcript.cli import main; rc = main(sys.argv[1:]);"
+        "import sys; from uvcc_engine.transcript.proof.cli import main; rc = main(sys.argv[1:]);"
         "assert not {'torch', 'numpy', 'asyncssh', 'textual'} & set(sys.modules); sys.exit(rc)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(run.bundle)], capture_output=True, text=True)

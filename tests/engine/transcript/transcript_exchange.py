@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Protocol
 
-from uvcc_engine.transcript import kinds
+from uvcc_engine.transcript.formats import kinds
 
 WIRE = (kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.LIFT)
 

@@ -28,10 +28,10 @@ from uvcc_console.rollout.stages.verify import collect
 from uvcc_console.runs import processes
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
-from uvcc_engine.transcript.bundle import POLICY_FILE
-from uvcc_engine.transcript.origin import Migration, record_hash
-from uvcc_engine.transcript.policy import Policy
-from uvcc_engine.transcript.succession import migration_after
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE
+from uvcc_engine.transcript.terms.migration import Migration, record_hash
+from uvcc_engine.transcript.terms.migration_plan import migration_after
+from uvcc_engine.transcript.terms.policy import Policy
 
 EVENT = "succession"
 RECORD = "COMMIT.json"
@@ -236,7 +236,7 @@ def _allowed(old: Policy, record: Mapping[str, Any], unvouched: set[int]) -> Non
     """Whether the engine will let these parties be restored. Raises ConfigError before anything is rented."""
     if not record:
         return
-    before = old.origin.restored if old.origin is not None else ()
+    before = old.migration.restored if old.migration is not None else ()
     restored = tuple(sorted({*before, *unvouched}))
     Migration(old.hash.hex(), int(record["step"]), record_hash(record), old.hash.hex(), restored)
 

@@ -23,7 +23,7 @@ from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.safepaths import shown
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Coord
-from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 
 KIND = "handover"
 HANDOVER_S = 300.0

@@ -20,10 +20,10 @@ from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, relay_tokens
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE
-from uvcc_engine.transcript.canonical import canonical
-from uvcc_engine.transcript.identity import PublicIdentity
-from uvcc_engine.transcript.policy import Policy, PolicyParty, check_signatures, write_signatures
+from uvcc_engine.transcript.formats.canonical import canonical
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
+from uvcc_engine.transcript.signing.identity import PublicIdentity
+from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, check_signatures, write_signatures
 
 SHARE_S = 300.0
 CHECK_S = 120.0

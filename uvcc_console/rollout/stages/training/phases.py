@@ -26,7 +26,7 @@ from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Coord
-from uvcc_engine.transcript.bundle import POLICY_FILE, SIGNATURES_FILE
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 
 GRACE_S = 3.0
 KILL_S = 6.0

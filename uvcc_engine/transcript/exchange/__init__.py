@@ -1,0 +1,1 @@
+"""How the workers of a run keep and exchange their evidence, and read their own again."""

@@ -1,0 +1,110 @@
+"""The transcript leaf: a fixed little-endian record, its blinded digest and its hash (docs/architecture.md).
+
+A record is 60 bytes: direction, kind, src, dst (u8 each), op u32, chunk u32, stream u64, payload bytes u64, digest 32.
+The session id and the epoch are common to all leaves of an epoch and enter every leaf hash as its prefix, so a record
+can be moved neither between epochs nor between subsessions. All after the direction byte is equal at both ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from typing import Final, NamedTuple
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.transcript.formats import kinds
+
+SENT: Final = 0
+RECEIVED: Final = 1
+RECORD: Final = struct.Struct("<BBBBIIQQ32s")
+_POSITION: Final = struct.Struct("<BBBIIQ")
+_PREFIX: Final = b"UVCC_LEAF_V1"
+WIRE_KINDS: Final = frozenset((kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.LIFT))
+LOCAL_KINDS: Final = frozenset((kinds.INPUT, kinds.RESULT, kinds.CHECKPOINT, kinds.POLICY, kinds.PIPELINE, kinds.START))
+OPENED_KINDS: Final = LOCAL_KINDS - {kinds.PIPELINE}
+
+Key = tuple[int, int, int, int, int, int, int]
+Buffer = bytes | bytearray | memoryview
+
+
+class Leaf(NamedTuple):
+    """One leaf without its session and epoch; field order is the record's."""
+
+    direction: int
+    kind: int
+    src: int
+    dst: int
+    op: int
+    chunk: int
+    stream: int
+    size: int
+    digest: bytes
+
+    @classmethod
+    def unpack(cls, record: bytes) -> Leaf:
+        return cls(*RECORD.unpack(record))
+
+    def pack(self) -> bytes:
+        return RECORD.pack(*self)
+
+    @property
+    def key(self) -> Key:
+        """Canonical order inside (epoch, sid_sub): stream, op, chunk, direction; the rest makes it unique."""
+        return (self.stream, self.op, self.chunk, self.direction, self.src, self.dst, self.kind)
+
+    @property
+    def name(self) -> str:
+        """For people: which message this is."""
+        return name_of(self.key)
+
+
+def name_of(key: Key) -> str:
+    """A leaf key for people."""
+    stream, op, chunk, direction, src, dst, kind = key
+    what = kinds.NAMES.get(kind, f"kind {kind}")
+    if src == dst:
+        return f"{what} of P{src} (stream {stream}, op {op})"
+    way = "received" if direction else "sent"
+    part = f", chunk {chunk}" if chunk else ""
+    return f"{what} P{src}->P{dst} {way} (stream {stream}, op {op}{part})"
+
+
+def epoch_prefix(sid_sub: bytes, epoch: int) -> bytes:
+    """What every leaf of one epoch is hashed behind: RFC 6962 leaf tag, version, session, epoch."""
+    return b"\x00" + _PREFIX + sid_sub + struct.pack("<I", epoch)
+
+
+def leaf_hash(prefix: bytes, record: bytes) -> bytes:
+    """RFC 6962 leaf hash; ``prefix`` from :func:`epoch_prefix`."""
+    return hashlib.sha256(prefix + record).digest()
+
+
+def position(kind: int, src: int, dst: int, op: int, chunk: int, stream: int) -> bytes:
+    """What names a message at both of its ends: the key without the direction."""
+    return _POSITION.pack(kind, src, dst, op, chunk, stream)
+
+
+def blind_state(key: bytes, sid_sub: bytes, epoch: int) -> hmac.HMAC:
+    """HMAC-SHA256 under a pair's (or a party's own) blinding key, fed with session and epoch; copy it per leaf."""
+    return hmac.new(key, b"UVCC_BLIND_V1" + sid_sub + struct.pack("<I", epoch), "sha256")
+
+
+def make_record(state: hmac.HMAC, key: Key, payload: Buffer) -> tuple[bytes, bytes]:
+    """(record, blind) of one message; ``state`` from :func:`blind_state`. Raises ConfigError for what is no leaf."""
+    stream, op, chunk, direction, src, dst, kind = key
+    size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    state = state.copy()
+    try:
+        state.update(position(kind, src, dst, op, chunk, stream))
+        blind = state.digest()
+        return RECORD.pack(direction, kind, src, dst, op, chunk, stream, size, blinded_digest(blind, payload)), blind
+    except struct.error as e:
+        raise ConfigError(f"not a leaf: {name_of(key)}: {e}", "op has 32 bits, stream 64") from e
+
+
+def blinded_digest(blind: bytes, payload: Buffer) -> bytes:
+    """SHA-256(blind || payload): without the blind nothing about a short payload can be guessed from it."""
+    state = hashlib.sha256(blind)
+    state.update(payload)
+    return state.digest()

@@ -1,0 +1,151 @@
+"""``verify PATH``: check a run, its artifacts or one proof bundle, from files alone.
+
+PATH is a run's folder, its artifacts, the folder of one phase, or a proof_bundle.json. Of a whole run every phase and
+every file in the manifest is checked; the full phase decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.proof import package
+from uvcc_engine.transcript.signing.signers import read_allowed_signers
+from uvcc_engine.transcript.terms.policy import Policy
+
+EXITS = """exit codes:
+  0  VERIFIED: everything that the contract promises was checked and holds
+  1  NOT VERIFIED: something does not hold (named), or lacks though --require names it
+  2  UNREADABLE, or wrong usage
+  HOLDS AS FAR AS CHECKED, but (of several, the smallest code; all are listed):
+  3  pinned: nobody said whose keys are expected (--allowed-signers, --policy, or a run of one's own)
+  4  transcripts: no leaf was recomputed, or a folder could not be listed
+  5  full: the run's full phase is missing
+  6  manifest: the files beside the bundle are not covered by a manifest of a known collector
+"""
+
+
+def parser(prog: str = "verify") -> argparse.ArgumentParser:
+    """The arguments of the verb."""
+    made = argparse.ArgumentParser(
+        prog=prog,
+        description=__doc__,
+        epilog=EXITS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("path", type=Path, help="a run, its artifacts, a phase's folder, or a proof_bundle.json")
+    made.add_argument(
+        "--allowed-signers",
+        type=Path,
+        metavar="F",
+        help="OpenSSH allowed_signers file naming P0, P1, P2 and, for the manifest, collector",
+    )
+    made.add_argument("--policy", type=Path, metavar="F", help="the policy.json one expects")
+    made.add_argument("--transcripts", type=Path, metavar="DIR", help="transcripts (default: beside the bundle)")
+    made.add_argument(
+        "--against", type=Path, metavar="BUNDLE", help="a rerun that must have the same roots and results"
+    )
+    made.add_argument("--phase", default="", metavar="NAME", help="only this phase of a run, for instance smoke")
+    made.add_argument(
+        "--require",
+        default="",
+        metavar="WHAT",
+        help=f"not verified unless these were checked: {','.join(package.CODES)}",
+    )
+    made.add_argument(
+        "--head", type=_head, metavar="SIZE:HASH", help="a head noted while the run went on, which it must extend"
+    )
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def _head(text: str) -> tuple[int, str]:
+    size, _, wanted = text.partition(":")
+    if not size.isascii() or not size.isdigit() or len(size) > 10 or not re.fullmatch("[0-9a-f]{64}", wanted):
+        raise argparse.ArgumentTypeError("write SIZE:HASH, the number of epochs and 64 lower-case hex digits")
+    return int(size), wanted
+
+
+PinsFound = Callable[[Path], package.ExpectedSigners | None]
+
+
+def main(
+    argv: Sequence[str],
+    *,
+    pins: PinsFound = lambda path: None,
+    resolve: Callable[[str], Path] = Path,
+    prog: str = "verify",
+) -> int:
+    """Run the verb; returns its exit code.
+
+    ``pins`` finds whom one expects where no option says so; ``resolve`` makes a path of a run's name.
+    """
+    args = parser(prog).parse_args(argv)
+    said = package.UNPINNED
+    try:
+        target = package.find(resolve(str(args.path)), args.phase)
+        expected = _pins(args, pins, target)
+        said = expected.said
+        if not args.json:
+            print(said)
+        found = package.examine(
+            target,
+            expected,
+            policy=args.policy,
+            transcripts=args.transcripts,
+            against=args.against,
+            require=frozenset(word for word in args.require.split(",") if word),
+            head=args.head,
+        )
+    except UvccError as e:
+        return _refused(e, said, as_json=args.json)
+    except (OSError, MemoryError, RecursionError) as e:
+        return _refused(UnreadableError(f"cannot be read: {reading.reason(e)}"), said, as_json=args.json)
+    print(json.dumps(found.to_json()) if args.json else found.text())
+    return found.exit_code
+
+
+def _pins(args: argparse.Namespace, pins: PinsFound, target: package.PackageTarget) -> package.ExpectedSigners:
+    """Only what the caller names, or what is the caller's own; never what lies beside the bundle."""
+    if args.allowed_signers is not None:
+        signers = read_allowed_signers(args.allowed_signers)
+        said = f"identities pinned by {reading.shown(args.allowed_signers)}{_where(args.allowed_signers, target)}"
+        return package.ExpectedSigners(said, lambda phase: signers)
+    if args.policy is not None:
+        Policy.load(args.policy)
+        return package.ExpectedSigners(
+            f"identities pinned by {reading.shown(args.policy)}{_where(args.policy, target)}"
+        )
+    return pins(args.path) or package.ExpectedSigners()
+
+
+def _where(pins: Path, target: package.PackageTarget) -> str:
+    """A file that came with the bundle pins no more than the bundle itself; the caller may not have noticed."""
+    under = target.root or next(iter(target.phases.values())).parent
+    inside = Path(os.path.realpath(pins)).is_relative_to(under)
+    return ", WHICH LIES IN THE FOLDER UNDER TEST: whoever made it chose the keys" if inside else ""
+
+
+def _refused(error: UvccError, said: str, *, as_json: bool) -> int:
+    known = isinstance(error, VerificationError)
+    verdict = "NOT VERIFIED" if known else "UNREADABLE"
+    check = error.check if isinstance(error, VerificationError) else "unreadable"
+    what, hint = reading.shown(error.what, 4000), reading.shown(error.hint, 1000)
+    if as_json:
+        found: dict[str, Any] = {"ok": False, "verdict": verdict, "complete": False, "pins": said}
+        print(json.dumps({**found, "check": check, "what": what, "hint": hint}))
+    print(f"{verdict}  {what}" + (f" ({hint})" if hint else ""), file=sys.stderr)
+    return 1 if known else ConfigError.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What is signed while a run goes on: statements, opened leaves, records at the relay."""

@@ -1,0 +1,1 @@
+"""Who signs: identities, OpenSSH signatures, files of allowed signers."""
