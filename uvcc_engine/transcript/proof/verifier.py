@@ -47,8 +47,7 @@ Pins = Path | AllowedSigners | Mapping[str, str]
 class Certificate:
     """What was verified. ``level``: "transcripts" if every leaf was recomputed, "bundle" if none was at hand.
 
-    ``pinned``: whether the identities are those that the caller expects. ``unread``: folders that could not be listed
-    when the transcripts were looked for.
+    ``pinned``: the identities are those that the caller expects. ``unread``: folders that nobody could look into.
     """
 
     level: str
