@@ -16,8 +16,8 @@ from uvcc_console.plan.owndata import fitted_file, owners_program
 from uvcc_console.plan.plan import FULL
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.transcript.bundle import POLICY_FILE
-from uvcc_engine.transcript.policy import Policy
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE
+from uvcc_engine.transcript.terms.policy import Policy
 
 MODEL, FITTED = "model.json", "preprocessing.yaml"
 

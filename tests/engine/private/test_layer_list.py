@@ -17,7 +17,7 @@ from uvcc_engine.model.layer_list import model_of_json, model_of_list, model_of_
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import MODELS, BatchNorm, Image, find_model
 from uvcc_engine.sharding.validation import fit_model
-from uvcc_engine.transcript.canonical import canonical
+from uvcc_engine.transcript.formats.canonical import canonical
 
 
 def job_of(layers: Any, features: int = 64, classes: int = 10, **values: Any) -> PrivateJob:
