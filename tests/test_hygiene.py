@@ -92,3 +92,11 @@ def test_no_source_file_is_longer_than_450_lines() -> None:
     sources = [p for package in ("uvcc_engine", "uvcc_console") for p in (ROOT / package).rglob("*.py")]
     long = {p.relative_to(ROOT).as_posix(): n for p in sources if (n := len(p.read_text().splitlines())) > 450}
     assert long == {}
+
+
+def test_no_source_refers_to_documents_that_are_not_here() -> None:
+    """What a reader needs to know stands in the repository: docs/architecture.md and the docstrings."""
+    sources = [*(ROOT / "uvcc_engine").rglob("*.py"), *(ROOT / "uvcc_console").rglob("*.py")]
+    away = re.compile(r"DESIGN(\.md| section| §)|seed document|seeds' name|of the seeds\b")
+    found = [p.relative_to(ROOT).as_posix() for p in sources if away.search(p.read_text())]
+    assert found == []

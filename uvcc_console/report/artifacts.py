@@ -1,4 +1,4 @@
-"""The files of a run with the seeds' names, from the journal and from what was fetched.
+"""The files that a run hands over, written from the journal and from what was fetched.
 
 For the whole run: ``run_full.log``, ``run_full.jsonl``, ``dp_layout.json``. For each phase, beside its proof bundle:
 ``dp_roots.json``, ``dp_matrix.md``, ``roots_by_coord.json``, ``audit_bundle.json``, and ``allowed_signers`` with the

@@ -1,4 +1,4 @@
-"""The journal as the run log of the seeds: ``[ts] EVENT name {json}`` lines and the same as JSON lines.
+"""The journal as a run log that people and scripts read: ``[ts] EVENT name {json}`` lines, and the same as JSON lines.
 
 Names that the runbooks look for keep their spelling (``dp_preflight_ok``, ``dp_result_hashes``, ``verifier_ok``...).
 ``verifier_ok`` is written for a proof bundle alone, with the certificate's values; what pods report says so (``mark``).

@@ -152,15 +152,15 @@ class Decoder:
         return found
 
     def _of_file(self, src: str, lines: list[str]) -> list[ev.Event]:
-        if src.startswith("heartbeat_rank"):
+        if files.is_heartbeat(src):
             return self._heartbeats(src, lines)
         if src == files.EVENTS:
             return [e for line in lines for e in self._engine(src, line)]
         if src in (files.TRAINING, files.VAL):
             return self._rows(src, lines)
-        if src.startswith("result") and src.endswith(".json"):
+        if files.is_result(src):
             return self._result(src, lines)
-        if src.startswith("exit") and src.endswith(".json"):
+        if files.is_exit(src):
             return self._exit(src, lines)
         if src == files.RUN_JSON:
             return self._facts(src, lines)

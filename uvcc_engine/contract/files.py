@@ -49,6 +49,21 @@ def result_name(rank: int, *, lead: bool = True) -> str:
     return "result.json" if lead else f"result_rank{rank}.json"
 
 
+def is_heartbeat(name: str) -> bool:
+    """Whether a file holds the heartbeats of a rank."""
+    return name.startswith("heartbeat_rank")
+
+
+def is_exit(name: str) -> bool:
+    """Whether a file is a worker's exit record, as :func:`exit_name` names it."""
+    return name.startswith("exit") and name.endswith(".json")
+
+
+def is_result(name: str) -> bool:
+    """Whether a file is a worker's result, as :func:`result_name` names it."""
+    return name.startswith("result") and name.endswith(".json")
+
+
 def log_name(coord: str) -> str:
     """Standard output and error of one worker."""
     return f"worker_{coord}.log"

@@ -4,7 +4,7 @@ A frame has a clear header of 48 bytes and a body. The body of a DATA frame is o
 body of a BULK frame is one sealed part head followed by one sealed payload of at most 1 MiB, so that a large payload is
 sealed and opened in place, without a copy. What an observer learns is sizes, times and the order of frames.
 
-``msg_id32`` and the class and kind numbers follow the native frame of the seeds; the label is computed with the step in
+``msg_id32`` and the class and kind numbers follow UVCC's native frame; the label is computed with the step in
 the upper half of the 64-bit stream, so that labels of different steps differ.
 """
 

@@ -1,4 +1,4 @@
-"""Batch framing of LIFT payloads: "BLV1", a sequence of typed vectors of 64-bit words (layout of the seeds).
+"""Batch framing of LIFT payloads: "BLV1", a sequence of typed vectors of 64-bit words.
 
 Header ``u32 "BLV1", u8 version 1, u8 flags 0, u16 0, u32 count, u32 bytes``; then per vector ``u8 type, u8 flags 0,
 u16 length, value, zeros to a multiple of 4``. A value is ``u64 id, u32 q, u8 edge, u8 0, u16 0, u64[q]``. The 16-bit

@@ -69,11 +69,18 @@ def headline(view: View) -> Line:
         ]
     if unknown:
         out += [("  ", ""), (f" {g.unknown} {unknown} UNKNOWN ", "alarm")]
+    return out
+
+
+def stopped_line(view: View) -> Line:
+    """What else a headline says while some parties have stopped: that the others cannot go on. Empty otherwise."""
+    s, h = view.snap, view.snap.halt
+    total, proved = h.total or len(s.pods), verified(s)
     stopped = {s.pods[p].party for p, (stage, *_) in h.acks.items() if _REACHED.get(stage, -1) >= 2 and p in s.pods}
     if stopped and proved < total and h.mode != "release":
         names = ", ".join(f"P{p}" for p in sorted(stopped))
-        out += [("  ", ""), (f"{_STOPPED}: {names} no longer answers the others", "text")]
-    return out
+        return [("  ", ""), (f"{_STOPPED}: {names} no longer answers the others", "text")]
+    return []
 
 
 def verified(s: Snapshot) -> int:
@@ -131,9 +138,9 @@ def halt_lines(view: View, width: int) -> list[Line]:
         tail = [(" F9 ", "alarm"), (" halts now  ", "text"), (" Esc ", "green"), (f" releases  {left:.1f} s ", "title")]
     elif s.status == "halted":
         tail = _next(view)
-    top = list(headline(view))
-    if top[-1][0].startswith(_STOPPED) and width - width_of(tail) - width_of(top[:-1]) < len(_STOPPED) + 6:
-        top = top[:-2]  # a part of a word says nothing
+    top, stopped = list(headline(view)), stopped_line(view)
+    if stopped and width - width_of(tail) - width_of([*top, stopped[0]]) >= len(_STOPPED) + 6:
+        top += stopped  # a part of a word would say nothing
     lines: list[Line] = [spread(top, tail, width)]
     quiet = not s.halt.done and not s.halt.acks and view.now - s.halt.asked > SILENT_S
     if quiet and not view.replay:
