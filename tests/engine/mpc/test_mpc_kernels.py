@@ -105,10 +105,14 @@ def test_compiling_twice_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "new"))
     monkeypatch.setattr("uvcc_engine.mpc.kernels.compile.os.nice", lambda _: 0)
     calls: list[object] = []
+    measured: list[bool] = []
     monkeypatch.setattr("uvcc_engine.mpc.kernels.warm.warm", calls.append)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.gemm_rates.known", lambda loops: measured.append(loops))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     assert compile_loops() == 0
     assert compile_loops() == 0
     assert len(calls) == 1
+    assert measured == [True]
     assert mark().exists()
 
 
