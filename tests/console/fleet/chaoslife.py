@@ -92,6 +92,7 @@ class Chaos(Life):
             if self.swept:
                 await self._followed("sweep", await self._cli("pods", "--sweep"))
             await self._quiet()
+            await self._followed("teardown", await self._cli("teardown", self.run))  # of a run that is over: says so
         finally:
             striking.cancel()
             watching.cancel()
@@ -334,7 +335,7 @@ async def run(count: int, seed: int, at_once: int, folder: Path, say: Callable[[
             for n in range(count):
                 if planned >= count:
                     break
-                mine = blows(rng, min(rng.choice((2, 3, 4, 6)), count - planned), kinds)
+                mine = blows(rng, min(rng.choice((3, 5, 8)), count - planned), kinds)
                 planned += len(mine)
                 group.create_task(turn(n, mine))
         touched = [path for method, path, _ in host.fake.requests if method == "DELETE" and foreign in path]
