@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import paths
-from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
 if TYPE_CHECKING:
     from uvcc_console.fleet.provider import Pod
@@ -97,12 +97,23 @@ def _end(name: str, host_key: str, as_json: bool) -> int:
     return OK
 
 
+def settle(run_dir: Path, names: Collection[str]) -> None:
+    """Look again for pods of a run that is over, end what is still there, and note in its journal what is proven gone."""
+    for name in names:
+        try:
+            asyncio.run(_end_one(run_dir, name, ""))
+            _note_gone(run_dir, name)
+        except UvccError as e:
+            common.say(f"uvcc: {name}: {e}")
+
+
 async def _end_one(run_dir: Path, name: str, host_key: str) -> None:
     from uvcc_console.fleet.inventory import InventoryProvider
+    from uvcc_console.fleet.provider import Rents
     from uvcc_console.fleet.provider_kinds import provider_for
 
-    fleet = dict(common.load_snapshot(run_dir).profile.get("fleet", {}))
-    provider = provider_for(fleet, run_dir)
+    snapshot = common.load_snapshot(run_dir)
+    provider = provider_for(dict(snapshot.profile.get("fleet", {})), run_dir)
     try:
         if isinstance(provider, InventoryProvider):
             provider.accepted = host_key
@@ -111,6 +122,11 @@ async def _end_one(run_dir: Path, name: str, host_key: str) -> None:
         for pod in await provider.list(name):
             if pod.name == name:
                 await provider.delete(pod)
+        if isinstance(provider, Rents):
+            others = [f"{name.rpartition('-')[0]}-{pod}" for pod in snapshot.pods if not name.endswith(f"-{pod}")]
+            if left := [t for t in await provider.prove(ended=True, keep=others) if t.startswith(name)]:
+                what = f"{', '.join(left)} was never answered"
+                raise UnreachableError(what, "uvcc pods --sweep says when to look again")
     finally:
         await provider.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uvcc_console.cli import common, headless, teardown_order
+from uvcc_console.cli import common, headless, pods, teardown_order
 from uvcc_console.cli.main import FAILED, OK
 
 
@@ -22,6 +22,9 @@ def run(argv: list[str]) -> int:
             if not s.ended:
                 written, unwritten = teardown_order.see_through(run_dir, s, given)
                 s = common.load_summary(run_dir) if written else s
+    elif s.leaks:  # what could not be proven when it ended may be proven now
+        pods.settle(run_dir, s.leaks)
+        s = common.load_summary(run_dir)
     if not s.ended and unwritten == []:
         if args.json:
             common.emit({"run": s.run, "status": s.status, "gone": True, "leaks": [], "journalled": False})

@@ -120,6 +120,29 @@ def test_one_pod_is_ended_by_name_unless_a_live_run_uses_it(shop: Shop, capsys: 
     assert set(shop.pods) == {"uvcc-live-1-p0r0", "uvcc-elsewhere-1-p0r0", "somebody-else"}
 
 
+def test_a_teardown_looks_again_for_what_its_run_could_not_prove(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that ended on a full disk told of a leak; the provider has none, so nobody shall be sent after it."""
+    name = "uvcc-dead-1-p0r0"
+    journal = Journal(Path(os.environ["UVCC_HOME"]) / "runs" / "dead-1" / "journal.sqlite", source="test")
+    at = {"party": 0, "replica": 0, "provider": "local"}
+    journal.append(
+        ev.PodChanged(pod="p0r0", state="lost", detail="not proven gone", **at),
+        ev.RunEnded(status="failed", detail="the disk is full", leaks=[name]),
+    )
+    journal.close()
+    shop.stubborn = {name}
+    assert main(["teardown", "dead-1"]) == 1
+    assert "is not gone" in capsys.readouterr().err
+    shop.stubborn, shop.unproven = set(), [f"{name}xaaaaaa"]
+    assert main(["teardown", "dead-1"]) == 1  # ended, but a create of that name was never answered
+    shop.unproven = []
+    assert main(["teardown", "dead-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gone"] is True
+    assert name not in shop.pods
+
+
 def test_a_create_without_an_answer_is_unknown_until_it_is_proven_nothing(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
