@@ -98,7 +98,7 @@ def _end(name: str, host_key: str, as_json: bool) -> int:
 
 
 def settle(run_dir: Path, names: Collection[str]) -> None:
-    """Look again for pods of a run that is over, end what is still there, and note in its journal what is proven gone."""
+    """Look again for pods of a run that is over, end what is still there, and note what is proven gone."""
     for name in names:
         try:
             asyncio.run(_end_one(run_dir, name, ""))

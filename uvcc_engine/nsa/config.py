@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from uvcc_engine.contract.errors import ConfigError
@@ -18,6 +19,9 @@ class NSAConfig:
     w: int = 512  # sliding window, the query's own token included
 
     def __post_init__(self) -> None:
+        for name in ("l", "d", "l_sel"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"nsa.{name}={getattr(self, name)}", "it must be at least 1")
         if self.l % self.d or self.l_sel % self.d or self.l > self.l_sel:
             raise ConfigError(
                 f"nsa.l={self.l}, nsa.d={self.d}, nsa.l_sel={self.l_sel} do not fit",
@@ -54,6 +58,12 @@ class ModelConfig:
     nsa: NSAConfig = field(default_factory=NSAConfig)
 
     def __post_init__(self) -> None:
+        for name in ("vocab", "dim", "n_layers", "n_heads", "n_kv_groups", "d_k", "d_v"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name}={getattr(self, name)}", "it must be at least 1")
+        for name in ("rope_base", "rope_scale"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"model.{name}={getattr(self, name)}", "it must be a number above 0")
         if self.n_heads % self.n_kv_groups:
             raise ConfigError(
                 f"model.n_heads={self.n_heads} is no multiple of n_kv_groups={self.n_kv_groups}", "change one of them"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -59,7 +60,7 @@ class RuntimeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DDPConfig:
-    """Knobs of DistributedDataParallel. The first iteration always synchronises: static graphs need it."""
+    """Knobs of DistributedDataParallel."""
 
     compress: str = "bf16"  # bf16 | off
     bucket_mb: int = 25
@@ -72,7 +73,10 @@ class DDPConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """``batch_size`` is global (all ranks, one micro-batch); a step is one optimizer step."""
+    """``batch_size`` is global (all ranks, one micro-batch); a step is one optimizer step.
+
+    ``nonfinite``: what follows a gradient that is not a number: ``stop``, or ``skip`` the step, five in a row at most.
+    """
 
     steps: int = 200
     seq_len: int = 128
@@ -82,6 +86,7 @@ class TrainConfig:
     warmup: int = 20
     weight_decay: float = 0.01
     grad_clip: float = 1.0
+    nonfinite: str = "stop"  # stop | skip
     seed: int = 1337
     log_every: int = 1
     eval_every: int = 0  # 0 = never
@@ -118,9 +123,19 @@ class LMConfig:
                 f"model.vocab={self.model.vocab} does not fit data.tokenizer={self.data.tokenizer}",
                 f"set it to {wanted}",
             )
-        for name in ("steps", "seq_len", "batch_size", "accumulate"):
-            if getattr(self.train, name) < 1:
-                raise ConfigError(f"train.{name}={getattr(self.train, name)}", "it must be at least 1")
+        _one_of("train.nonfinite", self.train.nonfinite, ("stop", "skip"))
+        for name in ("steps", "seq_len", "batch_size", "accumulate", "log_every", "eval_batches", "keep"):
+            _at_least(f"train.{name}", getattr(self.train, name), 1)
+        for name in ("warmup", "weight_decay", "eval_every", "save_every", "seed"):
+            _at_least(f"train.{name}", getattr(self.train, name), 0)
+        for name in ("lr", "grad_clip"):
+            value = getattr(self.train, name)
+            if not (0.0 < value < math.inf):
+                raise ConfigError(f"train.{name}={value}", "it must be a number above 0")
+        for path, value in (("data.queue", self.data.queue), ("ddp.bucket_mb", self.ddp.bucket_mb)):
+            _at_least(path, value, 1)
+        if not 0 <= self.data.val_percent < 100:
+            raise ConfigError(f"data.val_percent={self.data.val_percent}", "it must be 0 to 99")
         self.runtime.recomputed(self.model.n_layers)
         if self.model.attention == "nsa" and self.train.seq_len < self.model.nsa.l:
             raise ConfigError(
@@ -130,6 +145,11 @@ class LMConfig:
 
 
 VOCAB: Final = {"byte": 256, "gpt2": 50257}
+
+
+def _at_least(name: str, value: float, least: int) -> None:
+    if not value >= least:
+        raise ConfigError(f"{name}={value}", f"it must be at least {least}")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

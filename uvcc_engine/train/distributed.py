@@ -174,7 +174,7 @@ def wrap(model: nn.Module, group: RankGroup, cfg: DDPConfig) -> nn.Module:
 
 
 def without_sync(model: nn.Module, skip: bool) -> AbstractContextManager[Any]:
-    """``no_sync`` for all but the last micro-batch; never in the first iteration, where a static graph must reduce."""
+    """``no_sync`` for all but the last micro-batch. DDP must have reduced before: see ``Trainer._rehearse``."""
     if skip and isinstance(model, DistributedDataParallel):
         return model.no_sync()
     return nullcontext()

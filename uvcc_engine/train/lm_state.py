@@ -33,6 +33,17 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 @torch.no_grad()
+def not_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """The name of the first weight or moment that is not finite, "" if all are. Looks on the device, with one copy."""
+    known: dict[str, Tensor] = {}
+    for name, p in model.named_parameters():
+        known[f"model.{name}"] = p
+        known |= {f"optim.{name}.{k}": optimizer.state[p][k] for k in MOMENTS[:2] if k in optimizer.state[p]}
+    flags = torch.stack([t.isfinite().all() for t in known.values()]).cpu().tolist()
+    return next((name for name, fine in zip(known, flags, strict=True) if not fine), "")
+
+
+@torch.no_grad()
 def load_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, found: dict[str, Tensor]) -> None:
     """Put the tensors back; strict in both directions. Raises VerificationError naming the first that does not fit."""
     wanted = {f"model.{n}": p for n, p in model.named_parameters()}
@@ -113,6 +124,9 @@ def restore(
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise VerificationError("checkpoint", f"{path} cannot be loaded: {error}", ck.EARLIER) from error
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise VerificationError("checkpoint", f"{name} in {path} is not finite", ck.EARLIER)
     load_tensors(model, optimizer, tensors)
     if int(manifest.topology.get("replicas", 1)) == group.world:
         mine = manifest.rank(group.rank)

@@ -30,10 +30,12 @@ from uvcc_engine.train.telemetry import RankTelemetry
 from uvcc_engine.train.tokenizer import Tokenizer
 
 HOLD_POLL_S = 0.05
+MOST_SKIPPED = 5  # steps in a row
+_FINITE_HINT = "resume from the last checkpoint with a lower lr or runtime.precision: fp32"
 
 
 class NotFiniteError(UvccError):
-    """The loss stopped being a number; the last good checkpoint is untouched."""
+    """Loss, gradient or a weight stopped being a number; the last good checkpoint is untouched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class LmTrainer:
         self._eos, self._packer = tokenizer.eos, packer
         self._cursor: Cursor | None = None
         self._clock, self._pause, self._stop_asked, self._on_alive = clock, pause, stop_asked, on_alive
-        self._first = True
         self._halt_nonce = ""
+        self._skipped = 0
         self._val: list[Tensor] = []
         paths = route_of(cfg.model, cfg.train.seq_len, group.device)
         self._route = {f"attn_{branch}": path for branch, path in paths.items()}
@@ -98,9 +100,13 @@ class LmTrainer:
         self.steps_done, self._cursor = lm_state.restore(manifest, self.group, self.model, self.optimizer)
 
     def run(self) -> LoopOutcome:
-        """Train to the end or to a halt. Raises NotFiniteError (all ranks together) and what the data source raises."""
+        """Train to the end or to a halt. Raises NotFiniteError (all ranks together) and what the data source raises.
+
+        Nothing that is not a number is ever applied to the weights or saved.
+        """
         self._wrapped = wrap(self.model, self.group, self.cfg.ddp)
         self._forward = torch.compile(self._wrapped) if self.cfg.runtime.compile else self._wrapped
+        self._rehearse()
         data = Prefetcher(self._packer(False, self._cursor), self._rows, self.cfg.data.queue)
         loss, cursor = math.nan, (self._cursor or Cursor()).to_json()
         try:
@@ -120,6 +126,25 @@ class LmTrainer:
             data.stop()
             self.telemetry.finish(self._facts())
 
+    def _rehearse(self) -> None:
+        """Two backward passes that leave nothing: DDP learns its graph and settles its buckets in them.
+
+        So every step that counts reduces alike, the first after a resume too, and a resumed training ends in the bits
+        of one that was never interrupted.
+        """
+        if self.group.world == 1:
+            return
+        token = (self._eos + 1) % self.cfg.model.vocab
+        shape = (self._rows, self.cfg.train.seq_len + 1)
+        tokens = torch.full(shape, token, dtype=torch.int64, device=self.group.device)
+        rng = torch.get_rng_state()
+        with self.group.trace.of("rehearsal"):
+            for _ in range(2):
+                self._cross_entropy(self._forward, tokens).backward()  # type: ignore[no-untyped-call]
+                self.optimizer.zero_grad(set_to_none=True)
+        torch.set_rng_state(rng)
+        self._on_alive(False)
+
     def _step(self, data: Prefetcher) -> tuple[float, Batch]:
         """Forward and backward of every micro-batch; gradients are left in place. Returns (mean loss, last batch)."""
         t, nvtx = self.cfg.train, self.cfg.runtime.nvtx
@@ -136,13 +161,12 @@ class LmTrainer:
             window.waited_s += self._clock() - asked
             window.fetch.append(batch.fetch_s)
             window.tokens += batch.tokens[:, 1:].numel() * self.group.world
-            with without_sync(self._wrapped, micro < t.accumulate - 1 and not self._first):
+            with without_sync(self._wrapped, micro < t.accumulate - 1):
                 with marked("forward", nvtx):
                     loss = self._loss(batch.tokens.to(self.group.device)) / t.accumulate
                 with self.group.trace.of("backward"), marked("backward", nvtx):
                     loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-            self._first = False
         return float(total), batch
 
     def _loss(self, tokens: Tensor) -> Tensor:
@@ -171,7 +195,7 @@ class LmTrainer:
         if broken:
             raise NotFiniteError(
                 f"the loss is not finite at step {self.steps_done + 1}",
-                "resume from the last checkpoint with a lower lr or runtime.precision: fp32",
+                _FINITE_HINT,
             )
         if decision == 0:
             return None
@@ -184,7 +208,8 @@ class LmTrainer:
     def _finish_step(self, loss: float, data: Prefetcher) -> None:
         with marked("optimizer", self.cfg.runtime.nvtx):
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.train.grad_clip)
-            self.optimizer.step()
+            if self._sound(norm):
+                self.optimizer.step()
         self.steps_done += 1
         self._on_alive(True)
         extra: dict[str, object] = {}
@@ -202,6 +227,32 @@ class LmTrainer:
         if self._due(self.cfg.train.eval_every):
             self.evaluate()
             self.telemetry.restart()
+
+    def _sound(self, norm: Tensor) -> bool:
+        """Whether this step's gradient may be applied; every rank has the same, so all decide alike.
+
+        Raises NotFiniteError naming the first tensor that is not finite, unless ``train.nonfinite`` is ``skip``.
+        """
+        if math.isfinite(float(norm)):
+            self._skipped = 0
+            return True
+        name = next(
+            (n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()), "all"
+        )
+        what = f"the gradient of {name} is not finite at step {self.steps_done + 1} on rank {self.group.rank}"
+        self._skipped += 1
+        if self.cfg.train.nonfinite != "skip" or self._skipped > MOST_SKIPPED:
+            told = f"{what}, the {self._skipped}th step in a row" if self._skipped > 1 else what
+            raise NotFiniteError(told, f"{_FINITE_HINT}, or train.nonfinite: skip")
+        self.writer.event("step_skipped", level="warn", step=self.steps_done + 1, tensor=name)
+        return False
+
+    def _check_tensors(self) -> None:
+        """Raises NotFiniteError on all ranks together where a weight or a moment of any rank is not finite."""
+        for rank, name in enumerate(self.group.gather(lm_state.not_finite(self.model, self.optimizer))):
+            if name:
+                what = f"{name} of rank {rank} is not finite at step {self.steps_done}; nothing was saved"
+                raise NotFiniteError(what, _FINITE_HINT)
 
     def _hold_or_halt(self, asked: HaltRequest) -> bool:
         """Stay held until released (False) or told to halt (True). All ranks decide together, every 50 ms."""
@@ -225,6 +276,7 @@ class LmTrainer:
         return True
 
     def _save(self, cursor: dict[str, object]) -> tuple[str, str]:
+        self._check_tensors()
         manifest, tensors = lm_state.save(
             self.root,
             self.group,

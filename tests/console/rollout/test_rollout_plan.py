@@ -39,6 +39,24 @@ def test_stages_follow_the_kind_of_job() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["m7c-1gpu", "m7c-2xa100", "local-lm-smoke"])
+def test_the_gates_of_shipped_language_model_profiles_can_be_measured(name: str) -> None:
+    profile_name, profile = load(name)
+    assert make_plan("r", profile_name, profile).phases["smoke"].steps
+
+
+def test_a_gate_that_no_row_will_show_is_refused_before_anything_is_rented() -> None:
+    job = {"kind": "lm", "config": "m7c_125m_80g", "steps": 20000}
+    for config in ("m7c_125m_80g", "auto"):
+        with pytest.raises(ConfigError, match=r"gates.loss_falls needs 2 rows, a smoke of 50 steps that logs every 50"):
+            make_plan("r", "m", parse({"job": job | {"config": config}, "smoke": {"steps": 50}}))
+    job["overrides"] = {"train": {"log_every": 25}}
+    make_plan("r", "m", parse({"job": job, "smoke": {"steps": 50}}))
+    gates = {"loss_falls": False, "gate_entropy": 0.5}
+    with pytest.raises(ConfigError, match=r"gates.gate_entropy needs 1 rows, a smoke of 20 steps"):
+        make_plan("r", "m", parse({"job": job, "smoke": {"steps": 20}, "gates": gates}))
+
+
 LATER = ("provision-full", "bootstrap-full", "preflight-full")
 
 

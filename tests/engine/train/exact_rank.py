@@ -1,0 +1,77 @@
+"""One rank of several that train in every way asked for: straight through, and again from a checkpoint in between.
+
+    RANK=0 WORLD_SIZE=2 ... python exact_rank.py FOLDER ACCUMULATE,... [LAYERS]
+
+Rank 0 leaves ``FOLDER/exact.json``: per way, the tensors' hash of both. The checkpoint is all that the second start
+has, as after a kill; real kills are in ``test_lm_exact.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from lm_kit import SMALL
+
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.train import config as lm_config
+from uvcc_engine.train.data import Cursor, Packer
+from uvcc_engine.train.distributed import Group, start_group, stop_group
+from uvcc_engine.train.loop import LmTrainer
+from uvcc_engine.train.sources import Synthetic
+from uvcc_engine.train.tokenizer import ByteTokenizer
+
+STEPS, SAVED = 4, 2
+
+
+def trained(cfg: lm_config.LMConfig, group: Group, folder: Path, manifest: ck.CheckpointManifest | None) -> str:
+    def packer(val: bool, cursor: Cursor | None) -> Packer:
+        return Packer(
+            Synthetic(cfg.train.seed),
+            ByteTokenizer(),
+            seq_len=cfg.train.seq_len,
+            rank=group.rank,
+            world=group.world,
+            val=val,
+            val_percent=20,
+            cursor=cursor,
+        )
+
+    step = manifest.step if manifest else None
+    with RunWriter.open(folder, "lm", group.rank, f"p0r{group.rank}s0t0", lead=group.lead, resume_step=step) as writer:
+        trainer = LmTrainer(cfg, group, writer, ByteTokenizer(), packer)
+        if manifest:
+            trainer.resume_from(manifest)
+        return trainer.run().tensors_sha256
+
+
+def main(folder: Path, accumulations: list[int], layers: int) -> None:
+    group = start_group("cpu", 2.0)
+    found: dict[str, list[str]] = {}
+    for accumulate, compress, static in itertools.product(accumulations, ("bf16", "off"), (False, True)):
+        cfg = lm_config.from_mapping(
+            {
+                **SMALL,
+                "model": {**SMALL["model"], "n_layers": layers},
+                "train": {**SMALL["train"], "steps": STEPS, "save_every": SAVED, "accumulate": accumulate},
+                "ddp": {"compress": compress, "static_graph": static, "bucket_mb": 1},
+            }
+        )
+        name = f"accumulate {accumulate}, compress {compress}, static graph {static}"
+        there = folder / name.replace(" ", "_").replace(",", "")
+        straight = trained(cfg, group, there, None)
+        manifest = ck.verify_step(there / "checkpoints", SAVED, run="lm")
+        group.barrier()
+        again = trained(replace(cfg), group, there, manifest)
+        found[name] = [straight, again]
+    if group.lead:
+        (folder / "exact.json").write_text(json.dumps(found))
+    stop_group(group)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [int(n) for n in sys.argv[2].split(",")], int(sys.argv[3]) if len(sys.argv) > 3 else 1)

@@ -1,0 +1,112 @@
+"""Nothing that is not a number reaches the weights or a checkpoint; settings that would ruin a run are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lm_kit
+import pytest
+import torch
+from lm_kit import SMALL, run_here, small
+from safetensors.torch import load_file, save
+
+from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.errors import ConfigError, VerificationError
+from uvcc_engine.train import config as lm_config
+from uvcc_engine.train import lm_state
+from uvcc_engine.train.loop import LmTrainer, NotFiniteError
+
+
+class Spoilt(LmTrainer):
+    """Its gradient stops being a number at the steps named."""
+
+    at: ClassVar[set[int]] = set()
+
+    def _finish_step(self, loss: float, data: Any) -> None:
+        if self.steps_done + 1 in self.at:
+            dict(self.model.named_parameters())["norm.weight"].grad.fill_(torch.nan)  # type: ignore[union-attr]
+        super()._finish_step(loss, data)
+
+
+def spoilt(monkeypatch: pytest.MonkeyPatch, *at: int) -> None:
+    monkeypatch.setattr(Spoilt, "at", set(at))
+    monkeypatch.setattr(lm_kit, "LmTrainer", Spoilt)
+
+
+def test_a_gradient_that_is_no_number_is_never_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoilt(monkeypatch, 6)
+    with pytest.raises(NotFiniteError, match=r"the gradient of \S+ is not finite at step 6 on rank 0") as caught:
+        run_here(small(save_every=1, keep=20), tmp_path)
+    assert "train.nonfinite: skip" in caught.value.hint
+    found = ck.latest_verified(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.step == 5
+
+
+def test_bad_steps_are_skipped_where_the_profile_says_so_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt(monkeypatch, 6, 7)
+    outcome = run_here(small(nonfinite="skip"), tmp_path / "some")
+    assert (outcome.status, outcome.step) == ("done", 12)
+    events = [json.loads(x) for x in (tmp_path / "some" / "events.jsonl").read_text().splitlines()]
+    assert [e["fields"]["step"] for e in events if e["event"] == "step_skipped"] == [6, 7]
+    spoilt(monkeypatch, *range(4, 13))
+    with pytest.raises(NotFiniteError, match="6th step in a row"):
+        run_here(small(nonfinite="skip"), tmp_path / "all")
+
+
+def test_a_weight_that_is_no_number_is_neither_saved_nor_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_here(small(steps=4, save_every=2), tmp_path)
+    monkeypatch.setattr(lm_state, "not_finite", lambda *_: "model.embed.weight")
+    with pytest.raises(
+        NotFiniteError, match=r"model.embed.weight of rank 0 is not finite at step 2; nothing was saved"
+    ):
+        run_here(small(steps=4, save_every=2), tmp_path / "none")
+    assert ck.steps_present(tmp_path / "none" / "checkpoints") == []
+    monkeypatch.undo()
+
+    root = tmp_path / "checkpoints"
+    tensors = load_file(root / "step-4" / "rank0.safetensors")
+    name = next(n for n in tensors if n.startswith("model."))
+    tensors[name].view(-1)[0] = torch.nan
+    old = json.loads((root / "step-4" / ck.MANIFEST).read_bytes())["body"]
+    rank = old["ranks"]["0"]
+    shutil.rmtree(root / "step-4")
+    contents = {"rank0.safetensors": save(tensors)}
+    ck.save(
+        root, run="lm", step=4, topology=old["topology"], contents=contents, cursors=rank["cursors"], rng=rank["rng"]
+    )
+    (tmp_path / ".HALT").touch()
+    with pytest.raises(VerificationError, match=rf"{name} in .*step-4.* is not finite"):
+        run_here(small(steps=6), tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("train", "grad_clip", 0.0),
+        ("train", "lr", float("nan")),
+        ("train", "keep", 0),
+        ("train", "eval_batches", 0),
+        ("train", "log_every", 0),
+        ("train", "warmup", -1),
+        ("train", "save_every", -5),
+        ("train", "nonfinite", "ignore"),
+        ("model", "n_layers", 0),
+        ("model", "rope_base", 0.0),
+        ("nsa", "d", 0),
+        ("data", "queue", 0),
+        ("data", "val_percent", 100),
+        ("ddp", "bucket_mb", 0),
+    ],
+)
+def test_settings_that_ruin_a_run_are_refused_by_name(section: str, key: str, value: object) -> None:
+    raw: dict[str, Any] = {**SMALL, section: {**SMALL.get(section, {}), key: value}}
+    with pytest.raises(ConfigError, match=rf"{section}\.{key}="):
+        lm_config.from_mapping(raw)

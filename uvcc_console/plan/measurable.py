@@ -1,0 +1,64 @@
+"""Whether a smoke can show what its gates ask, said before anything is rented: a gate without a row is never passed."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from uvcc_console.plan.schema import GatesPart, LmJobSettings
+from uvcc_engine.contract.errors import ConfigError
+
+FALLS = 2  # rows that a falling loss takes
+
+
+def check(job: LmJobSettings, steps: int, gates: GatesPart) -> None:
+    """Hold the rows of ``steps`` steps against the gates. Raises ConfigError naming the gate and what would do."""
+    every = log_every(job)
+    wanted = {
+        "loss_falls": FALLS * gates.loss_falls,
+        "toks_per_s": int(gates.toks_per_s > 0),
+        "gate_entropy": int(gates.gate_entropy > 0),
+        "gate_collapse": int(gates.gate_collapse < 1),
+    }
+    for gate, rows in wanted.items():
+        if every and steps // every < rows:
+            what = (
+                f"gates.{gate} needs {rows} rows, a smoke of {steps} steps that logs every {every} has {steps // every}"
+            )
+            raise ConfigError(what, f"smoke.steps of {rows * every}, or job.overrides.train.log_every {steps // rows}")
+
+
+def log_every(job: LmJobSettings) -> int:
+    """Steps between two rows of the job's config; 0 where only the pod can tell."""
+    own = job.overrides.get("train", {}).get("log_every")
+    if isinstance(own, int):
+        return own
+    names = _packaged() if job.config == "auto" else [job.config]
+    found = [_of(name) for name in names]
+    return max(found, default=0)
+
+
+def _packaged() -> list[str]:
+    """The configs that ``auto`` picks from, by the pod's memory."""
+    folder = resources.files("uvcc_engine") / "train" / "configs"
+    return [p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.startswith("m7c_125m_") and "g." in p.name]
+
+
+def _of(name: str) -> int:
+    packaged = resources.files("uvcc_engine") / "train" / "configs" / f"{name}.yaml"
+    path = Path(name).expanduser()
+    if packaged.is_file():
+        raw: Any = yaml.safe_load(packaged.read_text())
+    elif path.is_file():
+        try:
+            raw = yaml.safe_load(path.read_text())
+        except (OSError, yaml.YAMLError, UnicodeDecodeError):
+            return 0  # the worker's own reader names what is wrong with it
+    else:
+        return 0
+    train = raw.get("train") if isinstance(raw, dict) else None
+    value = train.get("log_every", 1) if isinstance(train, dict) else 1
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
