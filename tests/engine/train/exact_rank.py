@@ -3,7 +3,7 @@
     RANK=0 WORLD_SIZE=2 ... python exact_rank.py FOLDER ACCUMULATE,... [LAYERS]
 
 Rank 0 leaves ``FOLDER/exact.json``: per way, the tensors' hash of both. The checkpoint is all that the second start
-has, as after a kill; real kills are in ``test_lm_exact.py``.
+has, as after a kill.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.data import Cursor, Packer
-from uvcc_engine.train.distributed import Group, start_group, stop_group
+from uvcc_engine.train.distributed import RankGroup, start_group, stop_group
 from uvcc_engine.train.loop import LmTrainer
 from uvcc_engine.train.sources import Synthetic
 from uvcc_engine.train.tokenizer import ByteTokenizer
@@ -28,7 +28,7 @@ from uvcc_engine.train.tokenizer import ByteTokenizer
 STEPS, SAVED = 4, 2
 
 
-def trained(cfg: lm_config.LMConfig, group: Group, folder: Path, manifest: ck.CheckpointManifest | None) -> str:
+def trained(cfg: lm_config.LMConfig, group: RankGroup, folder: Path, manifest: ck.CheckpointManifest | None) -> str:
     def packer(val: bool, cursor: Cursor | None) -> Packer:
         return Packer(
             Synthetic(cfg.train.seed),
