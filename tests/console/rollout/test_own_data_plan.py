@@ -137,3 +137,9 @@ def test_an_owner_opens_nothing_that_is_not_verified(settings: list[str]) -> Non
     assert run_dir.parent == paths.runs_dir()
     assert main(["owner", "open", run_dir.name]) == 2
     assert not Path(run_dir.name).exists()
+
+
+def test_a_model_is_told_in_a_few_words() -> None:
+    assert owndata.model_words("mlp-digits") == "mlp-digits"
+    assert owndata.model_words([{"linear": 4}, "relu", "linear"]) == "linear relu linear"
+    assert owndata.model_words({"layers": [{"type": "dense"}, {"type": "relu"}]}) == "dense relu"

@@ -230,6 +230,13 @@ def test_a_file_that_is_no_schema_is_refused(tmp_path: Path, text: str) -> None:
         load_schema(tmp_path / "s.yaml")
 
 
+def test_a_column_that_is_described_twice_is_refused_by_line(tmp_path: Path) -> None:
+    text = "target: {column: y, values: [0, 1]}\ncolumns:\n  a: {kind: log}\n  a: {kind: drop}\n"
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"'a' stands twice.*line 4"):
+        load_schema(tmp_path / "s.yaml")
+
+
 def engine(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
     code = own_data.main([str(a) for a in args])
     said = capsys.readouterr()
