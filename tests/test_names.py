@@ -1,0 +1,70 @@
+"""A public class has a name of its own in both packages, and so has a module, apart from those that are listed here."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(p for package in ("uvcc_engine", "uvcc_console") for p in (ROOT / package).rglob("*.py"))
+
+CLASSES: Final = frozenset(
+    {
+        "Bar",
+        "Column",
+    }
+)
+"""A bar of a benchmark and one of the screen; a column of a data owner's schema and one of a table on the screen."""
+MODULES: Final = frozenset(
+    {
+        "app",
+        "attention",
+        "cli",
+        "client",
+        "commands",
+        "config",
+        "decode",
+        "fabric",
+        "fleet",
+        "flight",
+        "main",
+        "package",
+        "provider",
+        "schema",
+        "selection",
+        "selftest",
+        "service",
+        "store",
+        "table",
+    }
+)
+"""Found in several rooms: what a program begins with (``main``, ``cli``, ``config``), the two ends of one thing
+(``fabric``, ``flight``, ``package``), and what is named after the thing that it computes or shows.
+"""
+BY_VERB: Final = frozenset({"cli", "bench"})
+"""Rooms whose files are named after the verb that they run, or after what they measure."""
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        if path.stem.startswith("_"):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(str(path.relative_to(ROOT)))
+    twice = {name: places for name, places in found.items() if len(places) > 1}
+    assert {name: places for name, places in twice.items() if name not in CLASSES} == {}
+    assert twice.keys() >= CLASSES  # what has got a name of its own leaves the list
+
+
+def test_no_two_modules_share_a_name() -> None:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        if not path.stem.startswith("_") and path.relative_to(ROOT).parts[1] not in BY_VERB:
+            found[path.stem].append(str(path.relative_to(ROOT)))
+    twice = {name: places for name, places in found.items() if len(places) > 1}
+    assert {name: places for name, places in twice.items() if name not in MODULES} == {}
+    assert twice.keys() >= MODULES
