@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from textual import on
+from textual import events, on
 from textual.binding import Binding, BindingType
 
+from uvcc_console.core import events as ev
 from uvcc_console.ui.app_base import ascii_wanted
 from uvcc_console.ui.commands import Commands, tell
 from uvcc_console.ui.forwarding import forward
@@ -64,6 +67,7 @@ class UvccApp(RunConsole):
         return self.main
 
     def _begin(self) -> None:
+        self.loop = asyncio.get_running_loop()
         if not self.glyphs.braille:
             self.main.add_class("-ascii")
         self.recolour()
@@ -135,6 +139,14 @@ class UvccApp(RunConsole):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         # outside a hold, Esc belongs to whatever has the keyboard
         return parameters != ("release",) or holding(self.snap, self.now()) is not None
+
+    def urgent_key(self, event: events.Key) -> bool:
+        """A key before it is queued, in the thread that reads the keyboard."""
+        halt = ACTIONS["halt"]
+        return not self.commands.left and self.commands.urgent.key(event, lambda: not halt.reason(self.context()))
+
+    def ordered(self, event: ev.HaltRequested, future: Future[int]) -> None:
+        self.commands.ordered(event, future)
 
     def action_do(self, name: str) -> None:
         """Run an action of the registry."""

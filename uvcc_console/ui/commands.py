@@ -6,13 +6,11 @@ import asyncio
 import getpass
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any
-
-from textual.timer import Timer
 
 from uvcc_console.core import events as ev
 from uvcc_console.ui import filters, saved_screens
-from uvcc_console.ui.halt_switch import REPEAT_S, Decision, HaltSwitch
 from uvcc_console.ui.keys import ACTIONS, COMMANDS, UiAction
 from uvcc_console.ui.notify import Note
 from uvcc_console.ui.pod_actions import PodActions
@@ -20,6 +18,7 @@ from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.run_processes import see_to
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import ReplaySource
+from uvcc_console.ui.urgent import Urgent
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt
@@ -49,11 +48,9 @@ class Commands(PodActions):
 
     def __init__(self, app: RunConsole) -> None:
         self.app = app
-        self.switch = HaltSwitch()
-        self.repeat_wait = REPEAT_S
+        self.urgent = Urgent(app, who)
         self.paste_wait = PASTE_WAIT_S
         self.left = False
-        self._commit: Timer | None = None
         self._filter_before = ""
 
     # ---- dispatch
@@ -126,8 +123,7 @@ class Commands(PodActions):
                 app.tick()
                 note = await asyncio.to_thread(see_to, app.processes, action, seq) if action else ""
             except UvccError as e:
-                way = "halt" if isinstance(event, ev.HaltRequested) else "status"
-                app.say(f"NOT DONE: {e}. In another terminal: uvcc {way} {app.snap.run}", "error")
+                app.say(f"NOT DONE: {e}. In another terminal: uvcc status {app.snap.run}", "error")
                 app.bell()
                 return
             if note:
@@ -143,37 +139,38 @@ class Commands(PodActions):
     # ---- halt
 
     def do_halt(self, _: str) -> None:
-        """F9."""
-        app = self.app
-        decision = self.switch.press(app.cadence.last, app.now(), app.snap, app.cadence.burst)
-        if self._commit is not None:  # a key that repeats is no second decision
-            self._commit.stop()
-            self._commit = None
-        if decision.mode == "hold":
-            self._halt_event(decision)
-        elif decision.mode == "halt":
-            if not self.repeat_wait:
-                self._halt_event(decision)
-            else:
-                self._commit = app.set_timer(self.repeat_wait, lambda: self._halt_event(decision))
-        elif decision.why:
-            app.say(decision.why, "warning")
+        """F9 that came by the queue, by the palette or as a command."""
+        self.urgent.press(self.app.cadence.last, self.app.cadence.burst)
 
     def do_release(self, _: str) -> None:
         """Esc inside the 3 s."""
-        decision = self.switch.release(self.app.now(), self.app.snap)
-        if decision.mode:
-            if self._commit is not None:
-                self._commit.stop()
-                self._commit = None
-            self._halt_event(decision)
+        self.urgent.escape()
 
-    def _halt_event(self, d: Decision) -> None:
-        def said() -> None:
-            if d.mode == "release":  # a hold and a halt have their own panel
-                self.app.say("released, the run goes on")
+    def ordered(self, event: ev.HaltRequested, future: Future[int]) -> None:
+        """See an order through that was handed over already; what fails is said loudly, with the way around."""
+        app = self.app
 
-        self._send(ev.HaltRequested(nonce=d.nonce, mode=d.mode, by=who()), d.mode, said)
+        async def see() -> None:
+            try:
+                seq = await asyncio.wrap_future(future)
+                app.tick()
+                note = await asyncio.to_thread(see_to, app.processes, event.mode, seq)
+            except asyncio.CancelledError:
+                if not future.cancelled():
+                    raise
+                app.asked.drop(event)
+                return
+            except UvccError as e:
+                app.asked.drop(event)
+                app.say(f"NOT DONE: {e}. In another terminal: uvcc halt {app.snap.run}", "error")
+                app.bell()
+                return
+            if note:
+                app.say(note, "warning")
+            if event.mode == "release":  # a hold and a halt have their own panel
+                app.say("released, the run goes on")
+
+        self._later(see())
 
     # ---- the run
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from textual.driver import Driver
+
+from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.asked import Asked
 from uvcc_console.ui.app_base import ConsoleApp
 from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.keys import Context, UiAction
@@ -13,12 +19,16 @@ from uvcc_console.ui.lamps import Lamp
 from uvcc_console.ui.run_processes import Processes, RunProcesses
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource
+from uvcc_console.ui.urgent import soon, watched
 
 
 class RunConsole(ConsoleApp[int]):
     """One run, what is read of it and where intents are written; the screen that shows it."""
 
     main: RunScreen
+
+    def get_driver_class(self) -> type[Driver]:
+        return watched(super().get_driver_class())
 
     def __init__(
         self,
@@ -35,14 +45,35 @@ class RunConsole(ConsoleApp[int]):
         self.source = source
         self.writer = writer
         self.processes = processes or RunProcesses(run_dir)
+        self.asked = Asked()
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.conductor, self.sidecar = Lamp(), Lamp()
         self.readonly = readonly
         self.filter = Filter()
 
     @property
     def snap(self) -> Snapshot:
-        """The newest snapshot."""
-        return self.source.snapshot
+        """The newest snapshot, with what this console asked of the halt itself."""
+        return self.asked.over(self.source.snapshot, self.source.now())
+
+    # ---- F9 and Esc, from the thread that reads the keyboard
+
+    def order(self, event: ev.HaltRequested) -> Future[int] | None:
+        """Hand an order over at once; the screen follows when it can."""
+        if self.writer is None:
+            return None
+        self.asked.note(event)
+        future = self.writer.order(event)
+        soon(self.loop, self.ordered, event, future)
+        return future
+
+    def told(self, text: str) -> None:
+        """A word of warning, from any thread."""
+        soon(self.loop, self.say, text, "warning")
+
+    def ordered(self, event: ev.HaltRequested, future: Future[int]) -> None:
+        """An order has left: see it through."""
+        raise NotImplementedError
 
     @property
     def behind_s(self) -> float:

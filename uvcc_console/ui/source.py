@@ -10,7 +10,7 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -223,21 +223,29 @@ class JournalWriter:
         self._source = source
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._halts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="halt")
         self._journal: Journal | None = None
 
     def _append(self, batch: tuple[ev.Event, ...]) -> int:
-        if len(batch) == 1 and isinstance(batch[0], ev.HaltRequested) and order_socket.ask(self._path.parent, batch[0]):
-            return 0  # the sidecar has acted on it and writes it down itself
         if self._journal is None:
             self._journal = Journal(self._path, source=self._source, clock=self._clock)
         return self._journal.append(*batch)
 
     async def append(self, *batch: ev.Event) -> int:
-        """Write durably; raises UvccError if the disk refuses. Returns the last sequence number.
-
-        A halt goes to the run's sidecar by its door first, so that neither disk nor lock can delay it; 0 then.
-        """
+        """Write durably; raises UvccError if the disk refuses. Returns the last sequence number."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._append, batch)
+
+    def order(self, request: ev.HaltRequested) -> Future[int]:
+        """A halt goes to the run's sidecar by its door, so that neither disk nor lock can delay it: 0 then.
+
+        Where no sidecar listens it is appended like everything else. From any thread; in the order of the calls.
+        """
+        return self._halts.submit(self._order, request)
+
+    def _order(self, request: ev.HaltRequested) -> int:
+        if order_socket.ask(self._path.parent, request):
+            return 0  # the sidecar has acted on it and writes it down itself
+        return self._thread.submit(self._append, (request,)).result()
 
     def _close(self) -> None:
         if self._journal is not None:
@@ -245,6 +253,7 @@ class JournalWriter:
 
     def close(self) -> None:
         """Finish what was asked for, then let go of the file."""
+        self._halts.shutdown(wait=True)
         self._thread.submit(self._close)
         self._thread.shutdown(wait=True)
 

@@ -43,13 +43,13 @@ async def test_a_key_that_repeats_is_no_second_press(folder: Path) -> None:
 async def test_a_key_held_down_never_commits(folder: Path) -> None:
     """The first repeat comes half a second after the press, so a commit waits until it is sure to be alone."""
     async with desk(Story().full(5), folder) as d:
-        d.app.commands.repeat_wait = 3600.0
+        d.app.commands.urgent.repeat_wait = 3600.0
         await d.press("f9")
         await d.press("f9")
-        assert d.app.commands._commit is not None
+        assert d.app.commands.urgent.commit is not None
         d.keys.gap = 0.03
         await d.press("f9")
-        assert d.app.commands._commit is None
+        assert d.app.commands.urgent.commit is None
         assert [m for m, _ in modes(d)] == ["hold"]
 
 

@@ -90,7 +90,7 @@ async def desk(
     keys = Keyboard()
     options = {"processes": FakeProcesses(), "key_time": keys, "utc": True, "tick_s": 3600, "budget_s": 60} | options
     app = open_app(folder, clock=lambda: story.now + after, **options)
-    app.commands.repeat_wait = app.commands.paste_wait = 0.0
+    app.commands.urgent.repeat_wait = app.commands.paste_wait = 0.0
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield Desk(app, pilot, keys, folder)

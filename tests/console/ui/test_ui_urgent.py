@@ -1,0 +1,236 @@
+"""F9 and Esc pass everything: pastes, resizes, a picture that is behind, an event loop that has no turn."""
+
+from __future__ import annotations
+
+import fcntl
+import struct
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from textual import events
+from ui_desk import desk, modes
+from ui_journals import RUN, Story
+
+from uvcc_console.bench.console import live_run
+from uvcc_console.bench.terminal import ESCAPE, F9, Terminal, python
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.state import fold
+from uvcc_console.ui.asked import Asked
+from uvcc_console.ui.urgent import Urgent
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / RUN
+
+
+class Order:
+    """An app without a screen: keeps what was ordered, and lays it over the picture as the console does."""
+
+    def __init__(self, snap: Snapshot, now: float) -> None:
+        self.at, self.base, self.clock = now, snap, now
+        self.asked = Asked(lambda: self.clock)
+        self.orders: list[ev.HaltRequested] = []
+        self.words: list[str] = []
+        self.done = True
+        self.ordered = threading.Event()
+
+    @property
+    def snap(self) -> Snapshot:
+        return self.asked.over(self.base, self.now())
+
+    def now(self) -> float:
+        return self.clock
+
+    def order(self, event: ev.HaltRequested) -> Future[int]:
+        self.asked.note(event)
+        self.orders.append(event)
+        future: Future[int] = Future()
+        if self.done:
+            future.set_result(0)
+        self.ordered.set()
+        return future
+
+    def told(self, text: str) -> None:
+        self.words.append(text)
+
+    @property
+    def modes(self) -> list[str]:
+        return [o.mode for o in self.orders]
+
+
+def made() -> tuple[Order, Urgent]:
+    story = Story().full(5)
+    app = Order(fold(story.events), story.now)
+    urgent = Urgent(app, lambda: "ada@ops tui")
+    urgent.repeat_wait = 0.0
+    return app, urgent
+
+
+def key(name: str, at: float) -> events.Key:
+    event = events.Key(name, None)
+    event.time = at
+    return event
+
+
+def always() -> bool:
+    return True
+
+
+# ---- without a screen
+
+
+def test_f9_then_esc_hold_and_release_though_the_picture_never_moves() -> None:
+    app, urgent = made()
+    assert urgent.key(key("f9", 100.0), always)
+    assert urgent.key(key("escape", 100.4), always)
+    assert app.modes == ["hold", "release"]
+    assert len({o.nonce for o in app.orders}) == 1
+
+
+def test_a_second_press_halts_the_same_nonce_though_the_journal_shows_nothing_yet() -> None:
+    app, urgent = made()
+    urgent.key(key("f9", 100.0), always)
+    urgent.key(key("f9", 101.0), always)
+    assert app.modes == ["hold", "halt"]
+    assert len({o.nonce for o in app.orders}) == 1
+
+
+def test_an_esc_after_an_f9_that_has_not_left_cancels_it() -> None:
+    app, urgent = made()
+    app.done = False
+    urgent.key(key("f9", 100.0), always)
+    assert urgent.key(key("escape", 100.2), always)
+    assert app.modes == ["hold"]
+    assert "taken back" in app.words[0]
+
+
+def test_f9_at_the_end_of_a_paste_counts_and_esc_takes_it_back_before() -> None:
+    app, urgent = made()
+    for i in range(40):
+        assert not urgent.key(key("x", 100.0 + i / 1000), always)
+    assert urgent.key(key("f9", 100.041), always)
+    assert app.ordered.wait(5.0)
+    assert app.modes == ["hold"]
+    app, urgent = made()
+    for i in range(40):
+        urgent.key(key("x", 100.0 + i / 1000), always)
+    urgent.key(key("f9", 100.041), always)
+    assert urgent.key(key("escape", 100.3), always)
+    assert not app.orders
+
+
+def test_f9_inside_a_paste_is_ignored_and_said() -> None:
+    app, urgent = made()
+    told = threading.Event()
+    app.told = lambda text: (app.words.append(text), told.set())  # type: ignore[assignment,func-returns-value]
+    for i in range(40):
+        urgent.key(key("f9" if i == 20 else "x", 100.0 + i / 1000), always)
+    assert told.wait(5.0)
+    assert not app.orders
+    assert "pasted" in app.words[0]
+
+
+def test_esc_without_a_hold_belongs_to_whatever_has_the_keyboard() -> None:
+    _, urgent = made()
+    assert not urgent.key(key("escape", 100.0), always)
+    assert not urgent.key(key("f9", 101.0), lambda: False)
+
+
+# ---- what is shown meanwhile
+
+
+def test_a_fresh_hold_never_shows_the_proof_of_an_earlier_halt() -> None:
+    story = Story().full(30).halt("release", nonce="aa00", step=30)
+    old = fold(story.events)
+    asked = Asked(lambda: 7.0)
+    asked.note(ev.HaltRequested(nonce="bb11", mode="hold", by="me"))
+    s = asked.over(old, story.now)
+    assert (s.halt.nonce, s.halt.done, dict(s.halt.acks)) == ("bb11", False, {})
+    story.add(ev.HaltRequested(nonce="bb11", mode="hold", by="me"))
+    new = fold(story.events)
+    assert asked.over(new, story.now) is new
+    assert asked.over(old, story.now) is old  # once the journal has shown it, the journal counts
+
+
+async def test_the_panel_shows_the_new_nonce_while_the_journal_is_behind(folder: Path) -> None:
+    story = Story().full(30).halt("halt", nonce="aa00aa00", step=30)
+    story.add(ev.StageChanged(name="full", status="waiting"))
+    story.phase("full", 200, attempt=1).train(31, 60)
+    async with desk(story, folder) as d:
+        poll = d.app.source.poll
+        d.app.source.poll = lambda: []  # type: ignore[method-assign]
+        await d.press("f9")
+        nonce = modes(d)[-1][1]
+        assert nonce[:8] in d.text
+        assert "0/3 held" in d.text
+        assert "verified at step" not in d.text.split("Fleet")[0]
+        d.app.source.poll = poll  # type: ignore[method-assign]
+        await d.settle()
+        assert nonce[:8] in d.text
+
+
+# ---- in a real terminal
+
+
+@contextmanager
+def resizing(terminal: Terminal) -> Iterator[None]:
+    stop = threading.Event()
+
+    def storm() -> None:
+        for i in range(100_000):
+            if stop.wait(0.01):
+                return
+            size = struct.pack("HHHH", 30 + i % 21, 90 + i % 71, 0, 0)
+            fcntl.ioctl(terminal._fd, termios.TIOCSWINSZ, size)
+
+    thread = threading.Thread(target=storm)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _asked(journal: Journal, mode: str, since: int, until: Callable[[], bool]) -> ev.HaltRequested | None:
+    while not until():
+        for _, event in journal.since(since, kinds=(ev.HaltRequested.kind,)):
+            if isinstance(event, ev.HaltRequested) and event.mode == mode:
+                return event
+        time.sleep(0.002)
+    return None
+
+
+def test_f9_and_esc_in_a_terminal_after_a_paste_and_during_a_storm_of_resizes() -> None:
+    with live_run(24) as run_dir:
+        code = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"
+        args = python("-c", code, "attach", "bench")
+        with Terminal(args, {"UVCC_HOME": str(run_dir.parents[1])}) as terminal:
+            terminal.wait_for(b"Ledger", 60.0)
+            journal = Journal(run_dir / "journal.sqlite", readonly=True)
+            line = b"the quick brown fox jumps over the lazy dog, and over all of this text\r"
+            with resizing(terminal):
+                for i in range(3):
+                    since = journal.last_seq()
+                    terminal.press(30 * line)
+                    time.sleep(0.3)
+                    begun = time.monotonic()
+                    terminal.press(F9)
+                    held = _asked(journal, "hold", since, lambda begun=begun: time.monotonic() - begun > 5.0)  # type: ignore[misc]
+                    took = time.monotonic() - begun
+                    assert held is not None, f"press {i}: nothing was held within {took:.1f} s"
+                    print(f"F9 to the journal {1000 * took:.0f} ms")
+                    terminal.press(ESCAPE)
+                    released = _asked(journal, "release", since, lambda begun=begun: time.monotonic() - begun > 8.0)  # type: ignore[misc]
+                    assert released is not None
+                    assert released.nonce == held.nonce
+            journal.close()

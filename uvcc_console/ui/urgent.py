@@ -1,0 +1,142 @@
+"""F9 and Esc pass everything: they are taken in the thread that reads the keyboard, before any queue.
+
+A paste of thousands of keys, a storm of resizes or a journal that is caught up with may keep the event loop busy for
+long; an order to halt leaves all the same. What it came to is told on the screen when the loop has its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, Protocol
+
+from textual import events
+from textual.driver import Driver
+from textual.message import Message
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.halt_switch import REPEAT_S, Cadence, Decision, HaltSwitch
+
+TAIL_S: Final = 0.05  # a key at the end of a paste counts when nothing follows it for so long
+
+
+class Desk(Protocol):
+    """What the order needs of its app."""
+
+    @property
+    def snap(self) -> Snapshot: ...
+
+    def now(self) -> float: ...
+
+    def order(self, event: ev.HaltRequested) -> Future[int] | None: ...
+
+    def told(self, text: str) -> None: ...
+
+
+class Urgent:
+    """Turns presses of F9 and Esc into orders, from any thread. ``by`` names who asks."""
+
+    def __init__(self, app: Desk, by: Callable[[], str]) -> None:
+        self._app, self._by = app, by
+        self._lock = threading.RLock()
+        self.switch = HaltSwitch()
+        self.rhythm = Cadence()
+        self.repeat_wait = REPEAT_S
+        self.commit: threading.Timer | None = None
+        self._tail: threading.Timer | None = None
+        self._sent: tuple[ev.HaltRequested, Future[int]] | None = None
+
+    # ---- in the thread that reads the keyboard
+
+    def key(self, event: events.Key, possible: Callable[[], bool]) -> bool:
+        """A key as it comes in; True when it is dealt with and nobody else shall see it."""
+        with self._lock:
+            self.rhythm.note(event.time)
+            if event.key == "escape":
+                return self.escape()
+            if event.key != "f9" or not possible():
+                return False
+            burst, count = self.rhythm.burst, self.rhythm.count
+            if burst < 2:
+                self.press(event.time, 0)
+                return True
+            self._stop("_tail")
+            self._tail = self._later(TAIL_S, lambda: self.press(event.time, 0 if self.rhythm.count == count else burst))
+            return True
+
+    # ---- from anywhere
+
+    def press(self, at: float, burst: int) -> None:
+        """F9."""
+        with self._lock:
+            self._tail = None
+            decision = self.switch.press(at, self._app.now(), self._app.snap, burst)
+            self._stop("commit")  # a key that repeats is no second decision
+            if decision.mode == "halt" and self.repeat_wait:
+                self.commit = self._later(self.repeat_wait, lambda: self._order(decision))
+            elif decision.mode:
+                self._order(decision)
+            elif decision.why:
+                self._app.told(decision.why)
+
+    def escape(self) -> bool:
+        """Esc: take back what has not left yet, else release; False when there is nothing to undo."""
+        with self._lock:
+            if self._tail is not None:
+                self._stop("_tail")
+                self._app.told("F9 taken back before anything was sent")
+                return True
+            decision = self.switch.release(self._app.now(), self._app.snap)
+            if not decision.mode:
+                return False
+            self._stop("commit")
+            self._order(decision)
+            return True
+
+    def _order(self, decision: Decision) -> None:
+        with self._lock:
+            if self.commit is not None and decision.mode == "halt":
+                self.commit = None
+            event = ev.HaltRequested(nonce=decision.nonce or secrets.token_hex(8), mode=decision.mode, by=self._by())
+            sent, self._sent = self._sent, None
+            if event.mode == "release" and sent is not None and sent[0].mode == "hold" and sent[1].cancel():
+                self._app.told("F9 taken back before anything was sent")
+                return
+            future = self._app.order(event)
+            if future is not None:
+                self._sent = event, future
+
+    def _later(self, seconds: float, do: Callable[[], None]) -> threading.Timer:
+        timer = threading.Timer(seconds, do)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _stop(self, name: str) -> None:
+        timer: threading.Timer | None = getattr(self, name)
+        if timer is not None:
+            timer.cancel()
+            setattr(self, name, None)
+
+
+def watched(base: type[Driver]) -> type[Driver]:
+    """The driver of this platform, which shows every key to the app's ``urgent_key`` before it is queued."""
+
+    class Watched(base):  # type: ignore[misc,valid-type]
+        def process_message(self, message: Message) -> None:
+            seen: Callable[[events.Key], bool] | None = getattr(self._app, "urgent_key", None)
+            if isinstance(message, events.Key) and seen is not None and seen(message):
+                return
+            super().process_message(message)
+
+    return Watched
+
+
+def soon(loop: asyncio.AbstractEventLoop | None, do: Callable[..., Any], *args: Any) -> None:
+    """Have the event loop do it when it has its turn; a loop that is gone needs no telling."""
+    if loop is not None and not loop.is_closed():
+        loop.call_soon_threadsafe(do, *args)
