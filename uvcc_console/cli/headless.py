@@ -58,7 +58,7 @@ class ProgressLine:
         stage = s.stage
         parts = [f"{stage.name} {stage.status}" if stage else s.status]
         if stage and stage.name in RESUMABLE and s.phase == PHASE_OF[stage.name]:
-            parts.append(f"step {min(max(s.step + 1, 0), s.steps_planned)}/{s.steps_planned}")
+            parts.append(f"step {max(s.step, 0)}/{s.steps_planned}")
             loss = jsonview.last_value(s, "loss")
             parts += [f"loss {loss:.4f}"] if loss is not None else []
             parts += [f"{self.step_s:.2f} s/step"] if self.step_s is not None else []

@@ -29,8 +29,7 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     if s.phase:
         loss = jsonview.last_value(s, "loss")
         shown = f", loss {loss:.4f}" if loss is not None else ""
-        done = min(max(s.step + 1, 0), s.steps_planned)
-        lines.append(f"phase    {s.phase} attempt {s.attempt}: step {done} of {s.steps_planned}{shown}")
+        lines.append(f"phase    {s.phase} attempt {s.attempt}: step {max(s.step, 0)} of {s.steps_planned}{shown}")
         lines.append(f"agreed   epoch {s.agreed_epoch}" if s.agreed_epoch >= 0 else "agreed   not yet")
     if s.fork:
         lines.append(f"FORK     {s.fork}")

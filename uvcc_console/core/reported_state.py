@@ -79,6 +79,7 @@ def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
 
 def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
     w = changed(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
+    w = changed(w, exited=e.ts if e.state == "exited" else 0.0)
     if e.state == "started":
         w = changed(w, error="", hint="")
     s = changed(s, workers=put(s.workers, e.coord, w))

@@ -55,7 +55,7 @@ class PodView:
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One worker. ``beat`` is its last heartbeat record, ``beat_ts`` when the console received it, ``step_ts`` when the
-    step last changed, ``error`` and ``hint`` what its exit record said of its end."""
+    step last changed, ``error`` and ``hint`` what its exit record said of its end, ``exited`` when that was heard."""
 
     coord: str
     pod: str = ""
@@ -72,6 +72,7 @@ class WorkerView:
     pid: int = 0
     error: str = ""
     hint: str = ""
+    exited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,5 +287,5 @@ class Snapshot:
 
     @property
     def step(self) -> int:
-        """The lowest step any live worker reports; -1 before the first heartbeat."""
+        """How many steps every worker has done; -1 before the first heartbeat. Every surface shows this number."""
         return min((w.step for w in self.workers.values()), default=-1)

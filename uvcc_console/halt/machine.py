@@ -156,7 +156,7 @@ class Ladder:
         p = self._pods.get(pod)
         if p is None or (stage not in EVIDENCE_RANK and stage != "released"):
             return []
-        if step >= 0:
+        if step >= 0 and stage != "released":  # who was released has gone on, each as far as it came
             p.steps[coord] = step
         if checkpoint:
             p.checkpoints[coord] = checkpoint

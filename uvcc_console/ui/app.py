@@ -89,6 +89,7 @@ class UvccApp(RunConsole):
         if not self._frames.due(self.source.behind):
             return
         lines = self._frames.give()
+        self.commands.uncover.look(self, self.snap)
         now = self.now()
         pace = 10 if holding(self.snap, now) is not None else 1
         before = self.rechecks.changed

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
+from textual.screen import Screen
+
 from uvcc_console.core import events as ev
 from uvcc_console.ui import filters, saved_screens
 from uvcc_console.ui.keys import ACTIONS, COMMANDS, UiAction
@@ -18,6 +20,7 @@ from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.run_processes import see_to
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import ReplaySource
+from uvcc_console.ui.uncover import Uncover, make_room
 from uvcc_console.ui.urgent import Urgent
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
@@ -49,6 +52,7 @@ class Commands(PodActions):
     def __init__(self, app: RunConsole) -> None:
         self.app = app
         self.urgent = Urgent(app, who)
+        self.uncover = Uncover()
         self.paste_wait = PASTE_WAIT_S
         self.left = False
         self._filter_before = ""
@@ -67,6 +71,9 @@ class Commands(PodActions):
         argument = text or (action.id.partition("_")[2])
         if not (action.guarded and by_key):
             handler(argument)
+            return
+        if self.uncover.hushed:
+            self.app.say(f"{action.name}: ignored, a halt has just closed what you typed into", "warning")
             return
         cadence = self.app.cadence
         seen, fast = cadence.count, cadence.pasted
@@ -203,7 +210,7 @@ class Commands(PodActions):
             if yes:
                 self._intend("skip")
 
-        self.app.push_screen(ConfirmScreen(f"Skip {name}", lines, name), answered)
+        self._open(ConfirmScreen(f"Skip {name}", lines, name), answered)
 
     def do_teardown(self, _: str) -> None:
         """Ask for the run's name, listing what would be lost."""
@@ -224,7 +231,7 @@ class Commands(PodActions):
             if yes:
                 self._intend("teardown")
 
-        self.app.push_screen(ConfirmScreen("Tear down", lines, s.run), answered)
+        self._open(ConfirmScreen("Tear down", lines, s.run), answered)
 
     def do_snapshot(self, _: str) -> None:
         """Keep the screen as evidence."""
@@ -253,9 +260,14 @@ class Commands(PodActions):
         screen = self.app.screen
         panel = screen.focused_panel() if isinstance(screen, RunScreen) else None
         if isinstance(panel, (Panel, LogView)):
-            self.app.push_screen(HelpScreen(self.app.context(), str(panel.border_title or ""), panel.context_help()))
+            self._open(HelpScreen(self.app.context(), str(panel.border_title or ""), panel.context_help()))
         else:
-            self.app.push_screen(HelpScreen(self.app.context()))
+            self._open(HelpScreen(self.app.context()))
+
+    def _open(self, screen: Screen[Any], answered: Callable[[Any], None] | None = None) -> None:
+        """Open a dialog, beside a halt that is shown and not over it."""
+        make_room(screen, self.app.main)
+        self.app.push_screen(screen, answered)
 
     def do_command(self, _: str) -> None:
         """Open the ``:`` line."""

@@ -20,6 +20,7 @@ from uvcc_console.ui.run_processes import Processes, RunProcesses
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource
 from uvcc_console.ui.urgent import soon, watched
+from uvcc_console.ui.view import halting
 
 
 class RunConsole(ConsoleApp[int]):
@@ -55,6 +56,13 @@ class RunConsole(ConsoleApp[int]):
     def snap(self) -> Snapshot:
         """The newest snapshot, with what this console asked of the halt itself."""
         return self.asked.over(self.source.snapshot, self.source.now())
+
+    def action_command_palette(self) -> None:
+        """Every action by name, but not over a halt."""
+        if halting(self.snap):
+            self.say("palette: a halt is under way and would be covered; : takes commands", "warning")
+        else:
+            super().action_command_palette()
 
     # ---- F9 and Esc, from the thread that reads the keyboard
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, shown
@@ -173,9 +173,19 @@ def pod_health(pod: PodView, g: Glyphs) -> Health:
     return Health(8, "muted", g.todo, pod.state or "planned")
 
 
+def cause(snap: Snapshot) -> str:
+    """The pod whose worker ended first by a signal, else the pod that was lost; what others did follows from it."""
+    killed = [w for w in snap.workers.values() if w.state == "exited" and w.signal]
+    if killed:
+        return min(killed, key=lambda w: w.exited).pod
+    lost = [w.pod for w in snap.workers.values() if (p := snap.pods.get(w.pod)) and p.state in ("lost", "failed")]
+    return lost[0] if lost else ""
+
+
 def fleet_rows(view: View) -> list[FleetRow]:
     """Every worker and every pod without one, in the order (party, replica, stage, tensor)."""
     snap, g = view.snap, view.glyphs
+    first = cause(snap)
     rows: list[FleetRow] = []
     busy: set[str] = set()
     for w in snap.workers.values():
@@ -184,7 +194,11 @@ def fleet_rows(view: View) -> list[FleetRow]:
         gone = pod is not None and pod.state in ("lost", "failed")
         health = worker_health(w, snap, view.heard, g, behind=bool(view.behind_s))
         if gone and pod:
-            health = Health(-1, "bad", g.fail, f"pod {pod.state}", "lost")
+            health = Health(-2 if w.pod == first else -1, "bad", g.fail, f"pod {pod.state}", "lost")
+        elif health.rank < 0 and first and w.pod != first:
+            health = replace(health, rank=0)
+        elif health.kind == "failed" and first and w.pod != first:
+            health = replace(health, word=f"stopped because of {first}")
         over = bool(snap.ended) or (w.state == "exited" and health.rank > 1)
         age = max(0.0, view.heard - w.beat_ts) if w.beat_ts and not over else None
         state = pod.state if pod else ""

@@ -118,7 +118,7 @@ def test_status_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == (
         "demo-20261121-0115-ab12  demo  ok\n"
         "stages   +plan +provision +full +verify-full +teardown\n"
-        "phase    full attempt 0: step 4 of 4, loss 1.2500\n"
+        "phase    full attempt 0: step 3 of 4, loss 1.2500\n"
         "agreed   epoch 3\n"
         "pod      p0r0     local        agent    u@127.0.0.1:4000\n"
         "pod      p1r0     local        agent    u@127.0.0.1:4001\n"
@@ -325,4 +325,4 @@ def test_a_run_without_its_conductor_says_how_to_go_on(capsys: pytest.CaptureFix
 def test_the_progress_line_names_stage_step_loss_pace_and_agreement() -> None:
     run_dir = write("demo-20261121-0115-ab12", story("demo-20261121-0115-ab12", ended=False))
     w = watched(run_dir)
-    assert w.progress.line(w.snapshot) == "full running  step 4/4  loss 1.2500  0.50 s/step  agreed 3"
+    assert w.progress.line(w.snapshot) == "full running  step 3/4  loss 1.2500  0.50 s/step  agreed 3"

@@ -384,3 +384,13 @@ class AnyStory(RuleBasedStateMachine):
 
 AnyStory.TestCase.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
 TestAnyStory = AnyStory.TestCase
+
+
+def test_pods_that_were_held_at_one_step_and_went_on_from_it_did_not_stop_at_different_steps() -> None:
+    ladder = Ladder("n", PODS, drill=True)
+    ladder.start(HOLD, 0.0)
+    for pod in PODS:
+        ladder.report(pod, "held", 0.1, step=7)
+    out = [a for i, pod in enumerate(PODS) for a in ladder.report(pod, "released", 0.2, step=7 + i)]
+    assert events(out, ev.Alert) == []
+    assert events(out, ev.HaltDone)[0].step == 7

@@ -74,17 +74,18 @@ async def test_f9_in_a_text_field(folder: Path) -> None:
         assert [m for m, _ in modes(d)] == ["hold"]
 
 
-async def test_f9_in_a_modal_and_escape_releases_before_it_closes_the_modal(folder: Path) -> None:
+async def test_f9_in_a_modal_closes_it_so_that_the_halt_is_seen(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
         await d.press("t")
         assert isinstance(d.app.screen, ConfirmScreen)
         await d.press("f9")
         assert [m for m, _ in modes(d)] == ["hold"]
+        assert not isinstance(d.app.screen, ConfirmScreen)
+        assert "0/3 held" in d.text
+        await d.press("t")  # typed into what has just been closed
+        assert not isinstance(d.app.screen, ConfirmScreen)
         await d.press("escape")
         assert [m for m, _ in modes(d)] == ["hold", "release"]
-        assert isinstance(d.app.screen, ConfirmScreen)
-        await d.press("escape")
-        assert not isinstance(d.app.screen, ConfirmScreen)
 
 
 async def test_f9_with_the_palette_open(folder: Path) -> None:
@@ -93,6 +94,19 @@ async def test_f9_with_the_palette_open(folder: Path) -> None:
         assert type(d.app.screen).__name__ == "CommandPalette"
         await d.press("f9")
         assert [m for m, _ in modes(d)] == ["hold"]
+        assert "0/3 held" in d.text
+        await d.press("ctrl+p")
+        assert type(d.app.screen).__name__ != "CommandPalette"
+
+
+@pytest.mark.parametrize("key", ["t", "question_mark"])
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+async def test_a_dialog_stands_beside_the_halt(folder: Path, size: tuple[int, int], key: str) -> None:
+    async with desk(Story().halted(), folder, size=size) as d:
+        await d.press(key)
+        assert len(d.app.screen_stack) == 2
+        assert "3/3 verified at step 40" in d.text
+        assert d.text.count("@40") >= 6
 
 
 async def test_read_only_still_halts_and_does_nothing_else(folder: Path) -> None:

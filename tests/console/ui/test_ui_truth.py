@@ -18,7 +18,7 @@ from uvcc_console.ui.keys import ACTIONS, Context
 from uvcc_console.ui.lamps import DEAD, FROZEN, START_LOOKS, STARTING, Lamp, Watchman
 from uvcc_console.ui.paint import plain
 from uvcc_console.ui.view import View, fleet_rows
-from uvcc_console.ui.widgets import bars, halt_panel
+from uvcc_console.ui.widgets import bars, fleet, halt_panel
 
 STUCK = Lamp(FROZEN, "pid 4242 has not moved for 9 s: a signal stopped it")
 
@@ -261,3 +261,38 @@ def test_lamps_for_conductor_sidecar_and_each_path_of_a_halt(width: int) -> None
     assert "2/3" in text
     assert "✗ dead" in text
     assert [role for part, role in found if "2/3" in part] == ["warn"]
+
+
+# ---- the cause first
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_killed_worker_leads_and_its_peers_say_because_of_whom(width: int) -> None:
+    story = Story(replicas=2).full(30)
+    order = ["p0r0s0t0", "p1r0s0t0", "p2r1s0t0", "p0r1s0t0", "p1r1s0t0"]
+    story.add(ev.WorkerProcess(pod="p2r0", coord="p2r0s0t0", state="exited", signal="SIGKILL"), 0.4)
+    for i, coord in enumerate(order):  # one of them is put to an end by its agent
+        ended = {"signal": "SIGTERM"} if i == 3 else {"rc": 4}
+        story.add(ev.WorkerProcess(pod=coord[:4], coord=coord, state="exited", **ended), 1.0)
+    view = view_of(story)
+    rows = fleet.visible_rows(view, fleet.FleetState())
+    assert (rows[0].coord, rows[0].health.word) == ("p2r0s0t0", "SIGKILL")
+    words = [row.health.word for row in rows[1:]]
+    assert words.count("stopped because of p2r0") == 4
+    lines = [plain(line) for line in fleet.fleet_lines(view, fleet.FleetState(), width)]
+    assert "SIGKILL" in lines[1]
+    assert sum("due to p2r0" in line for line in lines) == 4
+
+
+# ---- one number
+
+
+def test_every_surface_counts_steps_alike(tmp_path: Path) -> None:
+    from uvcc_console.cli import status
+    from uvcc_console.cli.headless import Progress
+
+    story = Story().full(40)
+    s = fold(story.events)
+    assert "step 40/200" in head(view_of(story))
+    assert "step 40 of 200" in status.text(s, tmp_path, story.now)
+    assert "step 40/200" in Progress().line(s)

@@ -108,7 +108,7 @@ def row_cells(view: View, row: FleetRow, state: FleetState, focused: bool, label
         "rate": (number(float(rate), 3), stale or "text") if isinstance(rate, (int, float)) and rate else ("", ""),
         "mem": _metric(row, "mem_mib", stale, digits=5),
         "link": (paths, "bad" if g.fail in paths else "muted"),
-        "state": (f"{h.glyph} {h.word}", h.role),
+        "state": (f"{h.glyph} {h.word.replace('stopped because of', 'due to')}", h.role),
     }
 
 

@@ -34,7 +34,7 @@ SILENT_S = 1.5
 def shown(view: View) -> bool:
     """Whether the halt is worth room: while it runs, while its outcome is fresh, or while something is unknown."""
     h = view.snap.halt
-    if not h.nonce:
+    if not h.nonce or (view.behind_s and h.done):  # an old picture of a halt that is over: there may be a newer one
         return False
     unknown = any(stage == "unknown" for stage, *_ in h.acks.values())
     fresh = view.now - max((ts for *_, ts in h.acks.values()), default=h.asked) < _KEEP_S
