@@ -289,10 +289,10 @@ def test_the_killed_worker_leads_and_its_peers_say_because_of_whom(width: int) -
 
 def test_every_surface_counts_steps_alike(tmp_path: Path) -> None:
     from uvcc_console.cli import status
-    from uvcc_console.cli.headless import Progress
+    from uvcc_console.cli.headless import ProgressLine
 
     story = Story().full(40)
     s = fold(story.events)
     assert "step 40/200" in head(view_of(story))
     assert "step 40 of 200" in status.text(s, tmp_path, story.now)
-    assert "step 40/200" in Progress().line(s)
+    assert "step 40/200" in ProgressLine().line(s)
