@@ -163,7 +163,7 @@ def follow(
     journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     follower, seen = Follower(journal), ProgressLine()
     printer = Printer(sys.stderr if progress else None)
-    watched = Watched(follower.snapshot, seen)
+    watched, frozen = Watched(follower.snapshot, seen), ""
     try:
         while True:
             lost = not processes.conducted(run_dir) and (child is None or child.poll() is not None)
@@ -173,6 +173,7 @@ def follow(
             s = watched.snapshot = follower.snapshot
             stage = f"{s.stage.name} {s.stage.status}" if s.stage else ""
             printer.show(seen.line(s), stage, time.monotonic())
+            frozen = _tell_of_frozen(run_dir, printer, frozen)
             if s.ended:
                 _wait_for_exits(run_dir, child)
                 return watched
@@ -190,6 +191,22 @@ def follow(
     finally:
         printer.note("") if printer._tty else None
         journal.close()
+
+
+def _tell_of_frozen(run_dir: Path, printer: Printer, told: str) -> str:
+    """Say once when the conductor stops moving, and when it moves again; the state that was told last."""
+    conductor = processes.vital(run_dir, processes.CONDUCTOR)
+    state = conductor.state if conductor.who is not None else ""
+    if state == told or (not told and conductor.moving):
+        return state
+    if conductor.moving:
+        printer.note("the conductor moves again")
+    elif conductor.who is not None:
+        printer.note(f"the conductor is frozen: {conductor.words()}")
+        printer.note(
+            f"  kill -CONT {conductor.who.pid} lets it go on; uvcc teardown {run_dir.name} ends it and the run"
+        )
+    return state
 
 
 def _wait_for_exits(run_dir: Path, child: subprocess.Popen[bytes] | None) -> None:

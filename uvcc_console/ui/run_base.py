@@ -12,10 +12,10 @@ from textual.driver import Driver
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.app_base import ConsoleApp
-from uvcc_console.ui.asked import Asked
 from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.keys import Context, UiAction
 from uvcc_console.ui.lamps import Lamp
+from uvcc_console.ui.own_halt import Asked
 from uvcc_console.ui.run_processes import Processes, RunProcesses
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource

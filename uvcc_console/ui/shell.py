@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core.snapshot import PodView
+from uvcc_console.fleet.inventory import jump_to
 from uvcc_engine.contract.errors import UnreadableError
 
 KEY_FILE = "ssh_ed25519"
 # a provider says where its pods are: nothing of it may be an option of ssh or a second line of known_hosts
 _HOST = re.compile(r"\[?[A-Za-z0-9:][A-Za-z0-9.:%_-]*\]?")
 _USER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*)?")
+_JUMP = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*@)?\[?[A-Za-z0-9:][A-Za-z0-9.:%_-]*\]?(:[0-9]{1,5})?")
 _HOST_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+")
 
 
@@ -34,6 +36,9 @@ def ssh_command(pod: PodView, run_dir: Path, profile: Mapping[str, Any]) -> Iter
         raise UnreadableError(f"pod {pod.pod} has no address that ssh may be given", "it was never reached")
     if not _HOST_KEY.fullmatch(pod.host_key):
         raise UnreadableError(f"pod {pod.pod} has no address or no pinned host key", "it was never reached")
+    way = jump_to(fleet, pod.address) if isinstance(fleet := profile.get("fleet"), Mapping) else ""
+    if way and not _JUMP.fullmatch(way):
+        raise UnreadableError(f"pod {pod.pod} has a jump host that ssh may not be given", "see the hosts file")
     key = _key(run_dir, profile)
     if not key.exists():
         raise UnreadableError(f"no SSH key at {key}", "it is made when the run is provisioned")
@@ -53,5 +58,6 @@ def ssh_command(pod: PodView, run_dir: Path, profile: Mapping[str, Any]) -> Iter
             "StrictHostKeyChecking=yes",
             "-o",
             f"UserKnownHostsFile={known}",
+            *(["-J", way] if way else []),  # the jump host's own keys and known_hosts are the operator's
             f"{user}@{host}" if user else host,
         ]

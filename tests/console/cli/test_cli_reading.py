@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from uvcc_console.cli import headless
 from uvcc_console.cli.headless import ProgressLine, Watched, outcome, render, report
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.shown import clock
+from uvcc_console.fleet import procs, pulse
 from uvcc_console.plan.profile import load
 from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript.terms.operation import Operation
@@ -326,3 +333,32 @@ def test_the_progress_line_names_stage_step_loss_pace_and_agreement() -> None:
     run_dir = write("demo-20261121-0115-ab12", story("demo-20261121-0115-ab12", ended=False))
     w = watched(run_dir)
     assert w.progress.line(w.snapshot) == "full running  step 3/4  loss 1.2500  0.50 s/step  agreed 3"
+
+
+def test_whoever_follows_a_rollout_is_told_that_its_conductor_is_frozen_and_that_it_moves_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "STOPPED_S", 0.2)
+    out = io.StringIO()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        who = procs.identify(child.pid)
+        assert who is not None
+        (tmp_path / "conductor.json").write_text(json.dumps({"pid": who.pid, "starttime": who.starttime}))
+        told = headless._tell_of_frozen(tmp_path, headless.Printer(out), "")
+        assert out.getvalue() == ""
+        child.send_signal(signal.SIGSTOP)
+        end = time.monotonic() + 20.0
+        while "is frozen" not in out.getvalue():
+            assert time.monotonic() < end
+            told = headless._tell_of_frozen(tmp_path, headless.Printer(out), told)
+        assert f"kill -CONT {child.pid}" in out.getvalue()
+        assert headless._tell_of_frozen(tmp_path, headless.Printer(out), told) == told
+        assert out.getvalue().count("is frozen") == 1
+        child.send_signal(signal.SIGCONT)
+        while "moves again" not in out.getvalue():
+            assert time.monotonic() < end
+            told = headless._tell_of_frozen(tmp_path, headless.Printer(out), told)
+    finally:
+        child.kill()
+        child.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from uvcc_console.ui import notify
 from uvcc_console.ui.notify import Note, Notifier
 from uvcc_console.ui.shell import ssh_command
 from uvcc_console.ui.widgets.fleet import FleetPanel
-from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.errors import UnreadableError, UvccError
 
 
 @pytest.fixture
@@ -122,6 +123,20 @@ def test_the_shell_uses_the_runs_key_and_the_pinned_host_key(tmp_path: Path) -> 
         assert text.endswith("root@203.0.113.7")
         assert f"-i {tmp_path / 'ssh_ed25519'}" in text
     assert not known.exists()
+
+
+def test_the_shell_goes_through_the_jump_host_of_its_pod(tmp_path: Path) -> None:
+    (tmp_path / "ssh_ed25519").write_text("key")
+    hosts = tmp_path / "hosts.yaml"
+    there = {"host": "203.0.113.7", "user": "root", "port": 2222, "jump": "ada@198.51.100.2:2200"}
+    hosts.write_text(json.dumps({"hosts": [there, {"host": "203.0.113.8", "user": "root"}]}))
+    profile = {"fleet": {"provider": "inventory", "hosts": str(hosts)}}
+    with ssh_command(pod(Story().full(2)), tmp_path, profile) as command:
+        assert command[command.index("-J") + 1] == "ada@198.51.100.2:2200"
+        assert command[-1] == "root@203.0.113.7"
+    hosts.write_text(json.dumps({"hosts": [{**there, "jump": "-oProxyCommand=x"}]}))
+    with pytest.raises(UvccError), ssh_command(pod(Story().full(2)), tmp_path, profile):
+        pass
 
 
 def test_no_shell_without_a_pinned_host_key(tmp_path: Path) -> None:
