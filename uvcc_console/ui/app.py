@@ -18,12 +18,10 @@ from uvcc_console.ui.commands import Commands, tell
 from uvcc_console.ui.forwarding import forward
 from uvcc_console.ui.frames import Frames
 from uvcc_console.ui.keys import ACTIONS, UiAction, bindings, footer
-from uvcc_console.ui.lamps import Watchman
 from uvcc_console.ui.notify import Notifier, operators_program
 from uvcc_console.ui.palette import ActionProvider
 from uvcc_console.ui.rechecks import Rechecks
 from uvcc_console.ui.run_base import RunConsole
-from uvcc_console.ui.run_processes import CONDUCTOR, HALTD
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import Clock, JournalWriter, ReplaySource, SnapshotSource, open_source
 from uvcc_console.ui.view import View, holding
@@ -61,7 +59,6 @@ class UvccApp(RunConsole):
         self._tick_s = tick_s
         self._drawn: tuple[object, ...] = ()
         self._frames = Frames()
-        self._watch = {CONDUCTOR: Watchman(), HALTD: Watchman()}
 
     def get_default_screen(self) -> RunScreen:
         return self.main
@@ -102,12 +99,6 @@ class UvccApp(RunConsole):
             self.main.log_lines(lines)
         if not self.source.behind:
             self.notifier.look(self.snap, now, changed)
-
-    def check_processes(self) -> None:
-        """See once a second whether somebody conducts the run and somebody could halt it."""
-        seq, behind = self.snap.seq, self.source.behind
-        self.conductor = self._watch[CONDUCTOR].look(self.processes.lamp(CONDUCTOR), seq, behind)
-        self.sidecar = self._watch[HALTD].look(self.processes.lamp(HALTD), seq, behind)
 
     def redraw(self) -> None:
         if not self.main.ready:

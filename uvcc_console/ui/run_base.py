@@ -14,9 +14,9 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.app_base import ConsoleApp
 from uvcc_console.ui.filters import Filter
 from uvcc_console.ui.keys import Context, UiAction
-from uvcc_console.ui.lamps import Lamp
+from uvcc_console.ui.lamps import Lamp, Watchman
 from uvcc_console.ui.own_halt import Asked
-from uvcc_console.ui.run_processes import Processes, RunProcesses
+from uvcc_console.ui.run_processes import CONDUCTOR, HALTD, Processes, RunProcesses
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource
 from uvcc_console.ui.urgent import soon, watched
@@ -49,6 +49,7 @@ class RunConsole(ConsoleApp[int]):
         self.asked = Asked()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.conductor, self.sidecar = Lamp(), Lamp()
+        self._watch = {CONDUCTOR: Watchman(), HALTD: Watchman()}
         self.readonly = readonly
         self.filter = Filter()
 
@@ -96,6 +97,12 @@ class RunConsole(ConsoleApp[int]):
         """What decides which actions are possible."""
         replay = isinstance(self.source, ReplaySource)
         return Context(self.snap, True, self.readonly, replay, self.conductor, self.behind_s)
+
+    def check_processes(self) -> None:
+        """See once a second whether somebody conducts the run and somebody could halt it."""
+        seq, behind = self.snap.seq, self.source.behind
+        self.conductor = self._watch[CONDUCTOR].look(self.processes.lamp(CONDUCTOR), seq, behind)
+        self.sidecar = self._watch[HALTD].look(self.processes.lamp(HALTD), seq, behind)
 
     def tick(self) -> None:
         """Fold what is new and repaint what that changes."""
