@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final
 from uvcc_console.core import log
 from uvcc_console.runs.processes import CONDUCTOR, HALTD
 from uvcc_engine.contract.outside import moment, record, said
-from uvcc_engine.contract.text import clean, clean_block
+from uvcc_engine.contract.text import clean, clean_block, complain
 
 PROCESSES: Final = (CONDUCTOR, HALTD)
 BYTES, KEPT = 4 << 20, 3
@@ -33,6 +33,11 @@ _DATED: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) (INFO|WARN
 
 class _Handler(RotatingFileHandler):
     """A disk that does not take a line loses it, no more: what is logged must not hurt what it tells of."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if self.stream is None and record.levelno >= logging.WARNING:  # there is no such run, or nowhere to write
+            complain(record.getMessage())
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass

@@ -96,8 +96,9 @@ def test_a_full_disk_costs_the_line_and_nothing_else(run_dir: Path, capsys: pyte
     assert capsys.readouterr().err == ""
     (run_dir / "conductor.jsonl").unlink()
     logfile.begin(run_dir / "no such folder", "haltd")
-    log.error("nowhere to go")
-    assert capsys.readouterr().err == ""
+    log.info("nowhere to go")
+    log.error("nowhere at \x1b[31mall")
+    assert capsys.readouterr().err == "nowhere at all\n"  # <process>.log takes it
 
 
 def test_the_files_stay_bounded_and_read_in_order(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
