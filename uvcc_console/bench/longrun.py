@@ -31,6 +31,7 @@ from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.runs import processes
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.topology import PARTIES
 
 EVENTS: Final = 10_000_000
 BEHIND: Final = KEEP_AFTER + 1_000  # what a conductor may not have kept yet, at a hundred events a second
@@ -43,7 +44,11 @@ _CODE: Final = "import sys; from uvcc_console.cli.main import main; sys.exit(mai
 
 def coords() -> list[str]:
     return [
-        f"p{p}r{r}s{s}t{t}" for r in range(REPLICAS) for p in range(3) for s in range(STAGES) for t in range(TENSOR)
+        f"p{p}r{r}s{s}t{t}"
+        for r in range(REPLICAS)
+        for p in range(PARTIES)
+        for s in range(STAGES)
+        for t in range(TENSOR)
     ]
 
 
@@ -70,7 +75,7 @@ def opening(born: float) -> list[ev.Event]:
         )
     ]
     for r in range(REPLICAS):
-        for p in range(3):
+        for p in range(PARTIES):
             pod = ev.PodChanged(ts=born, pod=f"p{p}r{r}", party=p, replica=r, provider="local", state="agent")
             made += [pod, ev.LinkChanged(ts=born, pod=pod.pod, path="ssh", up=True)]
     made.append(ev.StageChanged(ts=born, name="full", status="running"))

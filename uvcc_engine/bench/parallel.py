@@ -24,7 +24,7 @@ from uvcc_engine.bench._overlap import hidden_rows
 from uvcc_engine.bench._phase6 import phase6_rows
 from uvcc_engine.contract import calibration
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
-from uvcc_engine.contract.calibration import Bar
+from uvcc_engine.contract.calibration import BenchBar
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.topology import PARTIES, Topology
 from uvcc_engine.model.job import PrivateJob
@@ -35,11 +35,11 @@ Stage = Sequence[Mapping[str, Any]]  # a stage's ticks: phase, start and end in 
 DP_BAR_S: Final = 2.0
 PP_BAR_S: Final = 1.0
 BUBBLE_BAR: Final = 0.15
-BARS: Final[calibration.Bars] = {
-    ("dp_init_p50", "p50"): Bar(DP_BAR_S, "python"),
-    ("pp_init_p50", "p50"): Bar(PP_BAR_S, "python"),
-    ("bubble_s4_m32", "share"): Bar(BUBBLE_BAR),
-    ("hidden_20ms", "share"): Bar(HIDDEN_BAR, at_least=True),
+BARS: Final[calibration.BenchBars] = {
+    ("dp_init_p50", "p50"): BenchBar(DP_BAR_S, "python"),
+    ("pp_init_p50", "p50"): BenchBar(PP_BAR_S, "python"),
+    ("bubble_s4_m32", "share"): BenchBar(BUBBLE_BAR),
+    ("hidden_20ms", "share"): BenchBar(HIDDEN_BAR, at_least=True),
 }
 PARTS: Final = ("init", "bubble", "hidden")
 PHASE6: Final = "phase6"

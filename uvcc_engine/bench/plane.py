@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from uvcc_engine.bench._plane_links import RelayProcess, direct_links, relay
 from uvcc_engine.contract import calibration, files
 from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
-from uvcc_engine.contract.calibration import Bar
+from uvcc_engine.contract.calibration import BenchBar
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.relay import binary
 
@@ -34,15 +34,15 @@ _MIB: Final = 1 << 20
 _IDLE: Final = 192
 _LIMIT_S: Final = 180
 SEALED_SHARE: Final = 0.2  # of the rate of AES-GCM, that a direct link must carry
-BARS: Final[calibration.Bars] = {
-    ("relay_http_1k", "rate"): Bar(3000, "python", at_least=True),
-    ("relay_stream_1k", "rate"): Bar(20_000, "python", at_least=True),
-    ("relay_stream_1m", "rate"): Bar(200, "copy", at_least=True),
-    ("direct_rtt_1k", "p50"): Bar(120, "python"),
-    ("relay_idle_192", "share"): Bar(0.05, "python"),
-    ("relay_idle_192", "p99"): Bar(0.05, "python"),
-    ("soak_lost", "share"): Bar(0),
-    ("soak_twice", "share"): Bar(0),
+BARS: Final[calibration.BenchBars] = {
+    ("relay_http_1k", "rate"): BenchBar(3000, "python", at_least=True),
+    ("relay_stream_1k", "rate"): BenchBar(20_000, "python", at_least=True),
+    ("relay_stream_1m", "rate"): BenchBar(200, "copy", at_least=True),
+    ("direct_rtt_1k", "p50"): BenchBar(120, "python"),
+    ("relay_idle_192", "share"): BenchBar(0.05, "python"),
+    ("relay_idle_192", "p99"): BenchBar(0.05, "python"),
+    ("soak_lost", "share"): BenchBar(0),
+    ("soak_twice", "share"): BenchBar(0),
 }
 
 

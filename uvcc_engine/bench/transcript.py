@@ -18,7 +18,7 @@ from uvcc_engine.bench import _share
 from uvcc_engine.bench._rehearsal import make_policy, rehearse, revealed
 from uvcc_engine.contract import calibration
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
-from uvcc_engine.contract.calibration import Bar
+from uvcc_engine.contract.calibration import BenchBar
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
@@ -30,10 +30,10 @@ from uvcc_engine.transcript.signing.identity import Identity
 _SID: Final = hashlib.sha256(b"bench").digest()
 _EPOCH_LEAVES: Final = 65_536  # of one worker
 _KEYS: Final = {"own_key": bytes(32), "pair_keys": {1: b"1" * 32, 2: b"2" * 32}}
-BARS: Final[calibration.Bars] = {
-    ("transcript.verify", "rate"): Bar(100_000, "python", at_least=True),
-    **{(f"transcript.step.{job}.recording", "share"): Bar(_share.BAR) for job in _share.JOBS},
-    **{(f"transcript.step.{job}.agreeing", "share"): Bar(_share.BAR) for job in _share.JOBS},
+BARS: Final[calibration.BenchBars] = {
+    ("transcript.verify", "rate"): BenchBar(100_000, "python", at_least=True),
+    **{(f"transcript.step.{job}.recording", "share"): BenchBar(_share.BAR) for job in _share.JOBS},
+    **{(f"transcript.step.{job}.agreeing", "share"): BenchBar(_share.BAR) for job in _share.JOBS},
 }
 
 

@@ -38,7 +38,7 @@ By = Literal["python", "copy", "append", ""]
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class BenchBar:
     """What is asked of a figure on a nominal machine. ``by``: what bounds it ("": the same on every machine)."""
 
     value: float
@@ -53,10 +53,10 @@ class Bar:
         return self.value * faster if self.at_least else self.value / faster
 
 
-Bars = Mapping[tuple[str, str], Bar]
+BenchBars = Mapping[tuple[str, str], BenchBar]
 
 
-def judged(rows: Sequence[Row], bars: Bars, speed: Speed) -> list[Row]:
+def judged(rows: Sequence[Row], bars: BenchBars, speed: Speed) -> list[Row]:
     """The rows with their scaled bars, where (name, metric) has one, and whether the value meets it."""
     out = []
     for one in rows:
@@ -67,7 +67,7 @@ def judged(rows: Sequence[Row], bars: Bars, speed: Speed) -> list[Row]:
     return out
 
 
-def with_bars(found: Sequence[Row], bars: Bars, before: Speed) -> list[Row]:
+def with_bars(found: Sequence[Row], bars: BenchBars, before: Speed) -> list[Row]:
     """The machine's rows, then the benchmark's with their bars. Measures once more: the better of both counts."""
     after = measure()
     speed = Speed(max(before.python, after.python), max(before.copy, after.copy), max(before.append, after.append))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.csv_table import CsvTable, is_missing
-from uvcc_engine.data.schema import ONE_HOT, Column, Schema, Statistics, class_word
+from uvcc_engine.data.schema import ONE_HOT, Schema, SchemaColumn, Statistics, class_word
 from uvcc_engine.data.sets import Dataset, Floats, Ints
 
 Mask = NDArray[np.bool_]
@@ -99,7 +99,7 @@ def _check_columns(table: CsvTable, schema: Schema) -> None:
             )
 
 
-def _numbers(table: CsvTable, column: Column) -> Floats:
+def _numbers(table: CsvTable, column: SchemaColumn) -> Floats:
     """The column's numbers, nan where one is missing and may be."""
     cells = table.column(column.name)
     found = np.full(len(cells), np.nan)
@@ -117,7 +117,7 @@ def _numbers(table: CsvTable, column: Column) -> Floats:
     return found
 
 
-def _may_miss(table: CsvTable, row: int, column: Column) -> None:
+def _may_miss(table: CsvTable, row: int, column: SchemaColumn) -> None:
     if column.missing == "error":
         raise ConfigError(
             f"{table.place(row, column.name)} has no value",
@@ -125,7 +125,7 @@ def _may_miss(table: CsvTable, row: int, column: Column) -> None:
         )
 
 
-def _categories(table: CsvTable, column: Column) -> Ints:
+def _categories(table: CsvTable, column: SchemaColumn) -> Ints:
     """The number of every row's category, -1 where it is missing and may be."""
     numbers = {value: at for at, value in enumerate(column.values)}
     found = np.full(len(table), -1, dtype=np.int64)
@@ -143,7 +143,7 @@ def _categories(table: CsvTable, column: Column) -> Ints:
     return found
 
 
-def _fit(table: CsvTable, column: Column, train: Mask) -> Statistics:
+def _fit(table: CsvTable, column: SchemaColumn, train: Mask) -> Statistics:
     if column.kind == ONE_HOT:
         seen = _categories(table, column)[train]
         counts = np.bincount(seen[seen >= 0], minlength=len(column.values))
@@ -165,7 +165,7 @@ def _fit(table: CsvTable, column: Column, train: Mask) -> Statistics:
     return Statistics(float(known.mean()), float(low), float(high), float(shift), 1.0 / float(spread))
 
 
-def _scaled(table: CsvTable, column: Column) -> list[Floats]:
+def _scaled(table: CsvTable, column: SchemaColumn) -> list[Floats]:
     s = column.statistics
     assert s is not None
     x = _numbers(table, column)
@@ -175,7 +175,7 @@ def _scaled(table: CsvTable, column: Column) -> list[Floats]:
     return [x, lacking.astype(np.float64)] if column.missing == "indicator" else [x]
 
 
-def _one_hot(table: CsvTable, column: Column) -> list[Floats]:
+def _one_hot(table: CsvTable, column: SchemaColumn) -> list[Floats]:
     s = column.statistics
     assert s is not None
     at = _categories(table, column)

@@ -11,7 +11,7 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.csv_table import CsvTable, as_number, is_missing
-from uvcc_engine.data.schema import DROP, MOST_CATEGORIES, ONE_HOT, Column, Schema, class_word
+from uvcc_engine.data.schema import DROP, MOST_CATEGORIES, ONE_HOT, Schema, SchemaColumn, class_word
 
 _TARGETS: Final = ("target", "label", "class", "y", "diagnosis", "outcome")
 _IDENTIFIER: Final = re.compile(r"(^|[_\s-])(id|key|uuid|number|no|nr)$|^(id|patient|name)([_\s-]|$)", re.IGNORECASE)
@@ -35,7 +35,7 @@ def infer(table: CsvTable, target: str = "") -> Suggestion:
     """
     target = target or next((n for n in table.columns if n.lower() in _TARGETS), list(table.columns)[-1])
     values = _classes(table, target)
-    columns: list[Column] = []
+    columns: list[SchemaColumn] = []
     notes: dict[str, str] = {}
     by = ""
     for name in table.columns:
@@ -78,22 +78,26 @@ def _sorted(words: set[str]) -> tuple[str, ...]:
     return tuple(sorted(words, key=place))
 
 
-def _column(table: CsvTable, name: str) -> tuple[Column, str, bool]:
+def _column(table: CsvTable, name: str) -> tuple[SchemaColumn, str, bool]:
     """The column, why, and whether it identifies its row."""
     cells = table.columns[name]
     rows = [row for row, cell in enumerate(cells) if not is_missing(cell)]
     lacking = len(cells) - len(rows)
     words = {class_word(cells[row]) for row in rows}
     if len(words) <= 1 and not (words and lacking):
-        return Column(name, DROP), "constant" if words else "empty", False
+        return SchemaColumn(name, DROP), "constant" if words else "empty", False
     numeric = [row for row in rows if as_number(cells[row]) is not None]
     unique = len(words) == len(cells)
     if len(numeric) == len(rows):
         numbers = np.array([table.number(row, name) for row in rows], dtype=np.float64)
         if unique and _IDENTIFIER.search(name) and np.array_equal(numbers, np.floor(numbers)):
-            return Column(name, DROP), "another number in every row: an identifier, by which rows are split", True
+            return SchemaColumn(name, DROP), "another number in every row: an identifier, by which rows are split", True
         if len(words) == 1:
-            return Column(name, ONE_HOT, "indicator", tuple(words)), f"one value, missing in {lacking} rows", False
+            return (
+                SchemaColumn(name, ONE_HOT, "indicator", tuple(words)),
+                f"one value, missing in {lacking} rows",
+                False,
+            )
         return _numbers(name, numbers, lacking, len(cells))
     if len(numeric) > len(rows) // 2:
         odd = next(row for row in rows if as_number(cells[row]) is None)
@@ -103,23 +107,27 @@ def _column(table: CsvTable, name: str) -> tuple[Column, str, bool]:
         )
     if unique and len(cells) >= _FEW_ROWS:
         named = bool(_IDENTIFIER.search(name))
-        return Column(name, DROP), "another text in every row" + (", by which rows are split" if named else ""), named
+        return (
+            SchemaColumn(name, DROP),
+            "another text in every row" + (", by which rows are split" if named else ""),
+            named,
+        )
     if len(words) > MOST_CATEGORIES:
-        return Column(name, DROP), f"{len(words)} different texts, too many to become features", False
-    return Column(name, ONE_HOT, "indicator" if lacking else "error", _sorted(words)), _told(lacking), False
+        return SchemaColumn(name, DROP), f"{len(words)} different texts, too many to become features", False
+    return SchemaColumn(name, ONE_HOT, "indicator" if lacking else "error", _sorted(words)), _told(lacking), False
 
 
 def _numbers(
     name: str, x: np.ndarray[tuple[int, ...], np.dtype[np.float64]], lacking: int, rows: int
-) -> tuple[Column, str, bool]:
+) -> tuple[SchemaColumn, str, bool]:
     missing = "error" if not lacking else "mean" if lacking < _FEW_MISSING * rows else "indicator"
     if set(x.tolist()) <= {0.0, 1.0}:
-        return Column(name, "minmax", missing), _told(lacking), False
+        return SchemaColumn(name, "minmax", missing), _told(lacking), False
     spread = float(x.std())
     if spread and float(np.abs(x - x.mean()).max()) > _FAR * spread:
         note = f"values beyond {_FAR:g} deviations are clipped"
-        return Column(name, "clip", missing), "; ".join(filter(None, [note, _told(lacking)])), False
-    return Column(name, "standardise", missing), _told(lacking), False
+        return SchemaColumn(name, "clip", missing), "; ".join(filter(None, [note, _told(lacking)])), False
+    return SchemaColumn(name, "standardise", missing), _told(lacking), False
 
 
 def _told(lacking: int) -> str:

@@ -47,7 +47,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SchemaColumn:
     """One column: ``kind`` says how it becomes features, ``missing`` what stands for a value that there is not.
 
     Numbers: ``standardise`` to mean 0 and deviation 1, ``minmax`` to 0..1, ``log`` (of 1 + x) and ``clip`` (at the
@@ -76,7 +76,7 @@ class Schema:
 
     target: str
     values: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[SchemaColumn, ...]
     test: float = 0.2
     by: str = ""
     seed: int = 7
@@ -87,7 +87,7 @@ class Schema:
         return sum(column.width for column in self.columns)
 
     @property
-    def used(self) -> tuple[Column, ...]:
+    def used(self) -> tuple[SchemaColumn, ...]:
         """The columns that become features."""
         return tuple(column for column in self.columns if column.kind != DROP)
 
@@ -152,7 +152,7 @@ def _check(schema: Schema, where: str) -> None:
         raise ConfigError(f"{where}: every column is dropped", "give at least one another kind")
 
 
-def _column(name: str, found: object, where: str) -> Column:
+def _column(name: str, found: object, where: str) -> SchemaColumn:
     if isinstance(found, str):
         found = {"kind": found}
     part = _mapping(found, where, ("kind", "missing", "values", "statistics"), ("kind",))
@@ -165,13 +165,13 @@ def _column(name: str, found: object, where: str) -> Column:
             f"{where} has {len(values)} categories, at most {MOST_CATEGORIES} become features",
             "put rare ones together in the data, or give it kind: drop",
         )
-    column = Column(name, kind, _one_of(missing, MISSING, f"{where}.missing"), values)
+    column = SchemaColumn(name, kind, _one_of(missing, MISSING, f"{where}.missing"), values)
     if "statistics" not in part:
         return column
     return replace(column, statistics=_statistics(part["statistics"], column, f"{where}.statistics"))
 
 
-def _statistics(found: object, column: Column, where: str) -> Statistics:
+def _statistics(found: object, column: SchemaColumn, where: str) -> Statistics:
     names = [f.name for f in fields(Statistics)]
     part = dict(_mapping(found, where, names, ()))
     shares = part.pop("shares", [])
@@ -262,7 +262,7 @@ def _line(name: str, value: Mapping[str, Any]) -> str:
     return whole.strip()[1:-1]  # without the braces around the only key
 
 
-def _column_to_json(column: Column) -> dict[str, Any]:
+def _column_to_json(column: SchemaColumn) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": column.kind}
     if column.values:
         found["values"] = list(column.values)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Tag
@@ -30,9 +31,9 @@ class Wire:
     received: dict[int, list[tuple[int, Tag, bytes]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for a in range(3):
+        for a in range(PARTIES):
             self.received[a] = []
-            for b in range(3):
+            for b in range(PARTIES):
                 self.main[a, b] = queue.Queue()
                 self.control[a, b] = queue.Queue()
 
@@ -102,9 +103,9 @@ class LocalPlane:
 
 def rehearsal_keys(seed: int) -> list[PairKeys]:
     """Keys of three parties from a seed. Rehearsals only: anybody can compute them."""
-    component = [hashlib.sha256(f"component {c} {seed}".encode()).digest() for c in range(3)]
-    own = [hashlib.sha256(f"own {p} {seed}".encode()).digest() for p in range(3)]
-    return [PairKeys(prev=component[p], next=component[(p + 1) % 3], own=own[p]) for p in range(3)]
+    component = [hashlib.sha256(f"component {c} {seed}".encode()).digest() for c in range(PARTIES)]
+    own = [hashlib.sha256(f"own {p} {seed}".encode()).digest() for p in range(PARTIES)]
+    return [PairKeys(prev=component[p], next=component[(p + 1) % PARTIES], own=own[p]) for p in range(PARTIES)]
 
 
 class LocalPlanes:
@@ -114,10 +115,10 @@ class LocalPlanes:
         self, seed: int = 0, *, keep: bool = False, tamper: Callable[[int, int, Tag, bytes], bytes] | None = None
     ) -> None:
         self.wire = Wire(keep=keep, tamper=tamper)
-        self.planes = [LocalPlane(self.wire, p) for p in range(3)]
+        self.planes = [LocalPlane(self.wire, p) for p in range(PARTIES)]
         sid = hashlib.sha256(f"sid {seed}".encode()).digest()
         keys = rehearsal_keys(seed)
-        self.runtimes = [Runtime(p, self.planes[p], keys[p], sid) for p in range(3)]
+        self.runtimes = [Runtime(p, self.planes[p], keys[p], sid) for p in range(PARTIES)]
 
     def run_three(self, fn: Callable[[Runtime], T]) -> list[T]:
         """Run ``fn(rt)`` for the three parties in threads; results by party.
@@ -134,14 +135,14 @@ class LocalPlanes:
                 failures.append(why)
                 self.wire.abort()
 
-        threads = [threading.Thread(target=body, args=(p,), name=f"party{p}", daemon=True) for p in range(3)]
+        threads = [threading.Thread(target=body, args=(p,), name=f"party{p}", daemon=True) for p in range(PARTIES)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if failures:
             raise next((why for why in failures if not isinstance(why, PeerLostError)), failures[0])
-        return [results[p] for p in range(3)]
+        return [results[p] for p in range(PARTIES)]
 
 
 def run_three(fn: Callable[[Runtime], T], *, seed: int = 0) -> list[T]:

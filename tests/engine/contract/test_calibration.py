@@ -6,24 +6,24 @@ import pytest
 
 from uvcc_engine.contract import calibration
 from uvcc_engine.contract.benchrows import held, row, to_text
-from uvcc_engine.contract.calibration import NOMINAL, Bar, Speed
+from uvcc_engine.contract.calibration import NOMINAL, BenchBar, Speed
 
 HALF = Speed(NOMINAL.python / 2, NOMINAL.copy / 4, NOMINAL.append)
 
 
 def test_a_slower_machine_is_asked_for_less() -> None:
-    assert Bar(10, "python").scaled(HALF) == 20
-    assert Bar(10, "python", at_least=True).scaled(HALF) == 5
-    assert Bar(10, "copy").scaled(HALF) == 40
-    assert Bar(10, "append").scaled(HALF) == 10
-    assert Bar(10).scaled(HALF) == 10
+    assert BenchBar(10, "python").scaled(HALF) == 20
+    assert BenchBar(10, "python", at_least=True).scaled(HALF) == 5
+    assert BenchBar(10, "copy").scaled(HALF) == 40
+    assert BenchBar(10, "append").scaled(HALF) == 10
+    assert BenchBar(10).scaled(HALF) == 10
     fast = Speed(NOMINAL.python * 2, NOMINAL.copy, NOMINAL.append)
-    assert Bar(10, "python").scaled(fast) == 5
+    assert BenchBar(10, "python").scaled(fast) == 5
 
 
 def test_rows_say_whether_the_scaled_bar_is_met() -> None:
     rows = [row("a", "seconds", "s", [15.0]), row("b", "rate", "x/s", [4.0]), row("c", "seconds", "s", [1.0])]
-    bars = {("a", "seconds"): Bar(10, "python"), ("b", "rate"): Bar(10, "python", at_least=True)}
+    bars = {("a", "seconds"): BenchBar(10, "python"), ("b", "rate"): BenchBar(10, "python", at_least=True)}
     a, b, c = calibration.judged(rows, bars, HALF)
     assert (a.bar, a.met) == (20, True)
     assert (b.bar, b.met) == (5, False)

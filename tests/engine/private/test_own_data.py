@@ -15,7 +15,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.data.csv_table import read_table
 from uvcc_engine.data.features import held_out, prepare, transform
 from uvcc_engine.data.infer import infer
-from uvcc_engine.data.schema import Column, Schema, load_schema, parse_schema, schema_text
+from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema, schema_text
 from uvcc_engine.owner import own_data
 
 ROWS = 40
@@ -96,11 +96,11 @@ def test_every_kind_of_column_gives_what_it_says(tmp_path: Path) -> None:
     rows = [[i, 2.0**i, i, "" if i == 4 else i, "" if i == 5 else "abc"[i % 3], i % 2] for i in range(12)]
     table = read_table(write(tmp_path / "t.csv", ["m", "l", "c", "g", "h", "y"], rows))
     columns = (
-        Column("m", "minmax"),
-        Column("l", "log"),
-        Column("c", "clip"),
-        Column("g", "standardise", "indicator"),
-        Column("h", "one-hot", "mean", ("a", "b", "c")),
+        SchemaColumn("m", "minmax"),
+        SchemaColumn("l", "log"),
+        SchemaColumn("c", "clip"),
+        SchemaColumn("g", "standardise", "indicator"),
+        SchemaColumn("h", "one-hot", "mean", ("a", "b", "c")),
     )
     made = prepare(table, Schema("y", ("0", "1"), columns, test=0.3))
     train = ~held_out(table, made.schema)
@@ -161,7 +161,7 @@ def test_columns_that_the_schema_does_not_know_or_the_table_lacks_are_refused(tm
     table = read_table(people(tmp_path))
     schema = infer(table, "ill").schema
     with pytest.raises(ConfigError, match=r"no column 'aeg' .did you mean 'age'"):
-        prepare(table, replace(schema, columns=(*schema.columns, Column("aeg", "log"))))
+        prepare(table, replace(schema, columns=(*schema.columns, SchemaColumn("aeg", "log"))))
     with pytest.raises(ConfigError, match="has a column 'flag' of which the schema says nothing"):
         prepare(table, replace(schema, columns=tuple(c for c in schema.columns if c.name != "flag")))
     with pytest.raises(ConfigError, match="no training row of class '7'"):

@@ -17,6 +17,7 @@ from uvcc_console.ui.paint import Line, Span, cut, fit, spread, width_of
 from uvcc_console.ui.view import View, coord_parts, party_role
 from uvcc_console.ui.widgets.canvas import Band, Curve, Frame, plot
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_engine.contract.topology import PARTIES
 
 TITLES = {
     "loss": "loss",
@@ -97,7 +98,7 @@ def _legend(view: View, curves: Sequence[Curve], same: bool) -> list[Span]:
     g = view.glyphs
     if same and curves:
         out: list[Span] = []
-        for p in range(3):
+        for p in range(PARTIES):
             out += [(f" {g.equal} " if p else "", "muted"), (f"P{p}", f"p{p}")]
         return [*out, ("  ", ""), (number(curves[0].ys[-1]), "title")]
     out = []

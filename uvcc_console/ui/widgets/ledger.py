@@ -10,6 +10,7 @@ from uvcc_console.ui.format import short
 from uvcc_console.ui.paint import Line, Span, clean, cut, fit, spread, wrap
 from uvcc_console.ui.view import View, coord_parts, result_word
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_engine.contract.topology import PARTIES
 
 
 def agreement_line(view: View) -> Line:
@@ -18,7 +19,7 @@ def agreement_line(view: View) -> Line:
     joint = g.differ if s.fork else g.equal
     role = "bad" if s.fork else ("ok" if s.agreed_epoch >= 0 else "faint")
     parties: list[Span] = []
-    for p in range(3):
+    for p in range(PARTIES):
         parties += [(f" {joint} " if p else "", role), (f"P{p}", f"p{p}")]
     if s.fork:
         return [*parties, ("  ", ""), (f" {g.fail} FORK ", "alarm")]
@@ -119,12 +120,12 @@ def board_lines(view: View, width: int) -> list[Line]:
     each = max(16, min(40, (width - 12) // 3))
     if places:
         head: list[Span] = [(fit("", 12), "")]
-        head += [(fit(f"P{p}", each), f"p{p} bold") for p in range(3)]
+        head += [(fit(f"P{p}", each), f"p{p} bold") for p in range(PARTIES)]
         lines += [[("", "")], cut(head, width)]
     agreed = {a.epoch: a for a in s.agreement}
     for r, stage, tensor in places:
         line: list[Span] = [(fit(f"r{r:02d} s{stage} t{tensor}", 12), "muted")]
-        for p in range(3):
+        for p in range(PARTIES):
             w = s.workers.get(f"p{p}r{r}s{stage}t{tensor}")
             line += _root_cell(view, w.root if w else "", w.root_epoch if w else -1, agreed, each)
         lines.append(cut(line, width))
