@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvcc_console.fleet.provider import PodRequest
-from uvcc_console.plan import measurable
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
@@ -172,8 +171,6 @@ def make_plan(run: str, profile_name: str, profile: Profile, seed: int | None = 
     phases = {FULL: full}
     if profile.smoke.steps:
         steps = min(profile.smoke.steps, profile.job.steps)
-        if isinstance(profile.job, LmJobSettings):
-            measurable.check(profile.job, steps, profile.gates)
         phases[SMOKE] = _phase(run, SMOKE, profile, steps, profile.smoke.replicas)
     return Plan(run, profile_name, profile, seed, stage_names(profile), phases, _requests(run, profile, full))
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import cast
+
+import asyncssh
 import pytest
 
+from uvcc_console.core.journal import Journal
+from uvcc_console.fleet.provider import Provider
+from uvcc_console.plan import measurable
 from uvcc_console.plan.plan import KEEPING, derive, make_plan, new_run_id
 from uvcc_console.plan.profile import load, parse
+from uvcc_console.plan.schema import LmJobSettings
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.context import Member, Rollout
+from uvcc_console.rollout.stages import acts_of
 from uvcc_engine.contract.errors import ConfigError
 
 
@@ -41,20 +52,32 @@ def test_stages_follow_the_kind_of_job() -> None:
 
 @pytest.mark.parametrize("name", ["m7c-1gpu", "m7c-2xa100", "local-lm-smoke"])
 def test_the_gates_of_shipped_language_model_profiles_can_be_measured(name: str) -> None:
-    profile_name, profile = load(name)
-    assert make_plan("r", profile_name, profile).phases["smoke"].steps
+    _, profile = load(name)
+    assert isinstance(profile.job, LmJobSettings)
+    measurable.check(profile.job, profile.smoke.steps, profile.gates)
 
 
-def test_a_gate_that_no_row_will_show_is_refused_before_anything_is_rented() -> None:
+async def test_a_gate_that_no_row_will_show_is_refused_before_anything_is_rented(tmp_path: Path) -> None:
     job = {"kind": "lm", "config": "m7c_125m_80g", "steps": 20000}
-    for config in ("m7c_125m_80g", "auto"):
+
+    async def planned(**changes: object) -> str:
+        plan = make_plan("r", "m", parse({"job": job, **changes}))
+        members = {name: Member(name, request) for name, request in plan.requests.items()}
+        journal = Journal(tmp_path / "journal.sqlite", source="test")
+        key = asyncssh.generate_private_key("ssh-ed25519")
+        ctx = Rollout(plan, tmp_path, Bus(journal), cast(Provider, None), key, members)
+        try:
+            return await acts_of(ctx)["plan"](False)
+        finally:
+            journal.close()
+
+    for job["config"] in ("auto", "m7c_125m_80g"):
         with pytest.raises(ConfigError, match=r"gates.loss_falls needs 2 rows, a smoke of 50 steps that logs every 50"):
-            make_plan("r", "m", parse({"job": job | {"config": config}, "smoke": {"steps": 50}}))
+            await planned(smoke={"steps": 50})
     job["overrides"] = {"train": {"log_every": 25}}
-    make_plan("r", "m", parse({"job": job, "smoke": {"steps": 50}}))
-    gates = {"loss_falls": False, "gate_entropy": 0.5}
+    assert await planned(smoke={"steps": 50}) == "lm: full 20000 steps on 1 pods, smoke 50 steps on 1 pods"
     with pytest.raises(ConfigError, match=r"gates.gate_entropy needs 1 rows, a smoke of 20 steps"):
-        make_plan("r", "m", parse({"job": job, "smoke": {"steps": 20}, "gates": gates}))
+        await planned(smoke={"steps": 20}, gates={"loss_falls": False, "gate_entropy": 0.5})
 
 
 LATER = ("provision-full", "bootstrap-full", "preflight-full")

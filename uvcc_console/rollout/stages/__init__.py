@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from uvcc_console.core import events as ev
+from uvcc_console.plan import measurable
 from uvcc_console.plan.plan import FULL, SMOKE, Phase
 from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
 from uvcc_console.rollout.context import Halted, Rollout
@@ -21,7 +22,10 @@ Stage = Callable[[Rollout], Awaitable[str]]
 
 
 async def _plan(ctx: Rollout) -> str:
-    """The plan was made with the run; here its job is held against the engine's models and the data."""
+    """The plan was made with the run; here its job is held against its gates, the engine's models and the data."""
+    job, smoke = ctx.plan.profile.job, ctx.plan.phases.get(SMOKE)
+    if isinstance(job, LmJobSettings) and smoke is not None:
+        measurable.check(job, smoke.steps, ctx.plan.profile.gates)
     await agree.check_job(ctx)
     names = ", ".join(f"{p.name} {p.steps} steps on {len(p.pods())} pods" for p in ctx.plan.phases.values())
     return f"{ctx.plan.profile.job.kind}: {names}"
