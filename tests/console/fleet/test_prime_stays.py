@@ -24,7 +24,7 @@ from uvcc_console.runs import processes
 PROFILE = Path(__file__).parents[3] / "profiles" / "prime-smoke-r2.yaml"
 # the sidecar's own program, only that it looks more often and believes sooner
 SIDECAR = (
-    "import sys; from uvcc_console.haltd import keeper; keeper.LOOK_S = 0.3\n"
+    "import sys; from uvcc_console.haltd import leftovers; leftovers.LOOK_S = 0.3\n"
     "from uvcc_console.fleet.prime import ends; ends.UNKNOWN_S, ends.AGAIN_S = 2.0, 0.5\n"
     "from uvcc_console.haltd.__main__ import main; sys.exit(main())"
 )
