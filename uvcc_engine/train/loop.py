@@ -207,8 +207,10 @@ class LmTrainer:
 
     def _finish_step(self, loss: float, data: Prefetcher) -> None:
         with marked("optimizer", self.cfg.runtime.nvtx):
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.train.grad_clip)
-            if self._sound(norm):
+            parameters = list(self.model.parameters())
+            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            if self._sound(norm):  # before it is clipped, which would spread what is not a number to every tensor
+                torch.nn.utils.clip_grads_with_norm_(parameters, self.cfg.train.grad_clip, norm)
                 self.optimizer.step()
         self.steps_done += 1
         self._on_alive(True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -76,6 +78,17 @@ class Uvcc:
     def processes(self) -> dict[int, str]:
         """Every process that was started with this data folder and still lives."""
         return {pid: command for pid, command in _processes(f"UVCC_HOME={self.home}")}
+
+
+@contextlib.contextmanager
+def user_at(home: Path) -> Iterator[Uvcc]:
+    """A user whose processes and temporary files end with the block."""
+    temp = Path(tempfile.mkdtemp(prefix="uv", dir="/tmp"))  # socket paths below it must stay short
+    user = Uvcc(home, temp)
+    yield user
+    for pid in user.processes():
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(temp)
 
 
 def _processes(mark: str) -> Iterator[tuple[int, str]]:

@@ -6,13 +6,12 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from demorun import Demo, Uvcc
+from demorun import Demo, Uvcc, user_at
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
@@ -28,12 +27,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def uvcc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uvcc]:
-    temp = Path(tempfile.mkdtemp(prefix="uv", dir="/tmp"))  # socket paths below it must stay short
-    user = Uvcc(tmp_path_factory.mktemp("home"), temp)
-    yield user
-    for pid in user.processes():
-        os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(temp)
+    with user_at(tmp_path_factory.mktemp("home")) as user:
+        yield user
 
 
 @pytest.fixture(scope="module")

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shlex
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from demorun import PATIENCE_S, Uvcc
+from demorun import PATIENCE_S, Uvcc, user_at
 
 from uvcc_engine.data.csv_table import read_table
 from uvcc_engine.data.features import prepare, transform
@@ -53,12 +49,8 @@ def write_patients(folder: Path) -> None:
 
 @pytest.fixture
 def uvcc(tmp_path: Path) -> Iterator[Uvcc]:
-    temp = Path(tempfile.mkdtemp(prefix="uv", dir="/tmp"))  # socket paths below it must stay short
-    user = Uvcc(tmp_path / "home", temp)
-    yield user
-    for pid in user.processes():
-        os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(temp)
+    with user_at(tmp_path / "home") as user:
+        yield user
 
 
 def clear_predictions(run_dir: Path, folder: Path) -> Floats:

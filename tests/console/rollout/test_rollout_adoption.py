@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from demorun import Demo, Uvcc
+from demorun import Demo, Uvcc, user_at
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
@@ -22,12 +20,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture
 def uvcc(tmp_path: Path) -> Iterator[Uvcc]:
-    temp = Path(tempfile.mkdtemp(prefix="uv", dir="/tmp"))  # socket paths below it must stay short
-    user = Uvcc(tmp_path / "home", temp)
-    yield user
-    for pid in user.processes():
-        os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(temp)
+    with user_at(tmp_path / "home") as user:
+        yield user
 
 
 def pod_file(uvcc: Uvcc, pod: str, name: str) -> Path:

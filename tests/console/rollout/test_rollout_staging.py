@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from demorun import Event, Uvcc
+from demorun import Event, Uvcc, user_at
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 FIRST, LATER = {"p0r0", "p1r0", "p2r0"}, {"p0r1", "p1r1", "p2r1"}
@@ -18,12 +16,8 @@ FIRST, LATER = {"p0r0", "p1r0", "p2r0"}, {"p0r1", "p1r1", "p2r1"}
 
 @pytest.fixture
 def uvcc(tmp_path: Path) -> Iterator[Uvcc]:
-    temp = Path(tempfile.mkdtemp(prefix="uv", dir="/tmp"))  # socket paths below it must stay short
-    user = Uvcc(tmp_path / "home", temp)
-    yield user
-    for pid in user.processes():
-        os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(temp)
+    with user_at(tmp_path / "home") as user:
+        yield user
 
 
 def created(events: list[Event]) -> set[str]:
