@@ -133,7 +133,7 @@ async def test_an_ended_orphan_leaves_no_zombie(provider, run_dir) -> None:
     pod = await up(provider)
     x = link(run_dir, pod)
     pid = int(await x.sh("setsid -f sh -c 'echo $$ > pid; exit 0' </dev/null >/dev/null 2>&1; sleep 0.1; cat pid"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while psutil.pid_exists(pid):
             await asyncio.sleep(0.02)
     await x.close()

@@ -191,7 +191,7 @@ async def test_a_sidecar_that_is_lost_is_replaced_and_that_is_told(run: Run, num
     assert ("frozen" if number == signal.SIGSTOP else "has died") in alerts(s)
     assert alerts(s).count("sidecar") == 1
     assert procs.identify(first) is None  # the frozen one does not wake up beside it
-    assert took < 10.0
+    assert took < 20.0
     print(f"replaced after {took:.2f} s")
     for task in tasks:
         task.cancel()

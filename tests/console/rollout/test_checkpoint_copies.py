@@ -270,7 +270,7 @@ async def test_private_checkpoints_never_come_home(tmp_path: Path) -> None:
     world.ctx.members["p0r0"].link = cast(Any, object())  # whoever used it would fail
     fields = {"step": 5, "sha256": "ab" * 32}
     world.bus.commit(ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields=fields))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await checkpoint_copies.keep_home(world.ctx)  # it has nothing to do, ever
     assert not (world.ctx.artifacts / "full").exists()
     world.journal.close()

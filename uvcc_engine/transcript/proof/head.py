@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.topology import PARTIES
@@ -65,19 +66,21 @@ def _texts(signed: dict[str, Any]) -> bool:
     return all(isinstance(s, str) for s in signed.values())
 
 
-def _head(file: BinaryIO, path: Path) -> bytes:
+def _head(file: BufferedReader, path: Path) -> bytes:
     """From the policy on, so many bytes as a policy and its signatures can take."""
     if file.read(len(_EPOCHS)) != _EPOCHS:
         raise UnreadableError(f"{reading.shown(path)} is no canonical JSON of a proof bundle", "fetch it again")
-    kept = b""
-    at = len(_EPOCHS)
-    while data := file.read(_STEP):
-        kept = kept[-len(_POLICY) :] + data
-        found = kept.find(_POLICY)
+    keep = len(_POLICY) - 1  # of the last window, since the mark may lie across two
+    window = bytearray(keep + _STEP)  # one for all: a gigabyte of filler is read at the speed of a copy
+    fresh = memoryview(window)[keep:]
+    at = len(_EPOCHS) - keep
+    while size := file.readinto(fresh):
+        found = window.find(_POLICY, 0, keep + size)
         if found >= 0:
-            file.seek(at + len(data) - len(kept) + found + len(_POLICY))
+            file.seek(at + found + len(_POLICY))
             return file.read(LARGEST + _SIGNED)
-        at += len(data)
+        window[:keep] = window[size : size + keep]
+        at += size
     raise UnreadableError(
         f"{reading.shown(path)} is no proof bundle of format {FORMAT}", f"fetch it again; an older one: {OLD}"
     )
