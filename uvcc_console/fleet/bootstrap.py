@@ -14,7 +14,8 @@ from uvcc_console.fleet import pod
 from uvcc_console.fleet.agent_client import ROOT, AgentClient
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, engine_requirements
-from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract import torch_floor
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 log = logger(__name__)
 
@@ -77,14 +78,16 @@ async def _choose_python(link: PodLink, packages: Sequence[str], say: Progress, 
     surveys = []
     for python in await _pythons(link):
         survey = await _python_on(link, python, "survey.py", *NEEDED, "--", *packages, give_way=give_way)
+        _hold_to_the_floor(survey)
         if not survey["missing"]:
             return survey
         if f"/{ROOT}/venv/" not in survey["python"]:
             surveys.append(survey)
     best = min(surveys, key=lambda s: ("torch" in s["missing"], len(s["missing"])))
     say("python", f"installing {', '.join(best['missing'])}")
+    own = [] if torch_floor.brings_torch(packages) or "torch" not in best["missing"] else [_torch_for(link, best)]
     venv = f"{ROOT}/venv/bin/python"
-    wanted = [*engine_requirements(), *packages, *(["torch"] if "torch" in best["missing"] else [])]
+    wanted = [*engine_requirements(), *packages, *own]
     install = f"{venv} -m pip install --no-input --disable-pip-version-check"
     # compiled loops for what computes on a CPU; where they cannot be had (a Python too new, say) torch does the same
     more = shlex.join([*wanted, *engine_requirements("kernels")])
@@ -99,11 +102,28 @@ async def _choose_python(link: PodLink, packages: Sequence[str], say: Progress, 
         timeout=INSTALL_S,
     )
     survey = await _python_on(link, venv, "survey.py", *NEEDED, "--", *packages)
+    _hold_to_the_floor(survey)
     if survey["missing"]:
+        least = torch_floor.text_of(torch_floor.LEAST)
         raise UvccError(
-            f"pod {link.name} still lacks {', '.join(survey['missing'])}", "choose an image that has PyTorch"
+            f"pod {link.name} still lacks {', '.join(survey['missing'])}",
+            f"choose an image that has PyTorch {least} or newer",
         )
     return survey
+
+
+def _hold_to_the_floor(survey: dict[str, Any]) -> None:
+    """A torch that the engine cannot run on counts as missing: another is installed over the image's."""
+    if torch_floor.is_old(str(survey["versions"].get("torch", ""))) and "torch" not in survey["missing"]:
+        survey["missing"].append("torch")
+
+
+def _torch_for(link: PodLink, survey: dict[str, Any]) -> str:
+    """The wheel that fits the pod's driver. Raises UvccError naming the pod."""
+    try:
+        return torch_floor.wheel_for(str(survey.get("driver", "")))
+    except ConfigError as error:
+        raise UvccError(f"pod {link.name}: {error.what}", error.hint) from error
 
 
 async def _pythons(link: PodLink) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from uvcc_engine.agent import main as agent_main
 from uvcc_engine.agent.socketpath import connect
-from uvcc_engine.contract import RunWriter, checkpoint, wire
+from uvcc_engine.contract import RunWriter, checkpoint, torch_floor, wire
 from uvcc_engine.contract.errors import UvccError, VerificationError
 
 MODULES: Final = ("torch", "numpy", "cryptography", "safetensors", "starlette", "uvicorn", "httpx", "google_crc32c")
@@ -62,6 +62,9 @@ def _attention(device: str, *, full: bool) -> list[dict[str, Any]]:
 
 
 def _modules() -> str:
+    torch = importlib.import_module("torch")
+    if torch_floor.is_old(torch.__version__):
+        raise VerificationError("torch", torch_floor.what_is_old(torch.__version__), torch_floor.cure())
     found = [f"python {sys.version.split()[0]}"]
     found += [f"{n} {getattr(importlib.import_module(n), '__version__', '')}".rstrip() for n in MODULES]
     return ", ".join(found)

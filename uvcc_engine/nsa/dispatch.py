@@ -46,6 +46,8 @@ def force(path: str | None) -> None:
         raise ConfigError(f"unknown attention path {path!r}", f"one of {', '.join(PATHS)}")
     if path == "triton" and not has_triton():
         raise ConfigError("the triton path needs triton", "install it, or take another path")
+    if path == "flex" and not has_flex():
+        raise ConfigError("the flex path needs torch 2.6 or newer", "install it, or take another path")
     _forced[:] = [path] if path is not None else []
 
 
@@ -53,6 +55,15 @@ def force(path: str | None) -> None:
 def has_triton() -> bool:
     """Whether kernels can be built here."""
     return importlib.util.find_spec("triton") is not None
+
+
+@lru_cache(maxsize=1)
+def has_flex() -> bool:
+    """Whether this torch has FlexAttention as it is used here; looked up when first asked, since it takes long to
+    import."""
+    from uvcc_engine.nsa import flex
+
+    return flex.available()
 
 
 def route(layout: Layout, heads: int, groups: int) -> Route:
@@ -75,9 +86,9 @@ def _best(device: str, s: int, heads_per_group: int) -> str:
         return "masked" if s <= MASKED_UP_TO else "chunked"
     if s <= FLEX_FROM:
         return "masked"
-    if s <= FLEX_UP_TO or not has_triton() or heads_per_group > MOST_HEADS:
-        return "flex"
-    return "triton"
+    if has_triton() and heads_per_group <= MOST_HEADS and (s > FLEX_UP_TO or not has_flex()):
+        return "triton"
+    return "flex" if has_flex() else "chunked"
 
 
 def decodes_by_kernel(device: torch.device) -> bool:

@@ -1,24 +1,37 @@
 """The three branches on FlexAttention: fused for any mask on CUDA, without writing a score matrix.
 
 On a CPU torch has only the forward pass, computed as the formula says; tests hold that to the other paths. The block
-masks are built from what is known (the band, the chosen blocks), never from an S x S mask.
+masks are built from what is known (the band, the chosen blocks), never from an S x S mask; the two bands' are the same
+for all layers and stay with the layout.
+
+Keys are listed in blocks of a multiple of 128, whatever the size of a selection block: torch takes tiles of up to 128
+keys on sm_90 and newer, forward and backward, and a tile must not be wider than a listed block.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from uvcc_engine.nsa.index import as_mask, pool, top_blocks
 from uvcc_engine.nsa.visibility import Layout
 
 TILE: Final = 128  # queries that share a list of key blocks
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@lru_cache(maxsize=1)
+def available() -> bool:
+    """Whether this torch has what is used here: block masks that know the rows' lengths (2.6 and newer)."""
+    return "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters
 
 
 @lru_cache(maxsize=1)
@@ -29,12 +42,19 @@ def _compiled() -> Any:
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:
     """q [B, S, H, dk], k/v [B, n, G, d] -> (o [B, S, H, dv], lse [B, H, S] in base e if asked for)."""
     call = _compiled() if q.device.type == "cuda" else flex_attention
-    aux = AuxRequest(lse=True) if lse else None
     found = call(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask, enable_gqa=True, return_aux=aux
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask, enable_gqa=True, **_asks(lse)
     )
-    o, z = (found[0], found[1].lse) if lse else (found, None)
+    o, z = (found[0], getattr(found[1], "lse", found[1])) if lse else (found, None)
     return o.transpose(1, 2), z
+
+
+def _asks(lse: bool) -> dict[str, Any]:
+    """How the logsumexp is asked for: by ``AuxRequest``, and before there was one (2.9) by a flag."""
+    request = getattr(torch_flex, "AuxRequest", None)
+    if request is None:
+        return {"return_lse": lse}
+    return {"return_aux": request(lse=True) if lse else None}
 
 
 def _mask(there: Tensor, size: int, keys: int, layout: Layout, mod: MaskMod) -> BlockMask:
@@ -42,7 +62,7 @@ def _mask(there: Tensor, size: int, keys: int, layout: Layout, mod: MaskMod) -> 
     count = there.sum(-1, dtype=torch.int32)
     order = there.to(torch.int8).argsort(stable=True, dim=-1, descending=True).to(torch.int32)
     return BlockMask.from_kv_blocks(
-        count, order, BLOCK_SIZE=(TILE, size), mask_mod=mod, seq_lengths=(layout.s, keys), compute_q_blocks=True
+        count, order, BLOCK_SIZE=(TILE, size), mask_mod=mod, seq_lengths=(layout.s, keys)
     )
 
 
@@ -53,7 +73,19 @@ def _tiles(layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _band_mask(layout: Layout, stride: int, span: int, window: int, n: int) -> BlockMask:
-    """Key i stands for tokens i * stride .. i * stride + span - 1, seen inside start..t if it ends after t - window."""
+    """Key i stands for tokens i * stride .. i * stride + span - 1, seen inside start..t if it ends after t - window.
+
+    One for all layers of a forward pass, and between steps without packing.
+    """
+    band = (stride, span, window, n)
+    if band not in layout.band_masks:
+        with torch.inference_mode(False), torch.no_grad():  # made in an evaluation, it serves the next step, too
+            layout.band_masks[band] = _new_band_mask(layout, *band)
+    found: BlockMask = layout.band_masks[band]
+    return found
+
+
+def _new_band_mask(layout: Layout, stride: int, span: int, window: int, n: int) -> BlockMask:
     starts, rows = layout.starts, layout.starts.shape[0]
 
     def mod(b: Tensor, h: Tensor, q: Tensor, i: Tensor) -> Tensor:
@@ -102,9 +134,11 @@ def selected(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) ->
     def mod(b: Tensor, h: Tensor, t: Tensor, i: Tensor) -> Tensor:
         return blocks[b, h // per, t, i // size] & (i <= t) & (i >= starts[b % rows, t])
 
-    padded = torch.nn.functional.pad(blocks, (0, 0, 0, -layout.s % TILE))
-    there = padded.reshape(*padded.shape[:2], -1, TILE, layout.n_blocks).any(3).repeat_interleave(per, 1)
-    return _attend(q, k, v, _mask(there, size, layout.s, layout, mod))[0]
+    wide = math.lcm(size, TILE)  # keys of a listed block: whole selection blocks, and whole tiles
+    each = wide // size
+    padded = torch.nn.functional.pad(blocks, (0, -layout.n_blocks % each, 0, -layout.s % TILE))
+    there = padded.reshape(*padded.shape[:2], -1, TILE, padded.shape[-1] // each, each).any(-1).any(3)
+    return _attend(q, k, v, _mask(there.repeat_interleave(per, 1), wide, layout.s, layout, mod))[0]
 
 
 def window(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:

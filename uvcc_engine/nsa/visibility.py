@@ -6,6 +6,7 @@ Without packing it depends on the shape alone and is kept between steps.
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,6 +79,11 @@ class Layout:
             bias = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
             known = self._bias[heads] = bias.transpose(1, 2).repeat(1, 1, heads)
         return known
+
+    @cached_property
+    def band_masks(self) -> dict[tuple[int, ...], Any]:
+        """FlexAttention's block masks of the bands, by their numbers: kept here by ``uvcc_engine.nsa.flex``."""
+        return {}
 
     @cached_property
     def _bias(self) -> dict[int, Tensor]:

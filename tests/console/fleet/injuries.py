@@ -196,7 +196,7 @@ def no_data_center(w: World) -> None:
 
 
 def image_unsupported(w: World) -> None:
-    body = {"detail": "Provider Hyperstack is not supported for image cuda_12_4_pytorch_2_4"}
+    body = {"detail": "Provider Hyperstack is not supported for image cuda_12_6_pytorch_2_7"}
     w.fake.fail("POST", "/pods", "answer", 1, status=400, body=body)
 
 

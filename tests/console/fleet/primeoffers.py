@@ -28,7 +28,7 @@ def offer(provider: str, cloud_id: str, data_center: str, price: float, **more: 
         "stockStatus": "Available",
         "security": "secure_cloud",
         "prices": {"onDemand": price, "communityPrice": None, "isVariable": None, "currency": "USD"},
-        "images": ["ubuntu_22_cuda_12", "cuda_12_4_pytorch_2_4"],
+        "images": ["ubuntu_22_cuda_12", "cuda_12_6_pytorch_2_7"],
         "isSpot": None,
         "prepaidTime": None,
         "sim": {},

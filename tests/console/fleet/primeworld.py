@@ -21,7 +21,7 @@ from uvcc_console.fleet.prime.ready import Readiness
 from uvcc_console.fleet.provider import Pod, PodRequest
 
 RUN = "uvcc-demo-20261121-0115-ab12"
-FLEET = {"provider": "prime", "gpu": "H100_80GB", "gpus": 1, "image": "cuda_12_4_pytorch_2_4"}
+FLEET = {"provider": "prime", "gpu": "H100_80GB", "gpus": 1, "image": "cuda_12_6_pytorch_2_7"}
 
 
 @dataclass

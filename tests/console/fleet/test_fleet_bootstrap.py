@@ -19,7 +19,7 @@ from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, build_wheel
-from uvcc_engine.contract import wire
+from uvcc_engine.contract import torch_floor, wire
 from uvcc_engine.contract.errors import UvccError
 
 
@@ -172,3 +172,29 @@ async def test_many_pods_at_once_and_the_first_failure_names_its_pod(run_dir: Pa
         for link in links:
             await link.close()
         await asyncio.gather(*(provider.delete(p) for p in pods))
+
+
+async def test_an_image_with_too_old_a_torch_gets_another_over_it(
+    link: PodLink, wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_floor, "LEAST", (2, 14))  # so that the torch which is here is too old
+    newer = tmp_path / "torch"
+    newer.mkdir()
+    (newer / "__init__.py").write_text('__version__ = "2.14.1"\n')
+    package = build_wheel(tmp_path / "out", newer)
+    await link.sh("mkdir -p .config/pip wheels")
+    await link.put(package.path, f"wheels/{package.path.name}")
+    home = await link.sh("pwd")
+    pip = ".config/pip/pip.conf"
+    await link.put(f"[global]\nno-index = true\nfind-links = {home}/nothing\n".encode(), pip)
+    with pytest.raises(UvccError, match="torch"):
+        await bootstrap(link, wheel, preload="none")
+    await link.put(f"[global]\nno-index = true\nfind-links = {home}/wheels\n".encode(), pip)
+    said: list[tuple[str, str]] = []
+    found = await bootstrap(link, wheel, lambda step, detail: said.append((step, detail)), preload="none")
+    assert ("python", "installing torch") in said
+    assert found.python == f"{home}/.uvcc/venv/bin/python"
+    assert found.versions["torch"] == "2.14.1"
+    said.clear()
+    await bootstrap(link, wheel, lambda step, detail: said.append((step, detail)), preload="none")
+    assert ("python", "installing torch") not in said  # it is there now

@@ -228,6 +228,6 @@ def test_a_second_pod_of_one_name_does_not_close_the_first(tmp_path: Path) -> No
 
 async def test_a_host_that_is_not_the_vendors_is_shown_with_the_quote(run_dir: Path) -> None:
     async with first_site(run_dir) as (site, _fake):
-        site.fleet["image"] = "cuda_12_4_pytorch_2_4"
+        site.fleet["image"] = "cuda_12_6_pytorch_2_7"
         quote = await site.console().quote(site.requests())
     assert quote.funnel[0].constraint == "asked at https://market.test"

@@ -57,7 +57,7 @@ async def test_no_life_on_the_first_market_loses_a_pod_in_use_or_leaves_one_behi
     for n in range(part, LIVES, PARTS):
         rng = random.Random(9000 + n)
         async with first_site(tmp_path / f"run-{n}") as (site, fake):
-            site.fleet["image"] = "cuda_12_4_pytorch_2_4"
+            site.fleet["image"] = "cuda_12_6_pytorch_2_7"
             fake.visible_after = rng.uniform(55.0, 300.0)
             how = rng.choice(("commit_then_timeout", "commit_then_500", "commit_then_reset"))
             fake.fail("POST", "/pods", how, *rng.sample(range(1, 5), rng.choice((1, 2))))

@@ -115,7 +115,7 @@ def test_the_image_in_common_decides_before_the_price() -> None:
     rows = market()
     rows[0]["images"] = rows[1]["images"] = ["ubuntu_22_cuda_12"]  # the cheapest provider lacks PyTorch
     found = choose(read_offers(rows), wanted(), (0, 1, 2))
-    assert found.image == "cuda_12_4_pytorch_2_4"
+    assert found.image == "cuda_12_6_pytorch_2_7"
     assert set(found.domains.values()) == {"crusoecloud", "lambdalabs", "datacrunch"}
 
 

@@ -52,7 +52,7 @@ async def test_a_shipped_profile_runs_on_rented_pods_and_leaves_nothing_billing(
         domains = sorted(["crusoecloud", "hyperstack", "lambdalabs"] * replicas)
         assert sorted(body["provider"]["type"] for body in asked) == domains
         assert {(body["pod"]["gpuType"], body["pod"]["image"]) for body in asked} == {
-            ("H100_80GB", "cuda_12_4_pytorch_2_4")
+            ("H100_80GB", "cuda_12_6_pytorch_2_7")
         }
     run_dir = tmp_path / "home" / "runs" / summary["run"]
     events = [e for _, e in iter_events(run_dir / "journal.sqlite")]

@@ -61,7 +61,7 @@ async def test_the_funnel_names_what_leaves_nothing(world: World) -> None:
     assert steps["on demand"] == 1
     assert steps["in stock"] == 1
     assert steps["priced in USD"] == 1
-    assert steps["image cuda_12_4_pytorch_2_4"] == 1
+    assert steps["image cuda_12_6_pytorch_2_7"] == 1
     world.fleet["socket"] = "SXM5"
     with pytest.raises(ConfigError, match=r"socket SXM5 removed the last \d+ offers"):
         await world.console().quote(world.requests())

@@ -69,6 +69,18 @@ def test_each_fault_is_named_with_its_pod(change: dict[str, Any], said: str) -> 
     assert found[0].hint
 
 
+def test_a_torch_that_the_engine_cannot_run_on_is_named_with_its_cure_before_the_smoke() -> None:
+    old = {"versions": {"python": "3.11.7", "torch": "2.4.1", "numpy": "2.1"}}
+    gpus = [GPU | {"driver_version": "550.90.07"}]
+    fleet = {name: probe(gpus=gpus, **old) for name in ("p0r0", "p1r0", "p2r0")}
+    found = find_problems(fleet, Requirements(GatesPart(), gpus=1))
+    assert [f.pod for f in found] == ["p0r0", "p1r0", "p2r0"]
+    assert found[0].what == "torch 2.4.1 is too old, the engine needs 2.5 or newer"
+    assert "fleet.packages: ['torch>=2.5,<2.11']" in found[0].hint
+    fleet = {name: one | {"imports": {"torch": "2.7.0", "cuda": "12.6"}} for name, one in fleet.items()}
+    assert find_problems(fleet, Requirements(GatesPart(), gpus=1)) == []  # what was imported counts
+
+
 def test_a_wrong_clock_of_the_operators_machine_is_told_from_the_pods() -> None:
     fleet = {f"p{n}r0": probe(skew_s=3599.5 + n) for n in range(3)}
     found = find_problems(fleet, Requirements(GatesPart()))

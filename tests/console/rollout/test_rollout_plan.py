@@ -121,3 +121,18 @@ def test_a_seed_fixes_what_would_be_drawn() -> None:
     assert len({derive(5, "nonce", "full"), derive(6, "nonce", "full"), derive(5, "nonce", "smoke")}) == 3
     assert derive(None, "nonce", "full") != derive(None, "nonce", "full")
     assert derive(5, "a", "bc") != derive(5, "ab", "c")
+
+
+async def test_an_image_whose_torch_is_too_old_is_refused_before_anything_is_rented(tmp_path: Path) -> None:
+    fleet = {"provider": "prime", "gpu": "H100_80GB", "image": "cuda_12_4_pytorch_2_4"}
+    job = {"kind": "lm", "config": "m7c_125m_80g", "steps": 20000, "overrides": {"train": {"log_every": 10}}}
+    plan = make_plan("r", "m", parse({"job": job, "fleet": fleet, "smoke": {"steps": 50}, "limits": {"total": 4}}))
+    members = {name: Member(name, request) for name, request in plan.requests.items()}
+    journal = Journal(tmp_path / "journal.sqlite", source="test")
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    try:
+        ctx = Rollout(plan, tmp_path, Bus(journal), cast(Provider, None), key, members)
+        with pytest.raises(ConfigError, match=r"fleet.image is cuda_12_4_pytorch_2_4: torch 2\.4 is too old"):
+            await acts_of(ctx)["plan"](False)
+    finally:
+        journal.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -151,3 +152,66 @@ def test_long_context_counts_what_is_read(capsys: pytest.CaptureFixture[str]) ->
     found = json.loads(capsys.readouterr().out)
     assert found["route"]["sel"] == "chunked"
     assert found["prefill_ms"] > 0
+
+
+BLOCKS_OF = {"shipped": NSAConfig(n_sel=4), "small blocks": NSAConfig(l=32, d=16, l_sel=32, n_sel=4, w=64)}
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize("cfg", BLOCKS_OF.values(), ids=BLOCKS_OF)
+def test_what_torch_tiles_on_each_gpu_divides_the_blocks_of_every_mask(
+    cfg: NSAConfig, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch refuses tiles that do not divide the listed blocks, or finds none at all on the way back."""
+    choices = pytest.importorskip("torch._inductor.choices").InductorChoices()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    layout, masks = Layout(cfg, 640, torch.device("cpu"), None), []
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, *, lse: bool = False) -> Any:
+        masks.append(mask)
+        return q, torch.zeros(q.shape[0], q.shape[2], q.shape[1]) if lse else None
+
+    monkeypatch.setattr(flex, "_attend", attend)
+    q, kv = torch.randn(1, 640, 12, 64), torch.randn(1, 640, 2, 64)
+    short = kv[:, : layout.n_cmp]
+    _, chosen = flex.compressed(q, short, short, layout)
+    assert chosen is not None
+    flex.selected(q, kv, kv, chosen, layout)
+    flex.window(q, kv, kv, layout)
+    assert len(masks) == 3
+    for head_dim in (64, 128):
+        for dtype in (torch.bfloat16, torch.float32):
+            forward = choices.get_flex_attention_fwd_configs(head_dim, dtype, "cuda")
+            backward = choices.get_flex_attention_bwd_configs(head_dim, dtype, "cuda")
+            for rows, keys in (mask.BLOCK_SIZE for mask in masks):
+                assert all(rows % c.block_m == 0 and keys % c.block_n == 0 for c in forward)
+                assert all(rows % c.block_m1 == 0 and keys % c.block_n1 == 0 for c in backward)
+                assert all(rows % c.block_m2 == 0 and keys % c.block_n2 == 0 for c in backward)
+
+
+def test_the_bands_block_masks_are_one_for_all_layers() -> None:
+    layout = Layout(SMALL, 640, torch.device("cpu"), None)
+    assert flex._band_mask(layout, 1, 1, 64, 640) is flex._band_mask(layout, 1, 1, 64, 640)
+    assert flex._band_mask(layout, 1, 1, 32, 640) is not flex._band_mask(layout, 1, 1, 64, 640)
+
+
+def test_a_torch_without_aux_request_is_asked_by_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch before 2.9; the flag still serves."""
+    layer = small_layer(SMALL).float()
+    x = torch.randn(2, 200, 24)
+    with torch.no_grad():
+        dispatch.force("flex")
+        ours = layer(x, None)[0]
+        monkeypatch.delattr(flex.torch_flex, "AuxRequest")
+        torch.testing.assert_close(layer(x, None)[0], ours)
+
+
+def test_a_torch_without_lengths_in_block_masks_takes_another_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.5."""
+    monkeypatch.setattr(dispatch, "has_flex", lambda: False)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: False)
+    assert dispatch._best("cuda", 2048, 6) == "chunked"
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+    assert [dispatch._best("cuda", 2048, heads) for heads in (6, 128)] == ["triton", "chunked"]
+    with pytest.raises(ConfigError, match=r"needs torch 2\.6"):
+        dispatch.force("flex")

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 
@@ -19,6 +20,20 @@ def version_of(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def driver_version() -> str:
+    """Of the GPUs; empty where there are none, or where nobody tells."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30.0, stdin=subprocess.DEVNULL).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    first = said.strip().splitlines()[0].strip() if said.strip() else ""
+    return first if re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,5}){0,3}", first) else ""
 
 
 def main(argv: list[str]) -> None:
@@ -45,6 +60,7 @@ def main(argv: list[str]) -> None:
         "site": sysconfig.get_paths()["platlib"],
         "missing": missing,
         "gpu": shutil.which("nvidia-smi") is not None,
+        "driver": driver_version(),
         "versions": versions,
         "boot_id": boot_id,
         "home": os.path.expanduser("~"),

@@ -8,17 +8,14 @@ from typing import Any
 
 from uvcc_console.fleet.prime.models import MarketOffer
 from uvcc_console.fleet.provider import FunnelStep, PodRequest
+from uvcc_engine.contract import torch_floor
 from uvcc_engine.contract.errors import ConfigError
 
-# newest PyTorch first; the plain CUDA image comes last, it would have to install torch
+# newest PyTorch first, none that is too old; the plain CUDA image comes last, it would have to install torch
 IMAGES = (
     "cuda_12_6_pytorch_2_7",
     "cuda_12_4_pytorch_2_6",
     "cuda_12_4_pytorch_2_5",
-    "cuda_12_4_pytorch_2_4",
-    "cuda_12_1_pytorch_2_4",
-    "cuda_12_1_pytorch_2_3",
-    "cuda_12_1_pytorch_2_2",
     "ubuntu_22_cuda_12",
 )
 
@@ -162,8 +159,9 @@ def choose(
 
 
 def _images(offers: Sequence[MarketOffer]) -> list[str]:
-    """Images that are offered at all, preferred ones first; those that need a template of their own never."""
-    known = {i for o in offers for i in o.images if i != "custom_template"}
+    """Images that are offered at all, preferred ones first; never those that need a template of their own, or whose torch
+    is too old."""
+    known = {i for o in offers for i in o.images if i != "custom_template" and not torch_floor.image_is_old(i)}
     return [i for i in IMAGES if i in known] + sorted(i for i in known if "pytorch" in i and i not in IMAGES)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from uvcc_console.core import events as ev
-from uvcc_console.plan import measurable
+from uvcc_console.fleet.prime.offers import IMAGES
+from uvcc_console.plan import images, measurable
 from uvcc_console.plan.plan import FULL, SMOKE, Phase
 from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
 from uvcc_console.rollout.context import Halted, Rollout
@@ -22,8 +23,12 @@ Stage = Callable[[Rollout], Awaitable[str]]
 
 
 async def _plan(ctx: Rollout) -> str:
-    """The plan was made with the run; here its job is held against its gates, the engine's models and the data."""
+    """The plan was made with the run; here its job is held against its image, its gates, the engine's models and the
+    data."""
     job, smoke = ctx.plan.profile.job, ctx.plan.phases.get(SMOKE)
+    fleet = ctx.plan.profile.fleet
+    if isinstance(job, LmJobSettings | PrivateJobSettings):
+        images.check(fleet.image, fleet.packages, IMAGES if fleet.provider == "prime" else ())
     if isinstance(job, LmJobSettings) and smoke is not None:
         measurable.check(job, smoke.steps, ctx.plan.profile.gates)
     await agree.check_job(ctx)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvcc_console.plan.schema import GatesPart
+from uvcc_engine.contract import torch_floor
 
 # versions that must be equal on all pods: results would differ, or messages could not be read
 EQUAL = ("python", "torch", "numpy")
@@ -46,8 +47,21 @@ def find_problems(probes: Mapping[str, dict[str, Any]], wanted: Requirements) ->
     for name, probe in probes.items():
         if abs(probe["skew_s"]) > wanted.gates.clock_skew_s:
             found.append(Problem(name, *(ours or _clock(probe["skew_s"], wanted.gates.clock_skew_s))))
-        found += [Problem(name, what, hint) for what, hint in (*_host(probe, wanted.gates), *_gpus(probe, wanted))]
+        found += [Problem(name, what, hint) for what, hint in _own(probe, wanted)]
     return found
+
+
+def _own(probe: Mapping[str, Any], wanted: Requirements) -> list[tuple[str, str]]:
+    return [*_torch(probe), *_host(probe, wanted.gates), *_gpus(probe, wanted)]
+
+
+def _torch(probe: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The torch that workers would get, by what it said of itself when it was imported, else by its package."""
+    version = str((probe.get("imports") or {}).get("torch") or probe.get("versions", {}).get("torch", ""))
+    if not torch_floor.is_old(version):
+        return []
+    driver = next((str(g.get("driver_version") or "") for g in probe.get("gpus") or ()), "")
+    return [(torch_floor.what_is_old(version), torch_floor.cure(driver=driver))]
 
 
 def _clock(skew: float, most: float) -> tuple[str, str]:

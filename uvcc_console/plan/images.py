@@ -1,0 +1,19 @@
+"""Whether an image can run what is to run on it, said before anything is rented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from uvcc_engine.contract import torch_floor
+from uvcc_engine.contract.errors import ConfigError
+
+
+def check(image: str, packages: Sequence[str], known: Iterable[str]) -> None:
+    """Hold the torch in an image's name to the floor; ``packages`` of the profile may bring another torch.
+
+    Raises ConfigError that names those of the ``known`` images which fit.
+    """
+    version = torch_floor.version_of_image(image)
+    if version is not None and version < torch_floor.LEAST and not torch_floor.brings_torch(packages):
+        what = torch_floor.what_is_old(torch_floor.text_of(version))
+        raise ConfigError(f"fleet.image is {image}: {what}", torch_floor.cure(known))
