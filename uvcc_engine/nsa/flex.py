@@ -61,9 +61,7 @@ def _mask(there: Tensor, size: int, keys: int, layout: Layout, mod: MaskMod) -> 
     """``there`` [B, H, query tiles, key blocks]: what any query of a tile may see; ``mod`` says exactly what."""
     count = there.sum(-1, dtype=torch.int32)
     order = there.to(torch.int8).argsort(stable=True, dim=-1, descending=True).to(torch.int32)
-    return BlockMask.from_kv_blocks(
-        count, order, BLOCK_SIZE=(TILE, size), mask_mod=mod, seq_lengths=(layout.s, keys)
-    )
+    return BlockMask.from_kv_blocks(count, order, BLOCK_SIZE=(TILE, size), mask_mod=mod, seq_lengths=(layout.s, keys))
 
 
 def _tiles(layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
