@@ -159,7 +159,7 @@ def choose(
 
 
 def _images(offers: Sequence[MarketOffer]) -> list[str]:
-    """Images that are offered at all, preferred ones first; never those that need a template of their own, or whose torch
+    """Images that are offered at all, preferred ones first; none that needs a template of its own or whose torch
     is too old."""
     known = {i for o in offers for i in o.images if i != "custom_template" and not torch_floor.image_is_old(i)}
     return [i for i in IMAGES if i in known] + sorted(i for i in known if "pytorch" in i and i not in IMAGES)
