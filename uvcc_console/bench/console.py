@@ -173,7 +173,7 @@ def chart(runs: int) -> Row:
     """Seconds to draw six curves of 2,000 points on 120 x 30 cells."""
     import math
 
-    from uvcc_console.ui.glyphs import UNICODE
+    from uvcc_console.ui.drawing.glyphs import UNICODE
     from uvcc_console.ui.widgets.canvas import Curve, plot
 
     xs = array("d", range(2000))

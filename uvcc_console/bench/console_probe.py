@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.ui.app import UvccApp
-from uvcc_console.ui.source import open_source
+from uvcc_console.ui.feed.source import open_source
 from uvcc_console.ui.widgets.log_view import LogView
 
 

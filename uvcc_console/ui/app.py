@@ -13,18 +13,18 @@ from textual import events, on
 from textual.binding import Binding, BindingType
 
 from uvcc_console.core import events as ev
+from uvcc_console.ui.actions.commands import Commands, tell
+from uvcc_console.ui.actions.forwarding import forward
+from uvcc_console.ui.actions.keys import ACTIONS, UiAction, bindings, footer
+from uvcc_console.ui.actions.notify import Notifier, operators_program
+from uvcc_console.ui.actions.palette import ActionProvider
 from uvcc_console.ui.app_base import ascii_wanted
-from uvcc_console.ui.commands import Commands, tell
-from uvcc_console.ui.forwarding import forward
-from uvcc_console.ui.frames import Frames
-from uvcc_console.ui.keys import ACTIONS, UiAction, bindings, footer
-from uvcc_console.ui.notify import Notifier, operators_program
-from uvcc_console.ui.palette import ActionProvider
-from uvcc_console.ui.rechecks import Rechecks
+from uvcc_console.ui.drawing.frames import Frames
+from uvcc_console.ui.feed.source import Clock, JournalWriter, ReplaySource, SnapshotSource, open_source
+from uvcc_console.ui.judging.rechecks import Rechecks
+from uvcc_console.ui.judging.view import View, holding
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
-from uvcc_console.ui.source import Clock, JournalWriter, ReplaySource, SnapshotSource, open_source
-from uvcc_console.ui.view import View, holding
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.scrub import ScrubBar
@@ -197,7 +197,7 @@ def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold
 
 def run_home() -> int:
     """The start screen over all runs and profiles, and from there any run, until the operator leaves."""
-    from uvcc_console.ui.home_app import HomeApp
+    from uvcc_console.ui.home.home_app import HomeApp
 
     while True:
         choice = HomeApp(ascii_only=ascii_wanted()).run()

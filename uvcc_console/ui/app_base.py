@@ -10,10 +10,10 @@ from typing import ClassVar, Literal, TypeVar
 from textual import events
 from textual.app import App
 
-from uvcc_console.ui.glyphs import choose
-from uvcc_console.ui.halt_switch import Cadence
-from uvcc_console.ui.paint import Palette
-from uvcc_console.ui.theme import DARK, LIGHT, THEMES
+from uvcc_console.ui.drawing.glyphs import choose
+from uvcc_console.ui.drawing.paint import Palette
+from uvcc_console.ui.drawing.theme import DARK, LIGHT, THEMES
+from uvcc_console.ui.halting.halt_switch import Cadence
 from uvcc_engine.contract.text import clean_block
 
 Severity = Literal["information", "warning", "error"]

@@ -35,7 +35,7 @@ def test_every_verb_is_there(tmp_path: Path) -> None:
         "for verb in sys.argv[1:]:\n"
         "    try: main([verb, '--help'])\n"
         "    except SystemExit as left: assert left.code == 0, verb\n"
-        "import uvcc_console.ui.app, uvcc_console.ui.home_app\n"
+        "import uvcc_console.ui.app, uvcc_console.ui.home.home_app\n"
         "import uvcc_console.rollout.conductor, uvcc_console.haltd.__main__"
     )
     done = lean(code, *VERBS, home=tmp_path)

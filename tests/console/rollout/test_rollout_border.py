@@ -23,7 +23,7 @@ from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.migration import private_migration, share_transfer
 from uvcc_console.rollout.stages.training import lm
 from uvcc_console.runs import domain
-from uvcc_console.ui.shell import ssh_command
+from uvcc_console.ui.actions.shell import ssh_command
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 

@@ -19,7 +19,7 @@ from uvcc_console.core.state import fold, reduce
 from uvcc_console.haltd.journal_view import JournalView
 from uvcc_console.plan import forecast
 from uvcc_console.report.record import RunRecord
-from uvcc_console.ui.source import JournalSource, ReplaySource
+from uvcc_console.ui.feed.source import JournalSource, ReplaySource
 
 RUN = "demo-20261121-0115-ab12"
 POD, COORD = "p1r0", "p1r0s0t0"

@@ -12,8 +12,8 @@ from ui_desk import desk, typed
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
+from uvcc_console.ui.actions.keys import ACTIONS, bindings, markdown_table
 from uvcc_console.ui.app import open_app
-from uvcc_console.ui.keys import ACTIONS, bindings, markdown_table
 from uvcc_console.ui.screens.help import HelpScreen
 from uvcc_console.ui.widgets.charts import ChartsPanel
 from uvcc_console.ui.widgets.fleet import FleetPanel
@@ -286,7 +286,7 @@ async def test_replay_pauses_jumps_and_changes_speed(folder: Path) -> None:
 
 
 def test_every_action_has_a_handler_a_description_and_a_free_key() -> None:
-    from uvcc_console.ui.commands import Commands
+    from uvcc_console.ui.actions.commands import Commands
 
     keys = [k for a in ACTIONS.values() for k in a.keys.split(",") if k]
     assert len(keys) == len(set(keys))

@@ -11,12 +11,12 @@ from ui_journals import T0, Story
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.core.state import fold
-from uvcc_console.ui import filters
-from uvcc_console.ui import format as fmt
-from uvcc_console.ui.condition import status_word
-from uvcc_console.ui.glyphs import ASCII, UNICODE
-from uvcc_console.ui.paint import clean, cut, fit, plain, spread, width_of, wrap
-from uvcc_console.ui.view import View, fleet_rows, stakes
+from uvcc_console.ui.drawing import format as fmt
+from uvcc_console.ui.drawing.glyphs import ASCII, UNICODE
+from uvcc_console.ui.drawing.paint import clean, cut, fit, plain, spread, width_of, wrap
+from uvcc_console.ui.judging import filters
+from uvcc_console.ui.judging.condition import status_word
+from uvcc_console.ui.judging.view import View, fleet_rows, stakes
 from uvcc_console.ui.widgets import bars, charts, cost, fleet, halt_panel, ledger, result, rollout
 from uvcc_console.ui.widgets.canvas import Band, Curve, Frame, nice_ticks, plot
 from uvcc_console.ui.widgets.ring import RingLog

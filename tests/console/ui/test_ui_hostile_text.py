@@ -15,9 +15,9 @@ from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.ui.home_app import HomeApp
-from uvcc_console.ui.paint import literal
-from uvcc_console.ui.saved_screens import snapshot_json
+from uvcc_console.ui.actions.saved_screens import snapshot_json
+from uvcc_console.ui.drawing.paint import literal
+from uvcc_console.ui.home.home_app import HomeApp
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 
 POISON = (

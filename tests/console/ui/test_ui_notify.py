@@ -13,9 +13,9 @@ from ui_journals import RUN, Story
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.core.state import fold
-from uvcc_console.ui import notify
-from uvcc_console.ui.notify import Note, Notifier
-from uvcc_console.ui.shell import ssh_command
+from uvcc_console.ui.actions import notify
+from uvcc_console.ui.actions.notify import Note, Notifier
+from uvcc_console.ui.actions.shell import ssh_command
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 

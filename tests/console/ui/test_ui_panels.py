@@ -14,13 +14,14 @@ from uvcc_console.core.series import Series
 from uvcc_console.core.shown import contradictions
 from uvcc_console.core.shown import shown as result_of
 from uvcc_console.core.state import fold
-from uvcc_console.ui import home_model, rechecks
-from uvcc_console.ui.condition import status_word
-from uvcc_console.ui.glyphs import ASCII, UNICODE
-from uvcc_console.ui.notify import Note, state_note
-from uvcc_console.ui.paint import plain, width_of
-from uvcc_console.ui.tape import Tape
-from uvcc_console.ui.view import View, fleet_rows
+from uvcc_console.ui.actions.notify import Note, state_note
+from uvcc_console.ui.drawing.glyphs import ASCII, UNICODE
+from uvcc_console.ui.drawing.paint import plain, width_of
+from uvcc_console.ui.feed.tape import Tape
+from uvcc_console.ui.home import home_model
+from uvcc_console.ui.judging import rechecks
+from uvcc_console.ui.judging.condition import status_word
+from uvcc_console.ui.judging.view import View, fleet_rows
 from uvcc_console.ui.widgets import charts, cost, fleet_grid, home, ledger, plane, result, rollout, scrub, worker_detail
 from uvcc_console.ui.widgets.charts import ChartsPanel
 from uvcc_console.ui.widgets.fleet import FleetPanel, labels

@@ -14,8 +14,8 @@ from ui_journals import Story
 
 from uvcc_console.cli.main import VERBS
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.keys import ACTIONS, COMMANDS, Context, bindings, markdown_table
-from uvcc_console.ui.palette import ActionProvider
+from uvcc_console.ui.actions.keys import ACTIONS, COMMANDS, Context, bindings, markdown_table
+from uvcc_console.ui.actions.palette import ActionProvider
 from uvcc_console.ui.screens.help import HelpScreen, help_lines
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def test_every_verb_that_the_registry_names_exists() -> None:
 
 
 def test_the_readme_carries_the_registrys_own_table() -> None:
-    assert markdown_table() in README.read_text(), "run: python -m uvcc_console.ui.keys README.md"
+    assert markdown_table() in README.read_text(), "run: python -m uvcc_console.ui.actions.keys README.md"
 
 
 def test_the_readmes_pictures_are_the_baselines_that_the_tests_hold() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.ui.source import ReplaySource
+from uvcc_console.ui.feed.source import ReplaySource
 
 DAY_S = 86_400.0
 EVERY_S = 120.0

@@ -15,7 +15,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.reducing import changed
 from uvcc_console.core.state import fold
-from uvcc_console.ui.source import JournalSource, JournalWriter, ReplaySource
+from uvcc_console.ui.feed.source import JournalSource, JournalWriter, ReplaySource
 from uvcc_engine.contract.errors import UnreadableError
 
 

@@ -8,7 +8,7 @@ from ui_journals import T0, Story
 
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
-from uvcc_console.ui.halt_switch import Cadence, HaltSwitch
+from uvcc_console.ui.halting.halt_switch import Cadence, HaltSwitch
 
 
 def running() -> Snapshot:

@@ -23,8 +23,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
-from uvcc_console.ui.own_halt import Asked
-from uvcc_console.ui.urgent import Urgent
+from uvcc_console.ui.halting.own_halt import Asked
+from uvcc_console.ui.halting.urgent import Urgent
 
 
 @pytest.fixture

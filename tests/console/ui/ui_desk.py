@@ -12,9 +12,9 @@ from ui_journals import Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.ui.actions.saved_screens import screen_text
 from uvcc_console.ui.app import UvccApp, open_app
-from uvcc_console.ui.lamps import DEAD, MOVING, Lamp
-from uvcc_console.ui.saved_screens import screen_text
+from uvcc_console.ui.judging.lamps import DEAD, MOVING, Lamp
 
 
 class Keyboard:

@@ -12,7 +12,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from uvcc_console.ui.paint import literal
+from uvcc_console.ui.drawing.paint import literal
 
 
 class ConfirmScreen(ModalScreen[bool]):

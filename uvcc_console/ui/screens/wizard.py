@@ -14,10 +14,10 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.worker import get_current_worker
 
-from uvcc_console.ui import home_model
-from uvcc_console.ui.home_model import Draft, draft_lines
-from uvcc_console.ui.paint import Line, Span, clean, literal, spread
-from uvcc_console.ui.view import View
+from uvcc_console.ui.drawing.paint import Line, Span, clean, literal, spread
+from uvcc_console.ui.home import home_model
+from uvcc_console.ui.home.home_model import Draft, draft_lines
+from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.bars import Bar
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt

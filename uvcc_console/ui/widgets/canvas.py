@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from uvcc_console.ui.format import number
-from uvcc_console.ui.glyphs import Glyphs
-from uvcc_console.ui.paint import Span, fit
+from uvcc_console.ui.drawing.format import number
+from uvcc_console.ui.drawing.glyphs import Glyphs
+from uvcc_console.ui.drawing.paint import Span, fit
 
 # bit of the dot at (column, row) inside a braille cell, and the bits of a run of dots from row a to row b
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))

@@ -12,9 +12,9 @@ from typing import ClassVar
 from textual.binding import BindingType
 
 from uvcc_console.core.series import Series
-from uvcc_console.ui.format import number
-from uvcc_console.ui.paint import Line, Span, cut, fit, spread, width_of
-from uvcc_console.ui.view import View, coord_parts, party_role
+from uvcc_console.ui.drawing.format import number
+from uvcc_console.ui.drawing.paint import Line, Span, cut, fit, spread, width_of
+from uvcc_console.ui.judging.view import View, coord_parts, party_role
 from uvcc_console.ui.widgets.canvas import Band, Curve, Frame, plot
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_engine.contract.topology import PARTIES

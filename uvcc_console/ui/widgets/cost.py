@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.format import duration, money
-from uvcc_console.ui.paint import Line, Span, clean, cut, fit
-from uvcc_console.ui.view import View, party_role
+from uvcc_console.ui.drawing.format import duration, money
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit
+from uvcc_console.ui.judging.view import View, party_role
 from uvcc_console.ui.widgets.panel import Panel
 
 

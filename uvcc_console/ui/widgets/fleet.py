@@ -10,9 +10,9 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
-from uvcc_console.ui.format import age, counted, number, short
-from uvcc_console.ui.paint import Line, Span, clean, cut
-from uvcc_console.ui.view import FleetRow, View, fleet_rows, party_role
+from uvcc_console.ui.drawing.format import age, counted, number, short
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut
+from uvcc_console.ui.judging.view import FleetRow, View, fleet_rows, party_role
 from uvcc_console.ui.widgets.fleet_grid import grid_lines, neighbour
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head

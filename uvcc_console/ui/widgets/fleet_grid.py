@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from uvcc_console.ui.format import age, short
-from uvcc_console.ui.paint import Line, Span, cut, fit
-from uvcc_console.ui.view import FleetRow, View
+from uvcc_console.ui.drawing.format import age, short
+from uvcc_console.ui.drawing.paint import Line, Span, cut, fit
+from uvcc_console.ui.judging.view import FleetRow, View
 
 Place = tuple[int, int, int]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.condition import judge
-from uvcc_console.ui.format import duration, short
-from uvcc_console.ui.paint import Line, Span, clean, cut, join, spread, width_of
-from uvcc_console.ui.view import View, halting, holding, party_role
+from uvcc_console.ui.drawing.format import duration, short
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of
+from uvcc_console.ui.judging.condition import judge
+from uvcc_console.ui.judging.view import View, halting, holding, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
 

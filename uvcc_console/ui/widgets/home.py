@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 
 from uvcc_console.core.shown import REPORTED, UNCHECKED, VERIFIED
-from uvcc_console.ui.condition import status_word
-from uvcc_console.ui.format import duration, money
-from uvcc_console.ui.home_model import Draft, RunSummary, draft_lines
-from uvcc_console.ui.lamps import DEAD, Lamp
-from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
-from uvcc_console.ui.view import View
+from uvcc_console.ui.drawing.format import duration, money
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
+from uvcc_console.ui.home.home_model import Draft, RunSummary, draft_lines
+from uvcc_console.ui.judging.condition import status_word
+from uvcc_console.ui.judging.lamps import DEAD, Lamp
+from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.list_panel import ListPanel, Row
 from uvcc_console.ui.widgets.panel import Panel
 

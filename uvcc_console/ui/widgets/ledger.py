@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from uvcc_console.core.shown import CHANGED, REFUTED
 from uvcc_console.core.snapshot import EpochAgreement, Snapshot
-from uvcc_console.ui.format import short
-from uvcc_console.ui.paint import Line, Span, clean, cut, fit, spread, wrap
-from uvcc_console.ui.view import View, coord_parts, result_word
+from uvcc_console.ui.drawing.format import short
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, wrap
+from uvcc_console.ui.judging.view import View, coord_parts, result_word
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_engine.contract.topology import PARTIES
 

@@ -9,8 +9,8 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
-from uvcc_console.ui.paint import BLOCKS, Line, cut, width_of
-from uvcc_console.ui.view import View
+from uvcc_console.ui.drawing.paint import BLOCKS, Line, cut, width_of
+from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.panel import Panel
 
 Row = tuple[str, Line]

@@ -13,11 +13,11 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from uvcc_console.core.snapshot import LogEntry
-from uvcc_console.ui.filters import Filter
-from uvcc_console.ui.format import clock
-from uvcc_console.ui.glyphs import Glyphs
-from uvcc_console.ui.paint import Line, Span, clean, fit, literal
-from uvcc_console.ui.view import View
+from uvcc_console.ui.drawing.format import clock
+from uvcc_console.ui.drawing.glyphs import Glyphs
+from uvcc_console.ui.drawing.paint import Line, Span, clean, fit, literal
+from uvcc_console.ui.judging.filters import Filter
+from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.panel import HasPalette
 from uvcc_console.ui.widgets.ring import RingLog
 

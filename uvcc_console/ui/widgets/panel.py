@@ -10,8 +10,8 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from uvcc_console.ui.paint import Line, Palette, ascii_text, literal
-from uvcc_console.ui.view import View
+from uvcc_console.ui.drawing.paint import Line, Palette, ascii_text, literal
+from uvcc_console.ui.judging.view import View
 
 
 class HasPalette(Protocol):

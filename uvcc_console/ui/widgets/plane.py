@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from uvcc_console.core.alerts.progress import collective
-from uvcc_console.ui.format import age, clock
-from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
-from uvcc_console.ui.view import FleetRow, View, coord_parts, fleet_rows, party_role
+from uvcc_console.ui.drawing.format import age, clock
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
+from uvcc_console.ui.judging.view import FleetRow, View, coord_parts, fleet_rows, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
 from uvcc_engine.contract.event_names import Area

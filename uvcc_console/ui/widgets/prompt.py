@@ -10,7 +10,7 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input, Label
 
-from uvcc_console.ui.paint import literal
+from uvcc_console.ui.drawing.paint import literal
 
 
 class Prompt(Horizontal):

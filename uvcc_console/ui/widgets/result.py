@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 
 from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, Shown, final
-from uvcc_console.ui.format import duration, money, number
-from uvcc_console.ui.glyphs import Glyphs
-from uvcc_console.ui.paint import Line, Span, clean, cut, wrap
-from uvcc_console.ui.view import View, result_word
+from uvcc_console.ui.drawing.format import duration, money, number
+from uvcc_console.ui.drawing.glyphs import Glyphs
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, wrap
+from uvcc_console.ui.judging.view import View, result_word
 from uvcc_console.ui.widgets.panel import Panel
 
 

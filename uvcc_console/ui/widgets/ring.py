@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from uvcc_console.core.snapshot import LogEntry
-from uvcc_console.ui.filters import Filter
+from uvcc_console.ui.judging.filters import Filter
 
 
 def fields_of(entry: LogEntry) -> dict[str, str | float]:

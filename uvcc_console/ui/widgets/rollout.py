@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from uvcc_console.core import triage
 from uvcc_console.core.snapshot import StageView
-from uvcc_console.ui.format import clock, duration
-from uvcc_console.ui.paint import Line, Span, clean, fit, spread, wrap
-from uvcc_console.ui.view import View
+from uvcc_console.ui.drawing.format import clock, duration
+from uvcc_console.ui.drawing.paint import Line, Span, clean, fit, spread, wrap
+from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.panel import Panel
 
 ROLES = {"ok": "ok", "running": "accent bold", "waiting": "warn bold", "failed": "bad", "skipped": "muted"}

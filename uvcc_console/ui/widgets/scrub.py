@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from textual import events
 from textual.message import Message
 
-from uvcc_console.ui.format import duration
-from uvcc_console.ui.paint import Line, Span, cut
-from uvcc_console.ui.tape import Tape
-from uvcc_console.ui.view import View
+from uvcc_console.ui.drawing.format import duration
+from uvcc_console.ui.drawing.paint import Line, Span, cut
+from uvcc_console.ui.feed.tape import Tape
+from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.bars import Bar
 
 LEFT = 26

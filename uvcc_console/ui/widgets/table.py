@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from uvcc_console.ui.paint import Span, fit
+from uvcc_console.ui.drawing.paint import Span, fit
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from uvcc_console.ui.format import age, number
-from uvcc_console.ui.paint import Line, Span, clean, cut, fit
-from uvcc_console.ui.view import FleetRow, View, party_role
+from uvcc_console.ui.drawing.format import age, number
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit
+from uvcc_console.ui.judging.view import FleetRow, View, party_role
 
 _SHOWN = ("rank", "pid", "msg", "loss", "samples_per_s", "toks_per_s", "dt_fetch_s", "gate_entropy_mean")
 _MORE = ("gate_collapse_frac", "mem_mib", "last_collective", "waiting_on", "halt_nonce")

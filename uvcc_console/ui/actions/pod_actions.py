@@ -40,7 +40,7 @@ class PodActions:
         """Leave the screen for a shell on the pod under the cursor; the run and its halt sidecar go on."""
         import subprocess
 
-        from uvcc_console.ui.shell import ssh_command
+        from uvcc_console.ui.actions.shell import ssh_command
 
         pod = self._pod("")
         if pod is None:

@@ -9,7 +9,7 @@ from textual.app import App
 from textual.screen import ModalScreen, Screen
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.view import halting
+from uvcc_console.ui.judging.view import halting
 from uvcc_console.ui.widgets.halt_panel import HaltPanel
 
 HUSH_S: Final = 1.5  # whoever was typing into what has just closed did not mean the keys of the run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from uvcc_console.ui.lamps import DEAD, FROZEN, STARTING, Lamp
+from uvcc_console.ui.judging.lamps import DEAD, FROZEN, STARTING, Lamp
 from uvcc_engine.contract.errors import UvccError
 
 CONDUCTOR, HALTD = "conductor", "haltd"

@@ -12,16 +12,17 @@ from typing import Any
 from textual.screen import Screen
 
 from uvcc_console.core import events as ev
-from uvcc_console.ui import filters, saved_screens
-from uvcc_console.ui.keys import ACTIONS, COMMANDS, UiAction
-from uvcc_console.ui.notify import Note
-from uvcc_console.ui.pod_actions import PodActions
+from uvcc_console.ui.actions import saved_screens
+from uvcc_console.ui.actions.keys import ACTIONS, COMMANDS, UiAction
+from uvcc_console.ui.actions.notify import Note
+from uvcc_console.ui.actions.pod_actions import PodActions
+from uvcc_console.ui.feed.run_processes import see_to
+from uvcc_console.ui.feed.source import ReplaySource
+from uvcc_console.ui.halting.uncover import Uncover, make_room
+from uvcc_console.ui.halting.urgent import Urgent
+from uvcc_console.ui.judging import filters
 from uvcc_console.ui.run_base import RunConsole
-from uvcc_console.ui.run_processes import see_to
 from uvcc_console.ui.screens.run import RunScreen
-from uvcc_console.ui.source import ReplaySource
-from uvcc_console.ui.uncover import Uncover, make_room
-from uvcc_console.ui.urgent import Urgent
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt

@@ -17,9 +17,9 @@ from uvcc_console.core.shown import Changes
 from uvcc_console.core.snapshot import EMPTY, Snapshot
 from uvcc_console.core.state import fold
 from uvcc_console.fleet.provider_kinds import runs_here
-from uvcc_console.ui.glyphs import Glyphs
-from uvcc_console.ui.paint import Line, Span, clean, cut, fit, wrap
-from uvcc_console.ui.rechecks import Rechecks
+from uvcc_console.ui.drawing.glyphs import Glyphs
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
+from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.transcript.terms.operation import Operation
 

@@ -9,9 +9,9 @@ from textual.binding import Binding
 
 from uvcc_console.core import triage
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.condition import Judgement, judge, undecided
-from uvcc_console.ui.lamps import DEAD, Lamp
-from uvcc_console.ui.panels import panels
+from uvcc_console.ui.actions.panels import panels
+from uvcc_console.ui.judging.condition import Judgement, judge, undecided
+from uvcc_console.ui.judging.lamps import DEAD, Lamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Context:
 
 
 SKIPPABLE = ("drill", "gate")
-BEGIN, END = "<!-- keys: made by python -m uvcc_console.ui.keys README.md -->", "<!-- /keys -->"
+BEGIN, END = "<!-- keys: made by python -m uvcc_console.ui.actions.keys README.md -->", "<!-- /keys -->"
 Reason = Callable[[Context], str]
 
 

@@ -16,13 +16,13 @@ from textual.screen import Screen
 from textual.worker import get_current_worker
 
 from uvcc_console.core import paths
-from uvcc_console.ui import home_model
 from uvcc_console.ui.app_base import ConsoleApp, KeyTime
-from uvcc_console.ui.format import clock
-from uvcc_console.ui.home_model import Draft, RunSummary
-from uvcc_console.ui.paint import Line, spread
-from uvcc_console.ui.source import Clock
-from uvcc_console.ui.view import View
+from uvcc_console.ui.drawing.format import clock
+from uvcc_console.ui.drawing.paint import Line, spread
+from uvcc_console.ui.feed.source import Clock
+from uvcc_console.ui.home import home_model
+from uvcc_console.ui.home.home_model import Draft, RunSummary
+from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.bars import Bar
 from uvcc_console.ui.widgets.home import AboutPanel, ProfilesPanel, RunsPanel
 from uvcc_console.ui.widgets.list_panel import ListPanel

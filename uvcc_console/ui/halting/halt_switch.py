@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.view import holding, unknown_after_halt
+from uvcc_console.ui.judging.view import holding, unknown_after_halt
 
 PASTE_GAP_S = 0.020
 SECOND_PRESS_S = 0.150

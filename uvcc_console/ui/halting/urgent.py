@@ -19,7 +19,7 @@ from textual.message import Message
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.halt_switch import REPEAT_S, Cadence, Decision, HaltSwitch
+from uvcc_console.ui.halting.halt_switch import REPEAT_S, Cadence, Decision, HaltSwitch
 
 TAIL_S: Final = 0.05  # a key at the end of a paste counts when nothing follows it for so long
 

@@ -20,7 +20,7 @@ from uvcc_console.core.reducing import LOG_KEEP
 from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_console.haltd import order_socket
-from uvcc_console.ui.tape import Tape
+from uvcc_console.ui.feed.tape import Tape
 
 Clock = Callable[[], float]
 JOURNAL = "journal.sqlite"

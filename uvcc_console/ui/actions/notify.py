@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from uvcc_console.core.shown import CHANGED, Changes, shown
 from uvcc_console.core.snapshot import EMPTY, LogEntry, Snapshot
-from uvcc_console.ui.view import holding
+from uvcc_console.ui.judging.view import holding
 
 AGAIN_S = 60.0
 COMMAND = "UVCC_NOTIFY_COMMAND"

@@ -9,9 +9,9 @@ from typing import Any
 
 from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, shown
 from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
-from uvcc_console.ui.filters import Filter
-from uvcc_console.ui.glyphs import UNICODE, Glyphs
-from uvcc_console.ui.lamps import Lamp
+from uvcc_console.ui.drawing.glyphs import UNICODE, Glyphs
+from uvcc_console.ui.judging.filters import Filter
+from uvcc_console.ui.judging.lamps import Lamp
 
 LATE_S = 6.0  # a heartbeat is due at least every 5 s
 SILENT_S = 15.0

@@ -12,10 +12,10 @@ from typing import Final
 
 from uvcc_console.core.shown import final
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.format import duration
-from uvcc_console.ui.lamps import DEAD, FROZEN, MOVING, STARTING, Lamp, needs_sidecar
-from uvcc_console.ui.paint import Span, clean
-from uvcc_console.ui.view import (
+from uvcc_console.ui.drawing.format import duration
+from uvcc_console.ui.drawing.paint import Span, clean
+from uvcc_console.ui.judging.lamps import DEAD, FROZEN, MOVING, STARTING, Lamp, needs_sidecar
+from uvcc_console.ui.judging.view import (
     NEWS_S,
     View,
     fleet_rows,

@@ -1,0 +1,1 @@
+"""Numbers, signs, colours and lines of text: what every panel draws with."""
