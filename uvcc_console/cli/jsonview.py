@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from uvcc_console.core.shown import CHANGED, UNCHECKED, VERIFIED, Changes, Shown, final, shown, verified
-from uvcc_console.core.snapshot import Snapshot, WorkerView
+from uvcc_console.core.snapshot import PodView, Snapshot, WorkerView
 from uvcc_console.report.recheck import recheck
 from uvcc_console.runs.processes import CONDUCTOR, HALTD, running
 
@@ -58,6 +59,13 @@ def result(found: Shown) -> dict[str, Any]:
         "verified_at": found.at if found.at and found.mark in (VERIFIED, CHANGED, UNCHECKED) else None,
         "changed": list(found.changed),
     }
+
+
+def vitals(p: PodView) -> dict[str, Any]:
+    """What the pod's agent measured last: share of processors, MiB, and every card as it is; null where unknown."""
+    curves = {"cpu": p.cpu, "memory_mib": p.memory, "disk_free_mib": p.disk, "gpu_percent": p.gpu}
+    found: dict[str, Any] = {name: line.last[1] if line.last else None for name, line in curves.items()}
+    return found | {"gpus": [dataclasses.asdict(card) for card in p.gpus]}
 
 
 def _worker(w: WorkerView) -> dict[str, Any]:
@@ -113,6 +121,7 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
                 "detail": p.detail,
                 "checkpoint": s.checkpoints.get(p.pod, (-1, ""))[0],
                 "home": s.home.get(p.pod, (-1, ""))[0],
+                "vitals": vitals(p),
                 "paths": {name: {"up": up, "since": since} for name, (up, since) in p.paths.items()},
             }
             for p in s.pods.values()

@@ -30,6 +30,7 @@ from uvcc_console.core import (
     series,
     snapshot,
     state,
+    vitals,
 )
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
@@ -52,6 +53,7 @@ _FOLDING: Final = (
     odd,
     series,
     snapshot,
+    vitals,
 )
 _CLASSES: Final[Mapping[str, type[Any]]] = {
     name: c for name, c in vars(snapshot).items() if isinstance(c, type) and dataclasses.is_dataclass(c)
@@ -86,7 +88,7 @@ def summary(s: Snapshot) -> Snapshot:
     """The snapshot without what only a picture of the run needs. Folding may go on from it."""
     return dataclasses.replace(
         s,
-        pods=MappingProxyType({name: dataclasses.replace(p, disk=Series()) for name, p in s.pods.items()}),
+        pods=MappingProxyType({name: _without_curves(p) for name, p in s.pods.items()}),
         workers=MappingProxyType({c: snapshot.WorkerView(c, pod=w.pod, step=w.step) for c, w in s.workers.items()}),
         series=_last_of(s, "loss"),
         agreement=(),
@@ -99,6 +101,10 @@ def summary(s: Snapshot) -> Snapshot:
         malformed=snapshot.EMPTY,
         odd=(),
     )
+
+
+def _without_curves(p: snapshot.PodView) -> snapshot.PodView:
+    return dataclasses.replace(p, disk=Series(), cpu=Series(), memory=Series(), gpu=Series(), gpus=())
 
 
 def _last_of(s: Snapshot, name: str) -> Mapping[str, Mapping[str, Series]]:

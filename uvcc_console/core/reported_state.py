@@ -12,6 +12,7 @@ from uvcc_console.core import odd
 from uvcc_console.core.measures import extended, measured
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
+from uvcc_console.core.vitals import with_vitals
 from uvcc_engine.contract.outside import hint_of, whole
 
 AGREEMENT_KEEP = 64
@@ -69,7 +70,7 @@ def _telemetry(s: Snapshot, e: ev.PodTelemetry) -> Snapshot:
     pod = s.pods.get(e.pod)
     if pod is None:
         return s
-    return changed(s, pods=put(s.pods, e.pod, changed(pod, disk=pod.disk.append(e.ts, e.disk_free_mib))))
+    return changed(s, pods=put(s.pods, e.pod, with_vitals(pod, e)))
 
 
 def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:

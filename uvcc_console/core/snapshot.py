@@ -35,8 +35,27 @@ class GateView:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuView:
+    """One card: percent in use, MiB, degrees Celsius, watts; None where it did not say. ``errors``: not corrected."""
+
+    index: int
+    name: str = ""
+    used: float | None = None
+    memory_used: float | None = None
+    memory: float | None = None
+    celsius: float | None = None
+    watts: float | None = None
+    most_watts: float | None = None
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PodView:
-    """One pod. ``paths`` maps a halt path to (up, since); ``disk``: free MiB over the console's time."""
+    """One pod. ``paths`` maps a halt path to (up, since).
+
+    Its vital signs over the console's time: ``disk`` free MiB, ``cpu`` share in use (0 to 1), ``memory`` MiB in use,
+    ``gpu`` mean utilisation in percent of all its cards; ``gpus``: what each card said last.
+    """
 
     pod: str
     party: int
@@ -50,6 +69,10 @@ class PodView:
     host_key: str = ""
     paths: Mapping[str, tuple[bool, float]] = field(default_factory=lambda: EMPTY)
     disk: Series = field(default_factory=Series)
+    cpu: Series = field(default_factory=Series)
+    memory: Series = field(default_factory=Series)
+    gpu: Series = field(default_factory=Series)
+    gpus: tuple[GpuView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,8 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
         old.paths if old else MappingProxyType({}),
         old.disk if old else Series(),
     )
+    if old is not None:
+        view = replace(view, cpu=old.cpu, memory=old.memory, gpu=old.gpu, gpus=old.gpus)
     s = replace(s, pods=put(s.pods, e.pod, view))
     if e.state == "gone":  # also one that was left behind, and ended later
         s = replace(s, leaks=tuple(name for name in s.leaks if name != f"uvcc-{s.run}-{e.pod}"))

@@ -18,7 +18,7 @@ from uvcc_engine.contract.outside import LATEST, STEPS, real, record, said, tidy
 from uvcc_engine.contract.text import clean
 
 FACTS = ("parameters", "seq_len", "precision", "save_every", "steps")
-TELEMETRY_EVERY_S = 30.0
+TELEMETRY_EVERY_S = 15.0
 COLUMNS = ("step", "loss", "lr", "toks_per_s", "samples_per_s")
 MOST_FILES: Final = 512
 MOST_COLUMNS: Final = 32
@@ -111,7 +111,7 @@ class Decoder:
         return coord if known or coord == self._first else None
 
     def _telemetry(self, m: Mapping[str, Any]) -> list[ev.Event]:
-        """Vital signs come every two seconds; the journal of a long run keeps one in thirty seconds."""
+        """Vital signs come every two seconds; the journal of a long run keeps one in fifteen."""
         at = real(m.get("ts", 0.0), 0.0, LATEST)
         numbers = {k: real(m.get(k) or 0.0, 0.0) for k in ("cpu", "mem_mib", "disk_free_mib")}
         listed = m.get("gpus") or []

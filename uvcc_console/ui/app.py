@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from concurrent.futures import Future
 from functools import partial
@@ -21,6 +22,7 @@ from uvcc_console.ui.actions.palette import ActionProvider
 from uvcc_console.ui.app_base import ascii_wanted
 from uvcc_console.ui.drawing.frames import Frames
 from uvcc_console.ui.feed.source import Clock, JournalWriter, ReplaySource, SnapshotSource, open_source
+from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_console.ui.judging.view import View, holding
 from uvcc_console.ui.run_base import RunConsole
@@ -28,6 +30,8 @@ from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.scrub import ScrubBar
+
+TURN_S = 0.001  # how long a thread with an order in its hands may wait for a busy screen to let it go on
 
 
 class UvccApp(RunConsole):
@@ -132,10 +136,21 @@ class UvccApp(RunConsole):
         # outside a hold, Esc belongs to whatever has the keyboard
         return parameters != ("release",) or holding(self.snap, self.now()) is not None
 
-    def urgent_key(self, event: events.Key) -> bool:
-        """A key before it is queued, in the thread that reads the keyboard."""
-        halt = ACTIONS["halt"]
-        return not self.commands.left and self.commands.urgent.key(event, lambda: not halt.reason(self.context()))
+    def raw_keys(self) -> RawKeys:
+        """What finds F9 and Esc among the keyboard's bytes, in the thread that reads them."""
+        urgent = self.commands.urgent
+        return RawKeys(
+            urgent.noted,
+            lambda at: not self.commands.left and urgent.f9(at, self._may_halt),
+            lambda: not self.commands.left and urgent.escape(),
+        )
+
+    def urgent_key(self, event: events.Key, *, noted: bool = False) -> bool:
+        """A key before it is queued; ``noted``: its bytes were seen before."""
+        return not self.commands.left and self.commands.urgent.key(event, self._may_halt, noted=noted)
+
+    def _may_halt(self) -> bool:
+        return not ACTIONS["halt"].reason(self.context())
 
     def ordered(self, event: ev.HaltRequested, future: Future[int]) -> None:
         self.commands.ordered(event, future)
@@ -187,6 +202,7 @@ def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold
     ``hold`` presses F9 at once. Raises UnreadableError when there is no journal.
     """
     app = open_app(run_dir, readonly=readonly, replay=replay, hold=hold, ascii_only=ascii_wanted())
+    sys.setswitchinterval(TURN_S)
     try:
         return app.run() or 0
     finally:

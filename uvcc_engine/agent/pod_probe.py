@@ -16,9 +16,11 @@ from typing import Any, Final
 from uvcc_engine.contract import host
 
 _NUMBERS: Final = ("index", "memory.total", "memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total")
+_MEASURES: Final = ("temperature.gpu", "power.draw", "power.limit")
 GPU_FIELDS: Final = (
     *("index", "name", "uuid", "memory.total", "memory.used", "utilization.gpu", "driver_version"),
     "ecc.errors.uncorrected.volatile.total",
+    *_MEASURES,
 )
 GPU_PATIENCE_S: Final = 10.0
 PACKAGES: Final = ("torch", "numpy", "cryptography", "safetensors", "asyncssh", "httpx", "starlette", "uvicorn")
@@ -129,7 +131,17 @@ def _gpu(line: str) -> dict[str, Any]:
     for name in _NUMBERS:
         text = str(values.get(name, ""))
         values[name] = int(text) if text.isdigit() else None
+    for name in _MEASURES:
+        values[name] = _measure(str(values.get(name, "")))
     return {k.replace(".", "_"): v for k, v in values.items()}
+
+
+def _measure(text: str) -> float | None:
+    """A figure that a card may not tell: ``[N/A]`` then."""
+    try:
+        return round(float(text), 1)
+    except ValueError:
+        return None
 
 
 def _first_number(*paths: str) -> int | None:

@@ -23,6 +23,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
+from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.own_halt import Asked
 from uvcc_console.ui.halting.urgent import Urgent
 
@@ -143,6 +144,57 @@ def test_esc_without_a_hold_belongs_to_whatever_has_the_keyboard() -> None:
     _, urgent = made()
     assert not urgent.key(key("escape", 100.0), always)
     assert not urgent.key(key("f9", 101.0), lambda: False)
+
+
+# ---- among the bytes
+
+
+def raw(urgent: Urgent) -> RawKeys:
+    return RawKeys(urgent.noted, lambda at: urgent.f9(at, always), urgent.escape)
+
+
+def test_f9_is_found_among_the_bytes_and_nobody_parses_it() -> None:
+    app, urgent = made()
+    keys = raw(urgent)
+    assert keys.take(b"\x1b[20~", 100.0) == b""
+    assert keys.take(b"\x1b[2", 101.0) == b""  # the rest of it is still on its way
+    assert keys.take(b"0~", 101.01) == b""
+    assert app.modes == ["hold", "halt"]
+
+
+def test_an_escape_byte_is_the_key_when_nothing_follows_it() -> None:
+    app, urgent = made()
+    keys = raw(urgent)
+    keys.take(b"\x1b[20~", 100.0)
+    assert keys.take(b"\x1b", 101.0) == b""
+    assert keys.waiting
+    assert keys.idle(101.01) == b""
+    assert app.modes == ["hold"]
+    assert keys.idle(101.06) == b""
+    assert app.modes == ["hold", "release"]
+    keys.take(b"\x1b", 102.0)
+    assert keys.idle(103.0) == b"\x1b"  # nothing to undo: it belongs to whatever has the keyboard
+
+
+def test_f9_inside_a_bracketed_paste_is_text_and_the_moving_mouse_is_no_typing() -> None:
+    app, urgent = made()
+    keys = raw(urgent)
+    pasted = b"\x1b[200~some \x1b[20~ text\x1b[201~"
+    assert keys.take(pasted, 100.0) == pasted
+    assert not app.orders
+    moved = b"\x1b[<35;10;4M" * 30
+    assert keys.take(moved + b"\x1b[20~", 101.0) == moved
+    assert app.modes == ["hold"]
+
+
+def test_every_other_byte_reaches_the_parser_however_it_is_cut() -> None:
+    _, urgent = made()
+    data = "a\x1b[A\x1bOPé漢\x1b[200~x\x1b[20~\x1b[201~\x1bx\x1b[1;5C\x1b[48;50;160;800;1600t".encode()
+    for size in range(1, len(data) + 1):
+        keys, out = raw(urgent), b""
+        for i in range(0, len(data), size):
+            out += keys.take(data[i : i + size], 100.0)
+        assert out + keys.idle(101.0) == data
 
 
 # ---- what is shown meanwhile

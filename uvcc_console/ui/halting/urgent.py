@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from textual import events
 from textual.driver import Driver
@@ -19,6 +19,7 @@ from textual.message import Message
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.halting import keyboard
 from uvcc_console.ui.halting.halt_switch import REPEAT_S, Cadence, Decision, HaltSwitch
 
 TAIL_S: Final = 0.05  # a key at the end of a paste counts when nothing follows it for so long
@@ -52,20 +53,32 @@ class Urgent:
 
     # ---- in the thread that reads the keyboard
 
-    def key(self, event: events.Key, possible: Callable[[], bool]) -> bool:
+    def noted(self, at: float, keys: int) -> None:
+        """So many keys came in at that moment."""
+        with self._lock:
+            for _ in range(keys):
+                self.rhythm.note(at)
+
+    def key(self, event: events.Key, possible: Callable[[], bool], *, noted: bool = False) -> bool:
         """A key as it comes in; True when it is dealt with and nobody else shall see it."""
         with self._lock:
-            self.rhythm.note(event.time)
+            if not noted:
+                self.rhythm.note(event.time)
             if event.key == "escape":
                 return self.escape()
-            if event.key != "f9" or not possible():
+            return event.key == "f9" and self.f9(event.time, possible)
+
+    def f9(self, at: float, possible: Callable[[], bool]) -> bool:
+        """F9, noted already; False where it is nobody's business now."""
+        with self._lock:
+            if not possible():
                 return False
             burst, count = self.rhythm.burst, self.rhythm.count
             if burst < 2:
-                self.press(event.time, 0)
+                self.press(at, 0)
                 return True
             self._stop("_tail")
-            self._tail = self._later(TAIL_S, lambda: self.press(event.time, 0 if self.rhythm.count == count else burst))
+            self._tail = self._later(TAIL_S, lambda: self.press(at, 0 if self.rhythm.count == count else burst))
             return True
 
     # ---- from anywhere
@@ -123,13 +136,29 @@ class Urgent:
             setattr(self, name, None)
 
 
+class Watching(Protocol):
+    """What the driver asks of the app that it reads for."""
+
+    def raw_keys(self) -> keyboard.RawKeys: ...
+
+    def urgent_key(self, event: events.Key, *, noted: bool) -> bool: ...
+
+
 def watched(base: type[Driver]) -> type[Driver]:
-    """The driver of this platform, which shows every key to the app's ``urgent_key`` before it is queued."""
+    """The driver of this platform, which shows F9 and Esc to the app before they are queued.
+
+    Where it reads a terminal by itself they are found among the bytes, else among the keys that it hands on.
+    """
+    reads = hasattr(base, "run_input_thread")
 
     class Watched(base):  # type: ignore[misc,valid-type]
+        def run_input_thread(self) -> None:
+            app = cast(Watching, self._app)
+            keyboard.read(self, app.raw_keys(), self.fileno, self.exit_event)
+
         def process_message(self, message: Message) -> None:
-            seen: Callable[[events.Key], bool] | None = getattr(self._app, "urgent_key", None)
-            if isinstance(message, events.Key) and seen is not None and seen(message):
+            app = cast(Watching, self._app)
+            if isinstance(message, events.Key) and app.urgent_key(message, noted=reads):
                 return
             super().process_message(message)
 

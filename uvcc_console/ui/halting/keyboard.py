@@ -1,0 +1,126 @@
+"""The keyboard's bytes as they come in: F9, and an Esc that undoes it, are found before any of them is parsed.
+
+Parsing a paste and queueing its keys one by one takes the interpreter's lock thousands of times; whoever presses F9
+behind it shall not wait for that. So one thread reads and looks, and another one parses what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import threading
+from codecs import getincrementaldecoder
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from textual._time import get_time
+from textual._xterm_parser import XTermParser
+from textual.driver import Driver
+
+F9: Final = b"\x1b[20~"
+ESC: Final = b"\x1b"
+PASTE, PASTED = b"\x1b[200~", b"\x1b[201~"
+ALONE_S: Final = 0.05  # an escape byte that nothing follows for so long is the key
+_IDLE_S: Final = 0.1
+_TOKEN: Final = re.compile(rb"\x1b\[[0-9;:<?]*\$?[@-~]|\x1b[\[O]?|[^\x1b]", re.DOTALL)
+_PARTIAL: Final = re.compile(rb"\x1b(\[[0-9;:<?]*\$?|O)?\Z")
+_NO_KEY: Final = re.compile(rb"\x1b\[(<[\d;]*[Mm]|[IO]|\?.*|48;.*t|[\d;]*R)", re.DOTALL)  # mouse, focus, answers, sizes
+
+
+class RawKeys:
+    """Tells F9 and Esc from everything else in a stream of bytes.
+
+    ``noted(at, n)``: so many keys came in at that moment; ``f9(at)`` and ``escape()``: True when the key is dealt with.
+    """
+
+    def __init__(
+        self, noted: Callable[[float, int], None], f9: Callable[[float], bool], escape: Callable[[], bool]
+    ) -> None:
+        self._noted, self._f9, self._escape = noted, f9, escape
+        self._held = b""
+        self._since = 0.0
+        self._pasting = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the next bytes, or their absence, decide about what came last."""
+        return bool(self._held)
+
+    def take(self, data: bytes, at: float) -> bytes:
+        """New bytes; what is left of them for the parser."""
+        data, self._held = self._held + data, b""
+        if partial := _PARTIAL.search(data):
+            data, self._held, self._since = data[: partial.start()], partial.group(), at
+        out, keys = [], 0
+        for token in _TOKEN.findall(data):
+            if token in (PASTE, PASTED):
+                self._pasting = token == PASTE
+            elif not self._pasting and token == F9:
+                self._noted(at, keys + 1)
+                keys = 0
+                if self._f9(at):
+                    continue
+            elif not self._pasting and not _NO_KEY.match(token):
+                keys += 1
+            out.append(token)
+        if keys:
+            self._noted(at, keys)
+        return b"".join(out)
+
+    def idle(self, at: float) -> bytes:
+        """Nothing came: whatever was held back is what it is."""
+        if not self._held or at - self._since < ALONE_S:
+            return b""
+        held, self._held = self._held, b""
+        if held == ESC and not self._pasting:
+            self._noted(at, 1)
+            if self._escape():
+                return b""
+        return held
+
+
+def read(driver: Driver, keys: RawKeys, fileno: int, ended: threading.Event) -> None:
+    """Read the terminal until ``ended``; what the screen is to get is parsed in a thread of its own."""
+    decode = getincrementaldecoder("utf-8")(errors="replace").decode
+    left: SimpleQueue[str | None] = SimpleQueue()
+    parsing = threading.Thread(target=_parse, args=(driver, left), name="textual-parse", daemon=True)
+    parsing.start()
+    selector = selectors.SelectSelector()
+    selector.register(fileno, selectors.EVENT_READ)
+    try:
+        while not ended.is_set():
+            data = b""
+            if selector.select(ALONE_S / 2 if keys.waiting else _IDLE_S):
+                data = os.read(fileno, 1 << 16)
+                if not data:  # nothing will come any more
+                    ended.wait(_IDLE_S)
+                    continue
+            passed = keys.take(data, get_time()) if data else keys.idle(get_time())
+            if passed:
+                left.put(decode(passed))
+    finally:
+        selector.close()
+        left.put(None)
+        parsing.join(1.0)
+
+
+def _parse(driver: Driver, left: SimpleQueue[str | None]) -> None:
+    parser: Any = XTermParser()
+    try:
+        while True:
+            try:
+                text = left.get(timeout=_IDLE_S)
+            except Empty:
+                text = ""
+            if text is None:
+                return
+            for message in parser.feed(text) if text else ():
+                driver.process_message(message)
+            for message in parser.tick():
+                driver.process_message(message)
+    except BaseException:  # noqa: BLE001 - as the thread that this one stands in for: the app tells, and ends
+        from rich.traceback import Traceback
+
+        driver._app.call_later(driver._app.panic, Traceback())
