@@ -28,6 +28,8 @@ from uvcc_console.ui.judging.view import View, holding
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.widgets.fleet import FleetPanel
+from uvcc_console.ui.widgets.log_view import LogView
+from uvcc_console.ui.widgets.pod_page import PodPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.scrub import ScrubBar
 
@@ -120,6 +122,8 @@ class UvccApp(RunConsole):
             sidecar=self.sidecar,
             behind_s=self.behind_s,
             changed=self.rechecks.changed,
+            pod=self.main.trail.here.pod,
+            crumbs=self.main.crumbs(),
         )
         self.main.show(view, footer(self.context()))
 
@@ -184,8 +188,15 @@ class UvccApp(RunConsole):
 
     @on(FleetPanel.Opened)
     def _opened(self, event: FleetPanel.Opened) -> None:
-        self.commands.set_filter(f"pod={event.pod}", final=True)
-        self.main.open_page("3")
+        self.commands.open(PodPanel.number, event.pod)
+
+    @on(PodPanel.Wanted)
+    def _wanted(self, event: PodPanel.Wanted) -> None:
+        if event.log:
+            self.commands.open(LogView.number, filtered=f"pod={event.pod}")
+        else:
+            self.main.query_one(FleetPanel).point_at(event.pod)
+            self.commands.open_beside(event.pod)
 
 
 def open_app(

@@ -96,7 +96,18 @@ class RunConsole(ConsoleApp[int]):
     def context(self) -> Context:
         """What decides which actions are possible."""
         replay = isinstance(self.source, ReplaySource)
-        return Context(self.snap, True, self.readonly, replay, self.conductor, self.behind_s)
+        spot = self.main.trail.here
+        return Context(
+            self.snap,
+            True,
+            self.readonly,
+            replay,
+            self.conductor,
+            self.behind_s,
+            page=spot.page,
+            filtered=bool(self.filter) and (not spot.page or self.filter.source != spot.filter),
+            moved=self.main.trail.moved,
+        )
 
     def check_processes(self) -> None:
         """See once a second whether somebody conducts the run and somebody could halt it."""

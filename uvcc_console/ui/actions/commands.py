@@ -23,8 +23,11 @@ from uvcc_console.ui.halting.urgent import Urgent
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
+from uvcc_console.ui.screens.trail import Spot
+from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.pod_page import PodPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
@@ -323,12 +326,57 @@ class Commands(PodActions):
         if isinstance(self.app.screen, RunScreen):
             action = ACTIONS.get(f"panel_{which}") or next((a for a in ACTIONS.values() if a.command == which), None)
             if action is not None:
-                self.app.screen.open_page(action.keys)
+                self.open(action.keys)
 
     def do_overview(self, _: str) -> None:
         """All panels."""
         if isinstance(self.app.screen, RunScreen):
-            self.app.screen.open_page("")
+            self.open("")
+
+    # ---- the way there and back
+
+    def open(self, number: str, pod: str = "", filtered: str | None = None) -> None:
+        """A panel's page, which the way back leads away from; ``filtered``: with another filter there."""
+        main, before = self.app.main, self.app.filter.source
+        main.open_page(number, pod, filtered=before, toggle=filtered is None)
+        if filtered is not None:
+            self.set_filter(filtered, final=True)
+            main.trail.leave(filter=filtered, focus="")
+        self.app.redraw()
+
+    def open_beside(self, pod: str) -> None:
+        """Another pod's page in the place of this one: the way back does not lead through every pod."""
+        main = self.app.main
+        main.trail.turn(pod)
+        main.lay_out()
+        self.app.redraw()
+
+    def do_pod(self, text: str) -> None:
+        """The page of the pod that is named, or of the one under the cursor."""
+        pod = self._pod(text.strip())
+        if pod is not None:
+            self.app.main.query_one(FleetPanel).point_at(pod.pod)
+            self.open(PodPanel.number, pod.pod)
+
+    def do_back(self, _: str) -> None:
+        """The filter as it was when this view was opened; then the view before."""
+        main, here = self.app.main, self.app.main.trail.here
+        opened_with = here.filter if here.page else ""
+        if self.app.filter.source != opened_with:
+            self.set_filter(opened_with, final=True)
+            return
+        main.leave(self.app.filter.source)
+        self._restore(main.trail.back())
+
+    def do_last(self, _: str) -> None:
+        """The view before this one."""
+        self.app.main.leave(self.app.filter.source)
+        self._restore(self.app.main.trail.last())
+
+    def _restore(self, spot: Spot | None) -> None:
+        if spot is not None:
+            self.app.main.lay_out()
+            self.set_filter(spot.filter, final=True)
 
     # ---- replay
 

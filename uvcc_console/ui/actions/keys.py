@@ -24,6 +24,9 @@ class Context:
     replay: bool = False
     conductor: Lamp = field(default_factory=Lamp)
     behind_s: float = 0.0
+    page: str = ""
+    filtered: bool = False
+    moved: bool = False
 
     @property
     def judgement(self) -> Judgement:
@@ -163,6 +166,14 @@ def _tensorboard(c: Context) -> str:
     return "" if c.snap.engine_run else "no workers were started yet"
 
 
+def _back(c: Context) -> str:
+    return _run(c) or ("" if c.page or c.filtered else "this is the overview, and nothing is filtered")
+
+
+def _last(c: Context) -> str:
+    return _run(c) or ("" if c.moved else "no other view was shown yet")
+
+
 def _replay(c: Context) -> str:
     return "" if c.replay else "only in a replay"
 
@@ -173,6 +184,9 @@ _ALL = (
              "halt", "uvcc halt RUN", priority=True),
     UiAction("release", "escape", "Esc", "release", "within 3 s: undo the hold, the run goes on", _live,
              "release", priority=True),
+    UiAction("back", "escape", "Esc", "back", "one view back, or the filter away", _back, "back", group="screen"),
+    UiAction("last", "minus", "-", "last view", "to the view before this one, and back again", _last,
+             "last", group="screen"),
     UiAction("resume", "r", "r", "resume", "go on from the last common checkpoint", _resume,
              "resume", "uvcc resume RUN", guarded=True, footer=True),
     UiAction("retry", "R", "R", "retry", "repeat the stage that failed from its beginning", _retry,
@@ -209,7 +223,13 @@ _ALL = (
              "restart", "uvcc pod RUN restart POD", "pods", guarded=True),
     UiAction("replace", "P", "P", "replace pod", "delete the pod, with proof, and create another in its place",
              _replace, "replace", "uvcc pod RUN replace POD", "pods", guarded=True),
-    *(UiAction(f"panel_{p.id}", p.key, p.key, p.name, p.description, _run, p.id, p.cli, "panels") for p in panels()),
+    *(
+        UiAction(f"panel_{p.id}", p.key, p.key, p.name, p.description, _run, p.id, p.cli, "panels")
+        for p in panels()
+        if p.key
+    ),
+    UiAction("pod", "", "Enter", "pod", "the page of one pod: Enter in Fleet, or :pod NAME", _run,
+             "pod", "uvcc status RUN --json", "panels"),
     UiAction("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),
     UiAction("find", "", ":find", "find", "search the log; n and N go on", _run, "find", group="screen"),
     UiAction("theme", "", ":theme", "theme", "switch between the light and the dark theme", _always,
@@ -241,7 +261,7 @@ def footer(context: Context) -> list[tuple[str, str, bool]]:
     out: list[tuple[str, str, bool]] = []
     for a in ACTIONS.values():
         possible = not a.reason(context)
-        sometimes = a.id in ("retry", "skip") or (a.group == "replay" and context.replay)
+        sometimes = a.id in ("retry", "skip", "back") or (a.group == "replay" and context.replay)
         if a.footer or (sometimes and possible):
             out.append((a.label, a.name, possible))
     out.insert(3 if len(out) > 3 else len(out), ("1-7", "panels", context.has_run))

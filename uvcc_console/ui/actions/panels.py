@@ -62,6 +62,7 @@ _OWN: Final = (
         "page",
         f"{_WIDGETS}.plane:PlanePanel",
     ),
+    PanelSpec("pod", "", "Pod", "one pod alone: Enter on it in Fleet", "page", f"{_WIDGETS}.pod_page:PodPanel"),
     PanelSpec(
         "ledger",
         "5",

@@ -24,7 +24,12 @@ class PodActions:
     def _intend(self, action: str, **args: str) -> None:
         raise NotImplementedError
 
+    def open(self, number: str, pod: str = "") -> None:
+        raise NotImplementedError
+
     def _pod_under_cursor(self) -> PodView | None:
+        if here := self.app.main.trail.here.pod:
+            return self.app.snap.pods.get(here)
         name = self.app.main.query_one(FleetPanel).state.cursor
         worker = self.app.snap.workers.get(name)
         return self.app.snap.pods.get(worker.pod if worker else name)
@@ -60,7 +65,7 @@ class PodActions:
     def do_flight(self, _: str) -> None:
         """All workers' flight recorders, shown in the panel of the collectives."""
         self._intend("flight")
-        self.app.main.open_page("4")
+        self.open("4")
 
     def do_fetch(self, word: str) -> None:
         """The pod's evidence, now."""

@@ -1,13 +1,13 @@
 """The filter grammar of ``/``: words, ``!`` negation and comparisons, joined by "and".
 
 ``party=1 loss>3`` · ``!heartbeat`` · ``level>=warn`` · ``/regular.expression/`` · ``"two words"``.
-A field that a row lacks never matches.
+A field that a row lacks never matches; one that a whole panel does not have says nothing about that panel.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from uvcc_engine.contract.errors import ConfigError
@@ -23,14 +23,19 @@ class Filter:
     """A parsed filter. The empty one lets everything through."""
 
     source: str = ""
-    tests: tuple[Test, ...] = ()
+    tests: tuple[tuple[str, Test], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.tests)
 
     def matches(self, fields: Fields, text: str) -> bool:
         """Whether a row with these fields and this searchable (lower-case) text is shown."""
-        return all(test(fields, text) for test in self.tests)
+        return all(test(fields, text) for _, test in self.tests)
+
+    def without(self, names: Collection[str]) -> Filter:
+        """The filter for a panel whose rows never have these fields."""
+        kept = tuple((name, test) for name, test in self.tests if name not in names)
+        return self if len(kept) == len(self.tests) else Filter(self.source, kept)
 
 
 def _value(name: str, raw: str | float) -> float | None:
@@ -102,7 +107,13 @@ def _term(word: str) -> Test:
     return lambda fields, text: low in text
 
 
+def _field(word: str) -> str:
+    """The field that a word asks for; "" for a word that is looked for in the text."""
+    found = _COMPARE.fullmatch(word.lstrip("!"))
+    return found.group(1).lower() if found and not word.startswith("/") else ""
+
+
 def parse(source: str) -> Filter:
     """Read a filter. Raises ConfigError naming the part that cannot be read."""
     words = [w.replace('"', "") for w in re.findall(r'(?:[^\s"]|"[^"]*")+', source)]
-    return Filter(source.strip(), tuple(_term(w) for w in words))
+    return Filter(source.strip(), tuple((_field(w), _term(w)) for w in words))

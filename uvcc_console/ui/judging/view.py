@@ -37,6 +37,8 @@ class View:
     sidecar: Lamp = field(default_factory=Lamp)
     behind_s: float = 0.0
     changed: Changes = field(default_factory=lambda: EMPTY)
+    pod: str = ""  # that the pod page is about
+    crumbs: tuple[str, ...] = ()  # the way from the overview to what is shown
 
     @property
     def heard(self) -> float:

@@ -14,10 +14,12 @@ from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.actions.panels import Place, panels
 from uvcc_console.ui.feed.tape import Tape
 from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.screens.trail import Spot, Trail
 from uvcc_console.ui.widgets.bars import BannerBar, Bar, FooterBar, HeaderBar, TrackBar
 from uvcc_console.ui.widgets.halt_panel import HaltPanel
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.pod_page import PodPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.result import ResultPanel
 from uvcc_console.ui.widgets.scrub import ScrubBar
@@ -39,7 +41,7 @@ class RunScreen(Screen[None]):
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
         super().__init__()
-        self.page = ""
+        self.trail = Trail()
         self.view = View()
         self._mounted = False
         self._on_ready = on_ready
@@ -100,9 +102,33 @@ class RunScreen(Screen[None]):
         else:
             log.add(lines)
 
-    def open_page(self, number: str) -> None:
+    @property
+    def page(self) -> str:
+        """The number of the panel that is shown alone; empty in the overview."""
+        return self.trail.here.page
+
+    def crumbs(self) -> tuple[str, ...]:
+        """The way here in words; nothing in the overview."""
+        named = {p.number: spec.name for p in self.panels() for spec in panels() if spec.id == p.id}
+        path = self.trail.path
+        return ("overview", *(s.pod if s.page == PodPanel.number else named.get(s.page, "") for s in path[1:])) * (
+            len(path) > 1
+        )
+
+    def leave(self, filtered: str) -> None:
+        """Remember how this view looks, for whoever comes back to it."""
+        self.trail.leave(filter=filtered, focus=str(self.focused.id or "") if self.focused is not None else "")
+
+    def open_page(self, number: str, pod: str = "", *, filtered: str = "", toggle: bool = True) -> None:
         """Show one panel alone; the same number again, or an empty one, goes back to the overview."""
-        self.page = "" if number == self.page else number
+        self.leave(filtered)
+        here = self.trail.here
+        again = toggle and (number, pod) == (here.page, here.pod)
+        self.trail.go(Spot() if again else Spot(number, pod, filtered))
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        """Lay the panels out as the trail says, with the focus where it was."""
         self.set_class(bool(self.page), "-page")
         for panel in self.panels():
             mine = panel.number == self.page
@@ -113,7 +139,9 @@ class RunScreen(Screen[None]):
             column.set_class(all(child.has_class("-out") for child in column.children), "-out")
         body = self.query_one("#body")
         body.set_class(all(child.has_class("-out") for child in body.children), "-out")
-        target = next((p for p in self.panels() if p.number == (self.page or "1")), None)
+        known = {p.id: p for p in self.panels() if not p.has_class("-out")}
+        target = known.get(self.trail.here.focus)
+        target = target or next((p for p in self.panels() if p.number == (self.page or "1")), None)
         if target is not None:
             target.focus()
         self.call_after_refresh(lambda: [p.show(self.view) for p in self.panels()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from uvcc_console.ui.actions.keys import SKIPPABLE
@@ -118,7 +119,10 @@ def _lamp(view: View, lamp: Lamp) -> Span:
 
 
 def track_line(view: View, width: int) -> Line:
-    """The rollout's stages in one line, done, running with its name, still to come; and the lamps."""
+    """The way here, the rollout's stages, done, running with its name, still to come; and the lamps."""
+    if view.crumbs:
+        way = _crumbs(view)
+        return [*way, *track_line(replace(view, crumbs=()), max(10, width - width_of(way)))]
     for wide in (True, False):
         signs = lamps(view, wide=wide)
         stages = _stages(view, width)
@@ -127,6 +131,14 @@ def track_line(view: View, width: int) -> Line:
         if not signs or (width_of(stages) + width_of(signs) + 2 <= width and (not wide or _full(view, stages))):
             break
     return spread(stages, signs, width) if signs else stages
+
+
+def _crumbs(view: View) -> list[Span]:
+    """``overview > Fleet > p1r0``, the last one where we are."""
+    *way, here = view.crumbs
+    arrow = " > "
+    out: list[Span] = [(" ", ""), *((clean(name) + arrow, "muted") for name in way), (clean(here), "accent bold")]
+    return [*out, ("  ", "")]
 
 
 def _full(view: View, line: Line) -> bool:

@@ -190,13 +190,13 @@ class ChartsPanel(Panel):
     help = (
         "Loss per party, test accuracy and throughput over steps, as the workers report them. One line: all parties "
         "say the same; with replicas the line is their mean and the raster their range.\n"
-        "l log scale · + - zoom around the crosshair, else to the newest part · shift and arrows pan · left right move "
-        "the crosshair, home end to the first and last step · backspace removes crosshair and zoom"
+        "l log scale · z Z zoom in and out around the crosshair, else to the newest part · shift and arrows "
+        "pan · left right move the crosshair, home end to the first and last step · backspace the whole run"
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         ("l", "log", "log scale"),
-        ("plus,equals_sign", "zoom(0.5)", "zoom in"),
-        ("minus", "zoom(2)", "zoom out"),
+        ("plus,equals_sign,z", "zoom(0.5)", "zoom in"),
+        ("underscore,Z", "zoom(2)", "zoom out"),
         ("left", "cross(-1)", "crosshair"),
         ("right", "cross(1)", "crosshair"),
         ("home", "cross(-1000000000)", "first step"),

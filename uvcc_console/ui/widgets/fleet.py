@@ -33,17 +33,19 @@ COLUMNS = (
     Column("link", "paths", 7, importance=10),
     Column("state", "state", 13),
 )
+LOG_ONLY = frozenset(("level", "source", "file", "text"))
 SORTS = {"default": "place", "worst": "worst first", "step": "step", "beat": "heartbeat age", "loss": "loss"}
 
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """How the operator looks at the fleet: sort order, cursor row, marked workers."""
+    """How the operator looks at the fleet: sort order, cursor row (and its pod), marked workers."""
 
     sort: str = "worst"
     cursor: str = ""
     marked: frozenset[str] = frozenset()
     board: bool | None = None
+    pod: str = ""
 
 
 def key_of(row: FleetRow) -> str:
@@ -64,16 +66,34 @@ def ordered(rows: list[FleetRow], sort: str) -> list[FleetRow]:
     return rows
 
 
+def followed(state: FleetState, rows: Sequence[FleetRow]) -> FleetState:
+    """Cursor and marks on the same pods though their rows are called otherwise: pods become workers, and back."""
+    keys = {key_of(r): r.pod for r in rows}
+    if state.cursor in keys:
+        pod = keys[state.cursor]
+        state = state if pod == state.pod else replace(state, pod=pod)
+    elif state.cursor:
+        same = next((r for r in rows if r.pod in (state.pod, state.cursor)), None)
+        if same is not None:
+            state = replace(state, cursor=key_of(same), pod=same.pod)
+    gone = state.marked - keys.keys()
+    if gone:
+        pods = {name.split("s")[0] for name in gone} | gone
+        now = frozenset(key_of(r) for r in rows if r.pod in pods)
+        state = replace(state, marked=(state.marked & keys.keys()) | now)
+    return state
+
+
 def _float(row: FleetRow, key: str) -> float:
     value = row.beat.get(key)
     return float(value) if isinstance(value, (int, float)) else float("-inf")
 
 
 def visible_rows(view: View, state: FleetState) -> list[FleetRow]:
-    """Filtered and sorted rows. A filter without a word about this panel (log levels) hides nothing by accident."""
+    """Filtered and sorted rows. What a filter asks of log lines (levels) hides no worker."""
     rows = fleet_rows(view)
-    if view.filter:
-        rows = [r for r in rows if view.filter.matches(r.fields, " ".join(str(v) for v in r.fields.values()).lower())]
+    if wanted := view.filter.without(LOG_ONLY):
+        rows = [r for r in rows if wanted.matches(r.fields, " ".join(str(v) for v in r.fields.values()).lower())]
     return ordered(rows, state.sort)
 
 
@@ -167,7 +187,7 @@ class FleetPanel(Panel):
         "One row per worker: where it is, its step, the age of its last heartbeat (due every 5 s: late after 6 s, "
         "silent after 15 s, lost after 60 s) and the epoch root it reported. Stale values are dimmed.\n"
         "j k h l and arrows move · space marks, backspace clears the marks · o sorts (worst first, step, heartbeat "
-        "age, loss, place) · v board or table · f jumps to a worker by letter · enter shows its log · "
+        "age, loss, place) · v board or table · f jumps to a worker by letter · enter opens its page · "
         "/ filters, e.g. party=1 age>6"
     )
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -184,7 +204,7 @@ class FleetPanel(Panel):
     ]
 
     class Opened(Message):
-        """The operator wants to see one worker's lines."""
+        """The operator wants to see everything of one pod."""
 
         def __init__(self, pod: str) -> None:
             super().__init__()
@@ -220,10 +240,17 @@ class FleetPanel(Panel):
         return lines
 
     def show(self, view: View) -> None:
+        self.state = followed(self.state, fleet_rows(view))
         if self.has_focus and not self.state.cursor:
             rows = visible_rows(view, self.state)
             self.state = replace(self.state, cursor=key_of(rows[0]) if rows else "")
         super().show(view)
+
+    def point_at(self, pod: str) -> None:
+        """Put the cursor on a pod."""
+        row = next((r for r in fleet_rows(self.view) if r.pod == pod), None)
+        if row is not None:
+            self._go(key_of(row))
 
     def _shown_cursor(self) -> str:
         return self.state.cursor if self.has_focus else ""
@@ -339,7 +366,7 @@ class FleetPanel(Panel):
         return not self.jump
 
     def action_open(self) -> None:
-        """Show the log of the pod under the cursor."""
+        """Open the page of the pod under the cursor."""
         row = next((r for r in self._rows() if key_of(r) == self.state.cursor), None)
         if row:
             self.post_message(self.Opened(row.pod))

@@ -19,15 +19,14 @@ from uvcc_console.ui.drawing.paint import Line, Span, clean, fit, literal
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.panel import HasPalette
-from uvcc_console.ui.widgets.ring import RingLog
+from uvcc_console.ui.widgets.ring import PARTY, RingLog
 
 LEVELS = {"error": ("ERROR", "bad"), "warn": ("WARN", "warn"), "info": ("info", "muted"), "debug": ("debug", "faint")}
-_PARTY = re.compile(r"p(?:arty)?[-_]?([012])(?!\d)", re.IGNORECASE)
 
 
 def source_role(source: str) -> str:
     """A pod's or worker's lines carry the colour of its party; the console's own parts are neutral."""
-    found = _PARTY.search(source)
+    found = PARTY.search(source)
     return f"p{found.group(1)}" if found else "accent"
 
 

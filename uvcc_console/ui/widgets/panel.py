@@ -78,7 +78,7 @@ class Panel(ScrollView, can_focus=True):
     def _head(self) -> None:
         g = self.view.glyphs
         top, bottom = self.heading(self.view)
-        label = f"{self.number} {top}".strip()
+        label = f"{self.number if len(self.number) == 1 else ''} {top}".strip()
         for name, text in (("border_title", label), ("border_subtitle", bottom)):
             safe = literal(text if g.braille else ascii_text(text))
             if getattr(self, f"_{name}_text", None) != safe:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
 from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.judging.filters import Filter
 
+PARTY = re.compile(r"p(?:arty)?[-_]?([012])(?!\d)", re.IGNORECASE)
+_ASKED = "replica stage tensor coord phase step age state root loss rate toks_per_s samples_per_s mem_mib rank"
+FLEET_ONLY = frozenset(f"{_ASKED} waiting_on dt_fetch_s gpu gmem temp power cpu".split())
+"""What a filter may ask of workers and no line of a log has."""
+
 
 def fields_of(entry: LogEntry) -> dict[str, str | float]:
     """What a filter can ask of a log line. ``pod`` is the source's part before a slash."""
     pod, _, file = entry.source.partition("/")
-    return {"level": entry.level, "source": entry.source, "pod": pod, "file": file, "text": entry.text}
+    found = {"level": entry.level, "source": entry.source, "pod": pod, "file": file, "text": entry.text}
+    party = PARTY.search(pod)
+    return {**found, "party": party.group(1)} if party else {**found}
 
 
 class RingLog:
@@ -61,7 +69,7 @@ class RingLog:
 
     def set_filter(self, wanted: Filter) -> None:
         """Show only what passes."""
-        self._filter = wanted
+        self._filter = wanted = wanted.without(FLEET_ONLY)
         self._shown = [self.dropped + i for i, e in enumerate(self._lines) if self._passes(e)] if wanted else None
 
     def __len__(self) -> int:
