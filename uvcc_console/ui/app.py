@@ -190,6 +190,10 @@ class UvccApp(RunConsole):
     def _opened(self, event: FleetPanel.Opened) -> None:
         self.commands.open(PodPanel.number, event.pod)
 
+    @on(FleetPanel.ColumnsWanted)
+    def _columns(self, event: FleetPanel.ColumnsWanted) -> None:
+        self.commands.ask_columns(event.names)
+
     @on(PodPanel.Wanted)
     def _wanted(self, event: PodPanel.Wanted) -> None:
         if event.log:

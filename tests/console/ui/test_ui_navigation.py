@@ -6,18 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.widgets import Input
 from ui_desk import desk, typed
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.series import Series
 from uvcc_console.core.state import fold
 from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.judging.filters import parse
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.screens.trail import Spot, Trail
 from uvcc_console.ui.widgets.fleet import FleetPanel, FleetState, fleet_lines, followed, visible_rows
+from uvcc_console.ui.widgets.fleet_columns import COLUMNS, ordered, parsed
+from uvcc_console.ui.widgets.heat import heat_lines
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.pod_page import pod_lines
+from uvcc_engine.contract.errors import ConfigError
 
 GPU = {
     "index": 0, "name": "H100", "utilization_gpu": 93, "memory_used": 61_000, "memory_total": 81_559,
@@ -130,3 +135,81 @@ def test_the_fleet_fits_at_every_width() -> None:
     view = View(snap=fold(story.events), now=story.now)
     for width in range(40, 260, 7):
         assert all(width_of(line) <= width for line in fleet_lines(view, FleetState(), width))
+
+
+# ---- columns, order, marks, heat
+
+
+def test_every_column_sorts_both_ways_and_what_has_no_value_comes_last() -> None:
+    story = with_vitals(Story(replicas=2).full(20))
+    view = View(snap=fold(story.events), now=story.now)
+    rows = visible_rows(view, FleetState(sort="place"))
+    for name, column in COLUMNS.items():
+        for reverse in (False, True):
+            found = ordered(rows, name, reverse=reverse)
+            assert sorted(map(id, found)) == sorted(map(id, rows)), name
+            values = [v for r in found if (v := column.value(r)) is not None]
+            falls = column.falls != reverse
+            assert values == sorted(values, key=lambda v: (isinstance(v, str), v), reverse=falls), name
+            assert [column.value(r) is None for r in found] == sorted(column.value(r) is None for r in found), name
+    assert ordered(rows, "temp")[0].vitals["temp"] == 66.0
+    assert [r.vitals["gpu"] for r in ordered(rows, "gpu")] == sorted(r.vitals["gpu"] for r in rows)
+
+
+def test_columns_are_named_by_key_or_heading_and_a_wrong_name_names_the_nearest() -> None:
+    assert parsed("pod, GPU temp heartbeat pod") == ("pod", "gpu", "temp", "beat")
+    with pytest.raises(ConfigError, match="no column 'poewr'") as e:
+        parsed("poewr")
+    assert "power" in str(e.value.hint)
+    story = with_vitals(Story().full(9))
+    view = View(snap=fold(story.events), now=story.now)
+    shown = plain(fleet_lines(view, FleetState(columns=("pod", "gpu", "power")), 60)[0])
+    assert shown.split() == ["pod", "GPU", "power"]
+    assert "90 %" in plain(fleet_lines(view, FleetState(columns=("pod", "gpu", "power")), 60)[1])
+    assert "root" not in plain(fleet_lines(replace(view, snap=replace(view.snap, job_kind="lm")), FleetState(), 140)[0])
+
+
+async def test_o_and_a_command_sort_and_c_offers_the_columns_that_are_shown(folder: Path) -> None:
+    async with desk(with_vitals(Story(replicas=2).full(20)), folder) as d:
+        fleet = d.app.main.query_one(FleetPanel)
+        await d.press("colon", *typed("sort gpu desc"), "enter")
+        used = [r.vitals["gpu"] for r in fleet._rows()]
+        assert used == sorted(used, reverse=True)
+        assert "by GPU" in d.text
+        await d.press("O")
+        assert [r.vitals["gpu"] for r in fleet._rows()] == sorted(used)
+        await d.press("c")
+        assert "columns pod coord" in d.text
+        await d.press("escape", "colon", *typed("columns pod step gpu"), "enter")
+        assert fleet.state.columns == ("pod", "step", "gpu")
+        await d.press("colon", *typed("columns gpuu"), "enter")
+        assert "did you mean gpu?" in d.toasts
+
+
+async def test_an_action_acts_on_every_marked_pod_and_asks_once(folder: Path) -> None:
+    async with desk(Story(replicas=2).full(5), folder) as d:
+        await d.press("1", "v", "space", "space", "D")
+        first = [e.args["pod"] for e in d.asked(ev.Intent)]
+        assert len(set(first)) == 2
+        await d.press("W")
+        assert "Restart 2 pods" in d.text
+        d.app.screen.query_one(Input).value = "restart 2 pods"
+        await d.press("enter")
+        assert [e.args["pod"] for e in d.asked(ev.Intent) if e.action == "restart"] == first
+
+
+def test_a_large_fleet_has_a_strip_of_heat_in_which_the_slow_one_stands_out() -> None:
+    story = Story(replicas=64).launched().phase("full", 50)
+    view = View(snap=fold(story.events), now=story.now)
+    rows = visible_rows(view, FleetState(sort="place"))
+    times = {r.coord: 0.1 for r in rows} | {"p1r7s0t0": 0.9}
+    series = {c: {"step_s": Series().append(1, s)} for c, s in times.items()}
+    view = replace(view, snap=replace(view.snap, series=series))
+    for width in (60, 80, 200):
+        lines = heat_lines(view, rows, width)
+        assert all(width_of(line) <= width for line in lines)
+        cells = sum(len(text) for line in lines for text, _ in line[1:])
+        assert cells == 192
+        assert sum(text == view.glyphs.heat[-1] for line in lines for text, _ in line) == 1
+    assert "slowest p1r7s0t0 0.90 s" in plain(lines[-1])
+    assert heat_lines(view, rows[:9], 80) == []

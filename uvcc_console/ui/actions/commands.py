@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,6 +25,8 @@ from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.screens.trail import Spot
 from uvcc_console.ui.widgets.fleet import FleetPanel
+from uvcc_console.ui.widgets.fleet_columns import COLUMNS as ALL_COLUMNS
+from uvcc_console.ui.widgets.fleet_columns import parsed as parse_columns
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.pod_page import PodPanel
@@ -303,6 +305,32 @@ class Commands(PodActions):
         if prompt:
             prompt.hint("")
         self.app.redraw()
+
+    def do_sort(self, text: str) -> None:
+        """Sort the fleet by a column, ``worst`` or ``place``; ``desc`` the other way round."""
+        name, _, way = text.strip().partition(" ")
+        try:
+            key = name if name in ("worst", "place") else (parse_columns(name) or ("worst",))[0]
+        except ConfigError as e:
+            self.app.say(str(e), "warning")
+            return
+        self.app.main.query_one(FleetPanel).sort_by(key, reverse=way.startswith(("d", "r")))
+
+    def do_columns(self, text: str) -> None:
+        """Choose the fleet's columns; ``usual`` brings those back that this kind of run has."""
+        fleet = self.app.main.query_one(FleetPanel)
+        if not text.strip():
+            self.ask_columns(fleet.shown_columns)
+            return
+        try:
+            fleet.show_columns(() if text.strip() == "usual" else parse_columns(text))
+        except ConfigError as e:
+            self.app.say(str(e), "warning")
+
+    def ask_columns(self, names: Sequence[str]) -> None:
+        """Open the ``:`` line with the columns that are shown, to be changed there."""
+        more = " ".join(c for c in ALL_COLUMNS if c not in names)
+        self._prompt("command", ":", "columns " + " ".join(names), f"also {more}")
 
     def do_find(self, text: str) -> None:
         """Search the log backwards from its end."""

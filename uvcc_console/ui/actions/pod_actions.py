@@ -14,6 +14,10 @@ ASKED = {
     "restart": "This kills its workers; the run goes on from the last common checkpoint.",
     "replace": "This deletes the pod and creates another in its place.",
 }
+MANY = {
+    "restart": "This kills the workers of all of them; the run goes on from the last common checkpoint.",
+    "replace": "This deletes all of them and creates others in their place, one after the other.",
+}
 
 
 class PodActions:
@@ -41,6 +45,16 @@ class PodActions:
             self.app.say(f"no pod {word}" if word else "put the cursor of the fleet on a pod (panel 1)", "warning")
         return pod
 
+    def _pods(self, word: str) -> list[PodView]:
+        """The pods that are named or marked, else the one under the cursor; says so if there is none."""
+        if word or self.app.main.trail.here.pod:
+            named = [self._pod(name) for name in word.replace(",", " ").split()] if word else [self._pod("")]
+            return [pod for pod in named if pod is not None]
+        marked = self.app.main.query_one(FleetPanel).marked_pods()
+        found = [pod for name in marked if (pod := self.app.snap.pods.get(name)) is not None]
+        one = None if found else self._pod("")
+        return found or ([one] if one is not None else [])
+
     def do_shell(self, _: str) -> None:
         """Leave the screen for a shell on the pod under the cursor; the run and its halt sidecar go on."""
         import subprocess
@@ -59,7 +73,7 @@ class PodActions:
 
     def do_stackdump(self, word: str) -> None:
         """Stacks of the pod's workers; they arrive in the log."""
-        if (pod := self._pod(word)) is not None:
+        for pod in self._pods(word):
             self._intend("stackdump", pod=pod.pod)
 
     def do_flight(self, _: str) -> None:
@@ -69,7 +83,7 @@ class PodActions:
 
     def do_fetch(self, word: str) -> None:
         """The pod's evidence, now."""
-        if (pod := self._pod(word)) is not None:
+        for pod in self._pods(word):
             self._intend("fetch", pod=pod.pod)
 
     def do_restart(self, word: str) -> None:
@@ -83,17 +97,19 @@ class PodActions:
     def _ask(self, action: str, word: str) -> None:
         from uvcc_console.ui.screens.confirm import ConfirmScreen
 
-        pod = self._pod(word)
-        if pod is None:
+        pods = self._pods(word)
+        if not pods:
             return
-        name = pod.pod
-        lines = [f"{name}  {pod.provider}  {pod.state}  ${pod.price_hr:.2f}/h", ASKED[action]]
+        names = [pod.pod for pod in pods]
+        lines = [f"{p.pod}  {p.provider}  {p.state}  ${p.price_hr:.2f}/h" for p in pods]
+        lines.append(ASKED[action] if len(pods) == 1 else MANY[action])
+        title, typed = (names[0], names[0]) if len(pods) == 1 else (f"{len(pods)} pods", f"{action} {len(pods)} pods")
 
         def answered(yes: bool | None) -> None:
-            if yes:
+            for name in names if yes else ():
                 self._intend(action, pod=name)
 
-        self.app.push_screen(ConfirmScreen(f"{action.capitalize()} {name}", lines, name), answered)
+        self.app.push_screen(ConfirmScreen(f"{action.capitalize()} {title}", lines, typed), answered)
 
     def do_nccl(self, _: str) -> None:
         """One window of NCCL's own log."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from uvcc_console.core import vitals
+from uvcc_console.core.series import Series
 from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, shown
 from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
 from uvcc_console.ui.drawing.glyphs import UNICODE, Glyphs
@@ -82,6 +84,7 @@ class FleetRow:
     health: Health
     beat: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     pod_state: str = ""
+    vitals: Mapping[str, float] = field(default_factory=lambda: EMPTY)
 
     @property
     def fields(self) -> dict[str, str | float]:
@@ -103,7 +106,25 @@ class FleetRow:
             value = self.beat.get(key)
             if isinstance(value, (int, float, str)):
                 known[key] = value
+        known.update(self.vitals)
         return known
+
+
+def _vitals(pod: PodView | None, series: Mapping[str, Series] | None = None) -> Mapping[str, float]:
+    """A pod's vital signs and its worker's newest step time, by the names of their columns."""
+    if pod is None:
+        return EMPTY
+    steps = series.get("step_s") if series else None
+    memory = vitals.memory_mib(pod)
+    found = {
+        "cpu": pod.cpu.last[1] * 100 if pod.cpu.last else None,
+        "gpu": vitals.utilisation(pod),
+        "gmem": 100 * memory[0] / memory[1] if memory and memory[1] else None,
+        "temp": vitals.celsius(pod),
+        "power": vitals.watts(pod),
+        "step_s": steps.last[1] if steps is not None and steps.last else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def coord_parts(coord: str) -> tuple[int, int, int, int]:
@@ -204,16 +225,15 @@ def fleet_rows(view: View) -> list[FleetRow]:
         over = bool(snap.ended) or (w.state == "exited" and health.rank > 1)
         age = max(0.0, view.heard - w.beat_ts) if w.beat_ts and not over else None
         state = pod.state if pod else ""
-        rows.append(
-            FleetRow(w.pod, p, r, s, t, w.coord, w.phase, w.step, age, w.root, w.root_epoch, health, w.beat, state)
-        )
+        place = (w.pod, p, r, s, t, w.coord, w.phase, w.step, age, w.root, w.root_epoch)
+        signs = _vitals(pod, snap.series.get(w.coord))
+        rows.append(FleetRow(*place, health, w.beat, state, signs))
         busy.add(w.pod)
     for pod in snap.pods.values():
         if pod.pod not in busy:
             health = pod_health(pod, g)
-            rows.append(
-                FleetRow(pod.pod, pod.party, pod.replica, 0, 0, "", "", -1, None, "", -1, health, EMPTY, pod.state)
-            )
+            here = (pod.pod, pod.party, pod.replica, 0, 0, "")
+            rows.append(FleetRow(*here, "", -1, None, "", -1, health, EMPTY, pod.state, _vitals(pod)))
     rows.sort(key=lambda row: (row.replica, row.party, row.stage, row.tensor, row.pod))
     return rows
 

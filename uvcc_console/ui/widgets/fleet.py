@@ -10,60 +10,38 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
-from uvcc_console.ui.drawing.format import age, counted, number, short
-from uvcc_console.ui.drawing.paint import Line, Span, clean, cut
-from uvcc_console.ui.judging.view import FleetRow, View, fleet_rows, party_role
+from uvcc_console.ui.drawing.format import counted
+from uvcc_console.ui.drawing.paint import Line, Span, cut
+from uvcc_console.ui.judging.view import FleetRow, View, fleet_rows
+from uvcc_console.ui.widgets.fleet_columns import COLUMNS, ordered, usual
+from uvcc_console.ui.widgets.fleet_columns import chosen as columns
 from uvcc_console.ui.widgets.fleet_grid import grid_lines, neighbour
+from uvcc_console.ui.widgets.heat import heat_lines
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_console.ui.widgets.table import Column, body, choose, head
+from uvcc_console.ui.widgets.table import body, choose, head
 from uvcc_console.ui.widgets.worker_detail import detail_lines
 
-COLUMNS = (
-    Column("cursor", "", 2),
-    Column("pod", "pod", 10, stretch=True),
-    Column("coord", "worker", 8, importance=6),
-    Column("party", "party", 5, importance=8),
-    Column("phase", "phase", 8, importance=3),
-    Column("step", "step", 6, "r"),
-    Column("beat", "heartbeat", 12, importance=1),
-    Column("root", "root @ epoch", 15, importance=4),
-    Column("loss", "loss", 7, "r", importance=5),
-    Column("rate", "rate/s", 7, "r", importance=7),
-    Column("mem", "MiB", 6, "r", importance=9),
-    Column("link", "paths", 7, importance=10),
-    Column("state", "state", 13),
-)
 LOG_ONLY = frozenset(("level", "source", "file", "text"))
-SORTS = {"default": "place", "worst": "worst first", "step": "step", "beat": "heartbeat age", "loss": "loss"}
+SORTS = ("worst", "place")
+_SORTED = {"worst": "worst first", "place": "by place"}
 
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """How the operator looks at the fleet: sort order, cursor row (and its pod), marked workers."""
+    """How the operator looks at the fleet: order, cursor row (and its pod), marked workers, columns (none: usual)."""
 
     sort: str = "worst"
     cursor: str = ""
     marked: frozenset[str] = frozenset()
     board: bool | None = None
     pod: str = ""
+    reverse: bool = False
+    columns: tuple[str, ...] = ()
 
 
 def key_of(row: FleetRow) -> str:
     """Names a row: its worker, or its pod."""
     return row.coord or row.pod
-
-
-def ordered(rows: list[FleetRow], sort: str) -> list[FleetRow]:
-    """Rows in the chosen order; ties keep their place."""
-    if sort == "worst":
-        return sorted(rows, key=lambda r: r.health.rank)
-    if sort == "step":
-        return sorted(rows, key=lambda r: r.step)
-    if sort == "beat":
-        return sorted(rows, key=lambda r: -(r.age if r.age is not None else 1e18))
-    if sort == "loss":
-        return sorted(rows, key=lambda r: -_float(r, "loss"))
-    return rows
 
 
 def followed(state: FleetState, rows: Sequence[FleetRow]) -> FleetState:
@@ -84,59 +62,36 @@ def followed(state: FleetState, rows: Sequence[FleetRow]) -> FleetState:
     return state
 
 
-def _float(row: FleetRow, key: str) -> float:
-    value = row.beat.get(key)
-    return float(value) if isinstance(value, (int, float)) else float("-inf")
-
-
 def visible_rows(view: View, state: FleetState) -> list[FleetRow]:
     """Filtered and sorted rows. What a filter asks of log lines (levels) hides no worker."""
     rows = fleet_rows(view)
     if wanted := view.filter.without(LOG_ONLY):
         rows = [r for r in rows if wanted.matches(r.fields, " ".join(str(v) for v in r.fields.values()).lower())]
-    return ordered(rows, state.sort)
-
-
-def _paths(view: View, pod: str) -> str:
-    known = view.snap.pods.get(pod)
-    if known is None or not known.paths:
-        return ""
-    down = [name for name, (up, _) in known.paths.items() if not up]
-    return f"{view.glyphs.fail}{','.join(down)}" if down else f"{view.glyphs.ok} {len(known.paths)} up"
+    return ordered(rows, state.sort, reverse=state.reverse)
 
 
 def row_cells(view: View, row: FleetRow, state: FleetState, focused: bool, label: str = "") -> dict[str, Span]:
     """Texts and roles of one row."""
-    g, h = view.glyphs, row.health
+    g = view.glyphs
     here = focused and key_of(row) == state.cursor
     sign = g.mark if key_of(row) in state.marked else (g.cursor if here else " ")
-    stale = "faint" if h.rank <= 1 and row.coord else ""
-    rate = row.beat.get("samples_per_s", row.beat.get("toks_per_s"))
-    root = f"{short(row.root)} {g.dot} {row.epoch}" if row.root else g.dot
-    paths = _paths(view, row.pod)
-    beat_word = "" if row.age is None else f"{h.glyph} {age(row.age)}"
-    return {
-        "cursor": (label or sign, "hit bold" if label else "accent bold"),
-        "pod": (clean(row.pod), party_role(row.party)),
-        "coord": (row.coord, "muted"),
-        "party": (f"P{row.party}" if row.party >= 0 else "-", party_role(row.party)),
-        "phase": (row.phase or row.pod_state, stale or "muted"),
-        "step": (str(row.step) if row.step >= 0 else g.dot, stale or ("text" if row.step >= 0 else "faint")),
-        "beat": (beat_word or g.dot, h.role if beat_word else "faint"),
-        "root": (root, stale or ("text" if row.root else "faint")),
-        "loss": _metric(row, "loss", stale),
-        "rate": (number(float(rate), 3), stale or "text") if isinstance(rate, (int, float)) and rate else ("", ""),
-        "mem": _metric(row, "mem_mib", stale, digits=5),
-        "link": (paths, "bad" if g.fail in paths else "muted"),
-        "state": (f"{h.glyph} {h.word.replace('stopped because of', 'due to')}", h.role),
-    }
+    stale = "faint" if row.health.rank <= 1 and row.coord else ""
+    first: dict[str, Span] = {"cursor": (label or sign, "hit bold" if label else "accent bold")}
+    return first | {name: COLUMNS[name].cell(view, row, stale) for name in state.columns or usual(view)}
 
 
-def _metric(row: FleetRow, key: str, stale: str, digits: int = 4) -> Span:
-    value = row.beat.get(key)
-    if not isinstance(value, (int, float)):
-        return "", ""
-    return number(float(value), digits), stale or "text"
+def sort_sign(view: View, state: FleetState) -> str:
+    """Which way the sorted column runs."""
+    column = COLUMNS.get(state.sort)
+    falls = (column.falls if column else False) != state.reverse
+    return view.glyphs.down if falls else view.glyphs.up
+
+
+def sort_words(view: View, state: FleetState) -> str:
+    """The order in words, for the border."""
+    column = COLUMNS.get(state.sort)
+    words = _SORTED.get(state.sort) or f"by {column.column.title if column else state.sort} {sort_sign(view, state)}"
+    return f"{words}, reversed" if state.reverse and column is None else words
 
 
 def fleet_lines(
@@ -144,11 +99,9 @@ def fleet_lines(
 ) -> list[Line]:
     """The table: a heading and one line per row."""
     rows = visible_rows(view, state)
-    chosen = choose(COLUMNS, width)
-    mark = view.glyphs.down
-    lines: list[Line] = [
-        head(chosen, sorted_by={"beat": "beat", "step": "step", "loss": "loss"}.get(state.sort, ""), mark=mark)
-    ]
+    chosen = choose(columns(view, state.columns), width)
+    mark = sort_sign(view, state)
+    lines: list[Line] = [head(chosen, sorted_by=state.sort, mark=mark)]
     if not rows:
         what = (
             f"nothing matches /{view.filter.source}"
@@ -186,14 +139,17 @@ class FleetPanel(Panel):
     help = (
         "One row per worker: where it is, its step, the age of its last heartbeat (due every 5 s: late after 6 s, "
         "silent after 15 s, lost after 60 s) and the epoch root it reported. Stale values are dimmed.\n"
-        "j k h l and arrows move · space marks, backspace clears the marks · o sorts (worst first, step, heartbeat "
-        "age, loss, place) · v board or table · f jumps to a worker by letter · enter opens its page · "
+        "j k h l and arrows move · space marks, backspace clears the marks: D F W P then act on all of them · o sorts "
+        "by the next column, O the other way round, :sort NAME · c chooses columns · v board or table · f jumps by "
+        "letter · enter opens the pod · "
         "/ filters, e.g. party=1 age>6"
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         ("space", "mark", "mark"),
         ("backspace", "unmark", "clear marks"),
         ("o", "sort", "sort"),
+        ("O", "reverse", "reverse"),
+        ("c", "columns", "columns"),
         ("v", "board", "board or table"),
         ("f", "jump", "jump"),
         ("up", "line(-1)", "up"),
@@ -202,6 +158,13 @@ class FleetPanel(Panel):
         ("right,l", "aside(1)", "right"),
         ("enter", "open", "open"),
     ]
+
+    class ColumnsWanted(Message):
+        """The operator wants to choose columns; these are shown."""
+
+        def __init__(self, names: Sequence[str]) -> None:
+            super().__init__()
+            self.names = names
 
     class Opened(Message):
         """The operator wants to see everything of one pod."""
@@ -215,6 +178,7 @@ class FleetPanel(Panel):
         self.state = FleetState()
         self.jump: dict[str, str] = {}
         self._typed = ""
+        self._above: list[Line] = []
 
     @property
     def board(self) -> bool:
@@ -225,12 +189,14 @@ class FleetPanel(Panel):
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         if self.board:
-            rows = visible_rows(view, replace(self.state, sort="default"))
+            rows = visible_rows(view, replace(self.state, sort="place"))
             lines = grid_lines(view, rows, width, cursor=self._shown_cursor(), marked=self.state.marked)
             if not rows:
                 lines = [[(f"nothing matches /{view.filter.source}", "muted")]]
         else:
             lines = fleet_lines(view, self.state, width, focused=self.has_focus, jump=self.jump)
+        self._above = [] if self.board else heat_lines(view, fleet_rows(view), width, self._shown_cursor())
+        lines = [*self._above, *lines]
         if self.has_class("-paged"):
             row = next((r for r in self._rows() if key_of(r) == self.state.cursor), None)
             detail = detail_lines(view, row, width)
@@ -272,7 +238,7 @@ class FleetPanel(Panel):
             parts.append(f"{len(self.state.marked)} marked")
         if view.filter:
             parts.append(f"/{view.filter.source}")
-        below = "by place" if self.board else SORTS[self.state.sort]
+        below = "by place" if self.board else sort_words(view, self.state)
         if self.jump:
             below = "type the letters of a worker"
         return f"Fleet {view.glyphs.dot} " + f" {view.glyphs.dot} ".join(parts), below
@@ -285,7 +251,7 @@ class FleetPanel(Panel):
         self.redraw()
 
     def _rows(self) -> list[FleetRow]:
-        state = replace(self.state, sort="default") if self.board else self.state
+        state = replace(self.state, sort="place") if self.board else self.state
         return visible_rows(self.view, state)
 
     def _go(self, name: str) -> None:
@@ -295,7 +261,7 @@ class FleetPanel(Panel):
         if self.board:
             at = next((i for i, line in enumerate(self.lines) if any("sel" in role for _, role in line)), 0)
         else:
-            at = next((i for i, r in enumerate(rows) if key_of(r) == name), 0) + 1
+            at = next((i for i, r in enumerate(rows) if key_of(r) == name), 0) + 1 + len(self._above)
         top, height = self.scroll_offset.y, self.content_region.height
         if not top <= at < top + height:
             self.scroll_to(y=max(0, at + 1 - height if at >= top + height else at), animate=False, force=True)
@@ -328,10 +294,58 @@ class FleetPanel(Panel):
         self.redraw()
 
     def action_sort(self) -> None:
-        """Next sort order."""
-        names = list(SORTS)
-        self.state = replace(self.state, sort=names[(names.index(self.state.sort) + 1) % len(names)])
+        """Sort by the next column, from the left; before the first come worst first and place."""
+        names = [*SORTS, *self.shown_columns]
+        at = names.index(self.state.sort) if self.state.sort in names else -1
+        self.sort_by(names[(at + 1) % len(names)])
+
+    def action_reverse(self) -> None:
+        """The other way round."""
+        self.state = replace(self.state, reverse=not self.state.reverse)
         self.redraw()
+
+    def sort_by(self, name: str, *, reverse: bool = False) -> None:
+        """Sort by a column, ``worst`` or ``place``; by the same again: the other way round."""
+        again = name == self.state.sort and not reverse
+        self.state = replace(self.state, sort=name, reverse=not self.state.reverse if again else reverse, board=False)
+        self.redraw()
+
+    @property
+    def shown_columns(self) -> Sequence[str]:
+        """The columns as chosen, else the usual ones."""
+        return self.state.columns or usual(self.view)
+
+    def show_columns(self, names: tuple[str, ...]) -> None:
+        """Show these columns; none: the usual ones."""
+        self.state = replace(self.state, columns=names, board=False)
+        self.redraw()
+
+    def marked_pods(self) -> list[str]:
+        """The pods of the marked rows, in their order."""
+        return list(dict.fromkeys(r.pod for r in fleet_rows(self.view) if key_of(r) in self.state.marked))
+
+    def on_click(self, event: events.Click) -> None:
+        """On a heading: sort by it. On a row: the cursor goes there; again opens it."""
+        at = event.y - 1 + self.scroll_offset.y - len(self._above) if self.styles.border_top[0] else event.y
+        if self.board or at < 0:
+            return
+        if at == 0:
+            x = event.x - (2 if self.styles.border_left[0] else 0)
+            for column, wide in choose(columns(self.view, self.state.columns), self.content_region.width):
+                if 0 <= x < wide and column.key in COLUMNS:
+                    self.sort_by(column.key)
+                x -= wide + 1
+            return
+        rows = self._rows()
+        if at <= len(rows):
+            again = key_of(rows[at - 1]) == self.state.cursor
+            self._go(key_of(rows[at - 1]))
+            if again:
+                self.action_open()
+
+    def action_columns(self) -> None:
+        """Name the columns."""
+        self.post_message(self.ColumnsWanted(self.shown_columns))
 
     def action_board(self) -> None:
         """Board or table."""

@@ -1,0 +1,43 @@
+"""Every worker in one cell: a strip for each party, as high as its step takes long, in the colour of its health."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uvcc_console.ui.drawing.paint import Line, Span, fit
+from uvcc_console.ui.drawing.spark import bar
+from uvcc_console.ui.judging.view import FleetRow, View, party_role
+
+FROM = 24  # fewer are seen at a glance in the table
+
+
+def slowness(view: View, row: FleetRow) -> float:
+    """Seconds a step of this worker took lately; -1 where none is known."""
+    line = view.snap.series.get(row.coord, {}).get("step_s")
+    recent = line.recent(5) if line is not None else ()
+    return sum(recent) / len(recent) if recent else -1.0
+
+
+def heat_lines(view: View, rows: Sequence[FleetRow], width: int, cursor: str = "") -> list[Line]:
+    """A strip per party (per run where it has no parties); nothing for a small fleet."""
+    workers = sorted((r for r in rows if r.coord), key=lambda r: (r.party, r.replica, r.stage, r.tensor))
+    if len(workers) < FROM:
+        return []
+    times = {r.coord: slowness(view, r) for r in workers}
+    most = max(times.values())
+    g, lines = view.glyphs, list[Line]()
+    for party in sorted({r.party for r in workers}):
+        mine = [r for r in workers if r.party == party]
+        room = max(8, width - 5)
+        for at in range(0, len(mine), room):
+            line: list[Span] = [(fit(f"P{party}" if at == 0 and party >= 0 else "", 4), f"{party_role(party)} bold")]
+            for r in mine[at : at + room]:
+                known = times[r.coord] >= 0 and r.health.rank > 1
+                sign = bar(times[r.coord], 0.0, most or 1.0, g) if known else r.health.glyph
+                line.append((sign, f"{r.health.role} reverse" if r.coord == cursor else r.health.role))
+            lines.append(line)
+    slowest = max(workers, key=lambda r: times[r.coord])
+    if most > 0:
+        said = f"    height: seconds a step, slowest {slowest.coord} {most:.2f} s"
+        lines.append([(said[:width], "faint")])
+    return lines
