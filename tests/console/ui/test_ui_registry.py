@@ -70,7 +70,7 @@ def test_a_disabled_action_says_why(action: Any) -> None:
 
 
 def test_nothing_that_the_app_is_made_of_imports_the_app() -> None:
-    parts = ("commands", "palette", "saved_screens", "pod_actions", "forwarding", "run_base")
+    parts = ("actions.commands", "actions.palette", "actions.saved_screens", "actions.forwarding", "run_base")
     code = f"import sys; [__import__('uvcc_console.ui.' + name) for name in {parts!r}]"
     code += "; print('uvcc_console.ui.app' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

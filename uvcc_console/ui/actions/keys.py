@@ -184,7 +184,7 @@ _ALL = (
              "halt", "uvcc halt RUN", priority=True),
     UiAction("release", "escape", "Esc", "release", "within 3 s: undo the hold, the run goes on", _live,
              "release", priority=True),
-    UiAction("back", "escape", "Esc", "back", "one view back, or the filter away", _back, "back", group="screen"),
+    UiAction("back", "escape", "Esc", "back", "one view back, or the filter away", _back, group="screen"),
     UiAction("last", "minus", "-", "last view", "to the view before this one, and back again", _last,
              "last", group="screen"),
     UiAction("resume", "r", "r", "resume", "go on from the last common checkpoint", _resume,
@@ -229,7 +229,7 @@ _ALL = (
         if p.key
     ),
     UiAction("pod", "", "Enter", "pod", "the page of one pod: Enter in Fleet, or :pod NAME", _run,
-             "pod", "uvcc status RUN --json", "panels"),
+             "pod", "uvcc status RUN --json", "screen"),
     UiAction("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),
     UiAction("find", "", ":find", "find", "search the log; n and N go on", _run, "find", group="screen"),
     UiAction("sort", "", ":sort", "sort", "the fleet by a column, worst or place; desc the other way round", _run,
