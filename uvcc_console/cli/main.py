@@ -35,6 +35,7 @@ VERBS: Final[dict[str, str]] = {
     "domain": "the console of one party's domain: export, join, open, consent",
     "teardown": "delete a run's pods and prove it",
     "verify": "check a run, its artifacts or a proof bundle",
+    "package": "everything for an auditor in one archive, with a verifier of its own",
     "bundle": "one explained log file of a run",
     "figures": "plots of a run",
     "handoff": "the hand-over checklist of a run, filled from facts",

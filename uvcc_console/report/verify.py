@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.report import collector
+from uvcc_console.report import archive, collector
 from uvcc_console.report.record import JOURNAL, identities, pins_of_identities
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.transcript.formats import reading
@@ -90,5 +91,15 @@ def _event(kind: str, ts: float, data: str) -> ev.Event | None:
 
 
 def run_verify(argv: Sequence[str], resolve: Callable[[str], Path] = Path) -> int:
-    """The verb, with the exit codes of :mod:`uvcc_engine.transcript.proof.cli`. ``resolve``: a run's name -> folder."""
-    return cli.main(argv, pins=lambda path: pins_of(resolve(str(path))), resolve=resolve, prog="uvcc verify")
+    """The verb, with the exit codes of :mod:`uvcc_engine.transcript.proof.cli`. ``resolve``: a run's name -> folder.
+
+    A package that is still packed is unpacked into a folder that is gone afterwards.
+    """
+    with contextlib.ExitStack() as folders:
+
+        @cache
+        def found(word: str) -> Path:
+            path = resolve(word)
+            return folders.enter_context(archive.unpacked(path)) if archive.is_archive(path) else path
+
+        return cli.main(argv, pins=lambda path: pins_of(found(str(path))), resolve=found, prog="uvcc verify")

@@ -1,0 +1,293 @@
+"""The auditor's package: packed, unpacked by a stranger, checked without any code of ours, and never a trap."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from package_mutations import Mutations
+from package_run import Package, copy_of, home, said
+
+from uvcc_console.cli.main import main
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
+from uvcc_console.report import archive
+from uvcc_console.report.package import Package as Read
+from uvcc_console.report.page import page
+from uvcc_console.report.record import RunRecord
+from uvcc_console.report.verify import run_verify
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.transcript.proof import standalone_verify
+
+SAMPLE = int(os.environ.get("UVCC_STANDALONE_MUTATIONS", "30"))
+
+
+@pytest.fixture(scope="module")
+def packed(made_package: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Package, Path]:
+    """A run packed as tar.zst; its folder is complete."""
+    folder = tmp_path_factory.mktemp("packed") / "home"
+    package = copy_of(made_package, folder)
+    with home(folder):
+        path, _ = archive.write_package(package.run_dir, out=folder / "run.uvcc.tar.zst")
+    return package, path
+
+
+@pytest.fixture
+def opened(packed: tuple[Package, Path], tmp_path: Path) -> Path:
+    """The package as an auditor has it: unpacked somewhere else."""
+    with archive.unpacked(packed[1]) as there:
+        return Path(shutil.copytree(there, tmp_path / "opened"))
+
+
+def standalone(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """``verify.py`` of the package, in an environment that holds nothing but the way to ssh-keygen."""
+    command = [sys.executable, "-I", "verify.py", *words]
+    env = {"PATH": os.environ["PATH"]}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_stranger_verifies_it_with_its_own_verifier(packed: tuple[Package, Path], opened: Path) -> None:
+    done = standalone(opened, "--allowed-signers", str(packed[0].signers))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("VERIFIED\n")
+    assert "could look at everything" in done.stdout
+    assert "public seed" in done.stdout
+
+
+def test_without_keys_it_says_what_lacks(opened: Path) -> None:
+    done = standalone(opened)
+    assert done.returncode == 3
+    assert "NOT CHECKED  pinned" in done.stdout
+    assert "VERIFIED" not in done.stdout
+
+
+def test_both_verifiers_read_the_archive_and_the_folder(packed: tuple[Package, Path], opened: Path) -> None:
+    words = ["--allowed-signers", str(packed[0].signers)]
+    assert run_verify([str(packed[1]), *words]) == 0
+    assert run_verify([str(opened), *words]) == 0
+    assert standalone_verify.main([str(opened), *words]) == 0
+
+
+def test_somebody_elses_keys_are_refused_by_both(packed: tuple[Package, Path], opened: Path, tmp_path: Path) -> None:
+    lines = packed[0].signers.read_text().splitlines()
+    wrong = tmp_path / "wrong"
+    for party in range(3):
+        other = lines[(party + 1) % 3].split()[-1]
+        swapped = [line.replace(line.split()[-1], other) if line.startswith(f"P{party} ") else line for line in lines]
+        wrong.write_text("\n".join(swapped) + "\n")
+        assert run_verify([str(opened), "--allowed-signers", str(wrong)]) == 1
+        assert standalone_verify.main([str(opened), "--allowed-signers", str(wrong)]) == 1
+
+
+def test_the_policy_pins_as_well(packed: tuple[Package, Path], opened: Path) -> None:
+    words = ["--policy", str(packed[0].artifacts / "full" / "policy.json")]
+    assert run_verify([str(opened), *words]) == standalone_verify.main([str(opened), *words]) == 6
+
+
+def test_the_verifier_is_one_short_file_without_our_code() -> None:
+    text = (files("uvcc_engine.transcript.proof") / "standalone_verify.py").read_text()
+    assert text.count("\n") <= 600
+    assert "import uvcc" not in text
+    assert "from uvcc" not in text
+    named = set(re.findall(r"^(?:from|import) ([a-z_.]+)", text, re.MULTILINE))
+    assert {name.partition(".")[0] for name in named} <= sys.stdlib_module_names
+
+
+class Compared(Mutations):
+    """Every falsification is put before both verifiers, which must give one verdict.
+
+    Whether a file that is refused counts as unreadable (2) or as wrong (1) may differ: one reads files that the other
+    holds only against the manifest.
+    """
+
+    def verdict(self) -> tuple[int, str]:
+        code, err = super().verdict()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+            other = standalone_verify.main(self.args)
+        assert other == code or {other, code} == {1, 2}, (code, other, err, said.getvalue())
+        assert "Traceback" not in said.getvalue()
+        return code, err
+
+
+def test_the_two_verifiers_agree_on_falsified_packages(packed: tuple[Package, Path], tmp_path: Path) -> None:
+    shutil.copytree(packed[0].run_dir.parent.parent, tmp_path / "home")
+    run_dir = tmp_path / "home" / "runs" / packed[0].run_dir.name
+    with home(tmp_path / "home"):
+        words = [str(run_dir), "--allowed-signers", str(packed[0].signers)]
+        Compared(run_dir / "artifacts", words, random.Random(7)).run(SAMPLE)
+
+
+def test_the_howto_is_followed_literally(packed: tuple[Package, Path], opened: Path) -> None:
+    text = (opened / "HOWTO.md").read_text()
+    assert "@" not in text.replace("@ssh", "")
+    keys = re.search(r"```text\n(P0 .*?)```", text, re.DOTALL)
+    assert keys is not None
+    (opened.parent / "keys").write_text(keys[1])
+    commands = [c for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL) for c in block.splitlines()]
+    assert commands == ["python3 -I verify.py --allowed-signers keys"]
+    done = standalone(opened, *commands[0].split()[3:-1], str(opened.parent / "keys"))
+    assert (done.returncode, done.stderr) == (0, "")
+    by_hand = re.search(r"with `jq` and OpenSSH alone:\n\n```text\n(.*?)```", text, re.DOTALL)
+    assert by_hand is not None
+    script = f"set -e -o pipefail; cd full; {by_hand[1]}"
+    shown = subprocess.run(["bash", "-c", script], cwd=opened, capture_output=True, text=True, timeout=60, check=False)
+    assert (shown.returncode, shown.stdout.count('Good "uvcc-')) == (0, 9), shown
+
+
+class Page(HTMLParser):
+    """What a browser would load, and the text it would show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.text: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "action", "srcset", "data")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_is_self_contained_and_says_what_was_signed(opened: Path) -> None:
+    shown = Page()
+    shown.feed((opened / "index.html").read_text())
+    text = " ".join(shown.text)
+    assert shown.loads
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in shown.loads)
+    assert shown.tags.isdisjoint({"script", "link", "iframe", "object", "form"})
+    for phase in ("full",):  # the only one that this journal knows
+        bundle = (opened / phase / "proof_bundle.json").read_text()
+        assert re.search('"run_root":"([0-9a-f]{64})"', bundle)[1] in text  # type: ignore[index]
+    assert "one operator runs the data owner's program" in text
+    assert "Not verified by anything in this package" in text
+
+
+def test_markup_from_anywhere_is_text(made_package: Path, tmp_path: Path) -> None:
+    package = copy_of(made_package, tmp_path / "home")
+    journal = Journal(package.run_dir / "journal.sqlite")
+    journal.append(ev.RunEnded(status="failed", detail="<script>alert(1)</script>\x1b[2J"))
+    journal.close()
+    text = page(Read(RunRecord.load(package.run_dir)))
+    assert "<script" not in text
+    assert "\x1b" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_zip_is_as_good(packed: tuple[Package, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package = packed[0]
+    out = tmp_path / "run.zip"
+    with home(package.run_dir.parent.parent):
+        assert main(["package", package.run_dir.name, "--format", "zip", "--output", str(out)]) == 0
+    assert str(out) in said(capsys)["out"]
+    assert run_verify([str(out), "--allowed-signers", str(package.signers)]) == 0
+
+
+def test_packing_twice_gives_the_same_bytes(packed: tuple[Package, Path], tmp_path: Path) -> None:
+    package, first = packed
+    with home(package.run_dir.parent.parent):
+        archive._pack(package.artifacts, package.run_dir.name, tmp_path / "again.tar.zst", "tar.zst")
+        archive._pack(package.artifacts, package.run_dir.name, tmp_path / "third.tar.zst", "tar.zst")
+    assert (tmp_path / "again.tar.zst").read_bytes() == (tmp_path / "third.tar.zst").read_bytes()
+    assert first.stat().st_size > 10_000
+
+
+def test_a_changed_file_is_not_packed(made_package: Path, tmp_path: Path) -> None:
+    package = copy_of(made_package, tmp_path / "home")
+    log = package.artifacts / "run_full.log"
+    log.write_text(log.read_text() + "and then all was well\n")
+    with home(tmp_path / "home"):
+        assert main(["package", package.run_dir.name, "--output", str(tmp_path / "x.zip"), "--format", "zip"]) == 1
+    assert not (tmp_path / "x.zip").exists()
+
+
+def test_a_run_that_proves_nothing_is_refused(made_package: Path, tmp_path: Path) -> None:
+    package = copy_of(made_package, tmp_path / "home")
+    for phase in ("smoke", "full"):
+        (package.artifacts / phase / "proof_bundle.json").unlink()
+    with home(tmp_path / "home"), pytest.raises(ConfigError, match="no readable proof bundle"):
+        archive.write_package(package.run_dir, "zip", tmp_path / "x.zip")
+
+
+# ---- archives of strangers -----------------------------------------------------------------------------------------
+
+
+def zipped(path: Path, name: str, mode: int = 0o100644) -> None:
+    with zipfile.ZipFile(path, "w") as made:
+        entry = zipfile.ZipInfo(name)
+        entry.external_attr = mode << 16
+        made.writestr(entry, b"x")
+
+
+def tarred(path: Path, name: str, kind: bytes = tarfile.REGTYPE) -> None:
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as made:
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname, entry.size = kind, "/etc/passwd", 1 if kind == tarfile.REGTYPE else 0
+        made.addfile(entry, io.BytesIO(b"x"))
+    path.write_bytes(archive._zstandard().ZstdCompressor().compress(plain.getvalue()))
+
+
+NAMES = ["../out", "/abs", "a/../../out", "a//b", "a/./b", "a\\..\\b", "..", "a/" + "b" * 2000]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["zip", "tar.zst"])
+def test_no_name_leads_out_of_the_folder(kind: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x.{kind}"
+    (zipped if kind == "zip" else tarred)(path, name)
+    with pytest.raises(UnreadableError), archive.unpacked(path):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
+def test_only_plain_files_are_unpacked(kind: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.tar.zst"
+    tarred(path, "run/link", kind)
+    with pytest.raises(UnreadableError, match="no plain file"), archive.unpacked(path):
+        pass
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
+    zipped(tmp_path / "x.zip", "run/link", 0o120777)
+    with pytest.raises(UnreadableError, match="no plain file"), archive.unpacked(tmp_path / "x.zip"):
+        pass
+
+
+def test_a_name_twice_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as made:
+        made.writestr("run/a", b"1")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            made.writestr("run/a", b"2")
+    with pytest.raises(UnreadableError, match="File exists"), archive.unpacked(tmp_path / "x.zip"):
+        pass
+
+
+def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST", 1_000_000)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("run/a", bytes(2_000_000))
+    with pytest.raises(UnreadableError, match="unpacks to more than"), archive.unpacked(tmp_path / "x.zip"):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.zst"])
+def test_damage_is_said_in_one_line(kind: str, packed: tuple[Package, Path], tmp_path: Path) -> None:
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes(packed[1].read_bytes()[:5000] if kind == "tar.zst" else b"PK\3\4 no zip")
+    assert run_verify([str(path)]) == 2

@@ -1,0 +1,201 @@
+"""The auditor's package: everything of a run in one archive, with a verifier that needs no code of ours.
+
+Beside what a run hands over anyway lie ``index.html`` (for the eye), ``HOWTO.md`` (for the hand), ``EVIDENCE.md`` (the
+format) and ``verify.py``; the manifest covers them like every other file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any, Final
+
+from uvcc_console.core.log import logger
+from uvcc_console.report import collector
+from uvcc_console.report.figures import Figures, write_figures
+from uvcc_console.report.howto import howto
+from uvcc_console.report.package import Package
+from uvcc_console.report.page import page
+from uvcc_console.report.record import RunRecord
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.proof import manifest
+
+log = logger(__name__)
+
+TAR: Final = ".uvcc.tar.zst"
+ZIP: Final = ".uvcc.zip"
+FORMATS: Final = {"tar.zst": TAR, "zip": ZIP}
+MOST: Final = 4 * 1024 * reading.MIB  # what is unpacked of an archive that somebody handed over
+_OURS: Final = {"verify.py": "standalone_verify.py", "EVIDENCE.md": "EVIDENCE.md"}
+_CHUNK: Final = reading.MIB
+
+
+def write_package(run_dir: Path, kind: str = "tar.zst", out: Path | None = None) -> tuple[Path, Figures]:
+    """Complete a run's artifacts and pack them; returns the archive and what was drawn.
+
+    ``kind``: ``tar.zst`` (needs zstandard) or ``zip``. Raises ConfigError for a run that proves nothing, UvccError if
+    the disk refuses, VerificationError naming a file that was changed since the manifest was signed.
+    """
+    if kind not in FORMATS:
+        raise ConfigError(f"no format {kind!r}", f"one of: {', '.join(FORMATS)}")
+    record = RunRecord.load(run_dir)
+    if not record.bundles:
+        raise ConfigError(
+            f"{run_dir.name} has no readable proof bundle", "package a private run whose phase is verified"
+        )
+    drawn = _figures(run_dir)
+    with collector.renewing(run_dir) as written:
+        read = Package(record)
+        proof = files("uvcc_engine.transcript.proof")
+        texts = {name: (proof / source).read_bytes() for name, source in _OURS.items()}
+        texts["HOWTO.md"] = howto(read).encode()
+        texts["index.html"] = page(read).encode()
+        for name, data in texts.items():
+            written.append(_write(record.artifacts / name, data))
+    if not manifest.is_there(record.artifacts):
+        collector.seal(run_dir)
+    path = out or Path.cwd() / f"{run_dir.name}{FORMATS[kind]}"
+    _pack(record.artifacts, run_dir.name, path, kind)
+    log.info("packed into %s", path, run=run_dir.name)
+    return path, drawn
+
+
+def _figures(run_dir: Path) -> Figures:
+    try:
+        return write_figures(run_dir)
+    except UvccError as e:
+        if isinstance(e, (ConfigError, UnreadableError)) or "matplotlib" not in e.what:
+            raise
+        return Figures(skipped={"all": f"{e.what}: {e.hint}"})
+
+
+def _write(path: Path, data: bytes) -> Path:
+    temporary = path.with_name(path.name + ".part")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as e:
+        raise UvccError(f"cannot write {path}: {e.strerror}", "free disk space and repeat") from e
+    return path
+
+
+# ---- packing -------------------------------------------------------------------------------------------------------
+
+
+def _pack(root: Path, name: str, path: Path, kind: str) -> None:
+    """Everything below ``root`` under the folder ``name``, in order, nothing of this machine; as a whole or not."""
+    partial = path.with_name(path.name + ".part")
+    try:
+        with partial.open("wb") as out:
+            if kind == "zip":
+                _zip(root, name, out)
+            else:
+                _tar(root, name, out)
+        os.replace(partial, path)
+    except OSError as e:
+        raise UvccError(f"cannot write {path}: {e.strerror}", "free disk space, or name another file") from e
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _zip(root: Path, name: str, out: IO[bytes]) -> None:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in sorted(reading.tree(root, manifest.MOST_FILES).files):
+            entry = zipfile.ZipInfo(f"{name}/{each}", (1980, 1, 1, 0, 0, 0))
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            with archive.open(entry, "w", force_zip64=True) as target, (root / each).open("rb") as source:
+                shutil.copyfileobj(source, target, _CHUNK)
+
+
+def _tar(root: Path, name: str, out: IO[bytes]) -> None:
+    packer = _zstandard().ZstdCompressor(level=6).stream_writer(out, closefd=False)
+    with packer, tarfile.open(fileobj=packer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for each in sorted(reading.tree(root, manifest.MOST_FILES).files):
+            entry = tarfile.TarInfo(f"{name}/{each}")
+            entry.size, entry.mode = (root / each).stat().st_size, 0o644
+            with (root / each).open("rb") as source:
+                archive.addfile(entry, source)
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as e:
+        raise UvccError("tar.zst needs zstandard", "install the extra uvcc[report], or use --format zip") from e
+    return zstandard
+
+
+# ---- unpacking -----------------------------------------------------------------------------------------------------
+
+
+def is_archive(path: Path) -> bool:
+    return path.name.endswith((".zip", ".tar.zst")) and path.is_file()
+
+
+@contextlib.contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """The content of an archive in a folder that is removed afterwards. Raises UnreadableError.
+
+    An archive is a stranger's: only plain files inside it, by plain names, each once, no more bytes than ``MOST``.
+    """
+    with tempfile.TemporaryDirectory(prefix="uvcc-package-") as folder:
+        home = Path(folder)
+        try:
+            (_unzip if path.name.endswith(".zip") else _untar)(path, home)
+        except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError) as e:
+            raise UnreadableError(f"cannot unpack {reading.shown(path)}: {reading.reason(e)}", "fetch it again") from e
+        tops = list(home.iterdir())
+        yield tops[0] if len(tops) == 1 and tops[0].is_dir() else home
+
+
+def _unzip(path: Path, home: Path) -> None:
+    left = MOST
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.external_attr >> 16 & 0o170000 not in (0, 0o100000):
+                raise UnreadableError(f"{reading.shown(path)} holds {reading.shown(entry.filename, 80)}: no plain file")
+            with archive.open(entry) as source:
+                left = _extract(path, home, entry.filename, source, left)
+
+
+def _untar(path: Path, home: Path) -> None:
+    left, zstandard = MOST, _zstandard()
+    try:
+        with (
+            path.open("rb") as raw,
+            zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw) as plain,
+            tarfile.open(fileobj=plain, mode="r|") as archive,
+        ):
+            for entry in archive:
+                source = archive.extractfile(entry) if entry.isreg() else None
+                if source is None:
+                    raise UnreadableError(f"{reading.shown(path)} holds {reading.shown(entry.name, 80)}: no plain file")
+                left = _extract(path, home, entry.name, source, left)
+    except zstandard.ZstdError as e:
+        raise OSError(str(e)) from e
+
+
+def _extract(path: Path, home: Path, name: str, source: IO[bytes], left: int) -> int:
+    """Copy one file; returns how many bytes may still come."""
+    parts = name.split("/")
+    if "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts) or len(name) > 1000:
+        raise UnreadableError(
+            f"{reading.shown(path)} holds a file called {reading.shown(name, 80)!r}", "do not unpack it"
+        )
+    target = home.joinpath(*parts)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("xb") as out:
+        while data := source.read(_CHUNK):
+            left -= len(data)
+            if left < 0:
+                raise UnreadableError(f"{reading.shown(path)} unpacks to more than {MOST} bytes", "do not unpack it")
+            out.write(data)
+    return left

@@ -1,0 +1,29 @@
+"""``HOWTO.md`` of a package: how a stranger checks it, step by step."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from uvcc_console.report import collector
+from uvcc_console.report.logbundle import hand_checks
+from uvcc_console.report.package import Package
+
+
+def howto(package: Package) -> str:
+    """The text, with the keys and the folder of the phase that decides."""
+    phase = list(package.record.bundles)[-1]
+    bundle = package.record.bundles[phase]
+    keys = {f"KEY{p.party}": p.public.ed25519 for p in bundle.policy.parties}
+    said = "\n".join(f"- {sentence}." for sentence in bundle.policy.operation.sentences())
+    words = {
+        "RUN": package.record.run_dir.name,
+        "PHASE": phase,
+        "HAND": "\n".join(hand_checks(bundle)),
+        "COLLECTOR": collector.public_line() or "(made when the package is signed)",
+        "OPERATED": f"How it was operated, as all three signed it:\n\n{said}",
+        **keys,
+    }
+    text = (files("uvcc_console.report") / "howto.md").read_text()
+    for name, value in words.items():
+        text = text.replace(f"@{name}@", value)
+    return text
