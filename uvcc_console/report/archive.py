@@ -20,7 +20,9 @@ from typing import IO, Any, Final
 from uvcc_console.core.log import logger
 from uvcc_console.report import collector
 from uvcc_console.report.figures import Figures, write_figures
+from uvcc_console.report.handoff import write_handoff
 from uvcc_console.report.howto import howto
+from uvcc_console.report.logbundle import write_bundle
 from uvcc_console.report.package import Package
 from uvcc_console.report.page import page
 from uvcc_console.report.record import RunRecord
@@ -41,8 +43,9 @@ _CHUNK: Final = reading.MIB
 def write_package(run_dir: Path, kind: str = "tar.zst", out: Path | None = None) -> tuple[Path, Figures]:
     """Complete a run's artifacts and pack them; returns the archive and what was drawn.
 
-    ``kind``: ``tar.zst`` (needs zstandard) or ``zip``. Raises ConfigError for a run that proves nothing, UvccError if
-    the disk refuses, VerificationError naming a file that was changed since the manifest was signed.
+    ``kind``: ``tar.zst`` (needs zstandard) or ``zip``. Raises ConfigError for a run that proves nothing,
+    RedactionError if a log holds what looks like a secret, UvccError if the disk refuses, VerificationError naming a
+    file that was changed since the manifest was signed.
     """
     if kind not in FORMATS:
         raise ConfigError(f"no format {kind!r}", f"one of: {', '.join(FORMATS)}")
@@ -52,6 +55,8 @@ def write_package(run_dir: Path, kind: str = "tar.zst", out: Path | None = None)
             f"{run_dir.name} has no readable proof bundle", "package a private run whose phase is verified"
         )
     drawn = _figures(run_dir)
+    write_bundle(run_dir)
+    write_handoff(run_dir)
     with collector.renewing(run_dir) as written:
         read = Package(record)
         proof = files("uvcc_engine.transcript.proof")

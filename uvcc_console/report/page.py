@@ -19,7 +19,6 @@ from uvcc_engine.contract.text import clean
 from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.proof.bundle import Bundle
 from uvcc_engine.transcript.proof.derived import signed_losses
-from uvcc_engine.transcript.proof.revealed import revealed_series
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --good: #16803c; --bad: #b42318; --dim: #667; }
@@ -27,7 +26,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; p
 h1 { font-size: 1.5rem; margin: 0.5rem 0; } h2 { font-size: 1.15rem; margin: 2rem 0 0.5rem; }
 table { border-collapse: collapse; width: 100%; display: block; overflow-x: auto; }
 td, th { border-bottom: 1px solid var(--line); padding: 0.25rem 0.75rem 0.25rem 0; text-align: left; }
-td { vertical-align: top; }
+td { vertical-align: top; overflow-wrap: anywhere; }
 code { font: 0.85em ui-monospace, monospace; overflow-wrap: anywhere; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
 .dim { color: var(--dim); }
@@ -52,7 +51,7 @@ def page(package: Package) -> str:
         f"<h1>Run <code>{_text(name)}</code></h1>",
         *_verdicts(package),
     ]
-    for phase, bundle in record.bundles.items():
+    for phase, bundle in reversed(list(record.bundles.items())):  # the last phase is what the run was for
         parts += _phase(phase, bundle, package.proof(phase))
     parts += _operators_word(package)
     parts += ["</body></html>"]
@@ -121,7 +120,7 @@ def _phase(phase: str, bundle: Bundle, proof: PhaseProof) -> Iterator[str]:
         ("policy", ("code", policy.hash.hex())),
         ("job", f"{policy.job.get('kind')}, {policy.steps} steps"),
         ("workers", shape),
-        ("data of", policy.owner),
+        ("data of", ("code", policy.owner)),
         ("revealed", shown),
         ("model", ("code", policy.model_hash)),
         ("code", ("code", policy.code_hash)),
@@ -178,14 +177,14 @@ def _curve(bundle: Bundle) -> Iterator[str]:
         yield "<p class='dim'>The policy reveals no losses on the way.</p>"
         return
     yield f"<h2>Loss, as all three signed it ({len(losses)} points)</h2>"
-    drawn = _plot(losses, len(revealed_series(bundle).get("loss", ())))
+    drawn = _plot(losses)
     if drawn:
         yield f'<figure><img alt="signed loss by step" src="{drawn}"></figure>'
-    ends = losses if len(losses) <= 12 else [*losses[:6], *losses[-6:]]
-    yield from _table(("step", "loss"), [(str(step), f"{loss:.6g}") for step, loss in ends])
+    rows = [(str(step), f"{loss:.6g}") for step, loss in losses]
+    yield from _table(("step", "loss"), rows if len(rows) <= 12 else [*rows[:6], ("...", "..."), *rows[-6:]])
 
 
-def _plot(points: Sequence[tuple[int, float]], in_roots: int) -> str:
+def _plot(points: Sequence[tuple[int, float]]) -> str:
     """A picture as a data address; "" without matplotlib."""
     try:
         import matplotlib
@@ -197,7 +196,7 @@ def _plot(points: Sequence[tuple[int, float]], in_roots: int) -> str:
         axes = figure.add_subplot()
         axes.plot([s for s, _ in points], [v for _, v in points], marker=".", linewidth=1)
         axes.set_xlabel("step")
-        axes.set_ylabel(f"loss ({in_roots} signed in roots, the last in the result)")
+        axes.set_ylabel("loss")
         axes.grid(alpha=0.3)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
