@@ -29,7 +29,7 @@ def launch(
 ) -> int:
     """Create the run, start its conductor and show it. Returns the exit code."""
     with headless.interruptible() as received:
-        run_dir = processes.create_run(profile, settings, seed=seed, name=name, patient=tui)
+        run_dir = processes.create_run(profile, settings, seed=seed, name=name, patient=tui, tell=common.say)
         if received:
             processes.end_run(run_dir, "torn_down", "interrupted before anything was started")
             return INTERRUPTED

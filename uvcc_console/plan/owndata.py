@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,23 +29,32 @@ def fitted_file(run_dir: Path) -> Path:
     return run_dir / "owner" / "preprocessing.yaml"
 
 
-def settle(profile: Profile) -> tuple[Profile, Mapping[str, str] | None]:
+def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapping[str, str] | None]:
     """The profile with what follows from the data filled in, and what its files are held to from now on.
+
+    ``tell`` is given what the model does otherwise than the torch module that it was taken from.
 
     Raises UvccError with the owner's program's own words: the row, the column, the layer, and the cure.
     """
     job = profile.job
-    if not isinstance(job, PrivateJobSettings) or not (job.data_schema or isinstance(job.model, list)):
+    if not isinstance(job, PrivateJobSettings) or not (job.data_schema or _left_open(job.model)):
         return profile, None
     asked = job.model if isinstance(job.model, str) else json.dumps(job.model)
     command = ["plan", "--model", asked]
     for flag, path in (("--data", job.data), ("--schema", job.data_schema), ("--labels", job.labels)):
         command += [flag, str(Path(path).expanduser())] if path else []
     found = json.loads(owners_program(command))
+    for note in found.get("notes", []):
+        tell(f"{job.model}: {note}")
     changes: dict[str, Any] = {"model": found["model"]}
     if "rows" in found:
         changes["test_rows"] = found["rows"]["test"]
     return profile.model_copy(update={"job": job.model_copy(update=changes)}), found.get("pin")
+
+
+def _left_open(model: Any) -> bool:
+    """Whether a model's shapes are still to be found: a list of layers, or a class in a file."""
+    return isinstance(model, list) or (isinstance(model, str) and ".py:" in model)
 
 
 def keep_pin(run_dir: Path, pin: Mapping[str, str] | None) -> None:

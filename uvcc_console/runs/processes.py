@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -126,6 +126,10 @@ def end_run(run_dir: Path, status: str, detail: str) -> None:
     journal.close()
 
 
+def _nobody(_: str) -> None:
+    """Who is not told."""
+
+
 def create_run(
     profile_name: str,
     settings: Iterable[str] = (),
@@ -133,10 +137,12 @@ def create_run(
     seed: int | None = None,
     name: str = "",
     patient: bool = False,
+    tell: Callable[[str], None] = _nobody,
 ) -> Path:
     """Plan a rollout and write it down: a new run folder whose journal holds ``RunCreated``. Nothing is started.
 
-    ``seed``, ``patient``: see ``RunCreated``; ``name``: first word of the run id instead of the profile's.
+    ``seed``, ``patient``: see ``RunCreated``; ``name``: first word of the run id instead of the profile's; ``tell`` is
+    given what the operator should know of the plan.
 
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
@@ -146,7 +152,7 @@ def create_run(
     from uvcc_console.plan.profile import load
 
     short, profile = load(profile_name, settings)
-    profile, pin = settle(profile)
+    profile, pin = settle(profile, tell)
     if runs_here({"provider": profile.fleet.provider}):
         extras.require("torch", "local pods compute on this machine")
     while True:

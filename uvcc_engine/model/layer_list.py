@@ -10,6 +10,7 @@ That JSON says all sizes, so it means the same to every party whatever this file
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,21 +19,21 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model.layer_spec import LayerSpec
+from uvcc_engine.model.layer_types.batch_norm import BatchNorm
+from uvcc_engine.model.layer_types.conv2d import Conv2d
+from uvcc_engine.model.layer_types.dense import Dense
+from uvcc_engine.model.layer_types.gelu import Gelu
+from uvcc_engine.model.layer_types.layer_norm import LayerNorm
+from uvcc_engine.model.layer_types.leaky_relu import LeakyRelu
+from uvcc_engine.model.layer_types.pool import Pool
+from uvcc_engine.model.layer_types.relu import Relu
+from uvcc_engine.model.layer_types.residual import Residual
+from uvcc_engine.model.layer_types.rms_norm import RmsNorm
+from uvcc_engine.model.layer_types.smooth import Sigmoid, Silu, Tanh
+from uvcc_engine.model.model_spec import ModelSpec, check_model
 from uvcc_engine.model.registry import layer_types, type_of
 from uvcc_engine.model.shapes import Image
 from uvcc_engine.model.spec_json import layer_from_json, layer_to_json
-from uvcc_engine.model.specs import (
-    BatchNorm,
-    Conv2d,
-    Dense,
-    Gelu,
-    LayerNorm,
-    ModelSpec,
-    Pool,
-    Relu,
-    Residual,
-    check_model,
-)
 
 MOST_LAYERS: Final = 1024
 MOST_NUMBERS: Final = 1 << 28
@@ -57,6 +58,11 @@ class _At:
 _Made = tuple[tuple[LayerSpec, ...], int, Image | None]
 
 
+def is_module_file(text: str) -> bool:
+    """Whether a model's name is that of a class in a file: ``file.py:Model``."""
+    return bool(re.fullmatch(r"[^{\[].*\.py:[A-Za-z_]\w*", text))
+
+
 def model_of_list(layers: object, features: int, classes: int) -> ModelSpec:
     """A model from the layers of a profile, for data of so many features and classes.
 
@@ -65,7 +71,7 @@ def model_of_list(layers: object, features: int, classes: int) -> ModelSpec:
     if not isinstance(layers, list) or not layers:
         raise ConfigError("job.model is no list of layers", "write it like [{linear: 16}, relu, linear]")
     made, _, _ = _stack(layers, _At(features, classes, None, "job.model", True))
-    return _checked(ModelSpec(_name(made), made, features, classes, frac_bits=_bits(made)))
+    return model_of_layers(made, features, classes)
 
 
 def model_to_json(model: ModelSpec) -> dict[str, Any]:
@@ -94,7 +100,14 @@ def model_of_json(found: object) -> ModelSpec:
     layers = found["layers"]
     if not isinstance(layers, list) or not 0 < len(layers) <= MOST_LAYERS:
         raise ConfigError("job.model.layers is no list of layers", f"give 1 to {MOST_LAYERS}")
-    specs = tuple(layer_from_json(layer, f"job.model.layers[{i}]") for i, layer in enumerate(layers))
+    return model_of_layers(
+        [layer_from_json(layer, f"job.model.layers[{i}]") for i, layer in enumerate(layers)], features, classes
+    )
+
+
+def model_of_layers(layers: Sequence[LayerSpec], features: int, classes: int) -> ModelSpec:
+    """A model from specs. Raises ConfigError if they do not fit together, or fit no pod."""
+    specs = tuple(layers)
     return _checked(ModelSpec(_name(specs), specs, features, classes, frac_bits=_bits(specs)))
 
 
@@ -111,7 +124,7 @@ def _name(layers: Sequence[LayerSpec]) -> str:
 
 
 def _bits(layers: Sequence[LayerSpec]) -> int:
-    plain = (Dense, Relu, Conv2d, Pool)
+    plain = (Dense, Relu, LeakyRelu, Conv2d, Pool)
     return 8 if all(isinstance(s, plain) or (s.inner and _bits(s.inner) == 8) for s in layers) else _FINE
 
 
@@ -237,6 +250,13 @@ def _batch_norm(value: object, at: _At) -> _Made:
     return (BatchNorm(at.image or Image(at.features, 1, 1)),), at.features, at.image
 
 
+def _leaky(value: object, at: _At) -> _Made:
+    slope = 0.01 if value is None else value
+    if not isinstance(slope, int | float) or isinstance(slope, bool):
+        raise ConfigError(f"{at.where} is {_short(slope)}", "give the slope below zero, like {leaky-relu: 0.01}")
+    return (LeakyRelu(at.features, float(slope)),), at.features, at.image
+
+
 def _residual(value: object, at: _At) -> _Made:
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{at.where} is {_short(value)}", "write {residual: [{linear: 16}, relu]}")
@@ -248,8 +268,13 @@ def _residual(value: object, at: _At) -> _Made:
 _LAYERS: Final[dict[str, Callable[[object, _At], _Made]]] = {
     "linear": _linear,
     "relu": _same(Relu),
+    "leaky-relu": _leaky,
     "gelu": _same(Gelu),
+    "silu": _same(Silu),
+    "sigmoid": _same(Sigmoid),
+    "tanh": _same(Tanh),
     "layer-norm": _same(LayerNorm),
+    "rms-norm": _same(RmsNorm),
     "batch-norm": _batch_norm,
     "conv": _conv,
     "max-pool": _pool("max"),

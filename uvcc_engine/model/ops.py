@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from uvcc_engine.model.additive import settle_protocol as settle_protocol
     from uvcc_engine.model.functions import to_exp_scale_protocol as to_exp_scale_protocol
     from uvcc_engine.mpc.activations import gelu_protocol as gelu_protocol
+    from uvcc_engine.mpc.activations import sigmoid_protocol as sigmoid_protocol
     from uvcc_engine.mpc.arithmetic import DEALER as DEALER
     from uvcc_engine.mpc.arithmetic import add as add
     from uvcc_engine.mpc.arithmetic import add_public as add_public
@@ -53,7 +54,7 @@ _ARITHMETIC: Final = (
 _NAMES: Final = {
     "model.additive": "product settle_protocol",
     "model.functions": "to_exp_scale_protocol",
-    "mpc.activations": "gelu_protocol",
+    "mpc.activations": "gelu_protocol sigmoid_protocol",
     "mpc.arithmetic": f"{_ARITHMETIC} rescale_protocol scale_int sub terms",
     "mpc.gated": "matmul_gated_protocol product_gated_protocol",
     "mpc.maximum": "matmul_max_protocol max_and_place_protocol max_protocol",

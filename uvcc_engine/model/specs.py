@@ -1,22 +1,15 @@
-"""The models that can be trained in secret: stacks of layers, by name. Shapes only; no torch is loaded.
-
-Initial weights are a public, deterministic function of the job's seed, rounded to the fixed-point grid: sharing a
-public constant is free, and after the first update the weights are secret.
-"""
+"""The models that can be trained in secret: stacks of layers, by name. Shapes only; no torch is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import Final
 
-import numpy as np
-
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.data.sets import Floats
-from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
+from uvcc_engine.model.layer_list import model_of_text
+from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.attention import Attention
 from uvcc_engine.model.layer_types.batch_norm import BatchNorm
 from uvcc_engine.model.layer_types.conv2d import Conv2d
@@ -24,10 +17,13 @@ from uvcc_engine.model.layer_types.dense import Dense
 from uvcc_engine.model.layer_types.embedding import Embedding
 from uvcc_engine.model.layer_types.gelu import Gelu
 from uvcc_engine.model.layer_types.layer_norm import LayerNorm
+from uvcc_engine.model.layer_types.leaky_relu import LeakyRelu
 from uvcc_engine.model.layer_types.pool import Pool
 from uvcc_engine.model.layer_types.relu import Relu
 from uvcc_engine.model.layer_types.residual import Residual
-from uvcc_engine.model.registry import InitialContext, type_of
+from uvcc_engine.model.layer_types.rms_norm import RmsNorm
+from uvcc_engine.model.layer_types.smooth import Sigmoid, Silu, Tanh
+from uvcc_engine.model.model_spec import ModelSpec, check_model, initial_weights
 from uvcc_engine.model.shapes import Image
 
 __all__ = [
@@ -41,10 +37,15 @@ __all__ = [
     "Image",
     "LayerNorm",
     "LayerSpec",
+    "LeakyRelu",
     "ModelSpec",
     "Pool",
     "Relu",
     "Residual",
+    "RmsNorm",
+    "Sigmoid",
+    "Silu",
+    "Tanh",
     "check_model",
     "cnn",
     "find_model",
@@ -53,31 +54,6 @@ __all__ = [
     "mlp",
     "register_model",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A named stack of layers that ends in one logit per class, at each of ``positions`` positions of a row.
-
-    ``frac_bits``: the least number of fractional bits that the model trains with.
-    """
-
-    name: str
-    layers: tuple[LayerSpec, ...]
-    features: int
-    classes: int
-    positions: int = 1
-    frac_bits: int = 8
-
-    @property
-    def weights(self) -> tuple[WeightedSpec, ...]:
-        """The layers that hold a weight, in order."""
-        return tuple(weighted_specs(self.layers))
-
-    @property
-    def targets(self) -> int:
-        """Columns of the one-hot labels."""
-        return self.classes * self.positions
 
 
 def mlp(name: str, *widths: int) -> ModelSpec:
@@ -165,8 +141,6 @@ def find_model(name: str) -> ModelSpec:
     if name in MODELS:
         return MODELS[name]
     if name.startswith("{"):
-        from uvcc_engine.model.layer_list import model_of_text
-
         return model_of_text(name)
     near = get_close_matches(name, MODELS, n=1, cutoff=0.0)
     raise ConfigError(f"job.model: unknown model {name!r}", f"did you mean {near[0]!r}?")
@@ -183,42 +157,3 @@ def register_model(model: ModelSpec) -> ModelSpec:
     check_model(model)
     MODELS[model.name] = model
     return model
-
-
-def check_model(model: ModelSpec) -> None:
-    """Refuse (ConfigError naming the layer) a model whose layers do not fit together, or do not give its classes."""
-    shape = (1, model.features)
-    for at, spec in enumerate(model.layers):
-        try:
-            shape = type_of(spec).output_shape(spec, shape)
-        except ConfigError as error:
-            raise ConfigError(f"{model.name}, layer {at}: {error.what}", error.hint) from error
-    if shape != (model.positions, model.classes):
-        raise ConfigError(
-            f"{model.name} gives {shape[0]} lines of {shape[1]} features per row,"
-            f" not {model.positions} of {model.classes} classes",
-            "end it in a layer of as many outputs as there are classes",
-        )
-    if not model.weights:
-        raise ConfigError(f"{model.name} has no weight", "give it a layer that is trained")
-
-
-def initial_weights(model: ModelSpec, seed: int, frac_bits: int) -> list[Floats]:
-    """Public initial weights, one array per weighted layer, on the grid of 2^-frac_bits."""
-    weighted = model.weights
-    return [
-        np.rint(_initial(spec, InitialContext(seed, index, index == len(weighted) - 1)) * 2.0**frac_bits)
-        / 2.0**frac_bits
-        for index, spec in enumerate(weighted)
-    ]
-
-
-def _initial(spec: WeightedSpec, at: InitialContext) -> Floats:
-    kind = type_of(spec)
-    assert kind.initial is not None  # the registry asked for it
-    found = kind.initial(spec, at)
-    if found.shape != spec.weight_shape:
-        raise ConfigError(
-            f"layer type {kind.name!r} starts {spec} with {found.shape}, not {spec.weight_shape}", "mend its initial"
-        )
-    return found

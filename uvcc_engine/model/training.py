@@ -55,6 +55,11 @@ class PrivateTrainer:
         return [layer.weight for layer in nn.weighted(self._layers) if layer.weight is not None]
 
     @property
+    def layers(self) -> list[nn.Layer]:
+        """The layers, in the order of the model."""
+        return self._layers
+
+    @property
     def velocity(self) -> list[Share]:
         """The momentum terms, one per weighted layer."""
         return self._optimizer.moments["velocity"]

@@ -25,7 +25,7 @@ from uvcc_engine.data.features import Prepared, prepare, transform
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import Schema, load_schema, schema_text
 from uvcc_engine.data.sets import Floats, load_digits
-from uvcc_engine.model.layer_list import model_of_json, model_of_list, model_to_json
+from uvcc_engine.model.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.specs import ModelSpec, find_model
 
 WEIGHTS, MODEL, FITTED = "weights.npz", "model.json", "preprocessing.yaml"
@@ -89,9 +89,9 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         if args.data is None:
             raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
         table = read_table(args.data)
-        made = prepare(table, load_schema(args.schema))
-        features, classes = made.schema.features, len(made.schema.values)
-        rows = {"train": len(made.data.train_x), "test": len(made.data.test_x)}
+        ready = prepare(table, load_schema(args.schema))
+        features, classes = ready.schema.features, len(ready.schema.values)
+        rows = {"train": len(ready.data.train_x), "test": len(ready.data.test_x)}
         found = {"rows": rows, "pin": digests(table, args.schema)}
     elif args.data is not None:
         x, y = read_rows(args.data, args.labels)
@@ -99,6 +99,12 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     else:
         digits = load_digits(0)
         features, classes = digits.train_x.shape[1], digits.classes
+    if isinstance(asked, str) and is_module_file(asked):
+        extras.require("torch", "job.model names a torch module")
+        from uvcc_engine.model.torch_module import model_of_file
+
+        made = model_of_file(asked, features, classes)
+        return found | {"model": model_to_json(made.model), "notes": list(made.notes)}
     if isinstance(asked, list):
         model = model_of_list(asked, features, classes)
     else:

@@ -122,7 +122,7 @@ def test_a_demo_on_a_table_needs_no_profile(
     assert main(["demo", "--headless", "--data", str(table), "--target", "diagnosis"]) == 0
     assert "50 rows, 2 features" in capsys.readouterr().err
     assert table.with_name("patients.schema.yaml").exists()
-    profile, _ = owndata.settle(load("demo", sets[0])[1])
+    profile, _ = owndata.settle(load("demo", sets[0])[1], print)
     assert isinstance(profile.job, PrivateJobSettings)
     assert profile.job.model["features"] == 2
     assert profile.job.reveal == ["loss", "accuracy", "weights"]

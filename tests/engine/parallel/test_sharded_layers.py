@@ -18,8 +18,12 @@ from uvcc_engine.model.specs import (
     Embedding,
     LayerNorm,
     LayerSpec,
+    LeakyRelu,
     ModelSpec,
     Relu,
+    RmsNorm,
+    Silu,
+    Tanh,
     find_model,
     initial_weights,
 )
@@ -106,6 +110,16 @@ def test_attention_by_heads_and_normalisation_by_rows_are_the_whole_layers() -> 
     two, two_grad = through(model, weights, x, 2)
     assert np.abs(one - two).max() < 2e-3
     assert np.abs(one_grad - two_grad).max() < 2e-2
+
+
+def test_smooth_and_leaky_activations_and_rms_normalisation_are_the_whole_layers() -> None:
+    layers = (Dense(5, 6), LeakyRelu(6, 0.25), Dense(6, 4), Tanh(4), RmsNorm(4), Silu(4))
+    model, weights, x = model_of(*layers, features=5, classes=4), [grid(6, 6), grid(7, 4), grid(1, 4)], grid(5, 5)
+    one, one_grad = through(model, weights, x, 1)
+    two, two_grad = through(model, weights, x, 2)
+    assert np.abs(one - two).max() < 2e-3
+    assert np.abs(one_grad - two_grad).max() < 1e-2
+    assert np.abs(one_grad).max() > 0.1
 
 
 def test_every_entry_of_a_weight_lies_at_one_rank_and_whole_weights_at_all() -> None:

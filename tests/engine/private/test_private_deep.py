@@ -22,8 +22,13 @@ from uvcc_engine.model.specs import (
     Image,
     LayerNorm,
     LayerSpec,
+    LeakyRelu,
     ModelSpec,
     Residual,
+    RmsNorm,
+    Sigmoid,
+    Silu,
+    Tanh,
     find_model,
 )
 from uvcc_engine.model.training import PrivateTrainer
@@ -37,6 +42,11 @@ from uvcc_engine.sealing.inputs import open_inputs, share_dataset
 torch.set_num_threads(1)
 STACKS: dict[str, tuple[tuple[LayerSpec, ...], int]] = {
     "gelu": ((Gelu(6),), 6),
+    "leaky-relu": ((LeakyRelu(6, 0.25), Dense(6, 6), LeakyRelu(6)), 6),
+    "rms-norm": ((RmsNorm(8), Dense(8, 3)), 8),
+    "sigmoid": ((Sigmoid(6),), 6),
+    "silu": ((Silu(6),), 6),
+    "tanh": ((Tanh(6),), 6),
     "layer-norm": ((LayerNorm(8),), 8),
     "batch-norm": ((BatchNorm(Image(3, 2, 2)),), 12),
     "attention": ((Attention(4, 6, 2),), 18),

@@ -15,16 +15,20 @@ import numpy as np
 import pytest
 from private_kit import CODE, OWNER, PARTIES, Fleet, Zygote, direct_links, relay_links, until
 
+from uvcc_engine import simulate
 from uvcc_engine.checkpoint.commits import RECORDS, check_record, read_record
 from uvcc_engine.checkpoint.encryption import decrypt, rest_key, state_name
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
 from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.contract.topology import Coord
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.plaintext import count_correct, train_plaintext
 from uvcc_engine.model.specs import find_model
+from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.sealing.release import open_weights
+from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.proof.bundle import assemble_folder, read_bundle
 from uvcc_engine.transcript.proof.revealed import revealed_series
 from uvcc_engine.transcript.proof.verifier import verify
@@ -98,6 +102,32 @@ def test_a_whole_run_agrees_and_leaves_its_files(whole: Fleet) -> None:
     mine = {(e["epoch"], 1): e["pairs"]["p1r0s0t0"] for e in whole.events(0, "epoch_root")}
     theirs = {(e["epoch"], 1): e["pairs"]["p0r0s0t0"] for e in whole.events(1, "epoch_root")}
     assert mine == theirs
+
+
+def test_a_simulation_with_the_keys_of_a_run_has_its_numbers_bit_for_bit(whole: Fleet) -> None:
+    boxes = [(whole.dir(p) / f"result_p{p}r0s0t0.box").read_bytes() for p in range(3)]
+    theirs = open_weights(boxes, owner=OWNER, parties=[p.public for p in PARTIES])
+    first, second, third = (keys_of(whole.policy, p) for p in range(3))
+    keys = simulate.SessionKeys((first, second, third), sid_of(whole.policy.sid_job, Coord(0, 0, 0, 0)))
+    data = load_digits(JOB.seed, JOB.test_rows)
+    ours = simulate.train(JOB, data, keys=keys)
+    assert [w.shape for w in ours.weights] == [w.shape for w in theirs.values()]
+    assert all(np.array_equal(w, theirs[f"weight.{i}"]) for i, w in enumerate(ours.weights))
+    values = whole.result(0)["values"]
+    assert (ours.accuracy, ours.losses[-1]) == (values["accuracy"], values["loss"])
+    other = simulate.train(JOB, data)  # other keys round otherwise, and not far off
+    assert not all(np.array_equal(w, theirs[f"weight.{i}"]) for i, w in enumerate(other.weights))
+    assert np.allclose(ours.losses, other.losses, atol=1e-3)
+
+
+def keys_of(policy: Policy, party: int) -> PairKeys:
+    """What the party derives from its identity and the policy."""
+    one, peers, job = PARTIES[party], policy.peers(party, 0), policy.sid_job
+    return PairKeys(
+        prev=one.pair_secret(peers[(party + 2) % 3], job, "prg"),
+        next=one.pair_secret(peers[(party + 1) % 3], job, "prg"),
+        own=one.own_secret(job, "prg"),
+    )
 
 
 def test_the_evidence_of_a_run_verifies(whole: Fleet, tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ from uvcc_engine.model.layer_types import (
     embedding,
     gelu,
     layer_norm,
+    leaky_relu,
     pool,
     relu,
     residual,
+    rms_norm,
+    smooth,
 )
 
 __all__ = [
@@ -21,7 +24,10 @@ __all__ = [
     "embedding",
     "gelu",
     "layer_norm",
+    "leaky_relu",
     "pool",
     "relu",
     "residual",
+    "rms_norm",
+    "smooth",
 ]

@@ -1,0 +1,208 @@
+"""Torch modules as models: what is taken over, what it computes on shares, what is refused and where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from uvcc_engine import simulate
+from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.model.layer_list import model_of_json, model_to_json
+from uvcc_engine.model.plaintext import forward
+from uvcc_engine.model.spec_json import layer_to_json
+from uvcc_engine.model.specs import ModelSpec
+from uvcc_engine.model.torch_module import model_of_file, model_of_module
+
+torch.set_num_threads(1)
+torch.manual_seed(5)
+EPSILON = 2.0**-10  # the layers' own
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width, EPSILON),
+            nn.Linear(width, 2 * width),
+            nn.Linear(2 * width, width),
+        )
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.drop(self.down(nn.functional.silu(self.up(self.norm(x)))))
+        return y
+
+
+class Small(nn.Module):
+    """A small residual network on images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4, EPSILON), nn.ReLU(inplace=True))
+        self.inner = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.LeakyReLU(0.125), nn.Conv2d(4, 4, 3, padding=1))
+        self.head = nn.Linear(4 * 2 * 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.max_pool2d(self.stem(x), 2)
+        x = torch.relu(self.inner(x) + x)
+        x = nn.functional.adaptive_avg_pool2d(x, (2, 2))
+        return nn.functional.log_softmax(self.head(x.view(x.shape[0], -1)), 1)
+
+
+MODULES: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
+    "mlp": (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 2)), (6,), 2),
+    "blocks": (nn.Sequential(nn.Linear(5, 8), Block(8), nn.RMSNorm(8, EPSILON), nn.GELU(), nn.Linear(8, 3)), (5,), 3),
+    "images": (Small(), (1, 8, 8), 3),
+    "flat": (nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), (3, 2, 2), 2),
+    "means": (nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()), (2, 6, 6), 3),
+}
+
+
+def weights_of(module: nn.Module, model: ModelSpec) -> list[torch.Tensor]:
+    """The module's own weights as our layers lay them out, for modules of one order of use."""
+    found: list[torch.Tensor] = []
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            found.append(torch.cat([part.weight.T, part.bias[None]]))
+        elif isinstance(part, nn.Conv2d):
+            assert part.bias is not None
+            found.append(torch.cat([part.weight.flatten(1).T, part.bias[None]]))
+        elif isinstance(part, nn.BatchNorm2d):
+            found.append(torch.stack([part.weight, part.running_mean, part.running_var, part.bias]))  # type: ignore[list-item]
+        elif isinstance(part, nn.LayerNorm):
+            found.append(torch.stack([part.weight, part.bias]))
+        elif isinstance(part, nn.RMSNorm):
+            assert part.weight is not None
+            found.append(part.weight[None])
+    return [w.detach().double() for w in found]
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_becomes_layers_that_compute_the_same(name: str) -> None:
+    module, shape, classes = MODULES[name]
+    made = model_of_module(module, shape, classes)
+    assert model_of_json(json.loads(json.dumps(model_to_json(made.model)))) == made.model
+    x = torch.randn(7, *shape, generator=torch.Generator().manual_seed(3))
+    theirs = module.eval()(x).double()
+    ours = forward(made.model, weights_of(module, made.model), x.flatten(1).double())
+    if name == "images":
+        ours = torch.log_softmax(ours, 1)
+        assert "the last log_softmax is left out: the objective has it already" in made.notes
+    assert (ours - theirs).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mlp", "blocks", "images"])
+def test_a_module_trains_on_shares_as_its_plaintext_twin(name: str) -> None:
+    module, shape, classes = MODULES[name]
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(40, *shape)), np.arange(40) % classes
+    made = simulate.fit(module, x, y, steps=2, batch=16, lr=0.1)
+    clear = made.twin()
+    assert np.allclose(made.losses, clear.losses, atol=4e-3)
+    for ours, theirs in zip(made.weights, clear.weights, strict=True):
+        assert np.abs(ours - theirs).max() < 256 * 2.0**-16
+
+
+MODEL = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    input_shape = (1, 4, 4)
+
+    def __init__(self, classes):
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(1, 2, 3), nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x)).flatten(1)
+        {line}
+        return self.out(x)
+
+
+class Hungry(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+"""
+
+
+def test_a_file_is_run_where_it_lies_and_gives_plain_json(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL.format(line="pass"))
+    made = model_of_file(f"{tmp_path}/mine.py:Model", 16, 3)
+    assert [layer_to_json(spec)["type"] for spec in made.model.layers] == ["conv2d", "relu", "dense"]
+    assert (made.model.features, made.model.classes) == (16, 3)
+
+
+REFUSED: list[tuple[str, str, str]] = [
+    ("x = torch.cumsum(x, 1)", "mine.py, line 14: cumsum cannot be computed", "nearest"),
+    ("x = torch.sigmoidd(x)", "mine.py, line 14 cannot be exported: AttributeError", "mend"),
+    ("x = x if x.sum() > 0 else -x", "mine.py, line 14: what is computed depends on secret data", "no if"),
+    ("x = x[x > 0]", "line 1[45]", ""),
+    ("x = torch.relu(x + 1.0)", "line 14: add adds a constant", "bias"),
+    ("x = self.out(self.out(x))", "line 14 cannot be exported|line 15", ""),
+    ("x = x * x", "line 14: mul cannot be computed on shares here", "nearest"),
+    ("x = self.conv(x.reshape(-1, 2, 2, 2)[:, :1].repeat(1, 1, 2, 2)).flatten(1)[:, :1].repeat(1, 8)", "line 14", ""),
+    ("x = torch.relu(x) + torch.tanh(x)", "line 14: add adds two branches", "join"),
+    ("x = x.half().float()", "line 14", ""),
+    ("x = nn.functional.conv1d(x[:, None], torch.ones(1, 1, 1)).flatten(1)", "line 14", ""),
+]
+
+
+@pytest.mark.parametrize(("line", "what", "hint"), REFUSED, ids=[r[0][:30] for r in REFUSED])
+def test_what_no_layer_says_is_refused_with_the_users_line(line: str, what: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL.format(line=line))
+    with pytest.raises(ConfigError, match=what) as caught:
+        model_of_file(f"{tmp_path}/mine.py:Model", 16, 3)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("mine.py:Modell", "no torch module 'Modell'.*did you mean 'Model'"),
+        ("mine.py:Hungry", "Hungry needs depth"),
+        ("other.py:Model", "no such file"),
+        ("broken.py:Model", "broken.py, line 2 cannot be run: ZeroDivisionError"),
+    ],
+)
+def test_files_that_hold_no_such_model_are_refused(name: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL.format(line="pass"))
+    (tmp_path / "broken.py").write_text("import torch\n1 / 0\n")
+    with pytest.raises(UvccError, match=what):
+        model_of_file(f"{tmp_path}/{name}", 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "what"),
+    [
+        (nn.LSTM(4, 4), (3, 4), "lstm|gives 3"),
+        (nn.Linear(4, 2).half(), (4,), "weight is of type torch.float16"),
+        (nn.Linear(4, 3), (4,), "gives 1 lines of 3 features per row, not 1 of 2 classes"),
+        (nn.Sequential(nn.Conv2d(1, 2, (1, 3)), nn.Flatten(), nn.Linear(12, 2)), (1, 3, 4), "kernel of"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(8, 2)), (2, 4, 4), "groups"),
+        (nn.Sequential(nn.MaxPool2d(3, 1), nn.Flatten(), nn.Linear(4, 2)), (1, 4, 4), "overlap"),
+        (nn.Linear(4, 2), (3, 4), "flatten it"),
+    ],
+)
+def test_modules_that_do_not_fit_are_refused(module: nn.Module, shape: tuple[int, ...], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        model_of_module(module, shape, 2)
+
+
+def test_the_owners_plan_takes_a_file(tmp_path: Path, capsys: Any) -> None:
+    from uvcc_engine.owner.own_data import main
+
+    (tmp_path / "mine.py").write_text(MODEL.format(line="pass"))
+    np.savez(tmp_path / "rows.npz", x=np.zeros((6, 16)), y=np.arange(6) % 3)
+    command = ["plan", "--model", f"{tmp_path}/mine.py:Model", "--data", f"{tmp_path}/rows.npz"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [layer["type"] for layer in found["model"]["layers"]] == ["conv2d", "relu", "dense"]
+    assert str(tmp_path) not in json.dumps(found["model"])

@@ -1,0 +1,264 @@
+"""Train a model between three simulated parties, and see what it learned, what it cost and how large numbers became."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.data.sets import Dataset, Floats, Ints, split
+from uvcc_engine.model import layers as nn
+from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
+from uvcc_engine.model.plaintext import PlaintextResult, forward, train_plaintext
+from uvcc_engine.model.specs import MODELS, ModelSpec, find_model
+from uvcc_engine.model.torch_module import model_of_file, model_of_module
+from uvcc_engine.model.training import PrivateTrainer
+from uvcc_engine.mpc.local import LocalPlanes
+from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.share import Share, random_ring, reconstruct
+from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
+from uvcc_engine.sharding.validation import check_tensors, fit_model, shapes_of
+from uvcc_engine.simulate.metering import LayerCost, Metering
+
+_TEST: Final = 0.2
+_PLAIN: Final = PrivateJob()
+_PATIENCE_S: Final = 3600.0
+Progress = Callable[[int, int, float | None], None]
+"""Told after every step: steps done, of how many, and the loss if it was revealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKeys:
+    """What decides how truncations round, besides the program and its inputs: the keys of three parties, in order, the
+    session's id (``transcript.leaves.roots.sid_of``) and the attempt. Those of a run give that run's numbers."""
+
+    parties: tuple[PairKeys, PairKeys, PairKeys]
+    sid_sub: bytes
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFit:
+    """A trained model in clear, and what its training revealed and cost.
+
+    ``classes``: the labels in the order of the model's outputs. ``losses``: those that the job reveals.
+    ``rounds`` and ``bytes_sent`` (of the three parties together) are those of the whole training.
+    """
+
+    job: PrivateJob
+    data: Dataset
+    model: ModelSpec
+    weights: tuple[Floats, ...]
+    classes: tuple[Any, ...]
+    losses: tuple[float, ...]
+    correct: int
+    test_rows: int
+    rounds: int
+    bytes_sent: int
+    seconds: float
+    layers: tuple[LayerCost, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the test rows that the private model got right; nan if the job does not reveal it."""
+        return self.correct / self.test_rows if "accuracy" in self.job.reveal else math.nan
+
+    def outputs(self, x: ArrayLike) -> Floats:
+        """The model's outputs (rows, classes), in clear with the opened weights."""
+        rows = _features(x)
+        with torch.no_grad():
+            found: Floats = forward(self.model, [torch.from_numpy(w) for w in self.weights], rows).numpy()
+        return found
+
+    def predict_proba(self, x: ArrayLike) -> Floats:
+        """Every class's probability, in clear with the opened weights."""
+        found: Floats = torch.softmax(torch.from_numpy(self.outputs(x)), 1).numpy()
+        return found
+
+    def predict(self, x: ArrayLike) -> np.ndarray[Any, Any]:
+        """The likeliest class of every row, in clear with the opened weights."""
+        found: np.ndarray[Any, Any] = np.array(self.classes)[self.outputs(x).argmax(1)]
+        return found
+
+    def twin(self) -> PlaintextResult:
+        """The same training in clear: float64, the same rows, order, start and schedule."""
+        return train_plaintext(self.job, self.data)
+
+    def report(self) -> str:
+        """Rounds, bytes and ranges, layer by layer, for people."""
+        f, steps = self.job.frac_bits, max(1, self.job.steps)
+        lines = [
+            f"{self.job.steps} steps of {self.rounds / steps:.1f} rounds and {self.bytes_sent / steps / 1e6:.2f} MB"
+            f" (of all three parties), {self.seconds:.1f} s here",
+            f"{'layer':<18}{'rounds':>8}{'kB a step':>12}{'largest':>12}{'headroom':>10}",
+        ]
+        for one in self.layers:
+            kb = sum(one.bytes.values()) / 1e3
+            bits = f"{one.headroom:.0f} bits"
+            lines.append(f"{one.layer:<18}{sum(one.rounds.values()):>8.1f}{kb:>12.1f}{one.largest:>12.4g}{bits:>10}")
+        tight = [one.layer for one in self.layers if one.headroom < 4]
+        if tight:
+            lines.append(f"layer {tight[0]} comes near the ring's end: try frac_bits below {f}, or smaller numbers")
+        return "\n".join(lines)
+
+
+def fit(
+    model: Any,
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    test: float | tuple[ArrayLike, ArrayLike] = _TEST,
+    keys: SessionKeys | None = None,
+    progress: bool | Progress = False,
+    **job: Any,
+) -> SimulatedFit:
+    """Train ``model`` on rows ``x`` and labels ``y`` between three simulated parties.
+
+    ``model``: a ``torch.nn.Module`` or ``"file.py:Model"``, of which the layers are taken, not the weights; a shipped
+    name, a list of layers as in a profile, a ``ModelSpec``, or its JSON. ``test``: the share of
+    rows that is held out by the job's seed, or rows and labels of their own. All else are the keys of a private job
+    (``batch``, ``lr``, ``optimizer``, ``seed``, ...). Raises ConfigError for what does not fit, before it computes.
+    """
+    features = _features(x).numpy()
+    labels = np.asarray(y)
+    if labels.ndim != 1 or len(labels) != len(features) or not len(labels):
+        raise ConfigError(f"{features.shape} features and {labels.shape} labels do not fit", "one label per row")
+    given = _features(test[0]).numpy() if isinstance(test, tuple) else None
+    all_labels = labels if given is None else np.concatenate([labels, np.asarray(test[1])])  # type: ignore[index]
+    classes, numbers = np.unique(all_labels, return_inverse=True)
+    spec = _model(model, np.shape(x)[1:], len(classes))
+    numbers = numbers.astype(np.int64)
+    if given is None:
+        held = round(float(test) * len(features))  # type: ignore[arg-type]
+        data = split(features, numbers, int(job.get("seed", _PLAIN.seed)), held, spec.classes)
+    else:
+        n = len(features)
+        data = Dataset(features, numbers[:n], given, numbers[n:], spec.classes)
+    asked = _job(spec, data, epochs, steps, job)
+    return replace(train(asked, data, keys=keys, progress=progress), classes=tuple(classes.tolist()))
+
+
+def train(
+    job: PrivateJob, data: Dataset, *, keys: SessionKeys | None = None, progress: bool | Progress = False
+) -> SimulatedFit:
+    """Train exactly as ``job`` says, epoch for epoch as one worker per party does."""
+    model = fit_model(job)
+    tensors = dataset_tensors(data, job.frac_bits)
+    check_tensors(shapes_of(tensors), job, model)
+    inputs = _party_inputs(tensors, job.frac_bits)
+    planes = LocalPlanes(job.seed)
+    planes.wire.wait_s = _PATIENCE_S  # a party waits while the others compute on the same processor
+    if keys is not None:
+        planes.runtimes = [
+            Runtime(p, planes.planes[p], keys.parties[p], keys.sid_sub, keys.attempt) for p in range(PARTIES)
+        ]
+    metering, tell = Metering(model.layers), _teller(progress)
+    began = time.monotonic()
+
+    def body(rt: Runtime) -> tuple[list[float], int, int, list[Share]]:
+        trainer = PrivateTrainer(rt, job, model, inputs[rt.party])
+        metering.attach(rt.party, list(nn.flat(trainer.layers)))
+        losses = []
+        for step in range(job.steps):
+            rt.begin_epoch(step)
+            loss = trainer.step(step).loss
+            losses += [] if loss is None else [loss]
+            if rt.party == 0:
+                tell(step + 1, job.steps, loss)
+        costs[rt.party] = (rt.rounds, rt.bytes_sent)
+        metering.stop(rt.party)
+        rt.begin_epoch(job.steps)
+        correct = trainer.count_correct() if "accuracy" in job.reveal else 0
+        return losses, correct, trainer.test_rows, trainer.weights
+
+    costs: dict[int, tuple[int, int]] = {}
+    results = planes.run_three(body)
+    losses, correct, rows, _ = results[0]
+    weights = [reconstruct([r[3][i] for r in results]).numpy() for i in range(len(model.weights))]
+    return SimulatedFit(
+        job=job,
+        data=data,
+        model=model,
+        weights=tuple(weights),
+        classes=tuple(range(model.classes)),
+        losses=tuple(losses),
+        correct=correct,
+        test_rows=rows,
+        rounds=costs[0][0],
+        bytes_sent=sum(sent for _, sent in costs.values()),
+        seconds=time.monotonic() - began,
+        layers=tuple(metering.costs(job.steps, job.frac_bits)),
+    )
+
+
+def _features(x: ArrayLike) -> torch.Tensor:
+    found = np.array(x, dtype=np.float64)
+    if found.ndim < 2 or not len(found):
+        raise ConfigError(f"features of shape {found.shape}", "give one row of numbers per line: (rows, features)")
+    return torch.from_numpy(found.reshape(len(found), -1))
+
+
+def _model(model: Any, shape: tuple[int, ...], classes: int) -> ModelSpec:
+    features = math.prod(shape)
+    if isinstance(model, ModelSpec):
+        return model
+    if isinstance(model, torch.nn.Module):
+        return model_of_module(model, getattr(model, "input_shape", shape), classes).model
+    if isinstance(model, str):
+        return model_of_file(model, features, classes).model if is_module_file(model) else find_model(model)
+    return model_of_list(model, features, classes) if isinstance(model, list) else model_of_json(model)
+
+
+def _job(spec: ModelSpec, data: Dataset, epochs: int | None, steps: int | None, given: dict[str, Any]) -> PrivateJob:
+    if (epochs is None) == (steps is None):
+        raise ConfigError("give epochs or steps, and not both", "like epochs=3")
+    batch = int(given.get("batch", min(_PLAIN.batch, len(data.train_x))))
+    count = steps if epochs is None else -(-epochs * len(data.train_x) // batch)
+    named = spec.name if MODELS.get(spec.name) is spec else model_to_json(spec)
+    values = {"lr": 0.1, "frac_bits": max(16, spec.frac_bits)} | given
+    values |= {"model": named, "steps": count, "batch": batch, "test_rows": len(data.test_x)}
+    return PrivateJob.from_json(json.loads(json.dumps(values)))
+
+
+def _party_inputs(tensors: dict[str, Ints], frac_bits: int) -> list[PartyInputs]:
+    """Every tensor in three components, two of them for each party."""
+    made: dict[str, list[Ints]] = {}
+    for name, whole in tensors.items():
+        first, second = (random_ring(torch.Size(whole.shape), os.urandom).numpy() for _ in range(2))
+        made[name] = [first, second, whole - first - second]
+    return [
+        PartyInputs(p, frac_bits, {name: (c[p], c[(p + 1) % PARTIES]) for name, c in made.items()})
+        for p in range(PARTIES)
+    ]
+
+
+def _teller(progress: bool | Progress) -> Progress:
+    if callable(progress):
+        return progress
+    return _bar if progress else _nothing
+
+
+def _nothing(done: int, steps: int, loss: float | None) -> None:
+    """Say nothing."""
+
+
+def _bar(done: int, steps: int, loss: float | None) -> None:
+    filled = 30 * done // steps
+    said = "" if loss is None else f"  loss {loss:.4f}"
+    end = "\n" if done == steps else ""
+    print(f"\r[{'#' * filled}{'.' * (30 - filled)}] {done}/{steps}{said}", end=end, file=sys.stderr, flush=True)
