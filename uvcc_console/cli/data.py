@@ -49,7 +49,7 @@ def summary(found: dict[str, Any]) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in found["columns"].items())
     lines = [
         f"{found['schema']}: {found['rows']} rows, {found['features']} features ({kinds})",
-        f"target {found['target']}: {', '.join(found['classes'])}",
+        f"target {found['target']}: {', '.join(found['classes']) or found['kind']}",
         *(f"{name}: {note}" for name, note in found["notes"].items()),
     ]
     return "\n".join(lines)

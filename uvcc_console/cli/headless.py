@@ -262,6 +262,9 @@ def render(o: dict[str, Any]) -> str:
     mark = f" ({o['caveat']})" if o["caveat"] else ""
     if o["accuracy"] is not None:
         lines.append(f"  accuracy     {100 * o['accuracy']:.2f} %{mark}")
+    for name, value in sorted(o["values"].items()):
+        if name not in ("accuracy", "loss"):
+            lines.append(f"  {name:<12} {value:.6g}{mark}")
     if o["final_loss"] is not None:
         lines.append(f"  loss         {o['final_loss']:.4f}{mark}")
     for key in ("global_root", "result_hash", "sid_job"):

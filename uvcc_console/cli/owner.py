@@ -90,6 +90,9 @@ def _predict(args: argparse.Namespace) -> int:
         common.show(said.rstrip("\n"))
         return OK
     found: dict[str, Any] = json.loads(said)
-    counts = ", ".join(f"{count} {name}" for name, count in found["classes"].items())
+    if "classes" in found:
+        counts = ", ".join(f"{count} {name}" for name, count in found["classes"].items())
+    else:
+        counts = f"{found['from']:.6g} to {found['to']:.6g}"
     common.show(f"{args.out}: {found['rows']} rows ({counts})")
     return OK

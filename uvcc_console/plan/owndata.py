@@ -32,7 +32,8 @@ def fitted_file(run_dir: Path) -> Path:
 def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapping[str, str] | None]:
     """The profile with what follows from the data filled in, and what its files are held to from now on.
 
-    ``tell`` is given what the model does otherwise than the torch module that it was taken from.
+    ``tell`` is given what the model does otherwise than the torch module that it was taken from, and what follows from
+    the target's kind.
 
     Raises UvccError with the owner's program's own words: the row, the column, the layer, and the cure.
     """
@@ -48,8 +49,23 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
         tell(f"{job.model}: {note}")
     changes: dict[str, Any] = {"model": found["model"]}
     if "rows" in found:
-        changes["test_rows"] = found["rows"]["test"]
+        changes |= {"test_rows": found["rows"]["test"]} | _of_target(job, found["objective"], tell)
     return profile.model_copy(update={"job": job.model_copy(update=changes)}), found.get("pin")
+
+
+def _of_target(job: PrivateJobSettings, objective: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    """What the schema's target asks of a job that says nothing else: its objective, and errors in place of accuracy."""
+    changes: dict[str, Any] = {}
+    if "objective" not in job.model_fields_set and objective != job.objective:
+        tell(f"objective {objective}: so the schema's target asks")
+        changes["objective"] = objective
+    if objective in ("mse", "poisson") and "accuracy" in job.reveal:
+        tell("rmse is revealed in place of accuracy: the target is a number" + _UNITS[objective])
+        changes["reveal"] = ["rmse" if item == "accuracy" else item for item in job.reveal]
+    return changes
+
+
+_UNITS: Final = {"mse": ", and its unit is the target's deviation in the training rows", "poisson": ""}
 
 
 def _left_open(model: Any) -> bool:

@@ -24,7 +24,7 @@ def seconds(value: Any) -> Any:
 
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
-Reveal = Literal["loss", "accuracy", "weights", "predictions", "seeds"]
+Reveal = Literal["loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "predictions", "seeds"]
 
 
 def _model(value: Any) -> Any:
@@ -58,7 +58,8 @@ class PrivateJobSettings(Strict):
     test_rows: int = Field(default=360, gt=0)
     optimizer: Literal["sgd", "adam"] = "sgd"
     beta2: float = Field(default=0.99, ge=0.5, le=0.999)
-    objective: Literal["cross-entropy", "mse"] = "cross-entropy"
+    objective: Literal["cross-entropy", "mse", "huber", "binary", "poisson"] = "cross-entropy"
+    min_rows: int = Field(default=1, gt=0)
     task: Literal["train", "infer"] = "train"
     data: str = ""
     data_schema: str = Field(default="", alias="schema")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.csv_table import CsvTable, is_missing
-from uvcc_engine.data.schema import ONE_HOT, Schema, SchemaColumn, Statistics, class_word
-from uvcc_engine.data.sets import Dataset, Floats, Ints
+from uvcc_engine.data.schema import COUNT, ONE_HOT, REAL, Schema, SchemaColumn, Statistics, class_word
+from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels
 
 Mask = NDArray[np.bool_]
 CLIP_AT: Final = (0.01, 0.99)
+MOST_COUNTED: Final = 1000
+"""The largest count that fixed point takes; rates are cut at e^4."""
 _LEAST_SPREAD: Final = 1e-9
 """Of a column's size: less than this between its values is rounding, not data."""
 
@@ -31,20 +33,24 @@ class Prepared:
 def prepare(table: CsvTable, schema: Schema) -> Prepared:
     """Split, fit on the training rows, and turn every row into features. Raises ConfigError naming row and column."""
     _check_columns(table, schema)
-    y, test = class_numbers(table, schema), held_out(table, schema)
+    test = held_out(table, schema)
+    y: Labels = class_numbers(table, schema) if schema.values else target_numbers(table, schema)
     if not test.any() or test.all():
         raise ConfigError(
             f"{table.name}: {int(test.sum())} of {len(table)} rows are for the test",
             "change split.test in the schema, or bring more rows",
         )
+    scaling = _scaling(table, schema, y[~test])
     for at, value in enumerate(schema.values):
         if not (y[~test] == at).any():
             raise ConfigError(
                 f"{table.name} has no training row of class {value!r}", "take it from target.values, or add such rows"
             )
-    fitted = schema.fitted({c.name: _fit(table, c, ~test) for c in schema.used})
+    fitted = replace(schema.fitted({c.name: _fit(table, c, ~test) for c in schema.used}), scaling=scaling)
     x = transform(table, fitted)
-    return Prepared(Dataset(x[~test], y[~test], x[test], y[test], len(schema.values)), fitted)
+    if scaling is not None:
+        y = (y.astype(np.float64) - scaling.shift) * scaling.scale
+    return Prepared(Dataset(x[~test], y[~test], x[test], y[test], schema.outputs), fitted)
 
 
 def transform(table: CsvTable, schema: Schema) -> Floats:
@@ -58,6 +64,35 @@ def transform(table: CsvTable, schema: Schema) -> Floats:
             )
         parts += _one_hot(table, column) if column.kind == ONE_HOT else _scaled(table, column)
     return np.stack(parts, axis=1)
+
+
+def target_numbers(table: CsvTable, schema: Schema) -> Floats:
+    """The number of every row. Raises ConfigError naming a row whose target is missing, or no number or count."""
+    found = np.zeros(len(table))
+    table.column(schema.target)
+    for row in range(len(table)):
+        number = table.number(row, schema.target)
+        if number is None:
+            raise ConfigError(f"{table.place(row, schema.target)} is empty", "fill it in or take the row out")
+        if schema.kind == COUNT and (number < 0 or number != int(number) or number > MOST_COUNTED):
+            raise ConfigError(
+                f"{table.place(row, schema.target)} holds {number:g}, which is no count of 0 to {MOST_COUNTED}",
+                "mend the cell, or give the target kind: real",
+            )
+        found[row] = number
+    return found
+
+
+def _scaling(table: CsvTable, schema: Schema, y: Labels) -> Statistics | None:
+    """What brings a real target to mean 0 and deviation 1, from the training rows."""
+    if schema.kind != REAL:
+        return None
+    spread = float(y.std())
+    if spread <= _LEAST_SPREAD * max(1.0, float(np.abs(y).max())):
+        raise ConfigError(
+            f"{table.name}: the target {schema.target!r} is constant in the training rows", "name another target"
+        )
+    return Statistics(shift=float(y.mean()), scale=1.0 / spread)
 
 
 def class_numbers(table: CsvTable, schema: Schema) -> Ints:

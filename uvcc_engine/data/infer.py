@@ -11,7 +11,7 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.csv_table import CsvTable, as_number, is_missing
-from uvcc_engine.data.schema import DROP, MOST_CATEGORIES, ONE_HOT, Schema, SchemaColumn, class_word
+from uvcc_engine.data.schema import CLASSES, DROP, MOST_CATEGORIES, ONE_HOT, REAL, Schema, SchemaColumn, class_word
 
 _TARGETS: Final = ("target", "label", "class", "y", "diagnosis", "outcome")
 _IDENTIFIER: Final = re.compile(r"(^|[_\s-])(id|key|uuid|number|no|nr)$|^(id|patient|name)([_\s-]|$)", re.IGNORECASE)
@@ -34,7 +34,7 @@ def infer(table: CsvTable, target: str = "") -> Suggestion:
     Without ``target`` the column called so, or label, class, y, diagnosis or outcome, is; else the last one.
     """
     target = target or next((n for n in table.columns if n.lower() in _TARGETS), list(table.columns)[-1])
-    values = _classes(table, target)
+    kind, values = _target(table, target)
     columns: list[SchemaColumn] = []
     notes: dict[str, str] = {}
     by = ""
@@ -48,10 +48,11 @@ def infer(table: CsvTable, target: str = "") -> Suggestion:
         by = by or (name if identifies else "")
     if all(column.kind == DROP for column in columns):
         raise ConfigError(f"{table.name} has no column to learn from beside {target!r}", "see what its columns hold")
-    return Suggestion(Schema(target, values, tuple(columns), by=by), notes)
+    return Suggestion(Schema(target, values, tuple(columns), by=by, kind=kind), notes)
 
 
-def _classes(table: CsvTable, target: str) -> tuple[str, ...]:
+def _target(table: CsvTable, target: str) -> tuple[str, tuple[str, ...]]:
+    """The kind of the target, and its classes: numbers of many values, or with fractions, are a real one."""
     cells = table.column(target)
     for row, cell in enumerate(cells):
         if is_missing(cell):
@@ -59,13 +60,16 @@ def _classes(table: CsvTable, target: str) -> tuple[str, ...]:
     words = set(map(class_word, cells))
     numbers = [as_number(word) for word in words]
     real = any(n is not None and n != math.floor(n) for n in numbers if n is not None and math.isfinite(n))
-    if len(words) > MOST_CATEGORIES or (real and None not in numbers):
+    if None not in numbers and (real or len(words) > MOST_CATEGORIES):
+        return REAL, ()
+    if len(words) > MOST_CATEGORIES:
         raise ConfigError(
-            f"{table.name}: the target {target!r} holds {len(words)} different values", "name a column of classes"
+            f"{table.name}: the target {target!r} holds {len(words)} different values",
+            "name a column of classes or of numbers",
         )
     if len(words) < 2:
         raise ConfigError(f"{table.name}: the target {target!r} holds only {cells[0]!r}", "name a column of classes")
-    return _sorted(words)
+    return CLASSES, _sorted(words)
 
 
 def _sorted(words: set[str]) -> tuple[str, ...]:

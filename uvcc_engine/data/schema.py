@@ -27,6 +27,10 @@ NUMERIC: Final = ("standardise", "minmax", "log", "clip")
 ONE_HOT: Final = "one-hot"
 DROP: Final = "drop"
 KINDS: Final = (*NUMERIC, ONE_HOT, DROP)
+CLASSES, BINARY, REAL, COUNT = "classes", "binary", "real", "count"
+TARGETS: Final = (CLASSES, BINARY, REAL, COUNT)
+OBJECTIVE: Final = {CLASSES: "cross-entropy", BINARY: "binary", REAL: "mse", COUNT: "poisson"}
+"""What is trained on for each kind of target, where a job does not say otherwise."""
 MISSING: Final = ("error", "mean", "indicator")
 MOST_CATEGORIES: Final = 64
 """More make a column of their own each, most of them nearly empty."""
@@ -71,8 +75,9 @@ class SchemaColumn:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A whole schema. ``values``: the classes in the order of their numbers; ``by``: the column whose hash decides
-    whether a row trains or tests, the row's number if empty."""
+    """A whole schema. ``values``: the classes in the order of their numbers, none of a real target or a count; ``by``:
+    the column whose hash decides whether a row trains or tests, the row's number if empty. ``scaling``: of a real
+    target, by which it is brought to mean 0 and deviation 1."""
 
     target: str
     values: tuple[str, ...]
@@ -80,6 +85,13 @@ class Schema:
     test: float = 0.2
     by: str = ""
     seed: int = 7
+    kind: str = CLASSES
+    scaling: Statistics | None = None
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a model: one per class, or a single one."""
+        return len(self.values) if self.kind == CLASSES else 1
 
     @property
     def features(self) -> int:
@@ -124,26 +136,32 @@ def load_schema(path: Path) -> Schema:
 def parse_schema(found: object, where: str = "schema") -> Schema:
     """A schema from plain values. Raises ConfigError naming the place."""
     top = _mapping(found, where, ("target", "split", "columns"), ("target", "columns"))
-    target = _mapping(top["target"], f"{where}: target", ("column", "values"), ("column", "values"))
+    target = _mapping(top["target"], f"{where}: target", ("column", "kind", "values", "scaling"), ("column",))
     split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "by", "seed"), ())
     columns = top["columns"]
     if not isinstance(columns, Mapping) or not columns:
         raise ConfigError(f"{where}: columns is no mapping", "write NAME: {kind: standardise} for every column")
     schema = Schema(
         target=_word(target["column"], f"{where}: target.column"),
-        values=_words(target["values"], f"{where}: target.values"),
+        values=_words(target["values"], f"{where}: target.values") if "values" in target else (),
         columns=tuple(_column(_word(k, f"{where}: columns"), v, f"{where}: columns.{k}") for k, v in columns.items()),
         test=_number(split.get("test", 0.2), f"{where}: split.test"),
         by=_word(split["by"], f"{where}: split.by") if split.get("by") is not None else "",
         seed=_seed(split.get("seed", 7), f"{where}: split.seed"),
+        kind=_one_of(target.get("kind", CLASSES), TARGETS, f"{where}: target.kind"),
+        scaling=_statistics(target["scaling"], (), f"{where}: target.scaling") if "scaling" in target else None,
     )
     _check(schema, where)
     return schema
 
 
 def _check(schema: Schema, where: str) -> None:
-    if len(schema.values) < 2:
-        raise ConfigError(f"{where}: target.values has {len(schema.values)} classes", "name at least two")
+    if schema.kind in (REAL, COUNT):
+        if schema.values:
+            raise ConfigError(f"{where}: a target of kind {schema.kind} has no values", "leave target.values out")
+    elif len(schema.values) < 2 or (schema.kind == BINARY and len(schema.values) > 2):
+        classes = len(schema.values)
+        raise ConfigError(f"{where}: target.values has {classes} classes", "name at least two; just two if binary")
     if not 0.0 < schema.test < 1.0:
         raise ConfigError(f"{where}: split.test is {schema.test:g}", "give the share of test rows, like 0.2")
     if any(column.name == schema.target for column in schema.used):
@@ -168,15 +186,15 @@ def _column(name: str, found: object, where: str) -> SchemaColumn:
     column = SchemaColumn(name, kind, _one_of(missing, MISSING, f"{where}.missing"), values)
     if "statistics" not in part:
         return column
-    return replace(column, statistics=_statistics(part["statistics"], column, f"{where}.statistics"))
+    return replace(column, statistics=_statistics(part["statistics"], column.values, f"{where}.statistics"))
 
 
-def _statistics(found: object, column: SchemaColumn, where: str) -> Statistics:
+def _statistics(found: object, values: Sequence[str], where: str) -> Statistics:
     names = [f.name for f in fields(Statistics)]
     part = dict(_mapping(found, where, names, ()))
     shares = part.pop("shares", [])
-    if not isinstance(shares, list) or len(shares) != len(column.values):
-        raise ConfigError(f"{where}.shares does not fit {len(column.values)} values", "take the fitted schema as it is")
+    if not isinstance(shares, list) or len(shares) != len(values):
+        raise ConfigError(f"{where}.shares does not fit {len(values)} values", "take the fitted schema as it is")
     numbers = {key: _number(value, f"{where}.{key}") for key, value in part.items()}
     return Statistics(**numbers, shares=tuple(_number(s, f"{where}.shares") for s in shares))
 
@@ -247,7 +265,7 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
     """The schema as YAML that :func:`parse_schema` reads back unchanged; ``notes`` stand behind their columns."""
     split: dict[str, Any] = {"test": schema.test, "seed": schema.seed} | ({"by": schema.by} if schema.by else {})
     lines = [f"# {line}" for line in about.splitlines()]
-    lines += [_line("target", {"column": schema.target, "values": list(schema.values)}), _line("split", split)]
+    lines += [_line("target", _target_to_json(schema)), _line("split", split)]
     lines.append("columns:")
     for column in schema.columns:
         note = (notes or {}).get(column.name, "")
@@ -262,6 +280,19 @@ def _line(name: str, value: Mapping[str, Any]) -> str:
     return whole.strip()[1:-1]  # without the braces around the only key
 
 
+def _target_to_json(schema: Schema) -> dict[str, Any]:
+    found: dict[str, Any] = {"column": schema.target}
+    found |= {"kind": schema.kind} if schema.kind != CLASSES else {}
+    found |= {"values": list(schema.values)} if schema.values else {}
+    return found | ({"scaling": _statistics_to_json(schema.scaling)} if schema.scaling is not None else {})
+
+
+def _statistics_to_json(statistics: Statistics) -> dict[str, Any]:
+    default = Statistics()
+    told = {f.name: getattr(statistics, f.name) for f in fields(Statistics)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in told.items() if v != getattr(default, k)}
+
+
 def _column_to_json(column: SchemaColumn) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": column.kind}
     if column.values:
@@ -269,9 +300,5 @@ def _column_to_json(column: SchemaColumn) -> dict[str, Any]:
     if column.missing != "error":
         found["missing"] = column.missing
     if column.statistics is not None:
-        default = Statistics()
-        told = {f.name: getattr(column.statistics, f.name) for f in fields(Statistics)}
-        found["statistics"] = {
-            k: list(v) if isinstance(v, tuple) else v for k, v in told.items() if v != getattr(default, k)
-        }
+        found["statistics"] = _statistics_to_json(column.statistics)
     return found

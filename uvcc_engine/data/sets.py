@@ -18,6 +18,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Labels = NDArray[np.int64] | NDArray[np.float64]
 
 DIGITS_FILE: Final = Path(__file__).parent / "shipped" / "digits.npz"
 DIGITS_ROWS: Final = 1797
@@ -29,13 +30,13 @@ class Dataset:
     """Rows of features and class labels, already split.
 
     ``train_x`` (n, d) and ``test_x`` (m, d) hold features as the network sees them; the labels are class indices,
-    one per row or one per position of every row.
+    one per row or one per position of every row. Of one class they are numbers to be fitted, one per row.
     """
 
     train_x: Floats
-    train_y: Ints
+    train_y: Labels
     test_x: Floats
-    test_y: Ints
+    test_y: Labels
     classes: int
 
     def __post_init__(self) -> None:
@@ -45,7 +46,10 @@ class Dataset:
                     f"{part} rows do not fit: features {x.shape}, labels {y.shape}",
                     "features are (rows, columns), labels (rows,) or (rows, positions)",
                 )
-            if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
+            if self.classes == 1:
+                if not np.isfinite(y).all():
+                    raise ConfigError(f"{part} targets hold a value that is not finite", "clean the data")
+            elif len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
                 raise ConfigError(f"{part} labels are not all in 0..{self.classes - 1}", "check the label column")
 
 
@@ -88,13 +92,20 @@ def load_digits(seed: int, test_rows: int = DIGITS_TEST) -> Dataset:
     return split((images.astype(np.float64) - 5.0) / 8.0, labels.astype(np.int64), seed, test_rows, classes=10)
 
 
-def split(x: Floats, y: Ints, seed: int, test_rows: int, classes: int) -> Dataset:
+def split(x: Floats, y: Labels, seed: int, test_rows: int, classes: int) -> Dataset:
     """Split rows by a public permutation of the seed: the first ``test_rows`` of it are the test set."""
     if not 0 < test_rows < len(x):
         raise ConfigError(f"test_rows is {test_rows} of {len(x)} rows", "leave rows for training and for the test")
     order = permutation("split", seed, 0, len(x))
     test, train = order[:test_rows], order[test_rows:]
     return Dataset(x[train], y[train], x[test], y[test], classes)
+
+
+def target_rows(labels: Labels, classes: int) -> Floats:
+    """What a job shares of the labels: one-hot rows of classes, or the numbers themselves, (rows, 1)."""
+    if classes == 1:
+        return labels.astype(np.float64).reshape(len(labels), -1)
+    return one_hot(labels.astype(np.int64), classes)
 
 
 def one_hot(labels: Ints, classes: int) -> Floats:

@@ -12,22 +12,27 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.transcript.terms.migration import Migration
 
-REVEALABLE: Final = ("loss", "accuracy", "weights", "predictions", "seeds")
+METRICS: Final = ("accuracy", "confusion", "auc", "rmse", "r2")
+REVEALABLE: Final = ("loss", *METRICS, "weights", "predictions", "seeds")
 SCHEDULES: Final = ("linear", "constant")
 OPTIMIZERS: Final = ("sgd", "adam")
-OBJECTIVES: Final = ("cross-entropy", "mse")
+OBJECTIVES: Final = ("cross-entropy", "mse", "huber", "binary", "poisson")
 TASKS: Final = ("train", "infer")
+HIGHEST_LOG_RATE: Final = 4.0
+"""A Poisson rate is at most e^4, about 54.6: larger ones would leave the fixed point too few bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateJob:
     """One secret-shared training job; the policy carries it, so every party trains exactly this.
 
-    ``reveal`` lists what is opened: ``loss`` (the batch mean, every ``loss_every`` steps), ``accuracy`` (the count of
-    correct test rows, once at the end), ``weights`` (final weights, sealed to the data owner) and ``seeds`` (each
-    party's secrets of this one session, sealed to the data owner, who can then replay the run and learns all of it).
-    The batch order, the initial weights and the schedule are public functions of ``seed``. ``objective`` is the loss
-    that is trained on;
+    ``reveal`` lists what is opened: ``loss`` (the batch mean, every ``loss_every`` steps), the ``METRICS`` (sums over
+    all test rows, once at the end: the count of correct ones, and what ``model.metrics`` says), ``weights`` (final
+    weights, sealed to the data owner) and ``seeds`` (each party's secrets of this one session, sealed to the data
+    owner, who can then replay the run and learns all of it). No number is revealed that is of fewer than ``min_rows``
+    rows. The batch order, the initial weights and the schedule are public functions of ``seed``. ``objective`` is the
+    loss that is trained on; ``huber``, ``binary`` and ``poisson`` take models of one output, and of such a model
+    ``mse`` fits numbers.
     In task ``infer`` a trained model answers queries, ``batch`` rows a step, and the only thing to reveal are the
     ``predictions``, sealed to the owner. ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
     ``model``: a shipped name, or the JSON of ``layer_list`` as canonical text; in JSON that is an object, not a text.
@@ -52,13 +57,14 @@ class PrivateJob:
     objective: str = "cross-entropy"
     task: str = "train"
     start: Migration | None = None
+    min_rows: int = 1
 
     def __post_init__(self) -> None:
         if self.kind != "private":
             raise ConfigError(f"job.kind is {self.kind!r}", "a private job has kind 'private'")
         if self.model.startswith("{") and self.model != _model_text(_model_json(self.model)):
             raise ConfigError("job.model is not in its canonical form", "give it as an object, or by name")
-        for name in ("steps", "batch", "loss_every", "checkpoint_every", "test_rows"):
+        for name in ("steps", "batch", "loss_every", "checkpoint_every", "test_rows", "min_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"job.{name} is {getattr(self, name)}", "it must be at least 1")
         if not (math.isfinite(self.lr) and 0.0 < self.lr <= 16.0):
@@ -109,6 +115,9 @@ class PrivateJob:
         """All fields as plain JSON values; ``from_json`` reads it back unchanged."""
         found = asdict(self) | {"reveal": list(self.reveal)}
         del found["start"]
+        for name in LATER:  # policies that do without them stay, byte for byte, what they were
+            if found[name] == getattr(_PLAIN, name):
+                del found[name]
         if self.model.startswith("{"):
             found["model"] = _model_json(self.model)
         return found if self.start is None else found | {"start": self.start.to_json()}
@@ -135,6 +144,11 @@ class PrivateJob:
     def reveals_loss(self, step: int) -> bool:
         """Whether the mean loss of this step is opened (the first and last step always are, if loss is revealed)."""
         return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
+
+
+LATER: Final = ("min_rows",)
+"""Keys that a policy names only where they say something."""
+_PLAIN: Final = PrivateJob()
 
 
 def _model_text(found: Any) -> str:

@@ -6,18 +6,21 @@ float64, the gradients are autograd's and not ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as fn
 
-from uvcc_engine.data.sets import Dataset, Floats, batch_rows
+from uvcc_engine.data.sets import Dataset, Floats, Labels, batch_rows
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
+from uvcc_engine.model.metrics import clear_metrics
+from uvcc_engine.model.objectives import clear_loss
 from uvcc_engine.model.optimizers import adam_rate, gradient_gain, smallest
 from uvcc_engine.model.registry import PlaintextContext, type_of
 from uvcc_engine.model.specs import ModelSpec, find_model, initial_weights
@@ -25,12 +28,14 @@ from uvcc_engine.model.specs import ModelSpec, find_model, initial_weights
 
 @dataclass(frozen=True, slots=True)
 class PlaintextResult:
-    """Weights (one per weighted layer), the mean loss of every step, the correct test rows and the test accuracy."""
+    """Weights (one per weighted layer), the mean loss of every step, the correct test rows and the test accuracy; the
+    metrics that the job reveals, by name."""
 
     weights: tuple[Floats, ...]
     losses: tuple[float, ...]
     correct: int
     accuracy: float
+    metrics: Mapping[str, float]
 
 
 def forward(model: ModelSpec, weights: list[Tensor], x: Tensor, *, training: bool = False) -> Tensor:
@@ -58,22 +63,33 @@ def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | N
     for step in range(job.steps):
         rows = batch_rows(job.seed, step, job.batch, len(data.train_x))
         logits = forward(model, weights, torch.from_numpy(data.train_x[rows]), training=True)
-        loss = objective(job, logits, torch.from_numpy(data.train_y[rows].reshape(-1)))
+        loss = objective(job, logits, targets_of(model, data.train_y[rows]))
         losses.append(loss.item())
         grads = torch.autograd.grad(loss, weights)
         with torch.no_grad():
             for w, v, s, g in zip(weights, velocity, second, grads, strict=True):
                 _update(job, step, w, v, s, g, model.positions)
     found = [w.detach().numpy() for w in weights]
-    correct = count_correct(model, found, data)
-    return PlaintextResult(tuple(found), tuple(losses), correct, correct / data.test_y.size)
+    outputs = forward(model, [w.detach() for w in weights], torch.from_numpy(data.test_x))
+    shown = clear_metrics(job, outputs, targets_of(model, data.test_y))
+    correct = count_correct(model, found, data) if model.classes > 1 else 0
+    return PlaintextResult(tuple(found), tuple(losses), correct, correct / data.test_y.size, shown)
 
 
 def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:
     """The mean loss of a batch."""
+    if outputs.shape[1] == 1:
+        return clear_loss(job.objective, outputs, labels)
     if job.objective == "mse":
         return (outputs - fn.one_hot(labels, outputs.shape[1])).square().sum(1).mean() / 2.0
     return fn.cross_entropy(outputs, labels)
+
+
+def targets_of(model: ModelSpec, labels: Labels) -> Tensor:
+    """Class numbers, one per line of the outputs, or the numbers to fit, (rows, 1)."""
+    if model.classes == 1:
+        return torch.from_numpy(labels.astype(np.float64).reshape(-1, 1))
+    return torch.from_numpy(labels.astype(np.int64).reshape(-1))
 
 
 def _update(job: PrivateJob, step: int, w: Tensor, v: Tensor, second: Tensor, g: Tensor, positions: int) -> None:

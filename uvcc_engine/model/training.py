@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,14 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
-from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.job import METRICS, PrivateJob
+from uvcc_engine.model.metrics import evaluate_protocol
+from uvcc_engine.model.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.optimizers import Adam, Optimizer, Sgd
 from uvcc_engine.model.specs import ModelSpec, initial_weights
 from uvcc_engine.model.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.mpc.arithmetic import public, sub
+from uvcc_engine.mpc.opening import open_ring_protocol
 from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.sealing.components import Ring
@@ -80,6 +84,8 @@ class PrivateTrainer:
         if self._job.objective == "mse":
             outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
             return (yield from self._squares_protocol(outputs, y, reveal=reveal))
+        if self._job.objective in OF_ONE_OUTPUT:
+            return (yield from self._fitted_protocol(x, y, reveal=reveal))
         logits, top = yield from nn.forward_max_protocol(self._rt, self._layers, x)
         powers = yield from losses.powers_protocol(self._rt, logits, top, loss=reveal)
         if not reveal:
@@ -97,6 +103,18 @@ class PrivateTrainer:
         _, loss = yield from par(down, losses.mean_square_protocol(self._rt, difference))
         return StepResult(loss)
 
+    def _fitted_protocol(self, x: Share, y: Share, *, reveal: bool) -> MpcProtocol[StepResult]:
+        outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
+        objective = OF_ONE_OUTPUT[self._job.objective]
+        grad, total = yield from objective(self._rt, outputs, y, loss=reveal)
+        down = self._backward_protocol(grad)
+        if total is None:
+            yield from down
+            return StepResult(None)
+        both: MpcProtocol[list[Any]] = par(down, open_ring_protocol(self._rt, total))
+        _, opened = yield from both
+        return StepResult(float(opened.item()) / 2.0**total.f / x.shape[0])
+
     def _learn_protocol(self, powers: losses.Powers, targets: Share) -> MpcProtocol[None]:
         grad = yield from losses.gradient_protocol(self._rt, powers, targets)
         yield from self._backward_protocol(grad)
@@ -105,6 +123,18 @@ class PrivateTrainer:
         yield from nn.backward_protocol(
             self._rt, self._layers, grad, lambda layer, g: self._optimizer.update_protocol(self._rt, layer, g)
         )
+
+    def evaluate(self) -> dict[str, float]:
+        """Open the metrics that the job lists, over all test rows; nothing else about them is revealed."""
+        if not set(METRICS) & set(self._job.reveal):
+            return {}
+        return self._rt.run(self._evaluate_protocol())
+
+    def _evaluate_protocol(self) -> MpcProtocol[dict[str, float]]:
+        nn.set_training(self._layers, False)
+        outputs = yield from nn.forward_protocol(self._rt, self._layers, self._tensors["test_x"])
+        targets = self._tensors["test_y"].reshape(-1, self._model.classes)
+        return (yield from evaluate_protocol(self._rt, self._job, self._model, outputs, targets))
 
     def count_correct(self) -> int:
         """Open how many test rows are classified correctly; nothing else about them is revealed."""

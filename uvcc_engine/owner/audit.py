@@ -126,8 +126,8 @@ def replay(policy: Policy, seeds: Mapping[int, Seeds], sealed: Mapping[int, byte
             rt.begin_epoch(epoch)
             if epoch < job.steps:
                 trainers[rt.party].step(epoch)
-            elif "accuracy" in job.reveal:
-                trainers[rt.party].count_correct()
+            else:
+                trainers[rt.party].evaluate()
 
         local.run_three(body)
         yield [n.records for n in notes]

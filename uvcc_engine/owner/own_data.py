@@ -23,8 +23,9 @@ from uvcc_engine.data.csv_table import CsvTable, read_table
 from uvcc_engine.data.data_files import read_arrays, read_rows
 from uvcc_engine.data.features import Prepared, prepare, transform
 from uvcc_engine.data.infer import infer
-from uvcc_engine.data.schema import Schema, load_schema, schema_text
+from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema, schema_text
 from uvcc_engine.data.sets import Floats, load_digits
+from uvcc_engine.model.job import HIGHEST_LOG_RATE
 from uvcc_engine.model.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.specs import ModelSpec, find_model
 
@@ -70,6 +71,7 @@ def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
         "rows": len(table),
         "features": found.schema.features,
         "target": found.schema.target,
+        "kind": found.schema.kind,
         "classes": list(found.schema.values),
         "columns": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "notes": found.notes,
@@ -78,7 +80,8 @@ def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
 
 _HOW: Final = """Kinds: standardise, minmax, log, clip (numbers), one-hot (with values), drop.
 missing: error (the default), mean, indicator.
-target.values are the classes 0, 1, ...; split.by: the column whose hash puts a row into training or test."""
+target.kind: classes (the default), binary, real, count; target.values are the classes 0, 1, ...
+split.by: the column whose hash puts a row into training or test."""
 
 
 def plan(args: argparse.Namespace) -> dict[str, Any]:
@@ -90,9 +93,9 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
         table = read_table(args.data)
         ready = prepare(table, load_schema(args.schema))
-        features, classes = ready.schema.features, len(ready.schema.values)
+        features, classes = ready.schema.features, ready.schema.outputs
         rows = {"train": len(ready.data.train_x), "test": len(ready.data.test_x)}
-        found = {"rows": rows, "pin": digests(table, args.schema)}
+        found = {"rows": rows, "pin": digests(table, args.schema), "objective": OBJECTIVE[ready.schema.kind]}
     elif args.data is not None:
         x, y = read_rows(args.data, args.labels)
         features, classes = x.shape[1], int(y.max()) + 1
@@ -129,22 +132,46 @@ def _asked(text: str) -> Any:
 
 
 def predict(args: argparse.Namespace) -> dict[str, Any]:
-    """Predict in clear with opened weights: a CSV with each row's class, and every class's probability."""
+    """Predict in clear with opened weights: a CSV with each row's class and every class's probability, or a number."""
     weights, model, schema = _trained(args)
     table = read_table(args.data)
-    probabilities = _probabilities(model, weights, transform(table, schema))
+    outputs = _outputs(model, weights, transform(table, schema))
     ids = table.columns.get(schema.by) if schema.by else None
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow([schema.by if ids else "row", schema.target, *(f"p({value})" for value in schema.values)])
-    for row, p in enumerate(probabilities):
-        lines.writerow([ids[row] if ids else row + 1, schema.values[int(p.argmax())], *(f"{one:.6f}" for one in p)])
+    chances = _chances(outputs) if schema.values else np.zeros((len(outputs), 0))
+    numbers = _numbers(schema, outputs) if not schema.values else np.zeros(0)
+    for row in range(len(outputs)):
+        said = schema.values[int(chances[row].argmax())] if schema.values else f"{numbers[row]:.9g}"
+        lines.writerow([ids[row] if ids else row + 1, said, *(f"{one:.6f}" for one in chances[row])])
     if args.out is None:
         sys.stdout.write(out.getvalue())
     else:
         files.write_atomic(args.out, out.getvalue().encode(), mode=0o600)
-    counts = np.bincount(probabilities.argmax(1), minlength=len(schema.values)).tolist()
+    if not schema.values:
+        return {"rows": len(table), "from": float(numbers.min(initial=0.0)), "to": float(numbers.max(initial=0.0))}
+    counts = np.bincount(chances.argmax(1), minlength=len(schema.values)).tolist()
     return {"rows": len(table), "classes": dict(zip(schema.values, counts, strict=True))}
+
+
+def _chances(outputs: Floats) -> Floats:
+    """Every class's probability; of a single output, those of the two classes."""
+    if outputs.shape[1] == 1:
+        outputs = np.concatenate([np.zeros_like(outputs), outputs], 1)
+    powers = np.exp(outputs - outputs.max(1, keepdims=True))
+    chances: Floats = powers / powers.sum(1, keepdims=True)
+    return chances
+
+
+def _numbers(schema: Schema, outputs: Floats) -> Floats:
+    """The number that is expected of every row, in the target's own units."""
+    if schema.kind == COUNT:
+        return np.exp(np.minimum(outputs[:, 0], HIGHEST_LOG_RATE))
+    if schema.scaling is None:
+        raise ConfigError("the schema has no scaling of its target", f"take the {FITTED} beside the opened weights")
+    numbers: Floats = outputs[:, 0] / schema.scaling.scale + schema.scaling.shift
+    return numbers
 
 
 def _trained(args: argparse.Namespace) -> tuple[list[Floats], ModelSpec, Schema]:
@@ -160,24 +187,24 @@ def _trained(args: argparse.Namespace) -> tuple[list[Floats], ModelSpec, Schema]
     if {name: array.shape for name, array in arrays.items()} != wanted:
         raise ConfigError(f"the weights are not those of {folder / MODEL}", "open the run's results again")
     schema = load_schema(args.schema or folder / FITTED)
-    if (schema.features, len(schema.values)) != (model.features, model.classes):
+    if (schema.features, schema.outputs) != (model.features, model.classes):
         raise ConfigError(
-            f"the schema gives {schema.features} features and {len(schema.values)} classes, the model takes"
+            f"the schema gives {schema.features} features and {schema.outputs} outputs, the model takes"
             f" {model.features} and {model.classes}",
             f"take the {FITTED} of the same training",
         )
     return [arrays[name] for name in wanted], model, schema
 
 
-def _probabilities(model: ModelSpec, weights: list[Floats], x: Floats) -> Floats:
+def _outputs(model: ModelSpec, weights: list[Floats], x: Floats) -> Floats:
     extras.require("torch", "predictions are computed with it")
     import torch
 
     from uvcc_engine.model.plaintext import forward
 
     with torch.no_grad():
-        logits = forward(model, [torch.from_numpy(w) for w in weights], torch.from_numpy(x))
-        return torch.softmax(logits, 1).numpy()
+        found: Floats = forward(model, [torch.from_numpy(w) for w in weights], torch.from_numpy(x)).numpy()
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.data.sets import Dataset, Floats, one_hot
+from uvcc_engine.data.sets import Dataset, Floats, target_rows
 from uvcc_engine.sealing.box import canonical, derive, seal, sha256, unseal
 from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
@@ -71,9 +71,9 @@ def dataset_tensors(data: Dataset, frac_bits: int) -> dict[str, Ring]:
     """The named tensors of a data set in fixed point. Raises ConfigError naming one that is beyond the range."""
     return {
         "test_x": encode_fixed("test features", data.test_x, frac_bits),
-        "test_y": encode_fixed("test labels", one_hot(data.test_y, data.classes), frac_bits),
+        "test_y": encode_fixed("test labels", target_rows(data.test_y, data.classes), frac_bits),
         "train_x": encode_fixed("train features", data.train_x, frac_bits),
-        "train_y": encode_fixed("train labels", one_hot(data.train_y, data.classes), frac_bits),
+        "train_y": encode_fixed("train labels", target_rows(data.train_y, data.classes), frac_bits),
     }
 
 

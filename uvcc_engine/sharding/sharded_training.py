@@ -58,12 +58,8 @@ class Learner(Protocol):
     def step(self, step: int) -> StepResult:
         """Train on the batch of step ``step``."""
 
-    def count_correct(self) -> int:
-        """Open how many test rows are classified correctly."""
-
-    @property
-    def test_rows(self) -> int:
-        """Rows that are counted."""
+    def evaluate(self) -> dict[str, float]:
+        """Open the metrics that the job lists, over all test rows, by name."""
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint holds of this worker."""
@@ -310,6 +306,10 @@ class ParallelTrainer:
         for group, source in ((groups.tp, 0), (groups.dp, 0), (groups.pp, groups.pp.size - 1)):
             group.broadcast_(value, source)
         return int(value.item())
+
+    def evaluate(self) -> dict[str, float]:
+        """See ``Learner``; over several workers it is the accuracy alone."""
+        return {"accuracy": self.count_correct() / self.test_rows} if "accuracy" in self._job.reveal else {}
 
     def count_correct(self) -> int:
         """Open how many test rows are classified correctly: each replica counts its slice, one opens the sum."""

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.job import METRICS, PrivateJob
 from uvcc_engine.model.specs import ModelSpec, find_model
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sharding.partition import place_layers, stage_bounds
@@ -40,6 +40,7 @@ def fit_model(
         raise ConfigError(
             f"job.frac_bits is {job.frac_bits}, {model.name} needs {model.frac_bits}", f"give {model.frac_bits} to 24"
         )
+    check_metrics(job, model)
     special = [
         f"{name} {value!r}"
         for name, value, plain in (
@@ -49,6 +50,7 @@ def fit_model(
         )
         if value != plain
     ]
+    special += [f"reveal: {name!r}" for name in METRICS[1:] if name in job.reveal]
     if workers > 1 and special:
         raise ConfigError(f"job.{special[0]} on {workers} workers or microbatches per party", "use one of each for it")
     if workers > 1:
@@ -56,6 +58,38 @@ def fit_model(
         stage_bounds(model, stages)
         _check_rows_of_ranks(job, model, replicas, tensor, microbatches)
     return model
+
+
+def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
+    """Refuse (ConfigError) an objective or a metric that does not fit the model's outputs, or too few rows for one."""
+    single = model.classes == 1
+    if (job.objective in ("binary", "huber", "poisson") and not single) or (
+        job.objective == "cross-entropy" and single
+    ):
+        raise ConfigError(
+            f"objective {job.objective!r} for {model.classes} outputs",
+            "cross-entropy takes one per class, binary, huber and poisson take one",
+        )
+    real = single and job.objective != "binary"
+    for name in job.reveal:
+        fits = {
+            "accuracy": not real,
+            "confusion": not real,
+            "auc": job.objective == "binary" or (model.classes == 2 and job.objective == "cross-entropy"),
+            "rmse": real,
+            "r2": real,
+        }.get(name, True)
+        if not fits or (name in METRICS and model.positions > 1 and name != "accuracy"):
+            raise ConfigError(
+                f"job.reveal: {name!r} for objective {job.objective!r} and {model.classes} outputs",
+                "rmse and r2 are of numbers, accuracy and confusion of classes, auc of two classes",
+            )
+    fewest = min(job.batch if "loss" in job.reveal else job.min_rows, job.test_rows)
+    if fewest < job.min_rows and any(name in job.reveal for name in ("loss", *METRICS)):
+        raise ConfigError(
+            f"a number of {fewest} rows would be revealed, job.min_rows is {job.min_rows}",
+            "take larger batches and more test rows, or reveal less",
+        )
 
 
 def _check_rows_of_ranks(job: PrivateJob, model: ModelSpec, replicas: int, tensor: int, microbatches: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,12 +12,11 @@ from uvcc_engine.data.sets import Floats
 from uvcc_engine.simulate.fitting import SimulatedFit, fit
 
 
-class PrivateClassifier:
-    """A classifier that is trained between three simulated parties: ``fit``, ``predict``, ``predict_proba``, ``score``.
+class _Estimator:
+    """What both estimators have in common: parameters by name, and a fit that reveals the loss alone."""
 
-    Its parameters are those of ``simulate.fit``; without a ``model`` it is 16 neurons and a ReLU. ``result_`` is the
-    ``SimulatedFit``.
-    """
+    _kind = ""
+    _objectives: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -28,6 +27,7 @@ class PrivateClassifier:
         lr: float = 0.1,
         optimizer: str = "sgd",
         momentum: float = 0.9,
+        objective: str = "",
         seed: int = 7,
         frac_bits: int = 16,
     ) -> None:
@@ -37,6 +37,7 @@ class PrivateClassifier:
         self.lr = lr
         self.optimizer = optimizer
         self.momentum = momentum
+        self.objective = objective
         self.seed = seed
         self.frac_bits = frac_bits
 
@@ -44,23 +45,63 @@ class PrivateClassifier:
         """Its parameters by name."""
         return {name: getattr(self, name) for name in _PARAMETERS}
 
-    def set_params(self, **params: Any) -> PrivateClassifier:
+    def set_params(self, **params: Any) -> Self:
         """Set some of them. Raises ConfigError naming one that there is not."""
         for name, value in params.items():
             if name not in _PARAMETERS:
-                raise ConfigError(f"PrivateClassifier has no parameter {name!r}", f"one of {', '.join(_PARAMETERS)}")
+                raise ConfigError(
+                    f"{type(self).__name__} has no parameter {name!r}", f"one of {', '.join(_PARAMETERS)}"
+                )
             setattr(self, name, value)
         return self
 
-    def fit(self, x: ArrayLike, y: ArrayLike) -> PrivateClassifier:
+    def _fit(self, x: ArrayLike, y: ArrayLike) -> SimulatedFit:
         """Train on all rows. Only the loss is revealed: the one test row that a job needs is not looked at."""
         rows, labels = np.asarray(x), np.asarray(y)
         given = {name: value for name, value in self.get_params().items() if name != "model"}
         given["batch"] = min(given["batch"], len(rows))
+        given["objective"] = self.objective or self._objectives[0]
+        if given["objective"] not in self._objectives:
+            raise ConfigError(
+                f"{type(self).__name__}: objective {self.objective!r}", f"one of {', '.join(self._objectives)}"
+            )
         model = _DEFAULT if self.model is None else self.model
-        self.result_: SimulatedFit = fit(model, rows, labels, test=(rows[:1], labels[:1]), reveal=["loss"], **given)
-        self.classes_ = np.array(self.result_.classes)
+        self.result_ = fit(model, rows, labels, test=(rows[:1], labels[:1]), reveal=["loss"], **given)
         self.n_features_in_ = self.result_.model.features
+        return self.result_
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn's own tools ask of an estimator."""
+        from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type=self._kind,
+            target_tags=TargetTags(required=True),
+            transformer_tags=None,
+            classifier_tags=ClassifierTags() if self._kind == "classifier" else None,
+            regressor_tags=RegressorTags() if self._kind == "regressor" else None,
+        )
+
+    def _fitted(self) -> SimulatedFit:
+        found: SimulatedFit | None = getattr(self, "result_", None)
+        if found is None:
+            raise ConfigError("this estimator was not fitted", "call fit first")
+        return found
+
+
+class PrivateClassifier(_Estimator):
+    """A classifier that is trained between three simulated parties: ``fit``, ``predict``, ``predict_proba``, ``score``.
+
+    Its parameters are those of ``simulate.fit``; without a ``model`` it is 16 neurons and a ReLU. ``result_`` is the
+    ``SimulatedFit``. ``objective``: cross-entropy, or binary, which takes a model of one output.
+    """
+
+    _kind = "classifier"
+    _objectives = ("cross-entropy", "binary")
+
+    def fit(self, x: ArrayLike, y: ArrayLike) -> Self:
+        """Train on all rows; only the loss is revealed."""
+        self.classes_ = np.array(self._fit(x, y).classes)
         return self
 
     def predict(self, x: ArrayLike) -> np.ndarray[Any, Any]:
@@ -75,25 +116,35 @@ class PrivateClassifier:
         """Share of the rows that are predicted rightly."""
         return float((self.predict(x) == np.asarray(y)).mean())
 
-    def __sklearn_tags__(self) -> Any:
-        """What scikit-learn's own tools ask of a classifier."""
-        from sklearn.utils import ClassifierTags, Tags, TargetTags
 
-        target = TargetTags(required=True)
-        return Tags(
-            estimator_type="classifier",
-            target_tags=target,
-            transformer_tags=None,
-            classifier_tags=ClassifierTags(),
-            regressor_tags=None,
-        )
+class PrivateRegressor(_Estimator):
+    """A regressor that is trained between three simulated parties: ``fit``, ``predict``, ``score`` (R squared).
 
-    def _fitted(self) -> SimulatedFit:
-        found: SimulatedFit | None = getattr(self, "result_", None)
-        if found is None:
-            raise ConfigError("this estimator was not fitted", "call fit first")
+    As ``PrivateClassifier``; ``objective``: mse, huber or poisson. Targets are brought to mean 0 and deviation 1 before
+    they are shared, and back in ``predict``; counts (poisson) are shared as they are.
+    """
+
+    _kind = "regressor"
+    _objectives = ("mse", "huber", "poisson")
+
+    def fit(self, x: ArrayLike, y: ArrayLike) -> Self:
+        """Train on all rows; only the loss is revealed."""
+        targets = np.asarray(y, dtype=np.float64)
+        counts = self.objective == "poisson"
+        self.shift_, self.scale_ = (0.0, 1.0) if counts else (float(targets.mean()), float(targets.std()) or 1.0)
+        self._fit(x, (targets - self.shift_) / self.scale_)
+        return self
+
+    def predict(self, x: ArrayLike) -> Floats:
+        """The number that is expected of every row."""
+        found: Floats = self._fitted().predict(x) * self.scale_ + self.shift_
         return found
+
+    def score(self, x: ArrayLike, y: ArrayLike) -> float:
+        """R squared."""
+        truth = np.asarray(y, dtype=np.float64)
+        return 1.0 - float(np.square(self.predict(x) - truth).sum() / np.square(truth - truth.mean()).sum())
 
 
 _DEFAULT: Final = [{"linear": 16}, "relu", "linear"]
-_PARAMETERS: Final = ("model", "epochs", "batch", "lr", "optimizer", "momentum", "seed", "frac_bits")
+_PARAMETERS: Final = ("model", "epochs", "batch", "lr", "optimizer", "momentum", "objective", "seed", "frac_bits")

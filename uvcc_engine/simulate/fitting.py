@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.data.sets import Dataset, Floats, Ints, split
+from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, split
 from uvcc_engine.model import layers as nn
-from uvcc_engine.model.job import PrivateJob
+from uvcc_engine.model.job import HIGHEST_LOG_RATE, PrivateJob
 from uvcc_engine.model.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.plaintext import PlaintextResult, forward, train_plaintext
 from uvcc_engine.model.specs import MODELS, ModelSpec, find_model
@@ -54,7 +54,8 @@ class SessionKeys:
 class SimulatedFit:
     """A trained model in clear, and what its training revealed and cost.
 
-    ``classes``: the labels in the order of the model's outputs. ``losses``: those that the job reveals.
+    ``classes``: the labels in the order of the model's outputs, none where numbers are fitted. ``losses`` and
+    ``metrics``: those that the job reveals.
     ``rounds`` and ``bytes_sent`` (of the three parties together) are those of the whole training.
     """
 
@@ -64,8 +65,7 @@ class SimulatedFit:
     weights: tuple[Floats, ...]
     classes: tuple[Any, ...]
     losses: tuple[float, ...]
-    correct: int
-    test_rows: int
+    metrics: Mapping[str, float]
     rounds: int
     bytes_sent: int
     seconds: float
@@ -74,7 +74,7 @@ class SimulatedFit:
     @property
     def accuracy(self) -> float:
         """Share of the test rows that the private model got right; nan if the job does not reveal it."""
-        return self.correct / self.test_rows if "accuracy" in self.job.reveal else math.nan
+        return self.metrics.get("accuracy", math.nan)
 
     def outputs(self, x: ArrayLike) -> Floats:
         """The model's outputs (rows, classes), in clear with the opened weights."""
@@ -84,14 +84,24 @@ class SimulatedFit:
         return found
 
     def predict_proba(self, x: ArrayLike) -> Floats:
-        """Every class's probability, in clear with the opened weights."""
+        """Every class's probability, in clear with the opened weights. Raises ConfigError where there are none."""
+        if not self.classes:
+            raise ConfigError("this model fits numbers, and has no classes", "use predict")
+        if self.model.classes == 1:
+            chance = torch.sigmoid(torch.from_numpy(self.outputs(x)))
+            both: Floats = torch.cat([1.0 - chance, chance], 1).numpy()
+            return both
         found: Floats = torch.softmax(torch.from_numpy(self.outputs(x)), 1).numpy()
         return found
 
     def predict(self, x: ArrayLike) -> np.ndarray[Any, Any]:
-        """The likeliest class of every row, in clear with the opened weights."""
-        found: np.ndarray[Any, Any] = np.array(self.classes)[self.outputs(x).argmax(1)]
-        return found
+        """The likeliest class of every row, or the number that is expected, in clear with the opened weights."""
+        found: np.ndarray[Any, Any]
+        if self.classes:
+            found = np.array(self.classes)[self.predict_proba(x).argmax(1)]
+            return found
+        found = self.outputs(x)[:, 0]
+        return np.exp(np.minimum(found, HIGHEST_LOG_RATE)) if self.job.objective == "poisson" else found
 
     def twin(self) -> PlaintextResult:
         """The same training in clear: float64, the same rows, order, start and schedule."""
@@ -134,23 +144,36 @@ def fit(
     rows that is held out by the job's seed, or rows and labels of their own. All else are the keys of a private job
     (``batch``, ``lr``, ``optimizer``, ``seed``, ...). Raises ConfigError for what does not fit, before it computes.
     """
-    features = _features(x).numpy()
-    labels = np.asarray(y)
+    features, labels = _features(x).numpy(), np.asarray(y)
     if labels.ndim != 1 or len(labels) != len(features) or not len(labels):
         raise ConfigError(f"{features.shape} features and {labels.shape} labels do not fit", "one label per row")
-    given = _features(test[0]).numpy() if isinstance(test, tuple) else None
-    all_labels = labels if given is None else np.concatenate([labels, np.asarray(test[1])])  # type: ignore[index]
-    classes, numbers = np.unique(all_labels, return_inverse=True)
-    spec = _model(model, np.shape(x)[1:], len(classes))
-    numbers = numbers.astype(np.int64)
-    if given is None:
-        held = round(float(test) * len(features))  # type: ignore[arg-type]
-        data = split(features, numbers, int(job.get("seed", _PLAIN.seed)), held, spec.classes)
+    if isinstance(test, tuple):
+        features, labels = np.concatenate([features, _features(test[0])]), np.concatenate([labels, np.asarray(test[1])])
+    objective = str(job.get("objective", _PLAIN.objective))
+    classes, numbers = _targets(objective, labels)
+    outputs = len(classes) if objective in ("cross-entropy", "mse") and classes else 1
+    spec = _model(model, np.shape(x)[1:], outputs)
+    if isinstance(test, tuple):
+        n = len(np.asarray(y))
+        data = Dataset(features[:n], numbers[:n], features[n:], numbers[n:], outputs)
     else:
-        n = len(features)
-        data = Dataset(features, numbers[:n], given, numbers[n:], spec.classes)
-    asked = _job(spec, data, epochs, steps, job)
-    return replace(train(asked, data, keys=keys, progress=progress), classes=tuple(classes.tolist()))
+        held = round(float(test) * len(features))
+        data = split(features, numbers, int(job.get("seed", _PLAIN.seed)), held, outputs)
+    default = {"reveal": ["loss", "accuracy" if classes else "rmse"]}
+    asked = _job(spec, data, epochs, steps, default | job)
+    return replace(train(asked, data, keys=keys, progress=progress), classes=classes)
+
+
+def _targets(objective: str, labels: np.ndarray[Any, Any]) -> tuple[tuple[Any, ...], Labels]:
+    """Classes, none where numbers are fitted, and the labels as numbers."""
+    if objective in ("huber", "poisson") or (objective == "mse" and labels.dtype.kind == "f"):
+        return (), labels.astype(np.float64)
+    classes, numbers = np.unique(labels, return_inverse=True)
+    if objective == "binary":
+        if len(classes) != 2:
+            raise ConfigError(f"objective 'binary' for {len(classes)} classes", "use cross-entropy, or two classes")
+        return tuple(classes.tolist()), numbers.astype(np.float64)
+    return tuple(classes.tolist()), numbers.astype(np.int64)
 
 
 def train(
@@ -170,7 +193,7 @@ def train(
     metering, tell = Metering(model.layers), _teller(progress)
     began = time.monotonic()
 
-    def body(rt: Runtime) -> tuple[list[float], int, int, list[Share]]:
+    def body(rt: Runtime) -> tuple[list[float], dict[str, float], list[Share]]:
         trainer = PrivateTrainer(rt, job, model, inputs[rt.party])
         metering.attach(rt.party, list(nn.flat(trainer.layers)))
         losses = []
@@ -183,22 +206,20 @@ def train(
         costs[rt.party] = (rt.rounds, rt.bytes_sent)
         metering.stop(rt.party)
         rt.begin_epoch(job.steps)
-        correct = trainer.count_correct() if "accuracy" in job.reveal else 0
-        return losses, correct, trainer.test_rows, trainer.weights
+        return losses, trainer.evaluate(), trainer.weights
 
     costs: dict[int, tuple[int, int]] = {}
     results = planes.run_three(body)
-    losses, correct, rows, _ = results[0]
-    weights = [reconstruct([r[3][i] for r in results]).numpy() for i in range(len(model.weights))]
+    losses, metrics, _ = results[0]
+    weights = [reconstruct([r[2][i] for r in results]).numpy() for i in range(len(model.weights))]
     return SimulatedFit(
         job=job,
         data=data,
         model=model,
         weights=tuple(weights),
-        classes=tuple(range(model.classes)),
+        classes=tuple(range(model.classes)) if model.classes > 1 else (),
         losses=tuple(losses),
-        correct=correct,
-        test_rows=rows,
+        metrics=metrics,
         rounds=costs[0][0],
         bytes_sent=sum(sent for _, sent in costs.values()),
         seconds=time.monotonic() - began,

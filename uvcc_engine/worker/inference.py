@@ -61,14 +61,9 @@ class Predictor:
         f = self._job.frac_bits
         return scale_int(bits, 1 << f).with_f(f)
 
-    @property
-    def test_rows(self) -> int:
-        """No rows are counted."""
-        return 0
-
-    def count_correct(self) -> int:
-        """Raises ConfigError: queries have no labels."""
-        raise ConfigError("queries have no labels to count", "reveal 'predictions' to their owner")
+    def evaluate(self) -> dict[str, float]:
+        """Nothing: queries have no labels."""
+        return {}
 
     def state(self) -> dict[str, Tensor]:
         """Both components of the answers so far."""

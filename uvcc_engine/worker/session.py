@@ -372,8 +372,7 @@ class WorkerSession:
         self._writer.heartbeat(self.step, "evaluate")
         mine = self._begin(epoch)
         values: dict[str, float] = {}
-        if "accuracy" in job.reveal:
-            values["accuracy"] = self._trainer.count_correct() / self._trainer.test_rows
+        values |= self._trainer.evaluate()
         if "loss" in job.reveal and self._loss is not None:
             values["loss"] = self._loss
         a = self._admitted

@@ -14,6 +14,7 @@ import pytest
 
 from uvcc_console.cli import common
 from uvcc_console.cli import launch as launching
+from uvcc_console.cli.data import settings_for
 from uvcc_console.cli.main import main
 from uvcc_console.core import paths
 from uvcc_console.plan import owndata
@@ -103,6 +104,21 @@ async def test_data_that_changed_since_the_plan_is_refused_before_a_pod_is_rente
     table.write_text(table.read_text().replace("sick", "well", 1))
     with pytest.raises(UvccError, match=r"patients\.csv has changed since the run was planned"):
         await check_job(ctx)
+
+
+def test_the_objective_follows_the_schemas_target(tmp_path: Path) -> None:
+    table = tmp_path / "houses.csv"
+    table.write_text("size,price\n" + "".join(f"{i % 17},{1000.5 + 3 * i}\n" for i in range(60)))
+    sets = settings_for(str(table))
+    told: list[str] = []
+    profile, _ = owndata.settle(load("demo", sets)[1], told.append)
+    assert isinstance(profile.job, PrivateJobSettings)
+    assert (profile.job.objective, profile.job.reveal) == ("mse", ["loss", "rmse", "weights"])
+    assert profile.job.model["classes"] == 1
+    assert any("objective mse" in line for line in told)
+    profile, _ = owndata.settle(load("demo", [*sets, "job.objective=huber"])[1], told.append)
+    assert isinstance(profile.job, PrivateJobSettings)
+    assert profile.job.objective == "huber"
 
 
 def test_the_key_is_called_schema_in_profiles_and_in_what_is_said_of_them(table: Path) -> None:

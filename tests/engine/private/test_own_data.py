@@ -131,7 +131,6 @@ def test_every_kind_of_column_gives_what_it_says(tmp_path: Path) -> None:
         ({"age_7": "inf"}, r"row 7 .*'inf', which is not finite"),
         ({"age_7": "-1e999"}, r"row 7 .*not finite"),
         ({"ill_9": ""}, r"row 9 \(line 10\), column 'ill' is empty.*fill it in"),
-        ({f"ill_{i + 1}": i * 1.5 for i in range(ROWS)}, "target 'ill' holds 40 different values"),
         ({f"ill_{i + 1}": 1 for i in range(ROWS)}, "target 'ill' holds only '1'"),
     ],
 )

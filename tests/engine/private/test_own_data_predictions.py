@@ -14,10 +14,12 @@ import pytest
 import torch
 from private_kit import OWNER, PARTIES
 
+from uvcc_engine import simulate
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.csv_table import read_table
 from uvcc_engine.data.features import Prepared, prepare
 from uvcc_engine.data.infer import infer
-from uvcc_engine.data.schema import schema_text
+from uvcc_engine.data.schema import load_schema, parse_schema, schema_text
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.layer_list import model_of_list, model_to_json
@@ -55,6 +57,74 @@ def rows_of(count: int) -> list[list[Any]]:
 def job_for(made: Prepared, **values: Any) -> PrivateJob:
     model = model_of_list(values.pop("layers", LAYERS), made.schema.features, len(made.schema.values))
     return PrivateJob.from_json({"model": model_to_json(model), "test_rows": len(made.data.test_x), **values})
+
+
+@pytest.mark.parametrize("kind", ["real", "count", "binary"])
+def test_a_target_of_another_kind_goes_from_a_file_to_predictions(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(3)
+    rows: list[list[Any]] = [["dose", "weight", "answer"]]
+    truth = []
+    for _ in range(120):
+        dose, weight = rng.uniform(0, 10), rng.uniform(50, 90)
+        score = 0.2 * dose - 0.02 * (weight - 70)
+        truth.append({"real": 300 + 40 * score, "count": float(rng.poisson(np.exp(score))), "binary": score > 1}[kind])
+        said = ["no", "yes"][int(truth[-1])] if kind == "binary" else truth[-1]
+        rows.append([f"{dose:.4f}", f"{weight:.4f}", said])
+    table = write(tmp_path / "t.csv", rows)
+    schema = tmp_path / "t.schema.yaml"
+    assert own_data.main(["infer", str(table)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["kind"] == ("real" if kind == "real" else "classes")
+    if kind != "real":  # what the owner changes in the file
+        head = "target: {column: answer, kind: count}" if kind == "count" else "target: {column: answer, kind: binary,"
+        old = r"target: .*" if kind == "count" else r"target: \{column: answer,"
+        schema.write_text(re.sub(old, head, schema.read_text(), count=1))
+    plan = ["plan", "--model", '["linear"]', "--data", str(table), "--schema", str(schema)]
+    assert own_data.main(plan) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["objective"] == {"real": "mse", "count": "poisson", "binary": "binary"}[kind]
+    assert found["model"]["classes"] == 1
+    made = prepare(read_table(table), load_schema(schema))
+    base = {"model": found["model"], "test_rows": found["rows"]["test"], "objective": found["objective"]}
+    reveal = ["accuracy", "auc"] if kind == "binary" else ["rmse", "r2"]
+    job = PrivateJob.from_json(
+        base | {"steps": 50, "batch": 32, "lr": 0.05 if kind == "count" else 0.2, "reveal": reveal}
+    )
+    trained = simulate.train(job, made.data)
+    clear = trained.twin().metrics
+    assert {k: round(v, 2) for k, v in trained.metrics.items()} == pytest.approx(clear, abs=0.02)
+    folder = tmp_path / "results"
+    folder.mkdir()
+    np.savez(folder / own_data.WEIGHTS, **{f"weight.{i}": w for i, w in enumerate(trained.weights)})
+    (folder / own_data.MODEL).write_text(json.dumps(found["model"]))
+    (folder / own_data.FITTED).write_text(schema_text(made.schema))
+    assert own_data.main(["predict", "--model", str(folder), "--data", str(table)]) == 0
+    said = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    if kind == "binary":
+        assert np.mean([(row["answer"] == "yes") == one for row, one in zip(said, truth, strict=True)]) > 0.9
+        assert set(said[0]) == {"row", "answer", "p(no)", "p(yes)"}
+    else:
+        off = np.array([float(row["answer"]) for row in said]) - truth
+        assert 1 - np.square(off).sum() / np.square(truth - np.mean(truth)).sum() > (0.9 if kind == "real" else 0.25)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cell", "what"),
+    [
+        ("count", "2.5", "row 2 .*holds 2.5, which is no count"),
+        ("count", "-1", "no count"),
+        ("real", "", "row 2 .*is empty"),
+        ("real", "much", "holds 'much', which is no number"),
+    ],
+)
+def test_targets_that_are_no_such_number_are_refused_by_row(kind: str, cell: str, what: str, tmp_path: Path) -> None:
+    table = write(tmp_path / "t.csv", [["a", "y"], *([i, i % 5] for i in range(1, 30))])
+    table.write_text(table.read_text().replace("2,2\n", f"2,{cell}\n", 1))
+    schema = parse_schema({"target": {"column": "y", "kind": kind}, "columns": {"a": "standardise"}})
+    with pytest.raises(ConfigError, match=what):
+        prepare(read_table(table), schema)
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_fit_learns_and_tells_its_progress() -> None:
     told: list[tuple[int, int]] = []
     layers = [{"linear": 12}, "relu", "linear"]
     made = simulate.fit(
-        layers, x, y, epochs=12, batch=32, lr=0.3, progress=lambda done, of, loss: told.append((done, of))
+        layers, x, y, epochs=10, batch=48, lr=0.5, progress=lambda done, of, loss: told.append((done, of))
     )
     assert made.classes == ("other", "same")
     assert made.accuracy > 0.8

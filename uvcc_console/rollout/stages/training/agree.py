@@ -165,10 +165,22 @@ def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
         parties=parties_of(ctx, phase),
         owner=str(shared["owner"]),
         commitments=list(shared["commitments"]),
-        reveal=list(job["reveal"]),
+        reveal=_revealed(job),
         limits={"hourly": profile.limits.hourly, "total": profile.limits.total, "ttl_s": profile.limits.ttl},
         nonce=derive(ctx.plan.seed, "nonce", phase.name).hex(),
     )
+
+
+def _revealed(job: Mapping[str, Any]) -> list[str]:
+    """What the policy lists: a confusion matrix by each of its numbers. Raises ConfigError where those are unknown."""
+    reveal = list(job["reveal"])
+    if "confusion" not in reveal:
+        return reveal
+    model = job["model"]
+    if not isinstance(model, Mapping):
+        raise ConfigError("job.reveal: confusion, of a model by name", "give job.model as a list of layers")
+    classes = range(max(2, int(model["classes"])))
+    return [*reveal, *(f"confusion.{i}.{j}" for i in classes for j in classes)]
 
 
 async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
