@@ -36,6 +36,7 @@ VERBS: Final[dict[str, str]] = {
     "teardown": "delete a run's pods and prove it",
     "verify": "check a run, its artifacts or a proof bundle",
     "package": "everything for an auditor in one archive, with a verifier of its own",
+    "compare": "two runs or packages side by side: the same job, data, run? where do they part?",
     "bundle": "one explained log file of a run",
     "figures": "plots of a run",
     "handoff": "the hand-over checklist of a run, filled from facts",

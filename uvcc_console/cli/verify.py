@@ -11,10 +11,10 @@ from uvcc_console.cli import common
 def run(argv: list[str]) -> int:
     from uvcc_console.report.verify import run_verify
 
-    return run_verify(argv, _path)
+    return run_verify(argv, path_of)
 
 
-def _path(word: str) -> Path:
+def path_of(word: str) -> Path:
     """A path, or the folder of the run that is called so."""
     path = Path(word)
     if os.path.lexists(path) or not common.run_dirs():

@@ -165,6 +165,7 @@ VERBS: dict[str, Callable[[Path], object]] = {
         ("bundle", RUN),
         ("bundle", RUN, "--json"),
         ("figures", RUN),
+        ("compare", "FOLDER/artifacts/full", "FOLDER/artifacts/nothing\x1b[31m"),
         ("package", RUN, "--format", "zip", "--output", "FOLDER/package.zip"),
         ("handoff", RUN),
         ("handoff", RUN, "--json"),
