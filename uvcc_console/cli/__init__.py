@@ -1,1 +1,1 @@
-"""One file per verb."""
+"""The command ``uvcc``: one file per verb, in rooms by what the verbs are for."""

@@ -11,50 +11,65 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from types import ModuleType
+from typing import Final, NamedTuple
 
 OK: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
 
-VERBS: Final[dict[str, str]] = {
-    "demo": "the whole story on three local pods, ending verified; nothing is left behind",
-    "rollout": "run a profile: plan, quote, provision, smoke, verify, full, verify, collect, tear down",
-    "runs": "list the runs of this machine",
-    "status": "what a run is doing now",
-    "logs": "what the run's processes logged: its conductor and its halt sidecar",
-    "watch": "a run's events as JSON lines, from the first one on",
-    "attach": "the console on a live run",
-    "replay": "the console on a recorded run",
-    "halt": "stop a run with proof; --drill only rehearses it",
-    "resume": "go on from the last common checkpoint",
-    "pod": "stack dump, fetch, restart, replace, triage: what the console's keys do",
-    "data": "infer FILE: a first schema of your own CSV file",
-    "owner": "the data owner's: open a run's results, predict with them in clear",
-    "domain": "the console of one party's domain: export, join, open, consent",
-    "teardown": "delete a run's pods and prove it",
-    "verify": "check a run, its artifacts or a proof bundle",
-    "package": "everything for an auditor in one archive, with a verifier of its own",
-    "compare": "two runs or packages side by side: the same job, data, run? where do they part?",
-    "bundle": "one explained log file of a run",
-    "figures": "plots of a run",
-    "handoff": "the hand-over checklist of a run, filled from facts",
-    "pods": "pods that exist; --sweep deletes what dead runs left",
-    "doctor": "is this machine and terminal fit for it?",
-    "paths": "where files lie",
-    "profiles": "known profiles; show NAME prints one",
-    "tensorboard": "a run's TensorBoard through its pod's SSH connection",
-    "bench": "the console's own benchmarks",
+
+class Verb(NamedTuple):
+    """A verb lives in ``cli/<room>/<verb>.py``; ``does`` is its line in the help."""
+
+    room: str
+    does: str
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "demo": Verb("start", "the whole story on three local pods, ending verified; nothing is left behind"),
+    "rollout": Verb("start", "run a profile: plan, quote, provision, smoke, verify, full, verify, collect, tear down"),
+    "runs": Verb("view", "list the runs of this machine"),
+    "status": Verb("view", "what a run is doing now"),
+    "logs": Verb("view", "what the run's processes logged: its conductor and its halt sidecar"),
+    "watch": Verb("view", "a run's events as JSON lines, from the first one on"),
+    "attach": Verb("screen", "the console on a live run"),
+    "replay": Verb("screen", "the console on a recorded run"),
+    "halt": Verb("steer", "stop a run with proof; --drill only rehearses it"),
+    "resume": Verb("start", "go on from the last common checkpoint"),
+    "pod": Verb("steer", "stack dump, fetch, restart, replace, triage: what the console's keys do"),
+    "data": Verb("parties", "infer FILE: a first schema of your own CSV file"),
+    "owner": Verb("parties", "the data owner's: open a run's results, predict with them in clear"),
+    "domain": Verb("parties", "the console of one party's domain: export, join, open, consent"),
+    "teardown": Verb("steer", "delete a run's pods and prove it"),
+    "verify": Verb("evidence", "check a run, its artifacts or a proof bundle"),
+    "package": Verb("evidence", "everything for an auditor in one archive, with a verifier of its own"),
+    "compare": Verb("evidence", "two runs or packages side by side: the same job, data, run? where do they part?"),
+    "bundle": Verb("evidence", "one explained log file of a run"),
+    "figures": Verb("evidence", "plots of a run"),
+    "handoff": Verb("evidence", "the hand-over checklist of a run, filled from facts"),
+    "pods": Verb("steer", "pods that exist; --sweep deletes what dead runs left"),
+    "doctor": Verb("machine", "is this machine and terminal fit for it?"),
+    "paths": Verb("machine", "where files lie"),
+    "profiles": Verb("machine", "known profiles; show NAME prints one"),
+    "tensorboard": Verb("view", "a run's TensorBoard through its pod's SSH connection"),
+    "bench": Verb("machine", "the console's own benchmarks"),
 }
 _USAGE = "usage: uvcc [VERB] [options]      (without a verb: the console; --party P: that of one domain)"
+
+
+def module_of(verb: str) -> ModuleType:
+    """The module of a verb, or of ``console``, imported now."""
+    room = VERBS[verb].room if verb in VERBS else "screen"
+    return importlib.import_module(f"uvcc_console.cli.{room}.{verb}")
 
 
 def usage() -> str:
     """The text of ``uvcc --help``."""
     width = max(len(v) for v in VERBS)
     lines = [_USAGE, ""]
-    lines += [f"  {verb:<{width}}  {text}" for verb, text in VERBS.items()]
+    lines += [f"  {verb:<{width}}  {about.does}" for verb, about in VERBS.items()]
     lines += ["", "RUN may be shortened to a unique prefix, or be `last` or `current`. `uvcc VERB --help` says more."]
     return "\n".join(lines) + "\n"
 
@@ -105,8 +120,7 @@ def _dispatch(args: list[str]) -> int:
         hint = f"did you mean {close[0]}?" if close else "see: uvcc --help"
         sys.stderr.write(f"uvcc: unknown verb {verb!r}\n  {hint}\n")
         return USAGE
-    module = importlib.import_module(f"uvcc_console.cli.{verb}")
-    return int(module.run(args[1:]))
+    return int(module_of(verb).run(args[1:]))
 
 
 if __name__ == "__main__":

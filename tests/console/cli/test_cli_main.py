@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_console.cli.main import VERBS, main
+from uvcc_console.cli.main import VERBS, main, module_of
 
 HEAVY = ("torch", "textual", "asyncssh", "pydantic", "numpy", "yaml", "httpx")
 
@@ -34,7 +33,7 @@ print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)
 @pytest.mark.parametrize("verb", ["runs", "status", "watch", "halt", "paths", "doctor", "verify"])
 def test_reading_verbs_import_neither_torch_nor_textual(verb: str) -> None:
     done = python(
-        f"import sys, uvcc_console.cli.{verb} as m\n"
+        f"import sys; from uvcc_console.cli.main import module_of; m = module_of({verb!r})\n"
         "try: m.run(['--help'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('torch', 'textual') if m in sys.modules], file=sys.stderr)"
@@ -56,7 +55,7 @@ def test_every_verb_has_a_module_with_help(capsys: pytest.CaptureFixture[str]) -
     main(["--help"])
     listed = capsys.readouterr().out
     for verb in VERBS:
-        module = importlib.import_module(f"uvcc_console.cli.{verb}")
+        module = module_of(verb)
         assert callable(module.run)
         assert f"  {verb} " in listed
         with pytest.raises(SystemExit) as left:
@@ -129,7 +128,7 @@ def test_no_verb_writes_past_the_cleaning_functions() -> None:
     import uvcc_console.cli as cli
 
     own = {"main.py", "common.py", "console.py", "bench.py", "headless.py", "rollout.py", "tensorboard.py"}
-    for path in sorted(Path(cli.__path__[0]).glob("*.py")):
+    for path in sorted(Path(cli.__path__[0]).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called == "print" or called.endswith(("stdout.write", "stderr.write")):

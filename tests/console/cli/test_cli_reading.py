@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_console.cli import headless
-from uvcc_console.cli.headless import ProgressLine, Watched, outcome, render, report
+from uvcc_console.cli.follow import headless
+from uvcc_console.cli.follow.headless import ProgressLine, Watched, outcome, render, report
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all

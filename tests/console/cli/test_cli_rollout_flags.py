@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from uvcc_console.cli import launch as launching
 from uvcc_console.cli.main import main
+from uvcc_console.cli.screen import launch as launching
 from uvcc_console.plan.profile import load
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_console.cli import jsonview
+from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import journal as journals

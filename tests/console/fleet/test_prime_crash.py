@@ -23,7 +23,7 @@ import pytest
 from primefake import KEY, PrimeFake
 from virtualtime import VirtualClock
 
-from uvcc_console.cli import pods
+from uvcc_console.cli.steer import pods
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet import provider_kinds as providers

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from report_run import RUN, START, make_run
 
-from uvcc_console.cli import attach, headless
+from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import main
+from uvcc_console.cli.screen import attach
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.fleet import provider_kinds as providers

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from uvcc_console.cli import jsonview
+from uvcc_console.cli.follow import jsonview
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.report import metrics

@@ -288,8 +288,8 @@ def test_the_killed_worker_leads_and_its_peers_say_because_of_whom(width: int) -
 
 
 def test_every_surface_counts_steps_alike(tmp_path: Path) -> None:
-    from uvcc_console.cli import status
-    from uvcc_console.cli.headless import ProgressLine
+    from uvcc_console.cli.follow.headless import ProgressLine
+    from uvcc_console.cli.view import status
 
     story = Story().full(40)
     s = fold(story.events)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from uvcc_console.cli import common, jsonview, teardown_order
+from uvcc_console.cli import common
+from uvcc_console.cli.follow import jsonview, teardown_order
 from uvcc_console.cli.main import FAILED, INTERRUPTED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Follower, Journal
@@ -119,7 +120,7 @@ def interruptible() -> Iterator[list[int]]:
 def ask(run_dir: Path, action: str, **args: Any) -> subprocess.Popen[bytes] | None:
     """Write an intent down and see that a conductor acts on it: the live one, or a new one that adopts the run.
 
-    For a teardown the journal is a courtesy, see ``cli.teardown_order``.
+    For a teardown the journal is a courtesy, see ``teardown_order``.
     """
     if action == "teardown":
         return teardown_order.order(run_dir).child

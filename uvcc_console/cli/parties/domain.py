@@ -86,7 +86,7 @@ def _show(run_dir: Path, headless: bool) -> int:
     common.say(f"joined as {run_dir.name}; F9 there halts all domains")
     if headless or not sys.stdout.isatty():
         return OK
-    from uvcc_console.cli.launch import show
+    from uvcc_console.cli.screen.launch import show
 
     return show(run_dir, readonly=True)
 

@@ -6,7 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from uvcc_console.cli import common, jsonview
+from uvcc_console.cli import common
+from uvcc_console.cli.follow import jsonview
 from uvcc_console.core.journal import Follower, Journal
 from uvcc_console.runs.processes import JOURNAL, conducted
 
@@ -44,8 +45,8 @@ def run(argv: list[str]) -> int:
     run_dir = common.find_run(args.run)
     if args.json:
         return stream(run_dir)
-    from uvcc_console.cli import headless
-    from uvcc_console.cli.launch import has_terminal, show
+    from uvcc_console.cli.follow import headless
+    from uvcc_console.cli.screen.launch import has_terminal, show
 
     if has_terminal() and not args.headless:
         return show(run_dir, readonly=args.read_only)

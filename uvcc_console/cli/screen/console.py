@@ -8,7 +8,7 @@ from uvcc_console.cli.main import OK, USAGE, usage
 
 
 def run(argv: list[str]) -> int:
-    from uvcc_console.cli.launch import has_terminal
+    from uvcc_console.cli.screen.launch import has_terminal
 
     if argv or not has_terminal():
         sys.stderr.write(usage())

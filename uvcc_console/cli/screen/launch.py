@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from uvcc_console.cli import common, headless
+from uvcc_console.cli import common
+from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import FAILED, INTERRUPTED
 from uvcc_console.runs import processes
 

@@ -11,7 +11,7 @@ def run(argv: list[str]) -> int:
     parser.add_run()
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
-    from uvcc_console.cli.launch import has_terminal, show
+    from uvcc_console.cli.screen.launch import has_terminal, show
 
     if not has_terminal():
         common.say(f"uvcc: replay needs a terminal\n  the same events as text: uvcc watch {run_dir.name}")

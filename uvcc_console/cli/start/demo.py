@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
         parser.error("--seed wants a number that is not negative")
     settings = list(args.set)
     if args.data:
-        from uvcc_console.cli.data import settings_for
+        from uvcc_console.cli.parties.data import settings_for
 
         settings = [*settings_for(args.data, args.schema, args.target), *settings]
     elif args.schema or args.target:
@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
         settings.append(f"job.steps={args.steps}")
     if args.link:
         settings.append(f"link={args.link}")
-    from uvcc_console.cli.launch import has_terminal, launch
+    from uvcc_console.cli.screen.launch import has_terminal, launch
 
     tui = has_terminal() and not (args.headless or args.json or args.quiet)
     return launch(args.profile, settings, name="demo", seed=args.seed, tui=tui, as_json=args.json, quiet=args.quiet)

@@ -7,7 +7,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-from uvcc_console.cli import common, headless
+from uvcc_console.cli import common
+from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import FAILED, OK, USAGE
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal

@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     given = {key: getattr(args, key.rpartition(".")[2]) for key in _FLAGS}
     args.set += [f"{key}={value}" for key, value in given.items() if value is not None]
-    from uvcc_console.cli.launch import has_terminal, launch
+    from uvcc_console.cli.screen.launch import has_terminal, launch
     from uvcc_console.fleet.provider_kinds import kind_of
     from uvcc_console.plan.profile import load
 

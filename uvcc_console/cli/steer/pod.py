@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from uvcc_console.cli import common, headless
+from uvcc_console.cli import common
+from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import FAILED, OK, USAGE
 from uvcc_console.core import events as ev
 from uvcc_console.core import triage

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from uvcc_console.cli import common, headless, pods, teardown_order
+from uvcc_console.cli import common
+from uvcc_console.cli.follow import headless, teardown_order
 from uvcc_console.cli.main import FAILED, OK
+from uvcc_console.cli.steer import pods
 
 
 def run(argv: list[str]) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from uvcc_console.cli import common, jsonview
+from uvcc_console.cli import common
+from uvcc_console.cli.follow import jsonview
 from uvcc_console.core.shown import CHANGED
 
 

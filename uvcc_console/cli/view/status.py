@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from uvcc_console.cli import common, jsonview
+from uvcc_console.cli import common
+from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core.shown import Shown
 from uvcc_console.core.shown import shown as result_of

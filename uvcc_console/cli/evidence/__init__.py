@@ -1,0 +1,1 @@
+"""Verbs about what a run leaves: proof, logs, plots, hand-over."""

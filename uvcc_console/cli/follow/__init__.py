@@ -1,0 +1,1 @@
+"""Following a run without a screen, and the documents that verbs print of it."""

@@ -1,0 +1,1 @@
+"""Verbs that change what a run or its pods do."""

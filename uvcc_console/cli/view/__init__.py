@@ -1,0 +1,1 @@
+"""Verbs that only read: what runs are doing and what they logged."""
