@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
+from uvcc_engine.contract.link_spec import LinkKind
+from uvcc_engine.contract.private_job import Objective, OptimizerName, PrivateJob, Reveal, Schedule, Task
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -24,7 +26,7 @@ def seconds(value: Any) -> Any:
 
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
-Reveal = Literal["loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "predictions", "seeds"]
+_JOB = PrivateJob(steps=1)  # its defaults
 
 
 def _model(value: Any) -> Any:
@@ -44,23 +46,23 @@ class PrivateJobSettings(Strict):
     model_config = ConfigDict(populate_by_name=True)
 
     kind: Literal["private"]
-    model: Annotated[Any, BeforeValidator(_model)] = "mlp-digits"
+    model: Annotated[Any, BeforeValidator(_model)] = _JOB.model
     steps: int = Field(gt=0)
-    batch: int = Field(default=128, gt=0)
-    lr: float = Field(default=0.5, gt=0, le=16)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    schedule: Literal["linear", "constant"] = "linear"
-    seed: int = Field(default=7, ge=0, lt=2**63)
-    frac_bits: int = Field(default=16, ge=8, le=24)
-    reveal: list[Reveal] = ["loss", "accuracy"]
-    loss_every: int = Field(default=1, gt=0)
-    checkpoint_every: int = Field(default=10, gt=0)
-    test_rows: int = Field(default=360, gt=0)
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    beta2: float = Field(default=0.99, ge=0.5, le=0.999)
-    objective: Literal["cross-entropy", "mse", "huber", "binary", "poisson"] = "cross-entropy"
-    min_rows: int = Field(default=1, gt=0)
-    task: Literal["train", "infer"] = "train"
+    batch: int = Field(default=_JOB.batch, gt=0)
+    lr: float = Field(default=_JOB.lr, gt=0, le=16)
+    momentum: float = Field(default=_JOB.momentum, ge=0, lt=1)
+    schedule: Schedule = _JOB.schedule
+    seed: int = Field(default=_JOB.seed, ge=0, lt=2**63)
+    frac_bits: int = Field(default=_JOB.frac_bits, ge=8, le=24)
+    reveal: list[Reveal] = list(_JOB.reveal)
+    loss_every: int = Field(default=_JOB.loss_every, gt=0)
+    checkpoint_every: int = Field(default=_JOB.checkpoint_every, gt=0)
+    test_rows: int = Field(default=_JOB.test_rows, gt=0)
+    optimizer: OptimizerName = _JOB.optimizer
+    beta2: float = Field(default=_JOB.beta2, ge=0.5, le=0.999)
+    objective: Objective = _JOB.objective
+    min_rows: int = Field(default=_JOB.min_rows, gt=0)
+    task: Task = _JOB.task
     data: str = ""
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""
@@ -187,7 +189,7 @@ class Profile(Strict):
     job: PrivateJobSettings | LmJobSettings | CommandJobSettings = Field(discriminator="kind")
     topology: TopologyPart = TopologyPart()
     fleet: FleetSettings = FleetSettings()
-    link: Literal["auto", "direct", "relay", "stream", "nats"] = "auto"
+    link: LinkKind = "auto"
     nats: NatsPart = NatsPart()
     smoke: SmokePart = SmokePart()
     gates: GatesPart = GatesPart()

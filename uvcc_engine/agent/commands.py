@@ -25,6 +25,7 @@ from uvcc_engine.agent.workers import Worker, WorkerTable
 from uvcc_engine.contract import files, flight, wire
 from uvcc_engine.contract.control import MODES, HaltRequest
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.link_spec import RelayPlace
 from uvcc_engine.contract.spec import WorkerSpec
 
 _KEYED: Final = ("private", "preflight", "handover")  # kinds of worker that speak for their party
@@ -194,17 +195,12 @@ def relay(agent: AgentPort, console: Console, m: Message) -> Fields | None:
 
 def relink(agent: AgentPort, console: Console, m: Message) -> Fields:
     """Tell the run's workers on this pod where their relay is now; they go on there by themselves."""
-    run, link = files.checked_run_id(str(m["run"])), dict(m["link"])
-    for key in link:
-        if key not in files.LINK_FIELDS or not isinstance(link[key], str):
-            raise ConfigError(f"a relay's place has no {key!r}", f"give {', '.join(files.LINK_FIELDS)}")
-    if not str(link.get("relay_url", "")).startswith(("http://", "https://")):
-        raise ConfigError(f"not a relay URL: {link.get('relay_url')!r}", "write it like https://relay.example:8443")
+    run, place = files.checked_run_id(str(m["run"])), RelayPlace.from_json(m["link"])
     folders = sorted({Path(w.spec.dir) for w in agent.workers.live(run)})
     if not folders:
         raise UvccError(f"no worker of run {run} is running on this pod", "launch it with the new link")
     for folder in folders:
-        files.write_json(folder / files.LINK, link, mode=0o600)
+        files.write_json(folder / files.LINK, place.to_json(), mode=0o600)
     return {"told": len(agent.workers.live(run))}
 
 

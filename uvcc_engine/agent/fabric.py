@@ -21,8 +21,9 @@ import torch
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ProtocolError, UvccError, VerificationError
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
@@ -48,8 +49,6 @@ def main(spec: WorkerSpec) -> int:
     ``device`` cpu|cuda|auto; ``peers`` = public identities by party, absent where the run has one party.
     """
     coord, job = Coord.parse(spec.coord), dict(spec.job)
-    size = {k: int(v) for k, v in spec.topology.items()}
-    topology = Topology(**size)
     found: dict[str, Any] = {"run": spec.run, "coord": spec.coord, "groups": {}, "pairs": {}, "trouble": []}
 
     @contextmanager
@@ -61,7 +60,7 @@ def main(spec: WorkerSpec) -> int:
             found["trouble"].append({"part": part, "what": error.what, "hint": error.hint})
 
     with attempt("groups"):
-        found["groups"] = measure_groups(RankAddress.of(coord, topology, os.environ), job, found)
+        found["groups"] = measure_groups(RankAddress.of(coord, spec.topology, os.environ), job, found)
     if job.get("peers") and (coord.stage, coord.tensor) == (0, 0):
         with attempt("pairs"):
             found["pairs"] = measure_pairs(spec, coord, job, attempt)
@@ -136,7 +135,7 @@ def measure_pairs(
         sid_sub=sid_of(sid_job, coord),
         identity=Identity.load(Path(spec.identity_dir)),
         peers={int(p): PublicIdentity.from_json(i) for p, i in job["peers"].items()},
-        link={"peer_timeout_s": patience, "first_contact_s": 2 * patience, **spec.link},
+        link=spec.link.or_else(LinkSpec(peer_timeout_s=patience, first_contact_s=2 * patience)),
         recorder=None,
         state_dir=Path(spec.dir) / "plane",
         on_event=lambda name, fields: None,

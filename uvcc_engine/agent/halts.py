@@ -7,7 +7,6 @@ names verifies byte by byte. Otherwise ``detail`` says what is missing.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -17,9 +16,10 @@ from typing import Any, Final
 
 from uvcc_engine.agent.workers import RUNNING, Worker, exit_record
 from uvcc_engine.contract import checkpoint as checkpoints
-from uvcc_engine.contract import files, wire
+from uvcc_engine.contract import files, records, wire
 from uvcc_engine.contract.control import HOLD, RELEASE, HaltRequest, HaltVerdict
 from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.contract.outside import real, said
 from uvcc_engine.contract.wire import Lacks
 
 SLICE_S: Final = 0.02
@@ -84,32 +84,30 @@ class HaltWatch:
         return all(self._seen.get(w.spec.coord, _Seen()).stage in wanted for w in workers)
 
     def _heartbeat(self, worker: Worker, seen: _Seen) -> None:
-        path = Path(worker.spec.dir) / files.heartbeat_name(worker.spec.rank)
-        record = last_record(path)
-        if record is None:
+        beat = last_beat(Path(worker.spec.dir) / files.heartbeat_name(worker.spec.rank))
+        if beat is None:
             return
-        phase, step = str(record.get("phase", "")), int(record.get("step", -1))
-        echoed = record.get("halt_nonce") == self.request.nonce
-        seen.checkpoint = str(record.get("checkpoint") or seen.checkpoint)
+        phase, step = beat.phase, beat.step
+        echoed = beat.fields.get("halt_nonce") == self.request.nonce
+        seen.checkpoint = said(beat.fields.get("checkpoint"), 128) or seen.checkpoint
         if echoed and phase == "halted":
             self._reach(worker, seen, "halted", step)
         elif echoed and phase in ("hold", "held") and self.request.mode != RELEASE:
             self._reach(worker, seen, "held", step)
         elif self.request.mode == RELEASE and phase not in ("hold", "held", "halted"):
-            after = float(record.get("ts", 0.0)) >= self.since
+            after = (real(beat.fields.get("ts")) or 0.0) >= self.since
             self._reach(worker, seen, "released" if after else "", step)
 
     def _evidence(self, worker: Worker, seen: _Seen) -> bool:
         """One slice of checking an absent worker's exit record and checkpoint; returns whether more is to do."""
         if seen.proof is None:
-            record = exit_record(worker)
-            if record is None:
+            found = exit_record(worker)
+            if found is None:
                 ended = worker.signal or f"code {worker.rc}"
                 return self._gone(worker, seen, Lacks.NO_EXIT, f"ended by {ended} without an exit.json of this run")
-            status, seen.step = str(record.get("status")), int(record.get("step", -1))
-            named = str(record.get("checkpoint", ""))
+            status, seen.step, named = found.status, found.step, found.checkpoint
             if status not in ("halted", "done"):
-                return self._gone(worker, seen, Lacks.FAILED, f"{status}: {record.get('error', '')}".rstrip(": "))
+                return self._gone(worker, seen, Lacks.FAILED, f"{status}: {found.error}".rstrip(": "))
             if not named:
                 lacks = Lacks.DONE if status == "done" else Lacks.NOT_NAMED
                 return self._gone(worker, seen, lacks, f"{status} without a checkpoint")
@@ -145,8 +143,8 @@ class HaltWatch:
         return message
 
 
-def last_record(path: Path) -> dict[str, Any] | None:
-    """The last whole line of a JSONL file; None if there is none."""
+def last_beat(path: Path) -> records.Heartbeat | None:
+    """The heartbeat on the last whole line of a worker's file; None if there is none, or if it is no heartbeat."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -159,8 +157,5 @@ def last_record(path: Path) -> dict[str, Any] | None:
     lines = data[: data.rfind(b"\n")].split(b"\n") if b"\n" in data else []
     if not lines:
         return None
-    try:
-        found = json.loads(lines[-1])
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+    found = records.parse(path.name, lines[-1].decode(errors="replace"))
+    return found if isinstance(found, records.Heartbeat) else None

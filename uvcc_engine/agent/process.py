@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from uvcc_engine.contract import host
-from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract import host, strict
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.host import boot_id
 
 
@@ -32,12 +31,12 @@ class ProcessId:
         return cls(pid, found.starttime, boot_id()) if found is not None and not found.ended else None
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ProcessId:
+    def from_json(cls, data: object) -> ProcessId:
         """Raises UnreadableError if a field is missing or of another type."""
         try:
-            return cls(int(data["pid"]), int(data["starttime"]), str(data["boot_id"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UnreadableError(f"not a process identity: {dict(data)!r:.200}") from error
+            return strict.read(cls, data, "a process identity")
+        except ConfigError as error:
+            raise UnreadableError(error.what, error.hint) from error
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

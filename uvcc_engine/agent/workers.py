@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.agent.process import ProcessId, exit_of
-from uvcc_engine.contract import files
-from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract import files, records, strict
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -53,19 +53,11 @@ class Worker:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Worker:
+        """Raises UnreadableError for what is no state of a worker."""
         try:
-            return cls(
-                WorkerSpec.from_json(data["spec"]),
-                ProcessId.from_json(data["id"]),
-                float(data["started"]),
-                str(data["state"]),
-                data["rc"],
-                str(data["signal"]),
-                float(data["ended"]),
-                adopted=True,
-            )
-        except (KeyError, TypeError, ValueError, UvccError) as error:
-            raise UnreadableError(f"not a worker's state: {error}") from error
+            return strict.read(cls, data | {"adopted": True}, "a worker's state")
+        except ConfigError as error:
+            raise UnreadableError(error.what, error.hint) from error
 
     def summary(self) -> dict[str, Any]:
         """What consoles are told of it."""
@@ -92,13 +84,14 @@ def register(root: Path, spec: WorkerSpec) -> None:
     files.write_json(path, Worker(spec, me, time.time()).to_json(), mode=0o600, durable=False)
 
 
-def exit_record(worker: Worker) -> dict[str, Any] | None:
-    """The worker's ``exit.json``, if it is of this run and of this process."""
+def exit_record(worker: Worker) -> records.Exit | None:
+    """The worker's ``exit.json``, if it is one, of this run and of this process."""
     spec = worker.spec
     for lead in (spec.lead, not spec.lead):  # who leads a world may not lead its directory
-        found = files.read_json_of_run(Path(spec.dir) / files.exit_name(spec.rank, lead=lead), spec.run)
-        if found is not None and found.get("coord", spec.coord) == spec.coord:
-            return found if float(found.get("ts", 0.0)) >= worker.started - 1.0 else None
+        document = files.read_json_of_run(Path(spec.dir) / files.exit_name(spec.rank, lead=lead), spec.run)
+        found = records.exit_record(document) if document is not None else None
+        if isinstance(found, records.Exit) and found.coord in ("", spec.coord):
+            return found if found.ts >= worker.started - 1.0 else None
     return None
 
 
@@ -157,8 +150,8 @@ class WorkerTable:
         ended = []
         for worker in self.live():
             if worker.adopted and not worker.id.alive():
-                record = exit_record(worker) or {}
-                rc = {"done": 0, "halted": 0, "failed": 1}.get(str(record.get("status")))
+                found = exit_record(worker)
+                rc = {"done": 0, "halted": 0, "failed": 1}.get(found.status) if found is not None else None
                 ended.append(self._ended(worker, rc, "" if rc is not None else "unknown"))
         return ended
 

@@ -26,15 +26,15 @@ from typing import Any
 import uvcc_engine
 from uvcc_engine.contract.control import HaltRequest, write_halt
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.migration import Migration
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Coord, Topology
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sealing.inputs import share_dataset
 from uvcc_engine.transcript.proof.bundle import assemble_folder
 from uvcc_engine.transcript.proof.verifier import Certificate, verify
 from uvcc_engine.transcript.signing.identity import Identity
-from uvcc_engine.transcript.terms.migration import Migration
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy, write_signatures
 
 CODE = hashlib.sha256(b"the wheel of the fleet").hexdigest()

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.mpc.arithmetic import matmul_protocol, mul_protocol, sub
 from uvcc_engine.mpc.boolean import drelu_bits_protocol
 from uvcc_engine.mpc.gated import matmul_gated_protocol
@@ -186,7 +187,7 @@ def main(argv: Sequence[str]) -> int:
         sid_sub=SID,
         identity=me,
         peers=public,
-        link={"kind": "direct", "listen": config["addresses"][str(party)], "peers": config["addresses"]},
+        link=LinkSpec(kind="direct", listen=config["addresses"][str(party)], peers=config["addresses"]),
         recorder=None,
         state_dir=folder,
         on_event=lambda name, fields: None,

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from uvcc_engine.bench._plane_party import identity
+from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import ModelSpec, find_model
 from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.runtime import Runtime
@@ -84,7 +85,7 @@ def main() -> int:
         sid_sub=SID,
         identity=identity(party),
         peers={p: identity(p).public for p in range(PARTIES)},
-        link={**config["links"][party], "faults": {"latency_s": config["latency_s"]}},
+        link=LinkSpec.from_json({**config["links"][party], "faults": {"latency_s": config["latency_s"]}}),
         recorder=None,
         state_dir=Path(os.devnull),
         on_event=lambda name, fields: None,

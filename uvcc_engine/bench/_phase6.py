@@ -17,8 +17,8 @@ from typing import Final
 from uvcc_engine.bench._fleet import Fleet, Forker, until
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.transcript.leaves.roots import epoch_roots
 
 SIZE: Final = Topology(8, 4, 2, 32)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.connect import open_link, open_plane
@@ -38,7 +39,7 @@ def plane(config: dict[str, Any], party: int) -> LivePlane:
         sid_sub=SID,
         identity=identity(party),
         peers=peers,
-        link=config["links"][party],
+        link=LinkSpec.from_json(config["links"][party]),
         recorder=None,
         state_dir=Path(os.devnull),
         on_event=lambda name, fields: None,
@@ -91,7 +92,7 @@ def pull(config: dict[str, Any]) -> dict[str, float]:
 
 def produce(config: dict[str, Any]) -> dict[str, float]:
     """Store frames of ``size`` bytes in the relay, each a message of its own; ends when all are durable."""
-    link = open_link(0, SID, config["links"][0], (1,))
+    link = open_link(0, SID, LinkSpec.from_json(config["links"][0]), (1,))
     body = os.urandom(config["size"] - fr.HEADER_BYTES)
     aad = fr.pack_header(fr.DATA, 0, 1, fr.sid64(SID), 0, 0, 0, 0, len(body))
     head = fr.finish(aad, body)
@@ -112,7 +113,7 @@ def produce(config: dict[str, Any]) -> dict[str, float]:
 
 def consume(config: dict[str, Any]) -> dict[str, float]:
     """Take ``count`` messages and acknowledge them."""
-    link = open_link(1, SID, config["links"][1], (0,))
+    link = open_link(1, SID, LinkSpec.from_json(config["links"][1]), (0,))
     found = 0
     while found < config["count"]:
         found += len(link.exchange(1.0, 0))

@@ -23,6 +23,7 @@ from uvcc_engine.bench._plane_links import RelayProcess, direct_links
 from uvcc_engine.bench._plane_party import identity
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import PeerLostError, UvccError
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.connect import open_plane
@@ -90,7 +91,9 @@ def work(config: dict[str, Any], party: int, worker: int) -> dict[str, Any]:
         sid_sub=hashlib.sha256(b"soak %d" % worker).digest(),
         identity=identity(party),
         peers={p: identity(p).public for p in range(PARTIES)},
-        link=link | {"durable": True, "rto_s": 0.5, "faults": _FAULTS | {"seed": config["seed"] * 1000 + worker}},
+        link=LinkSpec.from_json(
+            link | {"durable": True, "rto_s": 0.5, "faults": _FAULTS | {"seed": config["seed"] * 1000 + worker}}
+        ),
         recorder=None,
         state_dir=Path(config["state"]) / str(party),
         on_event=on_event,

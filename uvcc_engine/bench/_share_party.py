@@ -21,8 +21,9 @@ import torch
 from uvcc_engine.bench._overlap_party import rows
 from uvcc_engine.bench._plane_party import identity
 from uvcc_engine.bench._rehearsal import make_policy, revealed
+from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
@@ -155,7 +156,7 @@ def measure(config: dict[str, Any], party: int, folder: Path) -> list[list[dict[
         sid_sub=sid_of(policy.sid_job, Coord(0, party, 0, 0)),
         identity=parties[party],
         peers={p: i.public for p, i in enumerate(parties)},
-        link=config["links"][party],
+        link=LinkSpec.from_json(config["links"][party]),
         recorder=switch,
         state_dir=folder / f"plane{party}",
         on_event=lambda name, fields: None,

@@ -26,8 +26,8 @@ from uvcc_engine.contract import calibration
 from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.calibration import BenchBar
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import PARTIES, Topology
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.parallel.pipeline import UPDATE
 from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
 

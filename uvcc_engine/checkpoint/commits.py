@@ -15,6 +15,7 @@ from typing import Any
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
+from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.model.state_digests import whole_digest
@@ -65,7 +66,7 @@ def write_record(root: Path, policy: Policy, step: int, statements: Mapping[int,
     files.write_json(ck.step_dir(root, step) / RECORD, record, mode=0o600)
     kept = files.LineFile(root.parent / RECORDS)
     try:
-        kept.append(json.dumps(record, separators=(",", ":"), sort_keys=True))
+        kept.append(sorted_json(record))
     finally:
         kept.close()
 

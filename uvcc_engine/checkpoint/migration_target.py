@@ -18,15 +18,15 @@ from uvcc_engine.checkpoint.commits import RECORD, Said, check_record
 from uvcc_engine.checkpoint.reshard import cut_state, join_state
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.migration import Migration, record_hash
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.state_digests import HALVES, component_digest, stored_name, whole_digest
 from uvcc_engine.sealing.box import unseal
 from uvcc_engine.sealing.components import Ring, decode_component
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
 from uvcc_engine.transcript.signing.identity import Identity
-from uvcc_engine.transcript.terms.migration import Migration, record_hash
 from uvcc_engine.transcript.terms.policy import Policy
 
 START: Final = "start"

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from uvcc_engine.contract import files
+from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
 from uvcc_engine.contract.safepaths import shown
 
@@ -153,7 +154,7 @@ def write_rank(root: Path, step: int, token: str, state: RankState, contents: Ma
     except OSError as error:
         raise files.write_failed(folder, error) from error
     part = dataclasses.asdict(dataclasses.replace(state, files=described))
-    files.write_atomic(folder / _part_name(state.rank), _canonical(part))
+    files.write_atomic(folder / _part_name(state.rank), _text(part))
 
 
 def commit(
@@ -168,7 +169,7 @@ def commit(
     body = {"format": FORMAT, "run": run, "step": step, "topology": dict(topology), "ranks": parts}
     for rank in parts:
         (folder / _part_name(int(rank))).unlink()
-    files.write_atomic(folder / MANIFEST, _canonical({"body": body, "body_sha256": _sha256(_canonical(body))}))
+    files.write_atomic(folder / MANIFEST, _text({"body": body, "body_sha256": _sha256(_text(body))}))
     aside = None
     try:
         files.fsync_dir(folder)
@@ -210,7 +211,7 @@ def read_manifest(folder: Path) -> CheckpointManifest:
     try:
         whole = json.loads(raw)
         body = whole["body"]
-        if _canonical(whole) != raw or whole["body_sha256"] != _sha256(_canonical(body)):
+        if _text(whole) != raw or whole["body_sha256"] != _sha256(_text(body)):
             raise VerificationError("checkpoint", f"{folder / MANIFEST} was altered", EARLIER)
         if body["format"] != FORMAT:
             raise VerificationError("checkpoint", f"{folder} has format {body['format']}, this version reads {FORMAT}")
@@ -440,8 +441,8 @@ def _write_file(folder: Path, name: str, content: Content) -> dict[str, Any]:
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _canonical(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+def _text(value: Mapping[str, Any]) -> bytes:
+    return sorted_json(value).encode()
 
 
 def _sha256(data: bytes) -> str:

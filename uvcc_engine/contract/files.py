@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.outside import parsed
 
 RUN_JSON: Final = "run.json"
 RUN_INFO: Final = "run.info"
@@ -25,11 +26,10 @@ VAL: Final = "val.csv"
 EVENTS: Final = "events.jsonl"
 HALT: Final = ".HALT"
 LINK: Final = "link.json"
-LINK_FIELDS: Final = ("relay_url", "stream", "token_file", "ca_file")
-"""What ``link.json`` may say of a relay that has moved; what it does not say stays as it was, but for ``stream``."""
 CHECKPOINTS: Final = "checkpoints"
 METRICS: Final = "metrics.json"
 TENSORBOARD: Final = "tb"
+LONGEST_DOCUMENT: Final = 64 << 20
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -144,7 +144,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o644, durab
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON document. Raises UnreadableError if it is missing, cut short or not an object."""
     try:
-        found = json.loads(path.read_bytes())
+        found = parsed(path.read_bytes(), LONGEST_DOCUMENT)
     except OSError as error:
         raise UnreadableError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

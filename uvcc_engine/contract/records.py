@@ -73,7 +73,8 @@ class ReportedRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """``exit.json``: how a rank ended. ``checkpoint``: SHA-256 of the manifest it left, or "".
+    """``exit.json``: how a rank ended, at ``ts`` (seconds of the pod's clock). ``checkpoint``: SHA-256 of the manifest
+    that it left, or "".
 
     ``fields`` holds all of the record that could be used, ``error`` and ``hint`` among it.
     """
@@ -85,6 +86,7 @@ class Exit:
     checkpoint: str = ""
     error: str = ""
     hint: str = ""
+    ts: float = 0.0
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -191,6 +193,7 @@ def exit_record(found: Mapping[str, Any]) -> Exit | Malformed:
         checkpoint=said(found.get("checkpoint"), 128),
         error=said(found.get("error"), 2000),
         hint=hint_of(found),
+        ts=real(found.get("ts"), 0.0, LATEST) or 0.0,
         fields=fields,
     )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.files import checked_run_id
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.topology import Coord, Topology
 
 KINDS: Final = ("private", "lm", "command", "preflight", "handover")
@@ -30,14 +30,14 @@ class WorkerSpec:
     run: str
     kind: str
     coord: str
-    topology: dict[str, Any] = field(default_factory=dict)
+    topology: Topology = field(default_factory=Topology)
     job: dict[str, Any] = field(default_factory=dict)
     dir: str = ""
     identity_dir: str = ""
     policy: str = ""
     signatures: str = ""
     inputs: str = ""
-    link: dict[str, Any] = field(default_factory=dict)
+    link: LinkSpec = field(default_factory=LinkSpec)
     resume: bool = False
     attempt: int = 0
     lead: bool = True
@@ -56,45 +56,21 @@ class WorkerSpec:
     @property
     def rank(self) -> int:
         """Rank inside the party's world, which names the heartbeat file."""
-        return self._topology().local_rank(Coord.parse(self.coord))
+        return self.topology.local_rank(Coord.parse(self.coord))
 
     @property
     def world(self) -> int:
         """Number of ranks in the party's world."""
-        return self._topology().workers_per_party
-
-    def _topology(self) -> Topology:
-        known = {f.name for f in dataclasses.fields(Topology)}
-        return Topology(**{k: int(v) for k, v in self.topology.items() if k in known})
+        return self.topology.workers_per_party
 
     def to_json(self) -> dict[str, Any]:
         """Its fields; ``start`` only where it says something: pods that an older console prepared do not know it."""
-        found = dataclasses.asdict(self)
+        found = dataclasses.asdict(self) | {"link": self.link.to_json()}
         if self.start < 0:
             del found["start"]
         return found
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> WorkerSpec:
+    def from_json(cls, data: object) -> WorkerSpec:
         """Strict: raises ConfigError naming an unknown key and the nearest known one, or a value of a wrong type."""
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        for key, value in data.items():
-            if key not in fields:
-                near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
-                raise ConfigError(f"unknown key {key!r} in a worker spec", f"did you mean {near[0]!r}?")
-            _check_type(key, value, str(fields[key].type))
-        missing = [k for k in ("run", "kind", "coord") if k not in data]
-        if missing:
-            raise ConfigError(f"a worker spec without {missing[0]!r}", "every worker needs run, kind and coord")
-        return cls(**data)
-
-
-def _check_type(key: str, value: Any, wanted: str) -> None:
-    """``wanted`` is one of the annotations above."""
-    name = wanted.partition("[")[0]
-    kind = {"str": str, "bool": bool, "int": int, "dict": dict, "list": list}[name]
-    good = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-    if good and wanted in ("dict[str, str]", "list[str]"):
-        good = all(isinstance(v, str) for v in (value.values() if kind is dict else value))
-    if not good:
-        raise ConfigError(f"{key} of a worker spec is {value!r}", f"it must be {wanted}")
+        return strict.read(cls, data, "a worker spec")

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 import torch
 
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.model.functions import rsqrt_protocol, square_protocol
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.layers import Layer, weighted
 from uvcc_engine.mpc.arithmetic import add, add_public, mul_protocol, mul_public_protocol, public, sub
 from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par

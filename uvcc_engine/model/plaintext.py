@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as fn
 
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, Labels, batch_rows
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
 from uvcc_engine.model.metrics import clear_metrics
 from uvcc_engine.model.objectives import clear_loss

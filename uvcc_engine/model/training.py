@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.private_job import METRICS, PrivateJob
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
-from uvcc_engine.model.job import METRICS, PrivateJob
 from uvcc_engine.model.metrics import evaluate_protocol
 from uvcc_engine.model.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.optimizers import Adam, Optimizer, Sgd

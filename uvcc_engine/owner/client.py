@@ -18,12 +18,12 @@ import numpy as np
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
 from uvcc_engine.data.sample_text import load_text
 from uvcc_engine.data.schema import schema_text
 from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.owner.own_data import FITTED, prepared
 from uvcc_engine.sealing.components import Ring

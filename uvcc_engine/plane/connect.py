@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx
 
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
+from uvcc_engine.contract.link_spec import KINDS, LinkSpec
 from uvcc_engine.plane import durable
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
@@ -32,7 +33,6 @@ from uvcc_engine.plane.stream_link import StreamLink, stream_address
 from uvcc_engine.plane.timing import LinkTiming
 from uvcc_engine.transcript.signing.identity import PublicIdentity
 
-KINDS: Final = ("auto", "direct", "stream", "relay", "nats")
 _MAX_HEALTH: Final = 1 << 16
 FAULTS_VARIABLE: Final = "UVCC_PLANE_FAULTS"  # a FaultPlan as JSON: rehearses a bad network in a whole run
 _WAITS: Final = {
@@ -55,7 +55,7 @@ def open_plane(
     sid_sub: bytes,
     identity: SigningIdentity,
     peers: Mapping[int, PublicIdentity],
-    link: Mapping[str, Any],
+    link: LinkSpec,
     recorder: Recorder | None,
     state_dir: Path,
     on_event: Callable[[str, dict[str, Any]], None],
@@ -63,12 +63,11 @@ def open_plane(
 ) -> LivePlane:
     """Connect ``party`` with ``peers`` in the subsession ``sid_sub``. Returns at once; receivers wait.
 
-    ``link``: ``{kind: auto|direct|stream|relay, relay_url, token_file, ca_file, group, listen, peers, peer_timeout_s,
-    first_contact_s, rto_s, look_s}``, the last two for fleets whose workers outnumber their processors. ``moves``: the
-    file that says where the relay is, once it has moved.
+    ``moves``: the file that says where the relay is, once it has moved.
     Raises ConfigError on an unusable link, UnreachableError if it cannot listen.
     """
-    waits = replace(Waits(), **{field: float(link[name]) for name, field in _WAITS.items() if name in link})
+    given = {field: getattr(link, name) for name, field in _WAITS.items()}
+    waits = replace(Waits(), **{field: wait for field, wait in given.items() if wait is not None})
     others = {p: public for p, public in peers.items() if p != party}
     door = KnockAuthenticator(party, sid_sub, lambda peer: identity.pair_secret(others[peer], sid_sub, "plane-knock"))
     carrier = open_link(party, sid_sub, link, tuple(others), moves, door)
@@ -76,7 +75,7 @@ def open_plane(
         carrier = FaultyLink(carrier, plan, party)
     now = time.monotonic()
     path = state_dir / f"plane_{coord}.state"
-    effect, states = _restore(path, sid_sub, others, bool(link.get("durable")))
+    effect, states = _restore(path, sid_sub, others, link.durable)
     endpoints = {
         p: Endpoint(party, p, sid_sub, identity, public, now, carrier.policy, state=states.get(p))
         for p, public in others.items()
@@ -85,9 +84,9 @@ def open_plane(
     return LivePlane(party, endpoints, carrier, recorder, on_event, waits, save=save, restored=effect)
 
 
-def _faults(link: Mapping[str, Any]) -> FaultPlan | None:
+def _faults(link: LinkSpec) -> FaultPlan | None:
     """What the link, or else the environment, wants done to its frames."""
-    wanted = link.get("faults")
+    wanted: object = link.faults
     if wanted is None and (text := os.environ.get(FAULTS_VARIABLE)):
         try:
             wanted = json.loads(text)
@@ -109,13 +108,13 @@ def _restore(
 def open_link(
     party: int,
     sid_sub: bytes,
-    link: Mapping[str, Any],
+    link: LinkSpec,
     peers: Sequence[int],
     moves: Path | None = None,
     door: KnockAuthenticator | None = None,
 ) -> Link:
     """The bare link of a party. ``door``: who may connect to it directly. Raises ConfigError, UnreachableError."""
-    kind, box = link.get("kind"), fr.sid64(sid_sub)
+    kind, box = link.kind, fr.sid64(sid_sub)
     if kind == "direct":
         return _direct(party, link, door)
     if kind == "relay":
@@ -123,31 +122,39 @@ def open_link(
     if kind == "stream":
         return _moving(_stream, link, box, peers, moves)
     if kind == "nats":
-        token_file = Path(link["token_file"]) if link.get("token_file") else None
-        url, group = str(link["nats_url"]), str(link["group"])
-        return NatsLink(url=url, party=party, group=group, box=box, token_file=token_file, ca_file=_ca_file(link))
+        token_file = Path(link.token_file) if link.token_file else None
+        url = _given(link, "nats_url")
+        return NatsLink(url=url, party=party, group=link.group, box=box, token_file=token_file, ca_file=_ca_file(link))
     if kind == "auto":
         return _auto(party, link, box, peers, moves, door)
-    raise ConfigError(f"link kind {kind!r} is not known", f"use one of {', '.join(KINDS)}")
+    raise ConfigError("a link without a kind", f"use one of {', '.join(KINDS)}")
 
 
-def _direct(party: int, link: Mapping[str, Any], door: KnockAuthenticator | None) -> DirectLink:
-    addresses = {int(p): str(a) for p, a in dict(link.get("peers") or {}).items()}
+def _given(link: LinkSpec, name: str) -> str:
+    """What a link of this kind cannot do without. Raises ConfigError."""
+    value = str(getattr(link, name))
+    if not value:
+        raise ConfigError(f"a link of kind {link.kind!r} without {name!r}", "say where it leads and how to log in")
+    return value
+
+
+def _direct(party: int, link: LinkSpec, door: KnockAuthenticator | None) -> DirectLink:
+    addresses = {int(p): a for p, a in link.peers.items()}
     for address in addresses.values():
         parse_address(address)
-    policy, spins = _policy(link, LinkTiming()), bool(link.get("spins", True))
-    return DirectLink(party, str(link.get("listen") or ""), addresses, policy=policy, spins=spins, door=door)
+    policy, spins = _policy(link, LinkTiming()), link.spins is not False
+    return DirectLink(party, link.listen, addresses, policy=policy, spins=spins, door=door)
 
 
-def _relay(link: Mapping[str, Any], box: int) -> RelayLink:
-    url, token_file = str(link["relay_url"]), Path(link["token_file"])
+def _relay(link: LinkSpec, box: int) -> RelayLink:
+    url, token_file = _given(link, "relay_url"), Path(_given(link, "token_file"))
     policy = _policy(link, RELAY_POLICY)
     return RelayLink(url=url, token_file=token_file, ca_file=_ca_file(link), box=box, policy=policy)
 
 
 def _moving(
-    make: Callable[[Mapping[str, Any], int], RelayPath],
-    link: Mapping[str, Any],
+    make: Callable[[LinkSpec, int], RelayPath],
+    link: LinkSpec,
     box: int,
     peers: Sequence[int],
     moves: Path | None,
@@ -160,48 +167,47 @@ def _moving(
     return RelocatingLink(lambda there: make(there, box), make(at.link, box), at, peers)
 
 
-def _stream(link: Mapping[str, Any], box: int) -> StreamLink:
-    url, ca_file = str(link["relay_url"]), _ca_file(link)
+def _stream(link: LinkSpec, box: int) -> StreamLink:
+    url, ca_file = _given(link, "relay_url"), _ca_file(link)
     tls = ssl.create_default_context(cafile=ca_file) if url.startswith("https") else None
-    announced = str(link.get("stream") or "") or health(url, ca_file)["stream"]
-    address, token_file = stream_address(url, announced), Path(link["token_file"])
+    announced = link.stream or health(url, ca_file)["stream"]
+    address, token_file = stream_address(url, announced), Path(_given(link, "token_file"))
     return StreamLink(address=address, token_file=token_file, tls=tls, box=box, policy=_policy(link, RELAY_POLICY))
 
 
 def _auto(
     party: int,
-    link: Mapping[str, Any],
+    link: LinkSpec,
     box: int,
     peers: Sequence[int],
     moves: Path | None,
     door: KnockAuthenticator | None,
 ) -> Link:
     """Direct where possible, else the relay's stream front if it has one, else its HTTP front."""
-    direct = _direct(party, link, door) if link.get("listen") or link.get("peers") else None
-    if not link.get("relay_url"):
+    direct = _direct(party, link, door) if link.listen or link.peers else None
+    if not link.relay_url:
         if direct is None:
             raise ConfigError("link auto has neither addresses nor a relay", "give listen and peers, or relay_url")
         return direct
     relays = [_moving(_relay, link, box, peers, moves)]
     try:
-        announced = str(link.get("stream") or "") or health(str(link["relay_url"]), _ca_file(link), 3.0)["stream"]
+        announced = link.stream or health(link.relay_url, _ca_file(link), 3.0)["stream"]
     except UnreachableError:
         announced = ""  # not up yet; the HTTP front will do when it is
     if announced:
-        relays.insert(0, _moving(_stream, {**link, "stream": announced}, box, peers, moves))
+        relays.insert(0, _moving(_stream, replace(link, stream=announced), box, peers, moves))
     return AutoLink(direct or DirectLink(party, "", {}), relays, peers, policy=_policy(link, AUTO_POLICY))
 
 
-def _policy(link: Mapping[str, Any], base: LinkTiming) -> LinkTiming:
+def _policy(link: LinkSpec, base: LinkTiming) -> LinkTiming:
     """``rto_s``: seconds before an unacknowledged frame is sent again for the first time."""
-    if "rto_s" not in link:
+    if (rto := link.rto_s) is None:
         return base
-    rto = float(link["rto_s"])
     return replace(base, timing=replace(base.timing, rto_s=rto, rto_cap_s=max(rto, base.timing.rto_cap_s)))
 
 
-def _ca_file(link: Mapping[str, Any]) -> Path | None:
-    return Path(link["ca_file"]) if link.get("ca_file") else None
+def _ca_file(link: LinkSpec) -> Path | None:
+    return Path(link.ca_file) if link.ca_file else None
 
 
 def health(url: str, ca_file: Path | None, timeout: float = 10.0) -> dict[str, Any]:

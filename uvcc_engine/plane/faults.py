@@ -10,11 +10,10 @@ from __future__ import annotations
 import heapq
 import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract import strict
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.links import Arrival, Link, LinkWrapper
 
@@ -35,12 +34,9 @@ class FaultPlan:
     partition_s: float = 0.2
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FaultPlan:
+    def from_json(cls, data: object) -> FaultPlan:
         """Read strictly. Raises ConfigError."""
-        known = {f.name for f in fields(cls)}
-        if unknown := set(data) - known:
-            raise ConfigError(f"unknown faults {sorted(unknown)}", f"known: {sorted(known)}")
-        return cls(**data)
+        return strict.read(cls, data, "faults")
 
 
 class FaultInjector:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.eventlog import Notice
+from uvcc_engine.contract.link_spec import LinkSpec, RelayPlace
 from uvcc_engine.plane.auto import RelayPath
 from uvcc_engine.plane.links import Arrival, LinkWrapper
 
@@ -27,11 +27,11 @@ _RETRY_S: Final = 1.0
 class RelayLocator:
     """Where the relay is: what the link says, until ``path`` says otherwise."""
 
-    def __init__(self, link: Mapping[str, Any], path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: LinkSpec, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
         self._seen: tuple[int, int] | None = None
         self._next_look = 0.0
-        self.link = dict(link)
+        self.link = link
 
     def moved(self) -> bool:
         """Whether ``link`` has changed since the last call; looks at the file twice a second at most."""
@@ -46,10 +46,9 @@ class RelayLocator:
         if (found.st_ino, found.st_mtime_ns) == self._seen:
             return False
         self._seen = found.st_ino, found.st_mtime_ns
-        told = {k: str(v) for k, v in files.read_json(self._path).items() if k in files.LINK_FIELDS}
-        before = self.link
-        self.link = {**before, "stream": "", **told}
-        return any(self.link.get(k) != before.get(k) for k in told)
+        told, before = RelayPlace.of(self._path), self.link
+        self.link = before.at(told)
+        return any(getattr(self.link, name) != getattr(before, name) for name in told.to_json())
 
 
 class RelocatingLink(LinkWrapper[RelayPath]):
@@ -57,7 +56,7 @@ class RelocatingLink(LinkWrapper[RelayPath]):
 
     def __init__(
         self,
-        make: Callable[[Mapping[str, Any]], RelayPath],
+        make: Callable[[LinkSpec], RelayPath],
         first: RelayPath,
         at: RelayLocator,
         peers: Sequence[int],
@@ -85,10 +84,10 @@ class RelocatingLink(LinkWrapper[RelayPath]):
             self._retry_at = now + _RETRY_S
             if error.what != self._trouble:
                 self._trouble = error.what
-                self._notices.append(Notice("relay_down", {"url": self._at.link.get("relay_url"), "why": error.what}))
+                self._notices.append(Notice("relay_down", {"url": self._at.link.relay_url, "why": error.what}))
             return
         self._due, self._trouble = False, ""
-        self._notices += [*self._inner.notices(), Notice("relay_moved", {"url": str(self._at.link["relay_url"])})]
+        self._notices += [*self._inner.notices(), Notice("relay_moved", {"url": self._at.link.relay_url})]
         self._inner.close()
         self._inner = fresh
         self._resets += self._peers

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.topology import PARTIES
 
@@ -59,29 +59,6 @@ class RelayConfig:
     stall_s: float = 60.0  # without any progress of what is sent to, or awaited from, a connection
 
 
-_SCALARS: Final = {
-    "listen": str,
-    "stream_listen": str,
-    "ttl_s": int,
-    "max_ttl_s": int,
-    "lease_s": (int, float),
-    "dedup_s": (int, float),
-    "dedup_keep": int,
-    "quota_messages": int,
-    "quota_bytes": int,
-    "waiting_bytes": int,
-    "boxes": int,
-    "dedup_total": int,
-    "connections": int,
-    "arriving_bytes": int,
-    "memory_bytes": int,
-    "max_body": int,
-    "max_message": int,
-    "strangers": int,
-    "login_s": (int, float),
-    "request_s": (int, float),
-    "stall_s": (int, float),
-}
 _PATHS: Final = ("db", "ready_file", "tls_cert", "tls_key")
 
 
@@ -105,27 +82,15 @@ def load(path: Path) -> RelayConfig:
 
 def from_json(data: Mapping[str, Any], base: Path) -> RelayConfig:
     """Check a configuration; relative paths are taken from ``base``. Raises ConfigError naming the key."""
-    known = [f.name for f in fields(RelayConfig)]
-    for key in data:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            raise ConfigError(f"unknown relay key {key!r}", f"did you mean {near[0]!r}?" if near else f"known: {known}")
-    if "db" not in data:
-        raise ConfigError("relay key 'db' is missing", "name the database file")
-    values: dict[str, Any] = {}
-    for key, kind in _SCALARS.items():
-        if key in data:
-            if not isinstance(data[key], kind) or isinstance(data[key], bool):  # type: ignore[arg-type]
-                raise ConfigError(f"relay key {key!r} is {data[key]!r}")
-            if not isinstance(data[key], str) and data[key] <= 0:
-                raise ConfigError(f"relay key {key!r} is {data[key]}", "it must be positive")
-            values[key] = data[key]
-    for key in _PATHS:
-        if data.get(key):
-            values[key] = base / str(data[key])
-    if ("tls_cert" in values) != ("tls_key" in values):
-        raise ConfigError("TLS needs both 'tls_cert' and 'tls_key'")
-    return RelayConfig(credentials=_credentials(data.get("credentials")), **values)
+    given = dict(data) | {"credentials": _credentials(data.get("credentials"))}
+    found = strict.read(RelayConfig, {k: v for k, v in given.items() if v is not None}, "relay")
+    for field in fields(RelayConfig):
+        value = getattr(found, field.name)
+        if isinstance(value, int | float) and value <= 0:
+            raise ConfigError(f"relay.{field.name} is {value}", "it must be positive")
+    if (found.tls_cert is None) != (found.tls_key is None):
+        raise ConfigError("TLS needs both 'tls_cert' and 'tls_key'", "or neither: then it speaks HTTP")
+    return replace(found, **{name: base / path for name in _PATHS if (path := getattr(found, name)) is not None})
 
 
 def _credentials(entries: Any) -> dict[bytes, Credential]:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
@@ -26,11 +27,6 @@ MAGIC: Final = b"UVCCBOX1"
 _NONCE: Final = bytes(12)
 _MAX_HEADER: Final = 1 << 16
 _NO_SIGNER: Final = Identity(bytes(32), bytes(32)).public.ed25519
-
-
-def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and no spaces; integers, strings, booleans, lists and objects only."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def derive(secret: bytes, label: str, salt: bytes = b"") -> bytes:

@@ -16,9 +16,10 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.data.sets import Dataset, Floats, target_rows
-from uvcc_engine.sealing.box import canonical, derive, seal, sha256, unseal
+from uvcc_engine.sealing.box import derive, seal, sha256, unseal
 from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import losses
 from uvcc_engine.model.additive import settle_protocol
 from uvcc_engine.model.functions import exp_scale
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import ModelSpec, initial_weights
 from uvcc_engine.model.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.training import StepResult

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import ArrayLike
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.private_job import HIGHEST_LOG_RATE, PrivateJob
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, split
 from uvcc_engine.model import layers as nn
-from uvcc_engine.model.job import HIGHEST_LOG_RATE, PrivateJob
 from uvcc_engine.model.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.plaintext import PlaintextResult, forward, train_plaintext
 from uvcc_engine.model.specs import MODELS, ModelSpec, find_model

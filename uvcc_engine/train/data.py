@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError
 from uvcc_engine.train.sources import DocumentSource, DocumentStream
 from uvcc_engine.train.tokenizer import Tokenizer
@@ -45,9 +46,9 @@ class Cursor:
         return {"document": self.document, "tokens": self.tokens, "source": self.source, "earlier": self.earlier}
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> Cursor:
-        earlier = [[int(n) for n in ranks] for ranks in raw["earlier"]]
-        return cls(int(raw["document"]), [int(t) for t in raw["tokens"]], dict(raw["source"]), earlier)
+    def from_json(cls, raw: object) -> Cursor:
+        """Raises ConfigError for what a checkpoint of this trainer does not hold."""
+        return strict.read(cls, raw, "a cursor")
 
 
 def for_another_world(before: dict[int, Cursor], world: int, lead: bool) -> Cursor:

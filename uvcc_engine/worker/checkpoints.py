@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,7 +57,7 @@ class Checkpoints:
             pod=self._ranks.pod,
             leads=self._ranks.leads_pod,
             token=self._ranks.token(),
-            topology=self._spec.topology,
+            topology=asdict(self._spec.topology),
             keep=KEPT,
         )
         self._saver = Saver(place, lambda step, sha: self._writer.event("checkpoint_written", step=step, sha256=sha))

@@ -9,13 +9,13 @@ in order, never part of the transcript.
 from __future__ import annotations
 
 import base64
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.control import MODES, HaltRequest
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.writer import error_fields
@@ -227,7 +227,7 @@ class StepConsensus:
 
 
 def _encode(message: Mapping[str, Any]) -> bytes:
-    return json.dumps(message, sort_keys=True, separators=(",", ":")).encode()
+    return sorted_json(message).encode()
 
 
 def _attached(peers: tuple[int, ...], notes: Mapping[int, bytes]) -> dict[int, dict[str, str]]:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ import torch
 from uvcc_engine import __version__
 from uvcc_engine.contract import files, flight
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.narrate import Narrator
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Topology
@@ -103,7 +105,7 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
         sid_sub=sid_of(admitted.policy.sid_job, admitted.coord),
         identity=admitted.identity,
         peers=admitted.policy.peers(admitted.party, admitted.coord.replica),
-        link={**_patience(admitted.policy.topology), **spec.link},
+        link=spec.link.or_else(_patience(admitted.policy.topology)),
         recorder=recorder,
         state_dir=Path(spec.dir) / "plane",
         on_event=lambda name, fields: _pass_on(writer, name, fields),
@@ -172,19 +174,24 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
             count()
 
 
-def _patience(size: Topology) -> dict[str, float]:
+def _patience(size: Topology) -> LinkSpec:
     """How long the plane waits and how often it looks, by the fleet's size.
 
     Workers that share processors answer late: a frame sent again after half a second, as between two machines, would
     only add to what delays the answer. A link that broke is noticed at once all the same.
     """
     if size.workers_per_party == 1:
-        return {"peer_timeout_s": PEER_TIMEOUT_S, "first_contact_s": FIRST_CONTACT_S}
+        return LinkSpec(peer_timeout_s=PEER_TIMEOUT_S, first_contact_s=FIRST_CONTACT_S)
     crowd = max(1.0, size.workers_per_party / CROWD)
-    waits = {"peer_timeout_s": FLEET_TIMEOUT_S * crowd, "first_contact_s": FIRST_CONTACT_S, "order_s": 30.0 * crowd}
-    waits |= {"rto_s": 4.0 * crowd, "look_s": 0.005 if crowd == 1.0 else 0.01 * crowd}
+    waits = LinkSpec(
+        peer_timeout_s=FLEET_TIMEOUT_S * crowd,
+        first_contact_s=FIRST_CONTACT_S,
+        order_s=30.0 * crowd,
+        rto_s=4.0 * crowd,
+        look_s=0.005 if crowd == 1.0 else 0.01 * crowd,
+    )
     roomy = (os.cpu_count() or 1) >= 2 * size.workers_per_party
-    return waits if roomy else waits | {"spins": 0.0, "idle_s": min(0.02 * size.workers_per_party, 1.0)}
+    return waits if roomy else replace(waits, spins=False, idle_s=min(0.02 * size.workers_per_party, 1.0))
 
 
 def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:
@@ -258,7 +265,7 @@ def _facts(spec: WorkerSpec, admitted: Admission) -> dict[str, Any]:
         "kind": "private",
         "version": __version__,
         "job": admitted.job.to_json(),
-        "topology": spec.topology,
+        "topology": asdict(spec.topology),
         "attempt": spec.attempt,
         "resume": spec.resume,
         "policy_hash": policy.hash.hex(),

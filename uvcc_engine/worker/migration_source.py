@@ -31,16 +31,16 @@ from uvcc_engine.checkpoint.migration_target import START, about_box, box_name, 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
+from uvcc_engine.contract.migration import Migration
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.contract.writer import RunWriter
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.state_digests import HALVES, blind_at, half_of
 from uvcc_engine.sealing.box import seal
 from uvcc_engine.sealing.components import encode_component
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
 from uvcc_engine.transcript.signing.identity import Identity
-from uvcc_engine.transcript.terms.migration import Migration
 from uvcc_engine.transcript.terms.migration_plan import migration_after, unvouched
 from uvcc_engine.transcript.terms.policy import Policy, check_signatures, read_signatures
 from uvcc_engine.worker.admission import own_code_hash

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from uvcc_engine.contract import control, files
 from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.plane.relay_locator import RelayLocator
 from uvcc_engine.transcript.signed import boxes, orders
 
@@ -71,7 +72,7 @@ class Orders:
 
     def __init__(
         self,
-        link: Mapping[str, Any],
+        link: LinkSpec,
         run: str,
         coord: str,
         directory: Path,
@@ -82,9 +83,9 @@ class Orders:
         roots: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
     ) -> None:
         self._run, self._coord, self._directory = run, coord, directory
-        self._keys = [str(k) for k in link.get("halt_keys") or ()]
-        self._readers = boxes.read_keys(link.get("halt_readers") or ())
-        self._seal = boxes.read_seal(link.get("halt_seal"))
+        self._keys = link.halt_keys
+        self._readers = boxes.read_keys(link.halt_readers)
+        self._seal = boxes.read_seal(link.halt_seal)
         self._at = RelayLocator(link, directory / files.LINK)
         self._url = self._token = self._ca_file = ""
         self._look()
@@ -98,8 +99,8 @@ class Orders:
         """Whether the relay is elsewhere than before; its records are others, too."""
         moved = self._at.moved()
         link, before = self._at.link, self._url
-        self._url = str(link.get("relay_url") or "") if self._keys else ""
-        self._token, self._ca_file = str(link.get("token_file") or ""), str(link.get("ca_file") or "")
+        self._url = link.relay_url if self._keys else ""
+        self._token, self._ca_file = link.token_file, link.ca_file
         if moved and before:
             self._after = 0  # all that it has was said after this worker started
         return moved

@@ -15,6 +15,7 @@ from uvcc_engine.checkpoint.migration_target import START, read_migrated
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.migration import Migration
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.model.training import PrivateTrainer
@@ -29,7 +30,6 @@ from uvcc_engine.transcript.exchange.own_history import check_history
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.leaf_file import folder_name
 from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
-from uvcc_engine.transcript.terms.migration import Migration
 from uvcc_engine.worker.admission import SEALED, Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints

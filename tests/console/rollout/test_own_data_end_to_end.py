@@ -15,11 +15,11 @@ import pytest
 import torch
 from demorun import PATIENCE_S, Uvcc, user_at
 
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.csv_table import read_table
 from uvcc_engine.data.features import prepare, transform
 from uvcc_engine.data.schema import load_schema
 from uvcc_engine.data.sets import Floats
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import find_model
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from uvcc_console.cli import common
-from uvcc_console.cli.screen import launch as launching
-from uvcc_console.cli.data import settings_for
 from uvcc_console.cli.main import main
+from uvcc_console.cli.parties.data import settings_for
 from uvcc_console.cli.screen import launch as launching
 from uvcc_console.core import paths
 from uvcc_console.plan import owndata

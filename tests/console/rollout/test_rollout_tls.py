@@ -88,13 +88,13 @@ def answer(url: str, ca: Path | None) -> bytes:
 async def test_every_pod_of_the_replica_can_check_the_relay_and_nobody_else_trusts_it(ctx: Rollout) -> None:
     phase = ctx.plan.phases["full"]
     link = await relay.relay_link(ctx, phase)
-    assert link["relay_url"].startswith("https://localhost:")
+    assert link.relay_url.startswith("https://localhost:")
     for name in phase.pods():
         home = ctx.run_dir / name
-        ca = home / ".uvcc" / str(link["ca_file"])
-        assert json.loads(await asyncio.to_thread(answer, str(link["relay_url"]), ca))["ok"]
+        ca = home / ".uvcc" / link.ca_file
+        assert json.loads(await asyncio.to_thread(answer, link.relay_url, ca))["ok"]
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-        await asyncio.to_thread(answer, str(link["relay_url"]), None)
+        await asyncio.to_thread(answer, link.relay_url, None)
     keys = [p for p in ctx.run_dir.rglob("key*.pem")]
     assert {p.parent.parts[len(ctx.run_dir.parts)] for p in keys} == {"relay", "p0r0"}  # here, and where it serves
     assert all(p.stat().st_mode & 0o077 == 0 for p in keys if p.parent.name == "relay")

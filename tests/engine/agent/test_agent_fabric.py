@@ -13,6 +13,7 @@ import pytest
 
 from uvcc_engine.agent import fabric
 from uvcc_engine.agent.child import ENTRIES
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.signing.identity import Identity
@@ -41,7 +42,7 @@ def specs(folder: Path, **job: Any) -> dict[Coord, tuple[WorkerSpec, dict[str, s
             run="r.preflight",
             kind="preflight",
             coord=str(c),
-            topology={"replicas": 2, "stages": 1, "tensor": 1, "microbatches": 1},
+            topology=Topology(replicas=2),
             job={
                 "timeout_s": 20.0,
                 "reduce_mib": 0.25,
@@ -51,11 +52,11 @@ def specs(folder: Path, **job: Any) -> dict[Coord, tuple[WorkerSpec, dict[str, s
             },
             dir=str(folder / f"pod-{c.party}-{c.replica}"),
             identity_dir=str(folder / f"identity-{c}"),
-            link={
-                "kind": "direct",
-                "listen": f"127.0.0.1:{ports[c]}",
-                "peers": {str(p.party): f"127.0.0.1:{ports[p]}" for p in peers if p != c},
-            },
+            link=LinkSpec(
+                kind="direct",
+                listen=f"127.0.0.1:{ports[c]}",
+                peers={str(p.party): f"127.0.0.1:{ports[p]}" for p in peers if p != c},
+            ),
         )
         env = {"RANK": str(c.replica), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
         found[c] = (spec, env | {"MASTER_PORT": str(masters[c.party])})

@@ -7,17 +7,20 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from uvcc_engine import cli
 from uvcc_engine.agent import party, tail
-from uvcc_engine.agent.halts import last_record
+from uvcc_engine.agent.halts import last_beat
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.process import ProcessId, exit_of
+from uvcc_engine.agent.workers import Worker, exit_record
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript.signing.identity import Identity, verify_signature
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
@@ -168,12 +171,30 @@ def test_exit_statuses_are_named() -> None:
 
 
 def test_last_record_ignores_what_is_not_whole(tmp_path: Path) -> None:
-    path = tmp_path / "h.jsonl"
-    assert last_record(path) is None
+    path = tmp_path / files.heartbeat_name(0)
+    assert last_beat(path) is None
     path.write_text("")
-    assert last_record(path) is None
+    assert last_beat(path) is None
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert last_record(path) == {"step": 2}
+    found = last_beat(path)
+    assert found is not None
+    assert found.step == 2
+
+
+@pytest.mark.parametrize("line", ['{"step": "x"}', "[]", '{"step": 1, "phase": []}', "[" * 9000, '{"step": 1e999}'])
+def test_a_last_record_that_is_no_heartbeat_is_none(line: str, tmp_path: Path) -> None:
+    path = tmp_path / files.heartbeat_name(0)
+    path.write_text(line + "\n")
+    assert last_beat(path) is None
+
+
+@pytest.mark.parametrize("odd", ['{"run": "r", "ts": "x"}', '{"run": "r", "step": []}', "[" * 9000])
+def test_an_exit_record_may_say_anything(odd: str, tmp_path: Path) -> None:
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    spec = WorkerSpec(run="r", kind="command", coord="p0r0s0t0", argv=["x"], dir=str(tmp_path))
+    (tmp_path / files.exit_name(0)).write_text(odd)
+    assert exit_record(Worker(spec, me, time.time())) is None
 
 
 def test_interrupted_identity_is_made_anew(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ from uvcc_engine.checkpoint.migration_target import about_box, read_migrated
 from uvcc_engine.checkpoint.reshard import cut_state, join_state
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
+from uvcc_engine.contract.migration import Migration
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Coord, Topology
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.sealing.box import seal
 from uvcc_engine.sealing.components import encode_component
 from uvcc_engine.transcript.signing.identity import Identity
-from uvcc_engine.transcript.terms.migration import Migration
 from uvcc_engine.transcript.terms.migration_plan import migration_after
 from uvcc_engine.worker.checkpoints import about
 from uvcc_engine.worker.migration_source import remember

@@ -12,8 +12,8 @@ from training_kit import train
 
 from uvcc_engine.bench._overlap import BAR, hidden_rows
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Coord, Topology
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.schedule import Kind, PipelineAction, find_deadlock
 from uvcc_engine.sharding.microbatches import IN_FLIGHT, in_flight

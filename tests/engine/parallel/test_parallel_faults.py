@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from uvcc_engine.bench._fleet import Fleet, Forker, ports, until
 from uvcc_engine.bench._plane_links import RelayProcess
 from uvcc_engine.contract import files
 from uvcc_engine.contract.control import HOLD, RELEASE
+from uvcc_engine.contract.link_spec import RelayPlace
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Coord, Topology
-from uvcc_engine.model.job import PrivateJob
 
 SMALL = Topology(2, 1, 1, 1)
 JOB = PrivateJob(steps=6, batch=8, checkpoint_every=2, test_rows=40)
@@ -27,6 +29,7 @@ LONG = PrivateJob(steps=40, batch=16, checkpoint_every=5, test_rows=40)
 FIRST = Coord(0, 0, 0, 0)
 JITTER = {"drop": 0.002, "duplicate": 0.01, "reorder": 0.02, "delay": 0.05, "delay_s": 0.03}
 PATIENCE_S = 600.0
+PLACE = [f.name for f in fields(RelayPlace)]
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def kill(relay: RelayProcess) -> None:
 def move(fleet: Fleet, relay: RelayProcess) -> None:
     """Tell every pod where the relay is now, as its agent would."""
     for c in filter(fleet.lead, fleet.coords):
-        place = {k: v for k, v in relay.links("stream")[c.party].items() if k in files.LINK_FIELDS}
+        place = {k: v for k, v in relay.links("stream")[c.party].items() if k in PLACE}
         files.write_json(fleet.dir(c) / files.LINK, place, mode=0o600)
 
 

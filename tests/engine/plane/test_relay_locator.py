@@ -12,6 +12,7 @@ from plane_kit import Log, direct_links, free_port, make_plane, relay_links, rel
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.relay_locator import LOOK_S, RelayLocator
 
@@ -101,13 +102,13 @@ def greet(plane: Any) -> None:
 
 def test_where_the_relay_is_comes_from_the_newest_word(tmp_path: Path) -> None:
     now, place = [0.0], tmp_path / files.LINK
-    at = RelayLocator({"relay_url": "http://a", "stream": "a:1", "group": "g"}, place, lambda: now[0])
+    at = RelayLocator(LinkSpec(relay_url="http://a", stream="a:1", group="g"), place, lambda: now[0])
     assert not at.moved()
     files.write_json(place, {"relay_url": "http://b", "kind": "other"})
     assert not at.moved()  # not looked at so soon
     now[0] = LOOK_S
     assert at.moved()
-    assert at.link == {"relay_url": "http://b", "stream": "", "group": "g"}
+    assert at.link == LinkSpec(relay_url="http://b", group="g")
     now[0] += LOOK_S
     assert not at.moved()
     files.write_json(place, {"relay_url": "http://b"})

@@ -17,10 +17,10 @@ from typing import Any
 
 import uvcc_engine
 from uvcc_engine.contract.control import HaltRequest, write_halt
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Topology
 from uvcc_engine.data.sets import load_digits
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs, share_dataset
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy, write_signatures

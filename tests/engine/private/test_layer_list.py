@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from test_private_training import train, weights_of
 
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.layer_list import model_of_json, model_of_list, model_of_text, model_to_json
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import MODELS, BatchNorm, Image, find_model
 from uvcc_engine.sharding.validation import fit_model
-from uvcc_engine.transcript.formats.canonical import canonical
 
 
 def job_of(layers: Any, features: int = 64, classes: int = 10, **values: Any) -> PrivateJob:

@@ -11,10 +11,10 @@ import torch
 from private_kit import OWNER, PARTIES
 from torch import Tensor
 
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model import im2col
 from uvcc_engine.model import layers as nn
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.layer_types.conv2d import ConvLayer
 from uvcc_engine.model.layer_types.pool import AvgPoolLayer, MaxPoolLayer
 from uvcc_engine.model.plaintext import forward, train_plaintext

@@ -10,9 +10,9 @@ import torch
 from private_kit import opened_digits
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.functions import rsqrt_protocol
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.training import PrivateTrainer

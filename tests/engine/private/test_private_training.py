@@ -11,10 +11,10 @@ import torch
 from private_kit import OWNER, PARTIES, opened_digits
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, batch_rows, load_digits
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.layer_types.dense import DenseLayer
 from uvcc_engine.model.layer_types.relu import ReluLayer
 from uvcc_engine.model.plaintext import train_plaintext

@@ -21,9 +21,9 @@ from uvcc_engine.checkpoint.encryption import decrypt, rest_key, state_name
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
 from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.data.sets import load_digits
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.plaintext import count_correct, train_plaintext
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.mpc.prg import PairKeys

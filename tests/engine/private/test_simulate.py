@@ -16,8 +16,8 @@ from private_kit import opened_digits
 
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.local import LocalPlanes

@@ -21,12 +21,12 @@ from uvcc_engine.bench._rehearsal import (
     revealed,
     state_digests,
 )
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript.exchange.agreement import ForkError
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.formats import kinds
-from uvcc_engine.transcript.formats.canonical import canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import Leaf
 from uvcc_engine.transcript.proof.verifier import verify

@@ -11,11 +11,11 @@ import pytest
 
 from uvcc_engine.bench import _rehearsal
 from uvcc_engine.contract.errors import ConfigError, VerificationError
+from uvcc_engine.contract.migration import Migration, record_hash
 from uvcc_engine.transcript.exchange import evidence
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.signing.identity import Identity
-from uvcc_engine.transcript.terms.migration import Migration, record_hash
 from uvcc_engine.transcript.terms.migration_plan import migration_after
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -48,8 +48,8 @@ def test_an_origin_reads_back_and_the_policy_binds_it() -> None:
         ("restored", [3], "job.start.restored"),
         ("restored", [1, 1], "job.start.restored"),
         ("restored", [0, 2], "handed to identities"),
-        ("restored", None, "not where a job starts"),
-        ("other", 1, "not where a job starts"),
+        ("restored", None, "job.start.restored"),
+        ("other", 1, "unknown field .other"),
     ],
 )
 def test_what_is_no_origin_is_refused(field: str, value: Any, words: str) -> None:

@@ -23,9 +23,9 @@ from mutation_kit import (
 )
 
 from uvcc_engine.bench._rehearsal import rehearse
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Coord
-from uvcc_engine.transcript.formats.canonical import canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import Leaf, epoch_prefix, leaf_hash
 from uvcc_engine.transcript.leaves.merkle import tree_root

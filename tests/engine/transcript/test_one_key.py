@@ -13,11 +13,11 @@ import pytest
 from mutation_kit import Target, joined, split
 
 from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Coord, Topology
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.transcript.formats import kinds
-from uvcc_engine.transcript.formats.canonical import canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.history import History
 from uvcc_engine.transcript.leaves.leaf import Leaf, blinded_digest, epoch_prefix, leaf_hash

@@ -17,8 +17,8 @@ import torch
 from mutation_kit import Target, every_value, random_bundles, random_transcripts, structured
 
 from uvcc_engine.bench._fleet import Fleet, Forker
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.model.job import PrivateJob
 from uvcc_engine.mpc.bits import a2b_protocol, b2a_words_protocol
 from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.opening import open_ring_protocol

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uvcc_console.cli import common
+from uvcc_console.cli.evidence.verify import path_of
 from uvcc_console.cli.main import FAILED, OK
-from uvcc_console.cli.verify import path_of
 
 if TYPE_CHECKING:
     from uvcc_engine.transcript.proof.bundle import Bundle

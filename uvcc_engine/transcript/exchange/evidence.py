@@ -24,12 +24,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript.exchange.agreement import RootExchange
 from uvcc_engine.transcript.exchange.own_files import Statements, none_missing, opened_lines, signed_lines
 from uvcc_engine.transcript.formats import kinds, reading
-from uvcc_engine.transcript.formats.canonical import canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.json_lines import LineLog
 from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of

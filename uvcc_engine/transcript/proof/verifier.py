@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript.formats import kinds
-from uvcc_engine.transcript.formats.canonical import canonical
 from uvcc_engine.transcript.formats.reading import shown
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import OPENED_KINDS, SENT, Leaf, blinded_digest

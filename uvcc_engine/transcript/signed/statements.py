@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from uvcc_engine.contract import strict
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.topology import PARTIES, Coord
-from uvcc_engine.transcript.formats.canonical import canonical
 from uvcc_engine.transcript.leaves.replay import peers_of
 from uvcc_engine.transcript.leaves.roots import EpochRoot
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity, verify_signature
@@ -233,18 +234,7 @@ def sign_result(identity: Identity, statement: ResultStatement) -> Signed:
 
 def exact(data: Any, fields: Sequence[str], what: str) -> Mapping[str, Any]:
     """``data`` if it is an object with exactly these fields. Raises UnreadableError naming the difference."""
-    if not isinstance(data, dict):
-        raise UnreadableError(f"a {what} is not an object")
-    if set(data) != set(fields):
-        extra, missing = sorted(set(data) - set(fields)), sorted(set(fields) - set(data))
-        raise UnreadableError(f"a {what} has unknown fields {_short(extra)}, lacks {_short(missing)}")
-    return data
-
-
-def _short(names: Sequence[str]) -> str:
-    """A few names, cut: they may be an attacker's."""
-    listed = ", ".join(repr(str(n)[:40]) for n in names[:5])
-    return f"[{listed}{', ...' if len(names) > 5 else ''}]"
+    return strict.exact(data, fields, f"a {what}", UnreadableError)
 
 
 def digest(value: Any, what: str) -> bytes:

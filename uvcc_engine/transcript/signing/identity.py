@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.transcript.signing import sshsig
 
@@ -47,9 +48,10 @@ class PublicIdentity:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PublicIdentity:
         """Read back strictly. Raises UnreadableError on a missing, unknown or malformed field."""
-        if set(data) != set(_KEYS) or not isinstance(data["ed25519"], str) or not isinstance(data["x25519"], str):
-            raise UnreadableError(f"not a public identity: fields {sorted(data)}", f"expected {sorted(_KEYS)}")
-        return cls(data["ed25519"], data["x25519"], data["seeded"])
+        try:
+            return strict.read(cls, strict.exact(data, _KEYS, "a public identity"), "a public identity")
+        except ConfigError as error:
+            raise UnreadableError(error.what, error.hint) from error
 
 
 def verify_signature(public: PublicIdentity | str, namespace: str, payload: bytes, armored: str) -> bool:

@@ -16,13 +16,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.contract import strict
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.migration import Migration
 from uvcc_engine.contract.topology import PARTIES, Topology
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.formats.canonical import canonical, parse_canonical
+from uvcc_engine.transcript.formats.canonical import parse_canonical
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity, verify_signature
 from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE
-from uvcc_engine.transcript.terms.migration import Migration
 from uvcc_engine.transcript.terms.operation import Operation
 
 VERSION: Final = 2
@@ -44,25 +46,6 @@ _FIELDS: Final = (
 )
 _TOPOLOGY: Final = ("replicas", "stages", "tensor", "microbatches")
 _PARTY: Final = ("party", "ed25519", "x25519", "provider", "region", "seeded")
-
-
-def _fields(where: str, data: Any, wanted: Sequence[str]) -> Mapping[str, Any]:
-    """``data`` if it is an object with exactly the wanted fields. Raises ConfigError naming the nearest known one."""
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where} is not an object", f"it needs the fields {', '.join(wanted)}")
-    for key in data:
-        if key not in wanted:
-            import difflib
-
-            near = difflib.get_close_matches(key[:60], wanted, 1)
-            raise ConfigError(
-                f"{where} has an unknown field {reading.shown(key, 60)!r}",
-                f"did you mean {near[0]}?" if near else "remove it",
-            )
-    for key in wanted:
-        if key not in data:
-            raise ConfigError(f"{where} lacks the field {key!r}", f"it needs {', '.join(wanted)}")
-    return data
 
 
 def _hex(where: str, value: Any) -> str:
@@ -110,7 +93,7 @@ class PolicyParty:
     def from_json(cls, party: int, data: Any) -> PolicyParty:
         where = f"policy.parties[{party}]"
         has_pods = isinstance(data, dict) and "pods" in data
-        found = _fields(where, data, (*_PARTY, "pods") if has_pods else _PARTY)
+        found = strict.exact(data, (*_PARTY, "pods") if has_pods else _PARTY, where)
         if found["party"] != party or isinstance(found["party"], bool):
             raise ConfigError(f"{where}.party is {_shown(found['party'])}", "list the parties 0, 1, 2 in order")
         try:
@@ -190,7 +173,7 @@ class Policy:
         stated = data.get("version", VERSION) if isinstance(data, dict) else VERSION
         if stated != VERSION or isinstance(stated, bool):
             raise ConfigError(f"policy.version is {_shown(stated)}", f"this code knows version {VERSION}")
-        found = _fields("policy", data, _FIELDS)
+        found = strict.exact(data, _FIELDS, "policy")
         parties = found["parties"]
         if not isinstance(parties, list) or len(parties) != PARTIES:
             raise ConfigError("policy.parties must list exactly three parties", "one entry per domain")
@@ -198,7 +181,7 @@ class Policy:
         topology = _topology(found["topology"])
         Operation.from_json(found["operation"], topology)
         _check_keys(named, topology)
-        inputs = _fields("policy.inputs", found["inputs"], ("owner", "commitments"))
+        inputs = strict.exact(found["inputs"], ("owner", "commitments"), "policy.inputs")
         commitments = inputs["commitments"]
         if not isinstance(commitments, list) or len(commitments) != PARTIES:
             raise ConfigError("policy.inputs.commitments must list three hashes", "one per party's sealed input file")
@@ -329,7 +312,7 @@ def _job(data: Any) -> Mapping[str, Any]:
 
 
 def _topology(data: Any) -> Topology:
-    found = _fields("policy.topology", data, _TOPOLOGY)
+    found = strict.exact(data, _TOPOLOGY, "policy.topology")
     for key in _TOPOLOGY:
         if not isinstance(found[key], int) or isinstance(found[key], bool):
             raise ConfigError(
@@ -357,7 +340,7 @@ def _reveal(data: Any) -> tuple[tuple[str, str], ...]:
         raise ConfigError("policy.reveal is not a list", 'write [{"value": "loss", "to": "all"}]')
     shown: list[tuple[str, str]] = []
     for i, entry in enumerate(data):
-        found = _fields(f"policy.reveal[{i}]", entry, ("value", "to"))
+        found = strict.exact(entry, ("value", "to"), f"policy.reveal[{i}]")
         shown.append((_text(f"policy.reveal[{i}].value", found["value"]), _text(f"policy.reveal[{i}].to", found["to"])))
     if len(set(shown)) != len(shown):
         raise ConfigError("policy.reveal lists something twice", "list each value once per recipient")

@@ -156,7 +156,7 @@ async def _relay_round_trips(ctx: Rollout) -> dict[str, float]:
 
     async def ping(member: Member) -> float:
         link = links[member.request.replica]
-        url, ca = f"{link['relay_url']}/healthz", f".uvcc/{link['ca_file']}" if link["ca_file"] else ""
+        url, ca = f"{link.relay_url}/healthz", f".uvcc/{link.ca_file}" if link.ca_file else ""
         command = f"{python_of(member)} -S - {shlex.quote(url)} {shlex.quote(ca)}"
         return float(json.loads(await member.ssh.sh(command, stdin=_PING.encode()))["rtt_ms"])
 

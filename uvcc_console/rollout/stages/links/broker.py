@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.link_spec import LinkSpec
 
 TOKEN_FILE = "nats.token"
 CA_FILE = "nats.ca.pem"
 
 
-async def nats_links(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
+async def nats_links(ctx: Rollout, phase: Phase) -> dict[str, LinkSpec]:
     """The ``link`` of every worker, by coordinate; every replica is a group of its own.
 
     The token and the trusted certificate are read here and put beside the run on each pod, readable by its user only.
@@ -29,13 +30,13 @@ async def nats_links(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
             await member.ssh.put(data, f".uvcc/{there}/{name}")
 
     await each(ctx.of_phase(phase), give)
-    link = {
-        "kind": "nats",
-        "nats_url": part.url,
-        "token_file": f"{there}/{TOKEN_FILE}" if TOKEN_FILE in found else "",
-        "ca_file": f"{there}/{CA_FILE}" if CA_FILE in found else "",
-    }
-    return {str(c): link | {"group": f"{phase.engine_run}-r{c.replica}"} for c in phase.coords()}
+    link = LinkSpec(
+        kind="nats",
+        nats_url=part.url,
+        token_file=f"{there}/{TOKEN_FILE}" if TOKEN_FILE in found else "",
+        ca_file=f"{there}/{CA_FILE}" if CA_FILE in found else "",
+    )
+    return {str(c): replace(link, group=f"{phase.engine_run}-r{c.replica}") for c in phase.coords()}
 
 
 def _read(path: str) -> bytes:

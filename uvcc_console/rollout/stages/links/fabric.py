@@ -26,6 +26,7 @@ from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.training.agree import identity_of
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import PARTIES, Coord
 
@@ -114,11 +115,11 @@ def _spec(
     ctx: Rollout,
     phase: Phase,
     coord: Coord,
-    links: Mapping[str, dict[str, Any]],
+    links: Mapping[str, LinkSpec],
     worlds: Mapping[str, dict[str, str]],
     limit: float,
 ) -> WorkerSpec:
-    profile, t = ctx.plan.profile, phase.topology
+    profile = ctx.plan.profile
     job: dict[str, Any] = {"timeout_s": limit, "reduce_mib": REDUCE_MIB, "pair_mib": PAIR_MIB, "device": "cpu"}
     if isinstance(profile.job, LmJobSettings):
         job["device"] = str(profile.job.overrides.get("runtime", {}).get("device", "auto"))
@@ -128,9 +129,9 @@ def _spec(
         run=phase.engine_run,
         kind=NAME,
         coord=str(coord),
-        topology={"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches},
+        topology=phase.topology,
         job=job,
-        link=dict(links.get(str(coord), {})),
+        link=links.get(str(coord), LinkSpec()),
         env={
             **priority.environment(profile.fleet.provider, sum(1 for _ in phase.coords())),
             **profile.env,

@@ -25,6 +25,7 @@ from uvcc_console.rollout.stages.links.ports import LINKS, free_ports, host_of, 
 from uvcc_console.runs import domain
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.topology import PARTIES, Coord
 
 log = logger(__name__)
@@ -67,7 +68,7 @@ print(json.dumps(found))
 """
 
 
-async def links_for(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
+async def links_for(ctx: Rollout, phase: Phase) -> dict[str, LinkSpec]:
     """The ``link`` of every worker of a phase, by coordinate. Raises UvccError if no kind of link can be had."""
     wanted = ctx.plan.profile.link
     if wanted == "nats":
@@ -92,7 +93,7 @@ def _chosen(kind: str) -> ev.Event:
 # -- direct ----------------------------------------------------------------------------------------------------------
 
 
-async def _direct(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
+async def _direct(ctx: Rollout, phase: Phase) -> dict[str, LinkSpec]:
     counts = {name: len(phase.coords(name)) for name in phase.pods()}
     free = await free_ports(counts, ctx.members, LINKS)
     at = {c: free[name].pop() for name in phase.pods() for c in phase.coords(name)}
@@ -101,7 +102,7 @@ async def _direct(ctx: Rollout, phase: Phase) -> dict[str, dict[str, Any]]:
     for c, port in at.items():
         peers = {str(p): address[Coord(c.replica, p, c.stage, c.tensor)] for p in range(PARTIES) if p != c.party}
         listen = f"{listening(ctx.members[phase.pod_of(c)])}:{port}"
-        found[str(c)] = {"kind": "direct", "listen": listen, "peers": peers}
+        found[str(c)] = LinkSpec(kind="direct", listen=listen, peers=peers)
     return found
 
 
@@ -174,7 +175,7 @@ def _of(replica: int) -> str:
     return f"-r{replica}" if replica else ""
 
 
-async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bool = False) -> dict[str, Any]:
+async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bool = False) -> LinkSpec:
     """Start the relay of a phase's replica on its first pod, unless it runs, and say how workers reach it.
 
     Every replica has its own relay and its own group, so none waits for another's messages. Between machines it speaks
@@ -211,16 +212,16 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
     there = f"runs/{run}"
     kind = "stream" if stream else "relay"
     ctx.say(relay_started(phase, kind, url, pod=host.name, replica=replica))
-    return {
-        "kind": kind,
-        "relay_url": url,
-        "token_file": f"{there}/{TOKEN_FILE}",
-        "ca_file": f"{there}/{CA_FILE}" if remote else "",
-        "group": group,
-        "halt_keys": list(domain.order_keys(ctx.run_dir, ctx.plan.profile.fleet.ssh_key).values()),
-        "halt_readers": domain.readers(ctx.run_dir, ctx.plan.profile.fleet.ssh_key),
-        "halt_seal": domain.order_seal(ctx.run_dir),
-    }
+    return LinkSpec(
+        kind=kind,
+        relay_url=url,
+        token_file=f"{there}/{TOKEN_FILE}",
+        ca_file=f"{there}/{CA_FILE}" if remote else "",
+        group=group,
+        halt_keys=list(domain.order_keys(ctx.run_dir, ctx.plan.profile.fleet.ssh_key).values()),
+        halt_readers=domain.readers(ctx.run_dir, ctx.plan.profile.fleet.ssh_key),
+        halt_seal=domain.order_seal(ctx.run_dir),
+    )
 
 
 def relay_started(phase: Phase, kind: str, url: str, *, pod: str = "", replica: int = 0) -> ev.Event:

@@ -49,12 +49,11 @@ async def hand_over(ctx: Rollout, phase: Phase, made: PhaseMigration) -> None:
 async def _made(ctx: Rollout, phase: Phase, made: PhaseMigration, member: Member, home: Path) -> list[str]:
     """Have one pod make its boxes and fetch them; their names."""
     run = f"{phase.engine_run}.{KIND}"
-    t = phase.topology
     spec = WorkerSpec(
         run=run,
         kind=KIND,
         coord=str(Coord(member.request.replica, member.request.party, 0, 0)),
-        topology={"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches},
+        topology=phase.topology,
         job={"from": f"runs/{made.before}", "policy": f"runs/{made.before}/{POLICY_FILE}", "step": made.record["step"]},
         policy=f"runs/{phase.engine_run}/{POLICY_FILE}",
         signatures=f"runs/{phase.engine_run}/{SIGNATURES_FILE}",

@@ -18,9 +18,9 @@ from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, relay_tokens
 from uvcc_engine.contract import wire
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.transcript.formats.canonical import canonical
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 from uvcc_engine.transcript.signing.identity import PublicIdentity
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, check_signatures, write_signatures

@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import time
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.shown import shown
@@ -24,6 +24,7 @@ from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_mi
 from uvcc_console.rollout.stages.training import agree
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
@@ -90,7 +91,9 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     async def begin(member: Member) -> dict[str, int]:
         mine = [str(c) for c in phase.coords(member.name)]
         env = _environment(ctx, phase)
-        made = [_spec(ctx, phase, c, found.get(c, {}), env | worlds.get(c, {}), resume=attempt > 0) for c in mine]
+        made = [
+            _spec(ctx, phase, c, found.get(c, LinkSpec()), env | worlds.get(c, {}), resume=attempt > 0) for c in mine
+        ]
         specs = [replace(spec, start=start, attempt=masks).to_json() for spec in made]
         patience = _patience(ctx, START_S)
         ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=patience)
@@ -144,18 +147,14 @@ async def _watch(ctx: Rollout, phase: Phase) -> None:
     await each(ctx.of_phase(phase), lambda m: m.channel.watch(phase.engine_run))
 
 
-def _spec(
-    ctx: Rollout, phase: Phase, coord: str, link: dict[str, Any], env: dict[str, str], *, resume: bool
-) -> WorkerSpec:
+def _spec(ctx: Rollout, phase: Phase, coord: str, link: LinkSpec, env: dict[str, str], *, resume: bool) -> WorkerSpec:
     there, job = f"runs/{phase.engine_run}", ctx.plan.profile.job
-    t = phase.topology
-    topology = {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches}
     private = phase.kind == "private"
     return WorkerSpec(
         run=phase.engine_run,
         kind=phase.kind,
         coord=coord,
-        topology=topology,
+        topology=phase.topology,
         job=dict(phase.job),
         policy=f"{there}/{POLICY_FILE}" if private else "",
         signatures=f"{there}/{SIGNATURES_FILE}" if private else "",

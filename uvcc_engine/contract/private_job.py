@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, get_args
 
+from uvcc_engine.contract import strict
+from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.transcript.terms.migration import Migration
+from uvcc_engine.contract.migration import Migration
 
-METRICS: Final = ("accuracy", "confusion", "auc", "rmse", "r2")
-REVEALABLE: Final = ("loss", *METRICS, "weights", "predictions", "seeds")
-SCHEDULES: Final = ("linear", "constant")
-OPTIMIZERS: Final = ("sgd", "adam")
-OBJECTIVES: Final = ("cross-entropy", "mse", "huber", "binary", "poisson")
-TASKS: Final = ("train", "infer")
+Metric = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
+Reveal = Literal["loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "predictions", "seeds"]
+Schedule = Literal["linear", "constant"]
+OptimizerName = Literal["sgd", "adam"]
+Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
+Task = Literal["train", "infer"]
+METRICS: Final[tuple[str, ...]] = get_args(Metric)
+REVEALABLE: Final[tuple[str, ...]] = get_args(Reveal)
+SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
+OPTIMIZERS: Final[tuple[str, ...]] = get_args(OptimizerName)
+OBJECTIVES: Final[tuple[str, ...]] = get_args(Objective)
+TASKS: Final[tuple[str, ...]] = get_args(Task)
 HIGHEST_LOG_RATE: Final = 4.0
 """A Poisson rate is at most e^4, about 54.6: larger ones would leave the fixed point too few bits."""
 
@@ -44,18 +51,18 @@ class PrivateJob:
     batch: int = 128
     lr: float = 0.5
     momentum: float = 0.9
-    schedule: str = "linear"
+    schedule: Schedule = "linear"
     seed: int = 7
     frac_bits: int = 16
-    reveal: tuple[str, ...] = ("loss", "accuracy")
+    reveal: tuple[Reveal, ...] = ("loss", "accuracy")
     loss_every: int = 1
     checkpoint_every: int = 10
     test_rows: int = 360
     kind: str = "private"
-    optimizer: str = "sgd"
+    optimizer: OptimizerName = "sgd"
     beta2: float = 0.99
-    objective: str = "cross-entropy"
-    task: str = "train"
+    objective: Objective = "cross-entropy"
+    task: Task = "train"
     start: Migration | None = None
     min_rows: int = 1
 
@@ -92,7 +99,7 @@ class PrivateJob:
                 raise ConfigError(f"job.{name} is {getattr(self, name)!r}", f"one of {', '.join(known)}")
         for item in self.reveal:
             if item not in REVEALABLE:
-                raise ConfigError(f"job.reveal: unknown item {item!r}", _nearest(item, REVEALABLE))
+                raise ConfigError(f"job.reveal: unknown item {item!r}", strict.did_you_mean(item, REVEALABLE))
             if (item == "predictions") != (self.task == "infer"):
                 raise ConfigError(
                     f"job.reveal: {item!r} in task {self.task!r}", "task 'infer' reveals 'predictions' and nothing else"
@@ -101,15 +108,10 @@ class PrivateJob:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PrivateJob:
         """Read a job. Raises ConfigError naming an unknown key and the nearest known one, or a wrong type."""
-        kinds = {f.name: type(f.default) for f in fields(cls)}
-        values: dict[str, Any] = {}
-        for key, value in found.items():
-            if key not in kinds:
-                raise ConfigError(f"job: unknown key {key!r}", _nearest(key, kinds))
-            if key == "model" and isinstance(value, Mapping):
-                value = _model_text(value)
-            values[key] = Migration.of_job(found) if key == "start" else _typed(key, value, kinds[key])
-        return cls(**values)
+        values = dict(found) | ({"start": Migration.of_job(found)} if "start" in found else {})
+        if isinstance(found.get("model"), Mapping):
+            values["model"] = _model_text(found["model"])
+        return strict.read(cls, values, "job")
 
     def to_json(self) -> dict[str, Any]:
         """All fields as plain JSON values; ``from_json`` reads it back unchanged."""
@@ -153,7 +155,7 @@ _PLAIN: Final = PrivateJob()
 
 def _model_text(found: Any) -> str:
     try:
-        return json.dumps(found, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return sorted_json(found)
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"job.model cannot be written as JSON: {str(error)[:80]}", "numbers, words and lists"
@@ -165,19 +167,3 @@ def _model_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"job.model is no JSON: {str(error)[:80]}", "give a name, or a list of layers") from error
-
-
-def _typed(key: str, value: Any, kind: type) -> Any:
-    if kind is tuple:
-        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-    elif kind is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    elif isinstance(value, kind) and not isinstance(value, bool):
-        return value
-    raise ConfigError(f"job.{key} is {value!r}", f"it must be a {'list of words' if kind is tuple else kind.__name__}")
-
-
-def _nearest(key: str, known: Any) -> str:
-    return f"did you mean {get_close_matches(key, list(known), n=1, cutoff=0.0)[0]!r}?"

@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from uvcc_engine.contract import strict
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.transcript.formats.canonical import canonical
 
 MOST_RESTORED: Final = 1
 _FIELDS: Final = ("commit", "of", "restored", "root", "step")
@@ -37,9 +38,9 @@ class Migration:
 
     def __post_init__(self) -> None:
         for name in ("of", "commit", "root"):
-            if not isinstance(getattr(self, name), str) or not _HEX.fullmatch(getattr(self, name)):
+            if not _HEX.fullmatch(getattr(self, name)):
                 raise ConfigError(f"job.start.{name} is {getattr(self, name)!r}", "it must be 64 lower-case hex digits")
-        if not isinstance(self.step, int) or isinstance(self.step, bool) or self.step < 1:
+        if self.step < 1:
             raise ConfigError(f"job.start.step is {self.step!r}", "it must be a whole number of at least 1")
         if list(self.restored) != sorted(set(self.restored)) or not set(self.restored) <= set(range(PARTIES)):
             raise ConfigError(f"job.start.restored is {list(self.restored)!r}", "list parties once each, in order")
@@ -57,9 +58,7 @@ class Migration:
     @classmethod
     def from_json(cls, data: Any) -> Migration:
         """Read strictly. Raises ConfigError."""
-        if not isinstance(data, Mapping) or sorted(data) != list(_FIELDS) or not isinstance(data["restored"], list):
-            raise ConfigError("job.start is not where a job starts", f"it needs the fields {', '.join(_FIELDS)}")
-        return cls(**{**data, "restored": tuple(data["restored"])})
+        return strict.read(cls, strict.exact(data, _FIELDS, "job.start"), "job.start")
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
