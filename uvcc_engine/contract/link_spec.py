@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 from uvcc_engine.contract import files, strict
 from uvcc_engine.contract.errors import ConfigError
 
-LinkKind = Literal["auto", "direct", "stream", "relay", "nats"]
+LinkKind = Literal["auto", "direct", "relay", "stream", "nats"]
 KINDS: Final[tuple[str, ...]] = get_args(LinkKind)
 
 

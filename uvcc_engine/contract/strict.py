@@ -21,7 +21,7 @@ from uvcc_engine.contract.errors import ConfigError, UvccError
 
 T = TypeVar("T")
 _NO: Final = object()
-_WORDS: Final = {str: "text", Path: "a path", bool: "true or false", int: "a whole number", float: "a number"}
+_WORDS: Final = {str: "text", Path: "a path", bool: "true or false", int: "a whole number", float: "a finite number"}
 
 
 def read(cls: type[T], data: object, what: str, *, optional: Collection[str] = ()) -> T:
@@ -41,9 +41,7 @@ def read(cls: type[T], data: object, what: str, *, optional: Collection[str] = (
     for name, (hint, required) in known.items():
         if name in data:
             found = _value(data[name], hint, f"{what}.{name}")
-            if found is _NO:
-                raise ConfigError(f"{what}.{name} is {_shown(data[name])}", f"it must be {_words(hint)}")
-            values[name] = found
+            values[name] = _fitting(found, data[name], hint, f"{what}.{name}")
         elif required and name not in optional:
             needed = [n for n, (_, must) in known.items() if must]
             raise ConfigError(f"{what} lacks {name!r}", f"it needs {', '.join(needed)}")
@@ -86,6 +84,16 @@ def _fields(cls: Any) -> dict[str, tuple[Any, bool]]:
     }
 
 
+def _fitting(found: Any, value: Any, hint: Any, what: str) -> Any:
+    """What was read of ``value``, if it is such a value. Raises ConfigError."""
+    if found is not _NO:
+        return found
+    near = ""
+    if typing.get_origin(hint) is typing.Literal and isinstance(value, str):
+        near = f"; {did_you_mean(value, [str(v) for v in typing.get_args(hint)])}"
+    raise ConfigError(f"{what} is {_shown(value)}", f"it must be {_words(hint)}{near}")
+
+
 def _value(value: Any, hint: Any, what: str) -> Any:
     """The value as its annotation wants it; ``_NO`` where it is not such a value."""
     if hint is Any:
@@ -108,7 +116,12 @@ def _value(value: Any, hint: Any, what: str) -> Any:
     if origin is typing.Literal:
         return value if any(type(value) is type(v) and value == v for v in inner) else _NO
     if origin in (typing.Union, types.UnionType):
-        return next((v for kind in inner if (v := _value(value, kind, what)) is not _NO), _NO)
+        kinds = [kind for kind in inner if kind is not type(None)]
+        if value is None and len(kinds) < len(inner):
+            return None
+        if len(kinds) == 1:
+            return _value(value, kinds[0], what)
+        return next((v for kind in kinds if (v := _value(value, kind, what)) is not _NO), _NO)
     return _collection(value, origin, inner, what)
 
 
@@ -127,17 +140,21 @@ def _collection(value: Any, origin: Any, inner: tuple[Any, ...], what: str) -> A
         if not isinstance(value, Mapping):
             return _NO
         of_key, of_value = inner
-        made = {_value(k, of_key, what): _value(v, of_value, f"{what}.{k}") for k, v in value.items()}
-        return _NO if _NO in made or any(v is _NO for v in made.values()) else made
+        made = {}
+        for key, inside in value.items():
+            at = f"{what}.{str(key)[:40]}"
+            named = _fitting(_value(key, of_key, what), key, of_key, at)
+            made[named] = _fitting(_value(inside, of_value, at), inside, of_value, at)
+        return made
     if origin in (list, tuple, Sequence, frozenset):
         if not isinstance(value, list | tuple):
             return _NO
         if origin is tuple and inner[-1] is not Ellipsis and len(value) != len(inner):
             return _NO
         kinds = inner if origin is tuple and inner[-1] is not Ellipsis else (inner[0],) * len(value)
-        listed = [_value(v, kind, f"{what}[{n}]") for n, (v, kind) in enumerate(zip(value, kinds, strict=True))]
-        if any(v is _NO for v in listed):
-            return _NO
+        listed = []
+        for n, (inside, kind) in enumerate(zip(value, kinds, strict=True)):
+            listed.append(_fitting(_value(inside, kind, f"{what}[{n}]"), inside, kind, f"{what}[{n}]"))
         return listed if origin is list else frozenset(listed) if origin is frozenset else tuple(listed)
     raise TypeError(f"{what}: no reading of {origin}")  # an annotation of this program, not a value
 

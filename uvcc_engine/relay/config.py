@@ -82,8 +82,8 @@ def load(path: Path) -> RelayConfig:
 
 def from_json(data: Mapping[str, Any], base: Path) -> RelayConfig:
     """Check a configuration; relative paths are taken from ``base``. Raises ConfigError naming the key."""
-    given = dict(data) | {"credentials": _credentials(data.get("credentials"))}
-    found = strict.read(RelayConfig, {k: v for k, v in given.items() if v is not None}, "relay")
+    plain = {key: value for key, value in data.items() if value is not None} | {"credentials": {}}
+    found = replace(strict.read(RelayConfig, plain, "relay"), credentials=_credentials(data.get("credentials")))
     for field in fields(RelayConfig):
         value = getattr(found, field.name)
         if isinstance(value, int | float) and value <= 0:

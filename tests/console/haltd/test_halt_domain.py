@@ -27,6 +27,7 @@ from uvcc_console.haltd.service import Service
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.control import read_halt
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.worker.relay_control import Orders, Roots
@@ -55,7 +56,7 @@ async def test_a_domain_halts_all_with_its_own_key_and_the_operator_sees_who(rel
     pod = tmp_path / "pod"
     pod.mkdir()
     (pod / "token").write_text(TOKENS[0])
-    link = {"relay_url": relay, "token_file": str(pod / "token"), "halt_keys": list(keys.values()), **under}
+    link = LinkSpec(relay_url=relay, token_file=str(pod / "token"), halt_keys=list(keys.values()), **under)
 
     def beat() -> dict[str, Any]:
         asked = read_halt(pod, RUN)

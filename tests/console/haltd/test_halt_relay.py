@@ -15,6 +15,7 @@ from uvcc_console.halt import relay_path as path_over_relay
 from uvcc_console.haltd.service import Service
 from uvcc_console.runs import domain
 from uvcc_engine.contract.control import read_halt
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.worker.relay_control import Orders
@@ -35,9 +36,13 @@ async def test_a_run_out_of_reach_holds_and_halts_by_signed_records(relay: str, 
     pod = tmp_path / "pod"
     pod.mkdir()
     (pod / "token").write_text(TOKENS[0])
-    link = {"relay_url": relay, "token_file": str(pod / "token")}
-    link |= {"halt_keys": [path_over_relay.order_key(run_dir)]}  # type: ignore[dict-item]
-    link |= {"halt_readers": domain.readers(run_dir), "halt_seal": domain.order_seal(run_dir)}  # type: ignore[dict-item]
+    link = LinkSpec(
+        relay_url=relay,
+        token_file=str(pod / "token"),
+        halt_keys=[path_over_relay.order_key(run_dir)],
+        halt_readers=domain.readers(run_dir),
+        halt_seal=domain.order_seal(run_dir),
+    )
 
     def beat() -> dict[str, Any]:
         """What a worker does that obeys its control file."""

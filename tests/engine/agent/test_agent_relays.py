@@ -48,7 +48,7 @@ def test_relay_is_started_found_again_and_stopped(pod: Pod) -> None:
         assert console.ask(wire.RELAY, run="r", action="stop")["stopped"] == 1
         wait_until(lambda: not who.alive(), "the relay ends")
         failed = console.ask(wire.RELAY, run="r2", action="start", config={"db": "x", "credentals": []})
-        assert "unknown relay key" in failed["error"]
+        assert "relay: unknown key" in failed["error"]
 
 
 def test_a_relay_asked_for_while_it_ends_is_a_new_one(pod: Pod) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -14,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from uvcc_engine.contract import checkpoint, safepaths
+from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.safepaths import Refused, matches, safe_name, safe_relative, shown, sift
 from uvcc_engine.contract.topology import Coord
@@ -129,7 +131,7 @@ def forged(root: Path, files: Any, **body: Any) -> Path:
     folder.mkdir(parents=True)
     part = {"rank": 0, "coord": "p0r0s0t0", "epoch_root": "", "cursors": {}, "rng": {}, "extra": {}, "files": files}
     whole = {"format": 1, "run": "r", "step": 1, "topology": {}, "ranks": {"0": part}} | body
-    text = checkpoint._canonical({"body": whole, "body_sha256": checkpoint._sha256(checkpoint._canonical(whole))})
+    text = sorted_json({"body": whole, "body_sha256": hashlib.sha256(sorted_json(whole).encode()).hexdigest()}).encode()
     (folder / checkpoint.MANIFEST).write_bytes(text)
     return folder
 

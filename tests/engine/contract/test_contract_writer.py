@@ -17,6 +17,7 @@ from uvcc_engine.contract import RunWriter, Ticker, files
 from uvcc_engine.contract.control import Control, HaltRequest, read_halt, write_halt
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.topology import Topology
 
 
 class Clock:
@@ -262,7 +263,9 @@ def test_only_whole_requests_of_this_run_are_obeyed(tmp_path: Path, text: str, m
 
 
 def test_worker_spec_is_strict_and_round_trips() -> None:
-    spec = WorkerSpec(run="demo-1.smoke", kind="command", coord="p1r1s0t0", topology={"replicas": 2}, argv=["true"])
+    spec = WorkerSpec(
+        run="demo-1.smoke", kind="command", coord="p1r1s0t0", topology=Topology(replicas=2), argv=["true"]
+    )
     assert WorkerSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     assert spec.rank == 1
     with pytest.raises(ConfigError, match=r"'polcy'.*did you mean 'policy'"):
@@ -270,7 +273,7 @@ def test_worker_spec_is_strict_and_round_trips() -> None:
     for bad in ({"attempt": "1"}, {"resume": 1}, {"argv": [1]}, {"run": "../x"}, {"kind": "x"}, {"coord": "p0"}):
         with pytest.raises(ConfigError):
             WorkerSpec.from_json({**spec.to_json(), **bad})
-    with pytest.raises(ConfigError, match="without 'coord'"):
+    with pytest.raises(ConfigError, match="lacks 'coord'"):
         WorkerSpec.from_json({"run": "r", "kind": "lm"})
 
 

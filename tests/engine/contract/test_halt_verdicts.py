@@ -22,6 +22,7 @@ from uvcc_engine.contract.control import (
     verdict,
     write_halt,
 )
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.wire import AckCode
 from uvcc_engine.transcript.signed import orders
 from uvcc_engine.transcript.signing import sshsig
@@ -102,7 +103,7 @@ def test_an_order_from_the_relay_follows_the_rule(
         return sshsig.sign(key, raw, orders.ORDER_NAMESPACE, payload)
 
     heard: list[HaltRequest] = []
-    link = {"halt_keys": [sshsig.public_line(raw)]}
+    link = LinkSpec(halt_keys=[sshsig.public_line(raw)])
     reader = Orders(link, RUN, "p0r0s0t0", tmp_path, sign=sign, last=dict, told=heard.append)
     write_halt(tmp_path, before)
     reader._obey(orders.sealed({"run": RUN, "nonce": asked.nonce, "mode": asked.mode}, sign))

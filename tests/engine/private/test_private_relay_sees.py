@@ -22,6 +22,7 @@ import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_kit import Fleet, Zygote, until
 
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.relay.app import RelayFront
 from uvcc_engine.relay.config import from_json
@@ -168,7 +169,7 @@ def test_without_a_reader_nothing_of_a_sign_of_life_leaves_the_worker(tmp_path: 
             raise OSError("far enough")
 
     (tmp_path / "token").write_text("t")
-    link = {"relay_url": "http://127.0.0.1:1", "token_file": str(tmp_path / "token"), "halt_keys": ["k"]}
+    link = LinkSpec(relay_url="http://127.0.0.1:1", token_file=str(tmp_path / "token"), halt_keys=["k"])
     last = {"step": 3, "loss": 0.5}
     desk = Orders(link, "r", "p0r0s0t0", tmp_path, sign=lambda payload: "s", last=lambda: last, told=lambda a: None)
     with pytest.raises(OSError, match="far enough"):

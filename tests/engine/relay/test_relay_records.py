@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from uvcc_engine.contract import control
 from uvcc_engine.contract.control import HaltRequest, read_halt, write_halt
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.relay_records import MAX_BODY, PER_PARTY, Records
 from uvcc_engine.relay.server import serving
@@ -124,8 +126,8 @@ def test_a_worker_obeys_a_signed_order_and_publishes_signed_evidence(relay: str,
     operator, party, stranger = Signer(), Signer(), Signer()
     (tmp_path / "token").write_text(TOKEN)
     reader, seal = boxes.reader_of(Ed25519PrivateKey.generate()), "ab" * 32
-    link = {"relay_url": relay, "token_file": str(tmp_path / "token"), "halt_keys": [operator.line]}
-    link |= {"halt_readers": [boxes.public_of(reader)], "halt_seal": seal}
+    link = LinkSpec(relay_url=relay, token_file=str(tmp_path / "token"), halt_keys=[operator.line])
+    link = replace(link, halt_readers=[boxes.public_of(reader)], halt_seal=seal)
     told: list[HaltRequest] = []
     obeyed = threading.Event()
 
@@ -158,7 +160,7 @@ def test_a_worker_obeys_a_signed_order_and_publishes_signed_evidence(relay: str,
 def test_a_halt_of_the_agent_is_never_weakened(tmp_path: Path) -> None:
     operator = Signer()
     write_halt(tmp_path, HALT)
-    link = {"relay_url": "http://127.0.0.1:1", "token_file": "x", "halt_keys": [operator.line]}
+    link = LinkSpec(relay_url="http://127.0.0.1:1", token_file="x", halt_keys=[operator.line])
     desk = Orders(link, RUN, "p0r0s0t0", tmp_path, sign=operator.beat, last=dict, told=lambda a: pytest.fail("obeyed"))
     desk._obey(orders.sealed({"run": RUN, "mode": "release", "nonce": "n"}, operator.order))
     assert read_halt(tmp_path, RUN) == HALT
@@ -187,18 +189,26 @@ def test_only_readers_open_a_seal_and_its_size_tells_nothing() -> None:
 
 @pytest.mark.parametrize("bad", [["x"], [3], ["ab" * 31], ["00" * 32] * 17])
 def test_a_reader_that_is_none_is_refused_at_the_start(bad: list[Any], tmp_path: Path) -> None:
-    link = {"relay_url": "http://127.0.0.1:1", "token_file": "x", "halt_keys": ["k"]}
+    link = LinkSpec(relay_url="http://127.0.0.1:1", token_file="x", halt_keys=["k"])
     with pytest.raises(ConfigError):
-        Orders({**link, "halt_readers": bad}, RUN, "p0r0s0t0", tmp_path, sign=str, last=dict, told=print)
+        Orders(
+            LinkSpec.from_json({**link.to_json(), "halt_readers": bad}),
+            RUN,
+            "p0r0s0t0",
+            tmp_path,
+            sign=str,
+            last=dict,
+            told=print,
+        )
     with pytest.raises(ConfigError):
-        Orders({**link, "halt_seal": f"{bad[0]}0"}, RUN, "p0r0s0t0", tmp_path, sign=str, last=dict, told=print)
+        Orders(replace(link, halt_seal=f"{bad[0]}0"), RUN, "p0r0s0t0", tmp_path, sign=str, last=dict, told=print)
     with pytest.raises(ConfigError, match="not usable"):
         boxes.seal_to("x", [bytes(32)])
 
 
 def test_odd_orders_and_answers_end_nothing(tmp_path: Path) -> None:
     operator = Signer()
-    link = {"relay_url": "http://127.0.0.1:1", "token_file": "x", "halt_keys": [operator.line]}
+    link = LinkSpec(relay_url="http://127.0.0.1:1", token_file="x", halt_keys=[operator.line])
     desk = Orders(link, RUN, "p0r0s0t0", tmp_path, sign=operator.beat, last=dict, told=lambda a: pytest.fail("obeyed"))
     odd = [{"mode": ["hold"]}, {"mode": "hold", "nonce": 3}, {"mode": "hold", "deadline_s": "x"}]
     odd += [{"mode": "hold", "deadline_s": "inf"}, {"mode": "hold", "deadline_s": "nan"}, {"mode": None}]
