@@ -30,9 +30,12 @@ from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.runs import processes
-from uvcc_engine.contract import wire
+from uvcc_engine.contract import files
+from uvcc_engine.contract.agent_commands import LaunchCommand
+from uvcc_engine.contract.agent_messages import Lines
 from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UnreachableError
+from uvcc_engine.contract.spec import WorkerSpec
 
 WORKER = "obedient.py"
 PATIENCE_S = 60.0
@@ -56,10 +59,10 @@ class HaltFleet:
         async def start(pod: str, client: AgentClient) -> None:
             await client.watch(engine_run)
             argv = ["python3", f"../../../{WORKER}"]
-            spec = {"run": engine_run, "kind": "command", "coord": f"{pod}s0t0", "argv": argv}
-            await client.request(wire.LAUNCH, run=engine_run, workers=[spec], timeout=PATIENCE_S)
+            spec = WorkerSpec(run=engine_run, kind="command", coord=f"{pod}s0t0", argv=argv)
+            await client.request(LaunchCommand(run=engine_run, workers=[spec]), timeout=PATIENCE_S)
             async for message in client.messages():
-                if message.get("run") == engine_run and str(message.get("src", "")).startswith("heartbeat"):
+                if isinstance(message, Lines) and message.run == engine_run and files.is_heartbeat(message.src):
                     return
 
         await asyncio.gather(*(start(pod, client) for pod, client in self.clients.items()))

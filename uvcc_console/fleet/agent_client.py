@@ -19,9 +19,12 @@ from uvcc_console.fleet import hearing
 from uvcc_console.fleet.backlog import Backlog
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssherrors import classify
-from uvcc_engine.contract import wire
+from uvcc_engine.contract import agent_commands, agent_messages, wire
+from uvcc_engine.contract.agent_commands import Command, HelloCommand, UnwatchCommand, WatchCommand
+from uvcc_engine.contract.agent_messages import Ack, Lines, Message, Telemetry
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.outside import moment, record, said
+from uvcc_engine.contract.records import Malformed
 from uvcc_engine.contract.text import clean
 
 log = logger(__name__)
@@ -60,7 +63,7 @@ class AgentClient:
         self._lease_s = lease_s
         self._on_link = on_link
         self._watched: list[str] = []
-        self._pending: dict[str, list[asyncio.Future[dict[str, Any]]]] = {}
+        self._pending: dict[str, list[asyncio.Future[Ack]]] = {}
         self._backlog = Backlog()
         self._consumed = False
         self._paused: set[str] = set()  # runs whose lines are left in the pod's files for the moment
@@ -110,29 +113,34 @@ class AgentClient:
         if not self.up:
             raise self._failure or UnreachableError(f"the channel to pod {self.link.name} is closed")
 
-    async def request(self, op: str, *, nonce: str = "", timeout: float = 30.0, **fields: Any) -> dict[str, Any]:
-        """Send a command and return its acknowledgement.
+    async def request(self, command: Command, *, nonce: str = "", timeout: float = 30.0) -> dict[str, Any]:
+        """Send a command and return what its acknowledgement carries.
 
         Raises UvccError with the agent's words if it refuses, UnreachableError if no acknowledgement came: the
         command may or may not have been obeyed. All commands may be sent again with the same ``nonce``.
         """
         name = nonce or secrets.token_hex(8)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout):
                 if self._keeper is None:
                     raise UnreachableError(f"the channel to pod {self.link.name} was not started")
                 await self._wait_attached()
-                ack = await self._exchange(name, {"op": op, "nonce": name, **fields}, answer)
+                ack = await self._exchange(name, {**agent_commands.to_json(command), "nonce": name}, answer)
         except TimeoutError:
             raise UnreachableError(
-                f"pod {self.link.name} did not acknowledge {op} in {timeout:g} s", "its state is unknown; try again"
+                f"pod {self.link.name} did not acknowledge {agent_commands.op_of(command)} in {timeout:g} s",
+                "its state is unknown; try again",
             ) from None
-        if not ack.get("ok", False):
-            raise UvccError(f"pod {self.link.name}: {ack.get('error', f'{op} failed')}", str(ack.get("hint", "")))
-        return ack
+        return self._accepted(ack)
 
-    def post(self, op: str, *, nonce: str, **fields: Any) -> asyncio.Future[dict[str, Any]] | None:
+    def _accepted(self, ack: Ack) -> dict[str, Any]:
+        """What a command's acknowledgement carries. Raises UvccError with the agent's words if it refuses."""
+        if not ack.ok:
+            raise wire.RefusedError(ack.code, f"pod {self.link.name}: {ack.error}", ack.hint)
+        return dict(ack.fields)
+
+    def post(self, command: Command, *, nonce: str) -> asyncio.Future[Ack] | None:
         """Hand a command to the network before returning; None if the channel is down. The future is its answer.
 
         For the halt ladder: the bytes are on their way before anything is written to disk. The future ends with
@@ -141,26 +149,24 @@ class AgentClient:
         process = self._process
         if not self.up or process is None:
             return None
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
         self._pending.setdefault(nonce, []).append(answer)
         try:
-            process.stdin.write(wire.encode({"op": op, "nonce": nonce, **fields}))
+            process.stdin.write(wire.encode({**agent_commands.to_json(command), "nonce": nonce}))
         except (OSError, asyncssh.Error):
             self._forget(nonce, answer)
             return None
         answer.add_done_callback(lambda done: self._forget(nonce, done))
         return answer
 
-    def _forget(self, nonce: str, answer: asyncio.Future[dict[str, Any]]) -> None:
+    def _forget(self, nonce: str, answer: asyncio.Future[Ack]) -> None:
         waiting = self._pending.get(nonce, [])
         if answer in waiting:
             waiting.remove(answer)
         if not waiting:
             self._pending.pop(nonce, None)
 
-    async def _exchange(
-        self, nonce: str, message: dict[str, Any], answer: asyncio.Future[dict[str, Any]]
-    ) -> dict[str, Any]:
+    async def _exchange(self, nonce: str, message: dict[str, Any], answer: asyncio.Future[Ack]) -> Ack:
         process = self._process
         if process is None:
             raise UnreachableError(f"the link to pod {self.link.name} was lost", "its state is unknown; try again")
@@ -178,12 +184,12 @@ class AgentClient:
         """Have a run's files streamed, now and after every reconnect."""
         if run not in self._watched:
             self._watched.append(run)
-        await self.request(wire.WATCH, run=run, cursors=self._cursors_of(run), timeout=timeout)
+        await self.request(WatchCommand(run=run, cursors=self._cursors_of(run)), timeout=timeout)
 
-    def _cursors_of(self, run: str) -> dict[str, list[int]]:
-        return {key: list(value) for key, value in self.cursors.items() if key.startswith(f"{run}/")}
+    def _cursors_of(self, run: str) -> dict[str, tuple[int, int]]:
+        return {key: value for key, value in self.cursors.items() if key.startswith(f"{run}/")}
 
-    async def messages(self) -> AsyncIterator[dict[str, Any]]:
+    async def messages(self) -> AsyncIterator[Message | Malformed]:
         """Everything the agent sends by itself, in order, over all reconnects, until ``close``."""
         self._consumed = True
         while (message := await self._backlog.get()) is not None:
@@ -194,14 +200,15 @@ class AgentClient:
     def _pause(self, run: str) -> None:
         """The reader is slow: have the agent leave this run's lines in its files. Acknowledgements get through."""
         self._paused.add(run)
-        self.post(wire.UNWATCH, nonce=secrets.token_hex(8), run=run)
+        self.post(UnwatchCommand(run=run), nonce=secrets.token_hex(8))
 
     def _go_on(self) -> None:
         """Ask for what was left in the files, from exactly where this client stopped taking it."""
         for run in self._paused - set(self._going_on.values()):
             nonce = secrets.token_hex(8)
             self._going_on[nonce] = run
-            answer = self.post(wire.WATCH, nonce=nonce, run=run, cursors=self._cursors_of(run), afresh=True)
+            command = WatchCommand(run=run, cursors=self._cursors_of(run), afresh=True)
+            answer = self.post(command, nonce=nonce)
             if answer is None:  # the link is down: coming back asks for every run anyway
                 del self._going_on[nonce]
 
@@ -265,20 +272,17 @@ class AgentClient:
         self._changed(False, await _last_words(process) or trouble)
 
     async def _greet(self) -> None:
-        hello = {
-            "version": wire.VERSION,
-            "cursors": {key: list(value) for key, value in self.cursors.items()},
-            "lease_s": self._lease_s,
-            "holder": self._holder,
-        }
+        hello = HelloCommand(
+            version=wire.VERSION, cursors=dict(self.cursors), lease_s=self._lease_s, holder=self._holder
+        )
         sent = time.time()
-        self.hello = await self._command_ack({"op": wire.HELLO, **hello})
+        self.hello = await self._command_ack(hello)
         theirs = moment(self.hello.get("ts"))
         self.clock_skew = theirs - (sent + time.time()) / 2 if theirs is not None else 0.0
         self._paused.clear()
         self._going_on.clear()
         for run in self._watched:
-            await self._command_ack({"op": wire.WATCH, "run": run, "cursors": self._cursors_of(run)})
+            await self._command_ack(WatchCommand(run=run, cursors=self._cursors_of(run)))
 
     def _rebooted(self) -> str:
         """Whether the pod is not the one it was at the last hello: then its processes and /tmp are gone."""
@@ -286,17 +290,14 @@ class AgentClient:
         self.boot_id = now or before
         return "the pod was rebooted: what ran there is gone" if before and now and now != before else ""
 
-    async def _command_ack(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def _command_ack(self, command: Command) -> dict[str, Any]:
         nonce = secrets.token_hex(8)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        ack = await self._exchange(nonce, {**message, "nonce": nonce}, answer)
-        if not ack.get("ok", False):
-            raise UvccError(f"pod {self.link.name}: {ack.get('error', 'refused')}", str(ack.get("hint", "")))
-        return ack
+        answer: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
+        return self._accepted(await self._exchange(nonce, {**agent_commands.to_json(command), "nonce": nonce}, answer))
 
     async def _read(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
         """Read until the bridge ends. A line that is no message is counted, told as one of its own, and passed over."""
-        lines = hearing.Lines()
+        lines = hearing.LineReader()
         try:
             while data := await process.stdout.read(_CHUNK):
                 over = lines.overlong
@@ -304,8 +305,8 @@ class AgentClient:
                 if lines.overlong > over:
                     self._odd(lines.overlong - over, "a line without end")
                 for line in whole:
-                    message = hearing.message(line)
-                    if message is None:
+                    message = agent_messages.parse(line)
+                    if isinstance(message, Malformed):
                         self._odd(1, line[:200].decode(errors="replace"))
                     else:
                         self._dispatch(message)
@@ -319,35 +320,35 @@ class AgentClient:
                     future.set_exception(error)
                     future.exception()  # whoever waits gets it; a posted command may have nobody waiting
 
-    def _dispatch(self, message: dict[str, Any]) -> None:
-        if message["op"] == wire.ACK:
-            waiting = self._pending.get(str(message.get("nonce", "")))
+    def _dispatch(self, message: Message) -> None:
+        if isinstance(message, Ack):
+            waiting = self._pending.get(message.nonce)
             for future in waiting or ():
                 if not future.done():
                     future.set_result(message)
                     break
-            if (run := self._going_on.pop(str(message.get("nonce", "")), "")) and message.get("ok"):
+            if (run := self._going_on.pop(message.nonce, "")) and message.ok:
                 self._paused.discard(run)  # what follows goes on where this client's cursors stand
             return
-        lines = message["op"] == wire.LINES
-        if lines and message["run"] in self._paused:
+        lines = message if isinstance(message, Lines) else None
+        if lines is not None and lines.run in self._paused:
             return  # under way before the agent heard of the pause; it will be sent again
-        if lines and self._consumed and self._backlog.full:
-            return self._pause(message["run"])
-        if self._backlog.full and (message["op"] == wire.TELEMETRY or not self._consumed):
+        if lines is not None and self._consumed and self._backlog.full:
+            return self._pause(lines.run)
+        if self._backlog.full and (isinstance(message, Telemetry) or not self._consumed):
             self.dropped += 1
             return
         self._backlog.put(message)
-        if lines:
-            key = f"{message['run']}/{message['src']}"
-            if key in self.cursors or (message["run"] in self._watched and len(self.cursors) < _MOST_CURSORS):
-                self.cursors[key] = (message["ino"], message["off"])
+        if lines is not None:
+            key = f"{lines.run}/{lines.src}"
+            if key in self.cursors or (lines.run in self._watched and len(self.cursors) < _MOST_CURSORS):
+                self.cursors[key] = (lines.ino, lines.off)
 
     def _odd(self, n: int, sample: str) -> None:
         """Lines that are no messages: whoever reads the messages reads that there were such."""
         self.malformed += n
         if self._consumed or not self._backlog.full:
-            self._backlog.put({"op": hearing.MALFORMED, "n": n, "sample": clean(sample, 200)})
+            self._backlog.put(Malformed(clean(sample, 200), n=n))
 
     async def close(self) -> None:
         """Detach. The agent, its workers and the SSH connection stay."""

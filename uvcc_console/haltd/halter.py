@@ -7,17 +7,20 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.halt import machine
 from uvcc_console.halt.machine import PodEvidence
-from uvcc_engine.contract import wire
+from uvcc_engine.contract import control, wire
+from uvcc_engine.contract.agent_commands import Command, HaltCommand, SignalCommand
+from uvcc_engine.contract.agent_messages import Ack, HaltStage, Message
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.records import Malformed
 
 log = logger(__name__)
-_SIGNALS = {machine.TERM: "TERM", machine.KILL: "KILL"}
+_SIGNALS: Final[dict[str, Literal["TERM", "KILL"]]] = {machine.TERM: "TERM", machine.KILL: "KILL"}
 
 
 class Channel(Protocol):
@@ -26,7 +29,7 @@ class Channel(Protocol):
     @property
     def up(self) -> bool: ...
 
-    def post(self, op: str, *, nonce: str, **fields: Any) -> asyncio.Future[dict[str, Any]] | None: ...
+    def post(self, command: Command, *, nonce: str) -> asyncio.Future[Ack] | None: ...
 
 
 class Halter:
@@ -101,31 +104,28 @@ class Halter:
         self.ladder = None
         self._nonces.clear()
 
-    def message(self, pod: str, message: Mapping[str, Any]) -> None:
+    def message(self, pod: str, told: Message | Malformed) -> None:
         """Something an agent said by itself."""
-        if self.ladder is None or message.get("run") != self._run:
+        if self.ladder is None or not isinstance(told, HaltStage) or not self._concerns(told):
             return
-        if message["op"] != wire.HALTED or not self._concerns(message):
-            return
-        step = message.get("step")
         self._act(
             self.ladder.report(
                 pod,
-                str(message.get("stage", "")),
+                told.stage,
                 self._clock(),
-                coord=str(message.get("coord") or ""),
-                step=step if isinstance(step, int) else -1,
-                checkpoint=str(message.get("checkpoint") or ""),
-                detail=str(message.get("detail") or ""),
-                lacks=wire.lacks_of(message),
+                coord=told.coord,
+                step=told.step,
+                checkpoint=told.checkpoint,
+                detail=told.detail,
+                lacks=told.lacks,
             )
         )
 
-    def _concerns(self, message: Mapping[str, Any]) -> bool:
+    def _concerns(self, told: HaltStage) -> bool:
         """Evidence for this nonce; or of a halt that an earlier, superseded nonce brought about."""
         assert self.ladder is not None
-        nonce = message.get("nonce")
-        return nonce == self.ladder.nonce or (nonce in self._nonces and message.get("stage") in ("halted", "gone"))
+        superseded = told.nonce in self._nonces and told.stage in ("halted", "gone")
+        return told.run == self._run and (told.nonce == self.ladder.nonce or superseded)
 
     def witnessed(self, pod: str, coord: str, stage: str, step: int, checkpoint: str) -> None:
         """A worker's signed word, read at the relay."""
@@ -180,22 +180,23 @@ class Halter:
         nonce = self.ladder.nonce
         if send.rung in _SIGNALS:
             answer = channel.post(
-                wire.SIGNAL, nonce=f"{nonce}.{send.rung}", run=self._run, coord=None, signal=_SIGNALS[send.rung]
+                SignalCommand(run=self._run, signal=_SIGNALS[send.rung]), nonce=f"{nonce}.{send.rung}"
             )
         else:
-            answer = channel.post(wire.HALT, nonce=nonce, run=self._run, mode=send.rung, deadline_s=send.deadline_s)
+            mode = control.checked_mode(send.rung)
+            answer = channel.post(HaltCommand(run=self._run, mode=mode, deadline_s=send.deadline_s), nonce=nonce)
         if answer is not None:
             answer.add_done_callback(partial(self._answered, send.pod, send.rung, nonce))
 
-    def _answered(self, pod: str, rung: str, nonce: str, answer: asyncio.Future[dict[str, Any]]) -> None:
+    def _answered(self, pod: str, rung: str, nonce: str, answer: asyncio.Future[Ack]) -> None:
         if answer.cancelled() or answer.exception() is not None or self.ladder is None or self.ladder.nonce != nonce:
             return
         ack, now = answer.result(), self._clock()
-        log.info("%s is %s", rung, "taken" if ack.get("ok", False) else "refused", pod=pod, nonce=nonce)
-        if ack.get("ok", False):
+        log.info("%s is %s", rung, "taken" if ack.ok else "refused", pod=pod, nonce=nonce)
+        if ack.ok:
             self._act(self.ladder.acked(pod, rung, now))
         else:
-            self._act(self.ladder.refused(pod, rung, now, wire.code_of(ack), str(ack.get("error", "refused"))))
+            self._act(self.ladder.refused(pod, rung, now, ack.code, ack.error))
 
     def _terminate_pod(self, pod: str) -> None:
         if self._terminate is None or self.ladder is None:

@@ -39,8 +39,10 @@ from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.plan.schema import seconds
 from uvcc_console.runs import domain, processes
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import LeaseCommand
+from uvcc_engine.contract.agent_messages import Message
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
+from uvcc_engine.contract.records import Malformed
 
 log = logger(__name__)
 POLL_S = 0.005
@@ -58,7 +60,7 @@ class Channels:
     def __init__(self, run_dir: Path, holder: str) -> None:
         self.clients: dict[str, AgentClient] = {}
         self.on_link: Callable[[str, bool], None] = lambda pod, up: None
-        self.on_message: Callable[[str, dict[str, object]], None] = lambda pod, message: None
+        self.on_message: Callable[[str, Message | Malformed], None] = lambda pod, message: None
         self._run_dir = run_dir
         self._holder = holder
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -108,7 +110,7 @@ class Channels:
         while lease_s > 0:
             await asyncio.sleep(lease_s / 4)
             try:
-                await client.request(wire.LEASE, ttl_s=lease_s, timeout=lease_s / 4)
+                await client.request(LeaseCommand(ttl_s=lease_s), timeout=lease_s / 4)
             except UvccError as e:
                 log.warning("its lease was not renewed: %s", e, pod=client.link.name)
 

@@ -20,7 +20,7 @@ from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import replacing
 from uvcc_console.rollout.stages.migration import lm_migration, private_migration
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import SignalCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.outside import said
 from uvcc_engine.contract.topology import Topology
@@ -49,7 +49,7 @@ def _member(ctx: Rollout, args: Mapping[str, Any]) -> Member:
 async def stackdump(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> str:
     """SIGUSR1 to one pod's workers: their stacks arrive in the log as ``stackdump_*.txt``."""
     run, member = _phase(ctx).engine_run, _member(ctx, args)
-    ack = await member.channel.request(wire.SIGNAL, run=run, coord=None, signal="USR1")
+    ack = await member.channel.request(SignalCommand(run=run, signal="USR1"))
     sent = [said(c, 32) for c in ack["sent"]] if isinstance(ack.get("sent"), list) else []
     if not sent:
         raise UvccError(f"no worker of {run} lives on {member.name}", "start it first")
@@ -107,7 +107,7 @@ async def restart(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) ->
     run, member = _phase(ctx).engine_run, _member(ctx, args)
     stage = ctx.bus.snapshot.stage
     if stage is None or stage.status not in STOPPED:
-        await member.channel.request(wire.SIGNAL, run=run, coord=None, signal="KILL")
+        await member.channel.request(SignalCommand(run=run, signal="KILL"))
         await _stopped(ctx)
     stages.decide("resume")
     return f"the workers of {member.name} were ended; the run goes on from the last common checkpoint"
@@ -131,7 +131,7 @@ async def replace_pod(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]
     stage = ctx.bus.snapshot.stage
     if stage is None or stage.status not in STOPPED:
         try:
-            await member.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal="KILL")
+            await member.channel.request(SignalCommand(run=phase.engine_run, signal="KILL"))
         except UnreachableError as e:  # a pod out of reach ends the stage by its silence
             log.warning("its workers could not be ended: %s", e, pod=member.name)
         await _stopped(ctx)

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import reserved
-from uvcc_console.fleet import hearing
-from uvcc_engine.contract import files, records, wire
-from uvcc_engine.contract.outside import LATEST, STEPS, real, record, said, tidy, whole
+from uvcc_engine.contract import files, records
+from uvcc_engine.contract.agent_messages import Dropped, Lines, Message, Rewind, Telemetry, WorkerChange
+from uvcc_engine.contract.outside import STEPS, record, said, tidy, whole
+from uvcc_engine.contract.records import Malformed
 from uvcc_engine.contract.text import clean
 
 FACTS = ("parameters", "seq_len", "precision", "save_every", "steps")
@@ -62,7 +63,7 @@ class Decoder:
         self._telemetry_at = float("-inf")
         self._bad: dict[str, tuple[int, str]] = {}
 
-    def events(self, message: Mapping[str, Any]) -> list[ev.Event]:
+    def events(self, message: Message | Malformed) -> list[ev.Event]:
         """What a message means for the journal; nothing for acknowledgements and other runs' lines."""
         self._bad = {}
         found = self._translated(message)
@@ -70,29 +71,23 @@ class Decoder:
             ev.LinesMalformed(where=self.pod, count=n, src=src, sample=line) for src, (n, line) in self._bad.items()
         ]
 
-    def _translated(self, message: Mapping[str, Any]) -> list[ev.Event]:
-        op = message.get("op")
-        if op == hearing.MALFORMED:
-            n = whole(message.get("n"), 1) or 1
-            return [ev.LinesMalformed(where=self.pod, count=n, src="agent", sample=said(message.get("sample"), 200))]
-        if op == wire.DROPPED:
-            dropped = whole(message.get("n"))
-            if dropped is None:
-                return self._refuse("agent", "dropped without a number")
-            text = f"the agent dropped {dropped} lines for this console"
-            return [ev.Alert(level="warn", name="dropped", text=text, subject=self.pod)]
-        if op == wire.TELEMETRY:
-            return self._telemetry(message)
-        if message.get("run") != self.engine_run:
-            return []
-        if op == wire.LINES:
-            return self._lines(message)
-        if op == wire.PROC:
-            return self._process(message)
-        if op == wire.REWIND:
-            fields = {"src": said(message.get("src"), 200), "reason": said(message.get("reason"), 32)}
-            self._partial.pop(fields["src"], None)
-            return [ev.EngineEvent(pod=self.pod, level="warn", event="rewind", fields=fields)]
+    def _translated(self, message: Message | Malformed) -> list[ev.Event]:
+        match message:
+            case Malformed():
+                return [ev.LinesMalformed(where=self.pod, count=message.n, src="agent", sample=message.why)]
+            case Dropped():
+                text = f"the agent dropped {message.n} lines for this console"
+                return [ev.Alert(level="warn", name="dropped", text=text, subject=self.pod)]
+            case Telemetry():
+                return self._telemetry(message)
+            case Lines() if message.run == self.engine_run:
+                return self._lines(message)
+            case WorkerChange() if message.run == self.engine_run:
+                return self._process(message)
+            case Rewind() if message.run == self.engine_run:
+                self._partial.pop(clean(message.src, 200), None)
+                fields = {"src": clean(message.src, 200), "reason": message.reason}
+                return [ev.EngineEvent(pod=self.pod, level="warn", event="rewind", fields=fields)]
         return []
 
     def _refuse(self, src: str, line: object) -> list[ev.Event]:
@@ -110,37 +105,22 @@ class Decoder:
         known = coord in self._coords if self._coords is not None else bool(self._own.fullmatch(coord))
         return coord if known or coord == self._first else None
 
-    def _telemetry(self, m: Mapping[str, Any]) -> list[ev.Event]:
+    def _telemetry(self, m: Telemetry) -> list[ev.Event]:
         """Vital signs come every two seconds; the journal of a long run keeps one in fifteen."""
-        at = real(m.get("ts", 0.0), 0.0, LATEST)
-        numbers = {k: real(m.get(k) or 0.0, 0.0) for k in ("cpu", "mem_mib", "disk_free_mib")}
-        listed = m.get("gpus") or []
-        if at is None or None in numbers.values() or not isinstance(listed, list):
-            return self._refuse("telemetry", "telemetry of another form")
-        if 0 <= at - self._telemetry_at < TELEMETRY_EVERY_S:
+        if 0 <= m.ts - self._telemetry_at < TELEMETRY_EVERY_S:
             return []
-        self._telemetry_at = at
-        gpus = [tidy(g, nodes=32, depth=2) for g in listed[:MOST_GPUS] if isinstance(g, Mapping)]
-        known = {k: v for k, v in numbers.items() if v is not None}
-        return [ev.PodTelemetry(pod=self.pod, gpus=gpus, **known)]
+        self._telemetry_at = m.ts
+        gpus = [dict(g) for g in m.gpus[:MOST_GPUS]]
+        return [ev.PodTelemetry(pod=self.pod, cpu=m.cpu, mem_mib=m.mem_mib, disk_free_mib=m.disk_free_mib, gpus=gpus)]
 
-    def _process(self, m: Mapping[str, Any]) -> list[ev.Event]:
-        rc, pid, coord, state = m.get("rc"), whole(m.get("pid") or 0), self._mine(m.get("coord")), m.get("state")
-        code = whole(rc, -(1 << 31), 1 << 31)
-        if coord is None or pid is None or state not in ("started", "exited") or (rc is not None and code is None):
-            return self._refuse("agent", f"a process of {said(m.get('coord'), 40)!r}")
-        signal = said(m.get("signal"), 16)
-        return [ev.WorkerProcess(pod=self.pod, coord=coord, state=state, pid=pid, rc=code, signal=signal)]
+    def _process(self, m: WorkerChange) -> list[ev.Event]:
+        coord = self._mine(m.coord)
+        if coord is None:
+            return self._refuse("agent", f"a process of {m.coord[:40]!r}")
+        return [ev.WorkerProcess(pod=self.pod, coord=coord, state=m.state, pid=m.pid, rc=m.rc, signal=m.signal)]
 
-    def _lines(self, m: Mapping[str, Any]) -> list[ev.Event]:
-        src, listed = m.get("src"), m.get("lines")
-        ino, off = whole(m.get("ino")), whole(m.get("off"))
-        if not isinstance(src, str) or not isinstance(listed, list) or ino is None or off is None:
-            return self._refuse("agent", "lines of no file")
-        src, lines = clean(src, 200), [x for x in listed if isinstance(x, str)]
-        for other in listed if len(lines) < len(listed) else ():
-            if not isinstance(other, str):
-                self._refuse(src, other)
+    def _lines(self, m: Lines) -> list[ev.Event]:
+        src, lines, ino, off = clean(m.src, 200), list(m.lines), m.ino, m.off
         key = f"{self.engine_run}/{src}"
         before = self.cursors.get(key)
         if before is None and len(self.cursors) >= MOST_FILES:

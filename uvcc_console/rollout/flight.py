@@ -15,7 +15,7 @@ from uvcc_console.fleet import hearing
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, each
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import FlightCommand
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.flight import name_of
 from uvcc_engine.contract.outside import record
@@ -32,7 +32,7 @@ async def read(ctx: Rollout, phase: Phase) -> str:
     nonce = secrets.token_hex(8)
 
     async def one(member: Member) -> tuple[list[str], dict[str, Answer]]:
-        ack = await member.channel.request(wire.FLIGHT, run=phase.engine_run, nonce=nonce)
+        ack = await member.channel.request(FlightCommand(run=phase.engine_run), nonce=nonce)
         asked = hearing.own(ack.get("asked", []), lambda c: _hosted(phase, member.name, c), member.name)
         return asked, await _answers(member, phase.engine_run, asked, nonce)
 

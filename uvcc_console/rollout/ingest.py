@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
-from uvcc_console.fleet import hearing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import Decoder
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_messages import Ack, Message, Telemetry, Unknown
+from uvcc_engine.contract.records import Malformed
 from uvcc_engine.contract.text import clean
 
 log = logger(__name__)
@@ -57,14 +56,15 @@ async def run(bus: Bus, member: Member) -> None:
         tally.close()
 
 
-def _translated(member: Member, message: Mapping[str, Any]) -> list[ev.Event]:
-    if message.get("op") == hearing.MALFORMED:
-        n, sample = int(message["n"]), str(message["sample"])
-        return [ev.LinesMalformed(where=member.name, count=n, src="agent", sample=sample)]
-    if message.get("op") == wire.TELEMETRY:  # of the pod, whatever runs on it
+def _translated(member: Member, message: Message | Malformed) -> list[ev.Event]:
+    if isinstance(message, Malformed):
+        return [ev.LinesMalformed(where=member.name, count=message.n, src="agent", sample=message.why)]
+    if isinstance(message, Ack | Unknown):
+        return []
+    if isinstance(message, Telemetry):  # of the pod, whatever runs on it
         decoder = next(iter(member.decoders.values()), None)
     else:
-        decoder = member.decoders.get(str(message.get("run", "")))
+        decoder = member.decoders.get(message.run)
     if decoder is None:
         return []
     before = dict(decoder.cursors)
@@ -98,9 +98,9 @@ class Tally:
                 rest.append(event)
         return rest
 
-    def failed(self, message: Mapping[str, Any], error: Exception) -> None:
+    def failed(self, message: Message | Malformed, error: Exception) -> None:
         """A message that the translation itself could not take."""
-        op = clean(str(message.get("op"))[:32], 32)
+        op = type(message).__name__
         self._count(op, 1, f"{type(error).__name__}: {error}"[:500])
         if self._loop.time() - self._alerted >= AGAIN_S:
             self._alerted = self._loop.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import selectors
 import socket
 from collections import OrderedDict
@@ -10,9 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from uvcc_engine.agent.console_channel import Console
+from uvcc_engine.contract import agent_messages as told
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ProtocolError, UvccError
 
+log = logging.getLogger(__name__)
 REMEMBER: Final = 512
 Key = tuple[str, str]
 """(op, nonce) of a command."""
@@ -112,7 +115,7 @@ class CommandFront:
         self.look_after(console)
 
     def _execute(self, console: Console, message: dict[str, Any]) -> None:
-        key = (str(message["op"]), str(message.get("nonce", "")))
+        key = (str(message["op"])[:32], str(message.get("nonce", ""))[: told.MOST_NAME])
         if key[0] in self._later:
             if key in self._answered:
                 console.send(self._answered[key])
@@ -128,10 +131,10 @@ class CommandFront:
                 fields = {"ok": True, **fields}
         except UvccError as error:
             fields = _refusal(error)
-        except (KeyError, TypeError, ValueError) as error:
-            text = f"{key[0]} is malformed: {type(error).__name__} {error}"
-            fields = {"ok": False, "code": wire.AckCode.MALFORMED, "error": text}
-            fields["hint"] = "see uvcc_engine.contract.wire"
+        except Exception as error:  # a defect in obeying one command ends neither the agent nor its workers
+            log.exception("a defect in obeying %s", key[0])
+            text = f"a defect in obeying {key[0]}: {type(error).__name__} {error}"
+            fields = {"ok": False, "code": wire.AckCode.FAILED, "error": text, "hint": "see the pod's agent.log"}
         if fields is not None and key[0] in self._later:
             self.settle(key, fields)
         elif fields is not None:

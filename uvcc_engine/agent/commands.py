@@ -22,14 +22,14 @@ from uvcc_engine.agent.halts import HaltWatch
 from uvcc_engine.agent.lease import Lease
 from uvcc_engine.agent.relays import RelayTable
 from uvcc_engine.agent.workers import Worker, WorkerTable
+from uvcc_engine.contract import agent_commands as asked
 from uvcc_engine.contract import files, flight, wire
-from uvcc_engine.contract.control import MODES, HaltRequest
+from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.link_spec import RelayPlace
+from uvcc_engine.contract.records import Malformed
 from uvcc_engine.contract.spec import WorkerSpec
 
 _KEYED: Final = ("private", "preflight", "handover")  # kinds of worker that speak for their party
-Message = Mapping[str, Any]
 Fields = dict[str, Any]
 SIGNALS: Final = {"USR1": signal.SIGUSR1, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
@@ -54,21 +54,21 @@ class AgentPort(Protocol):
     def begin_stop(self, grace_s: float, key: Key | None = None) -> None: ...
 
 
-def hello(agent: AgentPort, console: Console, m: Message) -> Fields:
+def hello(agent: AgentPort, console: Console, m: asked.HelloCommand, nonce: str) -> Fields:
     console.greeted = True
-    console.holder = str(m.get("holder", ""))
-    console.lease_s = float(m.get("lease_s") or 0.0)
-    console.learn_cursors(m.get("cursors") or {})
+    console.holder = m.holder
+    console.lease_s = m.lease_s
+    console.learn_cursors(m.cursors)
     if console.lease_s > 0:
         agent.lease.renew(console.lease_s, console.holder, time.monotonic())
     return agent.describe()
 
 
-def watch(agent: AgentPort, console: Console, m: Message) -> Fields:
-    run = files.checked_run_id(str(m["run"]))
-    if m.get("afresh"):
+def watch(agent: AgentPort, console: Console, m: asked.WatchCommand, nonce: str) -> Fields:
+    run = m.run
+    if m.afresh:
         console.unwatch(run)
-    console.learn_cursors(m.get("cursors") or {})
+    console.learn_cursors(m.cursors)
     console.watch(run, agent.run_dir(run))
     workers = agent.workers.of_run(run)
     for worker in workers:
@@ -77,16 +77,15 @@ def watch(agent: AgentPort, console: Console, m: Message) -> Fields:
     return {"exists": agent.run_dir(run).is_dir(), "workers": [w.summary() for w in workers]}
 
 
-def unwatch(agent: AgentPort, console: Console, m: Message) -> Fields:
+def unwatch(agent: AgentPort, console: Console, m: asked.UnwatchCommand, nonce: str) -> Fields:
     """What is not streamed stays in the files until the console asks again."""
-    console.unwatch(files.checked_run_id(str(m["run"])))
+    console.unwatch(m.run)
     return {}
 
 
-def launch(agent: AgentPort, console: Console, m: Message) -> Fields | None:
+def launch(agent: AgentPort, console: Console, m: asked.LaunchCommand, nonce: str) -> Fields | None:
     """Fork one process per spec. A launch of what already runs in the same attempt changes nothing."""
-    run = files.checked_run_id(str(m["run"]))
-    specs = [WorkerSpec.from_json(s) for s in m["workers"]]
+    run, specs = m.run, list(m.workers)
     if not specs or any(s.run != run for s in specs) or len({s.coord for s in specs}) != len(specs):
         raise ConfigError(f"the workers to launch are not distinct workers of run {run}", "send one spec per worker")
     live = {w.spec.coord: w for w in agent.workers.live(run)}
@@ -102,7 +101,7 @@ def launch(agent: AgentPort, console: Console, m: Message) -> Fields | None:
         raise files.write_failed(Path(specs[0].dir), error) from error
     if not live:
         agent.halts.pop(run, None)
-    agent.launch(specs, (wire.LAUNCH, str(m.get("nonce", ""))))
+    agent.launch(specs, (wire.LAUNCH, nonce))
     return None
 
 
@@ -149,91 +148,88 @@ def _clear_remains(specs: list[WorkerSpec], *, alone: bool) -> None:
                 (directory / name(s.rank, lead=lead)).unlink(missing_ok=True)
 
 
-def halt(agent: AgentPort, console: Console, m: Message) -> Fields:
-    mode, run, nonce = str(m["mode"]), files.checked_run_id(str(m["run"])), str(m.get("nonce", ""))
-    if mode not in MODES:
-        raise ConfigError(f"unknown halt mode {mode!r}", f"one of {', '.join(MODES)}")
-    after = float(m.get("deadline_s") or 0.0)
-    asked = HaltRequest(mode, nonce, run, time.time() + after if after > 0 else 0.0)
-    return {"workers": agent.halt(asked)}
+def halt(agent: AgentPort, console: Console, m: asked.HaltCommand, nonce: str) -> Fields:
+    deadline = time.time() + m.deadline_s if m.deadline_s > 0 else 0.0
+    return {"workers": agent.halt(HaltRequest(m.mode, nonce, m.run, deadline))}
 
 
-def send_signal(agent: AgentPort, console: Console, m: Message) -> Fields:
+def send_signal(agent: AgentPort, console: Console, m: asked.SignalCommand, nonce: str) -> Fields:
     """USR1 goes to the worker alone (it dumps its stacks); TERM and KILL to its whole process group."""
-    name, coord = str(m["signal"]), m.get("coord")
-    if name not in SIGNALS:
-        raise ConfigError(f"unknown signal {name!r}", f"one of {', '.join(SIGNALS)}")
-    chosen = [w for w in agent.workers.of_run(str(m["run"])) if coord in (None, "", w.spec.coord)]
-    alone = name == "USR1"
-    sent = [w.spec.coord for w in chosen if (w.id.send if alone else w.id.send_group)(SIGNALS[name])]
+    chosen = [w for w in agent.workers.of_run(m.run) if m.coord in (None, "", w.spec.coord)]
+    alone = m.signal == "USR1"
+    sent = [w.spec.coord for w in chosen if (w.id.send if alone else w.id.send_group)(SIGNALS[m.signal])]
     return {"sent": sent}
 
 
-def ask_flight(agent: AgentPort, console: Console, m: Message) -> Fields:
+def ask_flight(agent: AgentPort, console: Console, m: asked.FlightCommand, nonce: str) -> Fields:
     """Have the live workers of a run tell what their collectives are at; they answer in files, within a second."""
-    run = files.checked_run_id(str(m["run"]))
-    live = agent.workers.live(run)
+    live = agent.workers.live(m.run)
     for directory in {w.spec.dir for w in live}:
-        flight.ask(Path(directory), run, str(m.get("nonce", "")))
+        flight.ask(Path(directory), m.run, nonce)
     return {"asked": [w.spec.coord for w in live]}
 
 
-def policy(agent: AgentPort, console: Console, m: Message) -> Fields:
-    return party.sign_policy(agent.root / "identity", str(m["policy"]))
+def policy(agent: AgentPort, console: Console, m: asked.PolicyCommand, nonce: str) -> Fields:
+    return party.sign_policy(agent.root / "identity", m.policy)
 
 
-def relay(agent: AgentPort, console: Console, m: Message) -> Fields | None:
-    run, action = files.checked_run_id(str(m["run"])), str(m["action"])
-    if action == "start":
-        agent.relays.start(run, m.get("config") or {})
-        agent.await_relay(run, (wire.RELAY, str(m.get("nonce", ""))))
-        return None
-    if action == "stop":
-        return {"stopped": agent.relays.stop(run)}
-    raise ConfigError(f"unknown relay action {action!r}", "start or stop")
+def relay(agent: AgentPort, console: Console, m: asked.RelayCommand, nonce: str) -> Fields | None:
+    if m.action == "stop":
+        return {"stopped": agent.relays.stop(m.run)}
+    agent.relays.start(m.run, m.config)
+    agent.await_relay(m.run, (wire.RELAY, nonce))
+    return None
 
 
-def relink(agent: AgentPort, console: Console, m: Message) -> Fields:
+def relink(agent: AgentPort, console: Console, m: asked.RelinkCommand, nonce: str) -> Fields:
     """Tell the run's workers on this pod where their relay is now; they go on there by themselves."""
-    run, place = files.checked_run_id(str(m["run"])), RelayPlace.from_json(m["link"])
+    run = m.run
     folders = sorted({Path(w.spec.dir) for w in agent.workers.live(run)})
     if not folders:
         raise UvccError(f"no worker of run {run} is running on this pod", "launch it with the new link")
     for folder in folders:
-        files.write_json(folder / files.LINK, place.to_json(), mode=0o600)
+        files.write_json(folder / files.LINK, m.link.to_json(), mode=0o600)
     return {"told": len(agent.workers.live(run))}
 
 
-def probe_pod(agent: AgentPort, console: Console, m: Message) -> Fields | None:
-    agent.await_probe(pod_probe.GpuQuery(), (wire.PROBE, str(m.get("nonce", ""))))
+def probe_pod(agent: AgentPort, console: Console, m: asked.ProbeCommand, nonce: str) -> Fields | None:
+    agent.await_probe(pod_probe.GpuQuery(), (wire.PROBE, nonce))
     return None
 
 
-def lease(agent: AgentPort, console: Console, m: Message) -> Fields:
-    ttl = float(m["ttl_s"])
-    console.lease_s = ttl
-    agent.lease.renew(ttl, console.holder, time.monotonic())
-    return {"ttl_s": ttl}
+def lease(agent: AgentPort, console: Console, m: asked.LeaseCommand, nonce: str) -> Fields:
+    console.lease_s = m.ttl_s
+    agent.lease.renew(m.ttl_s, console.holder, time.monotonic())
+    return {"ttl_s": m.ttl_s}
 
 
-def stop(agent: AgentPort, console: Console, m: Message) -> Fields | None:
-    agent.begin_stop(float(m.get("grace_s", 10.0)), (wire.STOP, str(m.get("nonce", ""))))
+def stop(agent: AgentPort, console: Console, m: asked.StopCommand, nonce: str) -> Fields | None:
+    agent.begin_stop(m.grace_s, (wire.STOP, nonce))
     return None
 
 
-OPS: Final[Mapping[str, Callable[[AgentPort, Console, Message], Fields | None]]] = {
-    wire.HELLO: hello,
-    wire.WATCH: watch,
-    wire.UNWATCH: unwatch,
-    wire.LAUNCH: launch,
-    wire.HALT: halt,
-    wire.SIGNAL: send_signal,
-    wire.FLIGHT: ask_flight,
-    wire.POLICY: policy,
-    wire.RELAY: relay,
-    wire.RELINK: relink,
-    wire.PROBE: probe_pod,
-    wire.LEASE: lease,
-    wire.STOP: stop,
+def obey(agent: AgentPort, console: Console, message: Mapping[str, Any]) -> Fields | None:
+    """Obey one message. Raises UvccError, with the code MALFORMED for what is no command."""
+    nonce = message.get("nonce", "")
+    command = asked.parse(message) if isinstance(nonce, str) else Malformed("a nonce that is no text")
+    if isinstance(command, Malformed):
+        raise wire.RefusedError(wire.AckCode.MALFORMED, command.why, command.hint or "see contract.agent_commands")
+    return _OBEY[type(command)](agent, console, command, nonce)
+
+
+_OBEY: Final[Mapping[type[asked.Command], Callable[[AgentPort, Console, Any, str], Fields | None]]] = {
+    asked.HelloCommand: hello,
+    asked.WatchCommand: watch,
+    asked.UnwatchCommand: unwatch,
+    asked.LaunchCommand: launch,
+    asked.HaltCommand: halt,
+    asked.SignalCommand: send_signal,
+    asked.FlightCommand: ask_flight,
+    asked.PolicyCommand: policy,
+    asked.RelayCommand: relay,
+    asked.RelinkCommand: relink,
+    asked.ProbeCommand: probe_pod,
+    asked.LeaseCommand: lease,
+    asked.StopCommand: stop,
 }
 LATER: Final = frozenset({wire.LAUNCH, wire.RELAY, wire.PROBE, wire.STOP})

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.tail import LineBatch, RunTail, Skipped
+from uvcc_engine.contract import agent_messages as told
 from uvcc_engine.contract import wire
 from uvcc_engine.contract.errors import ProtocolError
 
@@ -90,11 +91,9 @@ class Console:
     def room(self) -> int:
         return max(0, QUEUE_BYTES - len(self._out))
 
-    def learn_cursors(self, cursors: Mapping[str, Any]) -> None:
-        """Remember ``{"run/file": [ino, off]}`` for later watching."""
-        for key, value in cursors.items():
-            if isinstance(value, list | tuple) and len(value) == 2:
-                self._cursors[str(key)] = (int(value[0]), int(value[1]))
+    def learn_cursors(self, cursors: Mapping[str, tuple[int, int]]) -> None:
+        """Remember ``run/file`` -> (inode, offset) for later watching."""
+        self._cursors |= cursors
 
     def watch(self, run: str, directory: Path) -> None:
         """Begin (again) to stream a run's files from the cursors known."""
@@ -123,15 +122,18 @@ class Console:
             if isinstance(found, LineBatch):
                 self._lines(run, found)
             elif isinstance(found, Skipped):
-                self.send({"op": wire.DROPPED, "run": run, "src": found.src, "n": found.n})
+                self.send(told.to_json(told.Dropped(run=run, src=found.src, n=found.n)))
             else:
-                self.send({"op": wire.REWIND, "run": run, "src": found.src, "reason": found.reason})
+                self.send(told.to_json(told.Rewind(run=run, src=found.src, reason=found.reason)))
 
     def _lines(self, run: str, batch: LineBatch) -> None:
         self._cursors[f"{run}/{batch.src}"] = (batch.ino, batch.off)
         self._seq += 1
-        message = {"op": wire.LINES, "run": run, "src": batch.src, "ino": batch.ino, "off": batch.off}
-        self.send({**message, "seq": self._seq, "ts": round(time.time(), 3), "lines": batch.lines})
+        at = round(time.time(), 3)
+        lines = told.Lines(
+            run=run, src=batch.src, ino=batch.ino, off=batch.off, lines=batch.lines, seq=self._seq, ts=at
+        )
+        self.send(told.to_json(lines))
 
     def close(self) -> None:
         for tail in self._tails.values():

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from uvcc_engine.agent.workers import RUNNING, Worker, exit_record
 from uvcc_engine.contract import checkpoint as checkpoints
-from uvcc_engine.contract import files, records, wire
+from uvcc_engine.contract import files, records
+from uvcc_engine.contract.agent_messages import HaltStage, to_json
 from uvcc_engine.contract.control import HOLD, RELEASE, HaltRequest, HaltVerdict
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.contract.outside import real, said
@@ -136,11 +137,19 @@ class HaltWatch:
             self.report(self._message(stage, worker.spec.coord, seen))
 
     def _message(self, stage: str, coord: str, seen: _Seen) -> dict[str, Any]:
-        message: dict[str, Any] = {"op": wire.HALTED, "run": self.request.run, "nonce": self.request.nonce}
-        message |= {"mode": self.request.mode, "stage": stage, "coord": coord, "step": seen.step}
-        message |= {"checkpoint": seen.checkpoint, "detail": seen.detail, "lacks": seen.lacks}
-        message["ts"] = round(time.time(), 3)
-        return message
+        reached = HaltStage(
+            run=self.request.run,
+            nonce=self.request.nonce,
+            stage=stage,
+            mode=self.request.mode,
+            coord=coord,
+            step=seen.step,
+            checkpoint=seen.checkpoint,
+            detail=seen.detail,
+            lacks=seen.lacks,
+            ts=round(time.time(), 3),
+        )
+        return to_json(reached)
 
 
 def last_beat(path: Path) -> records.Heartbeat | None:

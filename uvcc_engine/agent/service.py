@@ -26,9 +26,10 @@ from uvcc_engine.agent.relays import RelayTable
 from uvcc_engine.agent.shutdown import Shutdown
 from uvcc_engine.agent.spawner import Spawner
 from uvcc_engine.agent.workers import Worker, WorkerTable
+from uvcc_engine.contract import agent_messages as told
 from uvcc_engine.contract import files, wire
 from uvcc_engine.contract.control import HALT, RELEASE, HaltRequest, HaltVerdict, read_halt, verdict, write_halt
-from uvcc_engine.contract.errors import ProtocolError, UvccError
+from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.eventlog import EventLog
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.wire import AckCode, RefusedError
@@ -121,10 +122,7 @@ class Agent:
     def _obey(self, console: Console, message: dict[str, Any]) -> dict[str, Any] | None:
         if console.lease_s > 0:
             self.lease.renew(console.lease_s, console.holder, time.monotonic())
-        command = commands.OPS.get(str(message["op"]))
-        if command is None:
-            raise ProtocolError(f"unknown command {message['op']!r}", "update the engine on this pod")
-        return command(self, console, message)
+        return commands.obey(self, console, message)
 
     def describe(self) -> dict[str, Any]:
         """The answer to hello."""
@@ -158,7 +156,7 @@ class Agent:
 
     def proc_message(self, worker: Worker) -> dict[str, Any]:
         ts = worker.ended or worker.started
-        return {"op": wire.PROC, "run": worker.spec.run, **worker.summary(), "ts": round(ts, 3)}
+        return told.to_json(told.WorkerChange(run=worker.spec.run, **worker.summary(), ts=round(ts, 3)))
 
     def _from_zygote(self, mask: int) -> None:
         reports = self.spawner.receive()
@@ -374,11 +372,15 @@ class Agent:
             return
         self._next_telemetry, self._gpus = now + TELEMETRY_S, None
         memory, disk = pod_probe.memory_mib(), pod_probe.disk_mib(self.root)
-        message: dict[str, Any] = {"op": wire.TELEMETRY, "ts": round(time.time(), 3), "cpu": self._cpu.share()}
-        message |= {"mem_mib": round(memory["total_mib"] - memory["available_mib"], 1), "gpus": found[0]}
-        message |= {"disk_free_mib": disk["free_mib"]}
+        vital = told.Telemetry(
+            ts=round(time.time(), 3),
+            cpu=self._cpu.share(),
+            mem_mib=round(memory["total_mib"] - memory["available_mib"], 1),
+            disk_free_mib=disk["free_mib"],
+            gpus=found[0],
+        )
         for console in self.front.greeted:
-            console.offer(message)
+            console.offer(told.to_json(vital))
 
     # the end
 

@@ -12,14 +12,24 @@ import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from uvcc_engine.contract import files
+from uvcc_engine.contract.errors import ConfigError
 
+Mode = Literal["release", "hold", "halt"]
 HOLD: Final = "hold"
 HALT: Final = "halt"
 RELEASE: Final = "release"
-MODES: Final = (RELEASE, HOLD, HALT)
+MODES: Final[tuple[Mode, ...]] = (RELEASE, HOLD, HALT)
+
+
+def checked_mode(text: str) -> Mode:
+    """The mode of that name. Raises ConfigError for any other text."""
+    for mode in MODES:
+        if text == mode:
+            return mode
+    raise ConfigError(f"unknown halt mode {text!r}", f"one of {', '.join(MODES)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,11 @@ _WORDS: Final = ("msg", "halt_nonce", "waiting_on", "coord")
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A text that is no record of its kind, and what is wrong with it."""
+    """A text that is no record of its kind, what is wrong with it, what to do; ``n``: so many in a row."""
 
     why: str
+    hint: str = ""
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from uvcc_console.cli.jsonview import document
 
+from uvcc_console.cli.follow.jsonview import document
 from uvcc_console.core import events as ev
 from uvcc_console.core import kept, vitals
 from uvcc_console.core.alerts import detect

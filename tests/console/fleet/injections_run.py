@@ -19,6 +19,7 @@ from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.training.phases import hang, trouble
 from uvcc_engine.agent.process import ProcessId
 from uvcc_engine.agent.tail import BACKLOG, LineBatch, RunTail, Skipped
+from uvcc_engine.contract.agent_messages import Lines
 
 # -- files of a run --------------------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ async def exits_at_once(s: Site) -> str:
 async def stale_result(s: Site) -> str:
     decoder = Decoder("p0r0", "demo-2.full", "full", COORDS[0])
     line = '{"run": "demo-1.full", "result_hash": "ab", "values": {}}'
-    lines = {"op": "lines", "run": "demo-2.full", "src": "result.json", "ino": 1, "off": 60, "lines": [line]}
+    lines = Lines(run="demo-2.full", src="result.json", ino=1, off=60, lines=[line])
     return "believed nothing" if decoder.events(lines) == [] else "believed it"
 
 

@@ -13,7 +13,10 @@ from sshfake import SshFake
 from uvcc_console.fleet import backlog
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import HaltCommand, LaunchCommand, ProbeCommand, WatchCommand
+from uvcc_engine.contract.agent_messages import Lines, Message, Telemetry, WorkerChange
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
+from uvcc_engine.contract.records import Malformed
 
 
 @pytest.fixture
@@ -31,6 +34,10 @@ async def client_of(ssh_fake, link_to, agent_fake: AgentFake) -> AsyncIterator[C
         await client.close()
 
 
+def _lines(message: Message | Malformed) -> list[str]:
+    return list(message.lines) if isinstance(message, Lines) else []
+
+
 async def test_hello_names_the_holder_and_its_answer_is_kept(client_of, agent_fake: AgentFake) -> None:
     agent_fake.answers[wire.HELLO] = lambda m: {"agent": "x", "pid": 7}
     host, client = await client_of(holder="haltd", lease_s=60.0, cursors={"r.full/events.jsonl": (5, 100)})
@@ -43,11 +50,11 @@ async def test_hello_names_the_holder_and_its_answer_is_kept(client_of, agent_fa
 
 
 async def test_each_request_gets_its_own_acknowledgement(client_of, agent_fake: AgentFake) -> None:
-    agent_fake.answers["probe"] = lambda m: {"echo": m["n"]}
+    agent_fake.answers[wire.WATCH] = lambda m: {"echo": m["run"]}
     _, client = await client_of()
     await client.start()
-    acks = await asyncio.gather(*(client.request("probe", n=n) for n in range(50)))
-    assert [a["echo"] for a in acks] == list(range(50))
+    acks = await asyncio.gather(*(client.request(WatchCommand(run=f"r{n}")) for n in range(50)))
+    assert [a["echo"] for a in acks] == [f"r{n}" for n in range(50)]
 
 
 async def test_a_refusal_carries_the_agents_words(client_of, agent_fake: AgentFake) -> None:
@@ -55,7 +62,7 @@ async def test_a_refusal_carries_the_agents_words(client_of, agent_fake: AgentFa
     _, client = await client_of()
     await client.start()
     with pytest.raises(UvccError, match="no such run") as caught:
-        await client.request("launch", run="x")
+        await client.request(LaunchCommand(run="x", workers=[]))
     assert caught.value.hint == "launch it first"
 
 
@@ -64,7 +71,7 @@ async def test_silence_is_unreachable_and_names_the_command(client_of, agent_fak
     _, client = await client_of()
     await client.start()
     with pytest.raises(UnreachableError, match="did not acknowledge probe"):
-        await client.request("probe", timeout=0.05)
+        await client.request(ProbeCommand(), timeout=0.05)
 
 
 async def test_a_lost_link_fails_what_waits_and_comes_back_by_itself(client_of, agent_fake: AgentFake) -> None:
@@ -79,14 +86,14 @@ async def test_a_lost_link_fails_what_waits_and_comes_back_by_itself(client_of, 
     agent_fake.answers["probe"] = lambda m: None
     host, client = await client_of(on_link=on_link)
     await client.start()
-    waiting = asyncio.create_task(client.request("probe"))
+    waiting = asyncio.create_task(client.request(ProbeCommand()))
     await agent_fake.until("probe")
     host.drop()
     with pytest.raises(UnreachableError):
         await waiting
     await asyncio.wait_for(back.wait(), 60)
     agent_fake.answers["probe"] = lambda m: {}
-    assert (await client.request("probe"))["ok"]
+    assert (await client.request(ProbeCommand()))["ok"]
 
 
 async def test_watching_goes_on_from_the_cursor_after_a_reconnect(client_of, agent_fake: AgentFake) -> None:
@@ -95,13 +102,13 @@ async def test_watching_goes_on_from_the_cursor_after_a_reconnect(client_of, age
     await client.watch("r.full")
     got = client.messages()
     agent_fake.tell(op="lines", run="r.full", src="events.jsonl", ino=9, off=64, seq=1, ts=0.0, lines=["a", "b"])
-    assert (await anext(got))["lines"] == ["a", "b"]
+    assert _lines(await anext(got)) == ["a", "b"]
     host.drop()
     watches = await agent_fake.until(wire.WATCH, 2)
     assert watches[1]["cursors"] == {"r.full/events.jsonl": [9, 64]}
     assert agent_fake.of(wire.HELLO)[1]["cursors"] == {"r.full/events.jsonl": [9, 64]}
     agent_fake.tell(op="lines", run="r.full", src="events.jsonl", ino=9, off=66, seq=2, ts=0.0, lines=["c"])
-    assert (await anext(got))["lines"] == ["c"]
+    assert _lines(await anext(got)) == ["c"]
 
 
 async def test_acknowledgements_pass_even_if_nobody_reads_the_stream(client_of, agent_fake: AgentFake) -> None:
@@ -109,7 +116,7 @@ async def test_acknowledgements_pass_even_if_nobody_reads_the_stream(client_of, 
     await client.start()
     for n in range(6000):
         agent_fake.tell(op="telemetry", ts=float(n), cpu=0.0)
-    assert (await client.request("probe"))["ok"]
+    assert (await client.request(ProbeCommand()))["ok"]
     assert client.dropped > 0
 
 
@@ -131,15 +138,15 @@ async def test_a_reader_that_is_slow_loses_nothing_and_acknowledgements_pass(cli
     await client.start()
     got = client.messages()
     agent_fake.tell(op="telemetry", ts=1.0)
-    assert (await anext(got))["op"] == "telemetry"
+    assert isinstance(await anext(got), Telemetry)
     await client.watch("r.full")
     await agent_fake.until(wire.UNWATCH)
-    assert (await client.request("probe"))["ok"]  # though nobody has read a line
+    assert (await client.request(ProbeCommand()))["ok"]  # though nobody has read a line
     lines, ends = [], 0
     while len(lines) < total:
         message = await anext(got)
-        lines += message.get("lines", [])
-        ends += message["op"] == "proc"
+        lines += _lines(message)
+        ends += isinstance(message, WorkerChange)
     assert lines == [str(n) for n in range(total)]
     assert ends >= 1  # said once, so never left out
     assert all(m["afresh"] for m in agent_fake.of(wire.WATCH)[1:])
@@ -156,11 +163,11 @@ async def test_garbage_is_counted_and_the_session_goes_on(client_of, agent_fake:
     out.write(b'{"op":"lines","run":"r","src":"a","ino":"x","off":1,"lines":[]}\n{"op":"ack"}\n')
     agent_fake.tell(op="telemetry", ts=4.0)
     seen = [await asyncio.wait_for(anext(got), 20) for _ in range(6)]
-    assert [m["op"] for m in seen] == [*["malformed"] * 5, "telemetry"]
-    assert "Traceback" in seen[0]["sample"]
+    assert [type(m) for m in seen] == [*[Malformed] * 5, Telemetry]
+    assert "Traceback" in seen[0].why
     assert client.malformed == 5
     assert links == [True]
-    assert await client.request("probe")  # commands still get through
+    assert await client.request(ProbeCommand())  # commands still get through
 
 
 async def test_a_bridge_that_cannot_start_says_why(ssh_fake, link_to) -> None:
@@ -207,19 +214,19 @@ async def test_a_changed_host_key_ends_the_client(client_of, ssh_fake, agent_fak
     await ssh_fake(agent_fake, port=host.port)
     await asyncio.wait_for(down.wait(), 60)
     with pytest.raises(VerificationError):
-        await client.request("probe")
+        await client.request(ProbeCommand())
 
 
 async def test_posting_puts_the_bytes_on_their_way_before_it_returns(client_of, agent_fake: AgentFake) -> None:
     host, client = await client_of()
-    assert client.post(wire.HALT, nonce="n", run="r", mode="hold") is None  # not attached yet
+    assert client.post(HaltCommand(run="r", mode="hold"), nonce="n") is None  # not attached yet
     await client.start()
-    answer = client.post(wire.HALT, nonce="n", run="r", mode="hold", deadline=0.0)
+    answer = client.post(HaltCommand(run="r", mode="hold"), nonce="n")
     assert answer is not None
-    assert (await answer)["ok"]
+    assert (await answer).ok
     assert agent_fake.of(wire.HALT)[0]["mode"] == "hold"
     agent_fake.answers[wire.HALT] = lambda m: None
-    lost = client.post(wire.HALT, nonce="n", run="r", mode="halt", deadline=0.0)
+    lost = client.post(HaltCommand(run="r", mode="halt"), nonce="n")
     assert lost is not None
     host.drop()
     with pytest.raises(UnreachableError):

@@ -19,7 +19,8 @@ from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, build_wheel
-from uvcc_engine.contract import torch_floor, wire
+from uvcc_engine.contract import torch_floor
+from uvcc_engine.contract.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
 
 
@@ -93,7 +94,7 @@ async def test_the_agent_survives_the_link(link: PodLink, wheel: Wheel) -> None:
     client = AgentClient(link)
     again = await client.start()
     assert again["pid"] == found.agent["pid"]
-    assert (await client.request(wire.PROBE))["ok"]
+    assert (await client.request(ProbeCommand()))["ok"]
     await client.close()
 
 

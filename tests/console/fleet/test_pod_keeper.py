@@ -18,7 +18,8 @@ from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, build_wheel
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import LaunchCommand
+from uvcc_engine.contract.spec import WorkerSpec
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(1)"
 
@@ -63,10 +64,10 @@ async def work(link: PodLink, *scripts: str) -> list[int]:
     client = AgentClient(link, holder="test")
     await client.start()
     specs = [
-        {"run": "r1", "kind": "command", "coord": f"p0r0s{n}t0", "argv": ["python3", "-c", script]}
+        WorkerSpec(run="r1", kind="command", coord=f"p0r0s{n}t0", argv=["python3", "-c", script])
         for n, script in enumerate(scripts)
     ]
-    ack = await client.request(wire.LAUNCH, run="r1", workers=specs)
+    ack = await client.request(LaunchCommand(run="r1", workers=specs))
     await client.close()
     return [int(w["pid"]) for w in ack["workers"]]
 

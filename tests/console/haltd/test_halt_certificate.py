@@ -21,7 +21,8 @@ from uvcc_console.plan.profile import load
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.stages.training import phases
 from uvcc_console.runs import processes
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import Command
+from uvcc_engine.contract.agent_messages import Ack, HaltStage
 from uvcc_engine.contract.errors import UvccError, VerificationError
 
 HASHES = {f"p{p}r0": f"{p:x}" * 64 for p in range(3)}
@@ -168,7 +169,7 @@ class Silent:
 
     up = True
 
-    def post(self, op: str, *, nonce: str, **fields: Any) -> asyncio.Future[dict[str, Any]] | None:
+    def post(self, command: Command, *, nonce: str) -> asyncio.Future[Ack] | None:
         return None
 
 
@@ -193,8 +194,15 @@ async def test_only_a_real_halt_with_every_pod_verified_is_certified(
     for stage in stages:
         for pod in ("p0r0", "p1r0"):
             lost = not proven and pod == "p1r0"
-            said = {"op": wire.HALTED, "run": "demo-1.full", "nonce": "n1", "stage": stage, "coord": f"{pod}s0t0"}
-            said |= {"step": 4, "checkpoint": "" if lost else "c" * 64, "detail": "ended by SIGKILL" if lost else ""}
+            said = HaltStage(
+                run="demo-1.full",
+                nonce="n1",
+                stage=stage,
+                coord=f"{pod}s0t0",
+                step=4,
+                checkpoint="" if lost else "c" * 64,
+                detail="ended by SIGKILL" if lost else "",
+            )
             halter.message(pod, said)
     (done,) = [e for e in events if isinstance(e, ev.HaltDone)]
     if drill or not proven or full_disk:

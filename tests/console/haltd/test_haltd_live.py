@@ -35,8 +35,11 @@ from uvcc_console.halt.machine import Times
 from uvcc_console.haltd import order_socket
 from uvcc_console.haltd.service import Service, run_halt
 from uvcc_console.runs import processes
-from uvcc_engine.contract import wire
+from uvcc_engine.contract import files
+from uvcc_engine.contract.agent_commands import LaunchCommand, SignalCommand
+from uvcc_engine.contract.agent_messages import Lines
 from uvcc_engine.contract.shortpath import short
+from uvcc_engine.contract.spec import WorkerSpec
 
 WORKER = (Path(__file__).parent / "haltworker.py").read_bytes()
 QUICK = Times(commit=0.3, hold=3.0, release=3.0, halt=2.0, term=1.0, kill=1.0)
@@ -110,11 +113,11 @@ class Run:
             await client.start()
             await client.watch(self.engine_run)
             argv = ["python3", "../../../haltworker.py", str(steps[party]), *(["ignore"] if pod == ignoring else [])]
-            spec = {"run": self.engine_run, "kind": "command", "coord": f"p{party}r0s0t0", "argv": argv}
-            await client.request(wire.LAUNCH, run=self.engine_run, workers=[spec])
+            spec = WorkerSpec(run=self.engine_run, kind="command", coord=f"p{party}r0s0t0", argv=argv)
+            await client.request(LaunchCommand(run=self.engine_run, workers=[spec]))
         for client in self.clients.values():
             async for message in client.messages():
-                if message["op"] == wire.LINES and message["src"].startswith("heartbeat"):
+                if isinstance(message, Lines) and files.is_heartbeat(message.src):
                     break  # it has reached its step
 
     def ask(self, mode: str, nonce: str, **more: object) -> None:
@@ -135,8 +138,7 @@ class Run:
 
     async def close(self) -> None:
         for client in self.clients.values():
-            for name in ("KILL",):
-                await client.request(wire.SIGNAL, run=self.engine_run, coord=None, signal=name)
+            await client.request(SignalCommand(run=self.engine_run, signal="KILL"))
             await client.close()
             await client.link.close()
         self.journal.close()

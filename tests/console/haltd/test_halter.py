@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.halt.machine import Times
 from uvcc_console.haltd.halter import Halter
 from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import Command, to_json
+from uvcc_engine.contract.agent_messages import Ack, HaltStage, Telemetry, parse
 from uvcc_engine.contract.errors import UnreachableError
 
 PODS = {"p0r0": 1, "p1r0": 1}
@@ -26,13 +29,14 @@ class ChannelFake:
     silent: bool = False
     sent: list[dict[str, Any]] = field(default_factory=list)
 
-    def post(self, op: str, *, nonce: str, **fields: Any) -> asyncio.Future[dict[str, Any]] | None:
+    def post(self, command: Command, *, nonce: str) -> asyncio.Future[Ack] | None:
         if not self.up:
             return None
-        self.sent.append({"op": op, "nonce": nonce, **fields})
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.sent.append({**to_json(command), "nonce": nonce})
+        answer: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
         if not self.silent:
-            answer.set_result({"ok": not self.refusal, "code": self.code, "error": self.refusal})
+            code = wire.AckCode(self.code)
+            answer.set_result(Ack(nonce=nonce, ok=not self.refusal, code=code, error=self.refusal))
         return answer
 
 
@@ -62,8 +66,8 @@ class Scene:
         await settle()
 
     def say(self, pod: str, stage: str, nonce: str = "n", **more: Any) -> None:
-        message = {"op": wire.HALTED, "run": "r.full", "nonce": nonce, "stage": stage, "coord": f"{pod}s0t0", **more}
-        self.halter.message(pod, message)
+        told = {"run": "r.full", "nonce": nonce, "stage": stage, "coord": f"{pod}s0t0", **more}
+        self.halter.message(pod, parse(json.dumps({"op": wire.HALTED, **told})))
 
     def dones(self) -> list[ev.HaltDone]:
         return [e for e in self.events if isinstance(e, ev.HaltDone)]
@@ -130,8 +134,8 @@ async def test_words_about_another_run_or_nonce_do_not_count() -> None:
     scene = Scene()
     await scene.ask("halt")
     scene.say("p0r0", "gone", nonce="older", step=4, checkpoint="ab")
-    scene.halter.message("p0r0", {"op": wire.HALTED, "run": "r.smoke", "nonce": "n", "stage": "gone", "coord": ""})
-    scene.halter.message("p0r0", {"op": wire.TELEMETRY})
+    scene.halter.message("p0r0", HaltStage(run="r.smoke", nonce="n", stage="gone"))
+    scene.halter.message("p0r0", Telemetry())
     scene.say("p0r0", "nonsense", step=None)
     assert scene.dones() == []
     assert {e.stage for e in scene.events if isinstance(e, ev.HaltAck)} == {"sent", "seen"}

@@ -22,7 +22,7 @@ from uvcc_console.rollout import actions, flight
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stage_runner import StageRunner
-from uvcc_engine.contract import wire
+from uvcc_engine.contract import agent_commands, wire
 from uvcc_engine.contract.errors import UnreachableError
 from uvcc_engine.contract.safepaths import Parts
 
@@ -38,8 +38,8 @@ class Agent:
         self.sent = sent
         self.heard: list[dict[str, Any]] = []
 
-    async def request(self, op: str, **fields: Any) -> dict[str, Any]:
-        self.heard.append({"op": op, **fields})
+    async def request(self, command: agent_commands.Command, *, nonce: str = "") -> dict[str, Any]:
+        self.heard.append(agent_commands.to_json(command) | ({"nonce": nonce} if nonce else {}))
         return {"ok": True, "sent": self.sent, "asked": self.sent}
 
 

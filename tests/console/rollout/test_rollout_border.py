@@ -24,7 +24,7 @@ from uvcc_console.rollout.stages.migration import private_migration, share_trans
 from uvcc_console.rollout.stages.training import lm
 from uvcc_console.runs import domain
 from uvcc_console.ui.actions.shell import ssh_command
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_messages import Lines
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 
 SHA = "ab" * 32
@@ -131,7 +131,7 @@ def test_a_pods_workers_cannot_announce_a_succession(tmp_path: Path) -> None:
 
     made = private_migration.PhaseMigration("../../x", 2, "r;id", "../..", SHA, {}, {}, ("p0r0",), ("p1r0",))
     line = json.dumps({"event": "succession", "fields": dict(made.event().fields), "level": "warn", "ts": 1.0})
-    message = {"op": wire.LINES, "run": "r.full", "src": "events.jsonl", "lines": [line], "ino": 1, "off": 1}
+    message = Lines(run="r.full", src="events.jsonl", lines=[line], ino=1, off=1)
     journal = Journal(tmp_path / "journal.sqlite", source="test")
     journal.append(*Decoder("p0r0", "r.full", "full", "p0r0s0t0").events(message))
     assert private_migration.all_of(Ctx()) == []  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,12 +20,14 @@ from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.migration import private_migration
+from uvcc_engine.contract.agent_messages import Ack, Dropped, Lines, Message, Rewind, Telemetry, WorkerChange
+from uvcc_engine.contract.records import Malformed
 
 RUN = "demo-1.full"
 
 
-def lines(src: str, *rows: str, off: int = 10) -> dict[str, Any]:
-    return {"op": "lines", "run": RUN, "src": src, "ino": 5, "off": off, "seq": 1, "ts": 0.0, "lines": list(rows)}
+def lines(src: str, *rows: str, off: int = 10) -> Lines:
+    return Lines(run=RUN, src=src, ino=5, off=off, lines=list(rows))
 
 
 def decoder() -> Decoder:
@@ -33,9 +36,9 @@ def decoder() -> Decoder:
 
 async def test_a_pods_vital_signs_are_journalled_every_half_minute(tmp_path: Path) -> None:
     class Channel:
-        async def messages(self) -> AsyncIterator[dict[str, Any]]:
+        async def messages(self) -> AsyncIterator[Message | Malformed]:
             for ts in (100.0, 102.0, 129.0, 131.0):
-                yield {"op": "telemetry", "ts": ts, "cpu": 0.5, "mem_mib": 900.0, "disk_free_mib": 4000.0, "gpus": []}
+                yield Telemetry(ts=ts, cpu=0.5, mem_mib=900.0, disk_free_mib=4000.0)
 
     journal = Journal(tmp_path / "journal.sqlite")
     bus, member = Bus(journal), Member("p0r0", PodRequest("p0r0", 0, 0))
@@ -93,7 +96,7 @@ def test_a_result_that_arrives_in_pieces_is_read_once_it_is_whole() -> None:
 def test_a_result_of_another_run_is_not_believed() -> None:
     stale = json.dumps({"run": "demo-0.full", "result_hash": "cd", "values": {}})
     assert decoder().events(lines("result.json", stale)) == []
-    assert decoder().events({**lines("result.json", stale), "run": "demo-0.full"}) == []
+    assert decoder().events(replace(lines("result.json", stale), run="demo-0.full")) == []
 
 
 def test_how_a_worker_ended_is_told_with_its_words() -> None:
@@ -107,7 +110,7 @@ def test_how_a_worker_ended_is_told_with_its_words() -> None:
             fields={"status": "failed", "step": 4, "error": "P2 lied", "party": 2, "coord": "p1r0s0t0"},
         )
     ]
-    killed = {"op": "proc", "run": RUN, "coord": "p1r0s0t0", "state": "exited", "pid": 7, "rc": -9, "signal": "SIGKILL"}
+    killed = WorkerChange(run=RUN, coord="p1r0s0t0", state="exited", pid=7, rc=-9, signal="SIGKILL")
     assert decoder().events(killed) == [
         ev.WorkerProcess(pod="p1r0", coord="p1r0s0t0", state="exited", pid=7, rc=-9, signal="SIGKILL")
     ]
@@ -118,12 +121,12 @@ def test_logs_drops_and_rewinds_are_reported() -> None:
     assert i.events(lines("worker_p1r0s0t0.log", "hello")) == [
         ev.LogLines(pod="p1r0", src="worker_p1r0s0t0.log", lines=["hello"])
     ]
-    dropped = i.events({"op": "dropped", "n": 12})
+    dropped = i.events(Dropped(run=RUN, n=12))
     assert isinstance(dropped[0], ev.Alert)
     assert "12 lines" in dropped[0].text
-    rewind = i.events({"op": "rewind", "run": RUN, "src": "events.jsonl", "reason": "truncated"})
+    rewind = i.events(Rewind(run=RUN, src="events.jsonl", reason="truncated"))
     assert isinstance(rewind[0], ev.EngineEvent)
-    assert i.events({"op": "ack", "run": RUN}) == []
+    assert i.events(Ack(nonce="n", ok=True)) == []
 
 
 def test_cursors_follow_what_became_events() -> None:

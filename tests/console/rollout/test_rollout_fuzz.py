@@ -25,6 +25,7 @@ from uvcc_console.core.state import fold, reduce
 from uvcc_console.fleet import hearing
 from uvcc_console.halt.published_roots import Published
 from uvcc_console.rollout.decoder import Decoder
+from uvcc_engine.contract.agent_messages import parse
 
 INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "3000"))
 SEED = int(os.environ.get("UVCC_FUZZ_SEED", "7"))
@@ -112,13 +113,11 @@ def message(r: random.Random) -> dict[str, Any]:
 
 def taken(decoder: Decoder, s: Snapshot, m: dict[str, Any]) -> Snapshot:
     """One message the whole way: off the wire if it may pass, translated, written, read back, folded."""
-    read = hearing.message(json.dumps(m).encode())
-    for one in (m, read) if read is not None else (m,):
-        for event in decoder.events(one):
-            back = ev.from_json(event.kind, 1.0, json.loads(json.dumps(ev.to_json(event))))
-            assert back is not None
-            assert type(back) is type(event), (event, back)  # what is written can be read
-            s = reduce(s, back)
+    for event in decoder.events(parse(json.dumps(m))):
+        back = ev.from_json(event.kind, 1.0, json.loads(json.dumps(ev.to_json(event))))
+        assert back is not None
+        assert type(back) is type(event), (event, back)  # what is written can be read
+        s = reduce(s, back)
     return s
 
 
@@ -213,9 +212,9 @@ def test_arbitrary_json_in_every_place(op: str, src: str, record: Any, listed: l
 @settings(max_examples=max(100, INPUTS // 20), deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda t: t.encode(errors="surrogatepass")))
 def test_arbitrary_bytes_on_the_wire(data: bytes) -> None:
-    lines = hearing.Lines(longest=50)
+    lines = hearing.LineReader(longest=50)
     for found in (*lines.feed(data), *lines.feed(b"\n")):
-        hearing.message(found)
+        parse(found)
 
 
 def test_what_is_written_can_be_read_from_the_file(tmp_path: Path) -> None:
@@ -223,7 +222,7 @@ def test_what_is_written_can_be_read_from_the_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     decoder = Decoder(POD, RUN, "full", COORD, coords=[COORD], steps=100)
     for _ in range(300):
-        events = decoder.events(message(r))
+        events = decoder.events(parse(json.dumps(message(r))))
         if events:
             journal.append(*events)
     s = read_all(journal)

@@ -18,30 +18,46 @@ from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import MOST_FILES, MOST_NAMES, Decoder
+from uvcc_engine.contract.agent_messages import Lines, Message, Unknown, parse, to_json
 from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.contract.records import Malformed
 
 RUN, POD, COORD = "demo-1.full", "p1r0", "p1r0s0t0"
 DEEP = "[" * 100_000
 
 
-def lines(src: str, *rows: str, off: int = 10, ino: int = 5) -> dict[str, Any]:
-    return {"op": "lines", "run": RUN, "src": src, "ino": ino, "off": off, "lines": list(rows)}
+def lines(src: str, *rows: str, off: int = 10, ino: int = 5) -> Lines:
+    return Lines(run=RUN, src=src, ino=ino, off=off, lines=list(rows))
+
+
+def wired(m: dict[str, Any]) -> Message | Malformed:
+    """As it comes off the wire."""
+    return parse(json.dumps(m))
+
+
+def process(**fields: Any) -> Message | Malformed:
+    return wired({"op": "proc", "run": RUN, "coord": COORD, "state": "exited", "pid": 1} | fields)
+
+
+def vital(**fields: Any) -> Message | Malformed:
+    known = {"ts": 1.0, "cpu": 0.1, "mem_mib": 1, "disk_free_mib": 1, "gpus": []}
+    return wired({"op": "telemetry", **known} | fields)
 
 
 def decoder(**more: Any) -> Decoder:
     return Decoder(POD, RUN, "full", COORD, **({"coords": [COORD, "p1r0s0t1"], "steps": 100} | more))
 
 
-def beat(**fields: Any) -> dict[str, Any]:
+def beat(**fields: Any) -> Lines:
     return lines("heartbeat_rank0.jsonl", json.dumps({"coord": COORD, "step": 3, "phase": "train"} | fields))
 
 
-def event(name: str, fields: Any, **more: Any) -> dict[str, Any]:
+def event(name: str, fields: Any, **more: Any) -> Lines:
     return lines("events.jsonl", json.dumps({"ts": 1.0, "level": "info", "event": name, "fields": fields} | more))
 
 
 ROOT = {"coord": COORD, "epoch": 3, "root": "ab", "pairs": {"p0r0s0t0": "cd"}}
-ODD = {
+ODD: dict[str, Message | Malformed] = {
     "a step that is null": beat(step=None),
     "a step in words": beat(step="12/100"),
     "a step of a bool": beat(step=True),
@@ -80,19 +96,27 @@ ODD = {
     ),
     "a document without end": lines("result.json", "{" + " " * (2 << 20)),
     "an end of another pod": lines("exit.json", json.dumps({"run": RUN, "coord": "p0r0s0t0", "status": "failed"})),
-    "a line that is a number": {**lines("worker.log"), "lines": ["x", 7]},
-    "lines that are none": {**lines("worker.log"), "lines": "abc"},
-    "a cursor in words": {**lines("worker.log", "x"), "off": "far"},
-    "an inode that is none": {**lines("worker.log", "x"), "ino": None},
-    "a file that is a list": {**lines("worker.log", "x"), "src": ["a"]},
-    "a process of another pod": {"op": "proc", "run": RUN, "coord": "p0r0s0t0", "state": "exited", "pid": 1, "rc": 0},
-    "a process that is no number": {"op": "proc", "run": RUN, "coord": COORD, "state": "exited", "pid": "1"},
-    "a code that is no number": {"op": "proc", "run": RUN, "coord": COORD, "state": "exited", "pid": 1, "rc": "x"},
-    "a state that is none": {"op": "proc", "run": RUN, "coord": COORD, "state": "flying", "pid": 1},
-    "vital signs at no time": {"op": "telemetry", "ts": "x", "cpu": 0.1, "mem_mib": 1, "disk_free_mib": 1, "gpus": []},
-    "vital signs in words": {"op": "telemetry", "ts": 1.0, "cpu": "half", "mem_mib": 1, "disk_free_mib": 1},
-    "gpus that are none": {"op": "telemetry", "ts": 1.0, "cpu": 0.1, "mem_mib": 1, "disk_free_mib": 1, "gpus": 7},
-    "drops that are no number": {"op": "dropped", "run": RUN, "n": None},
+    "a line that is a number": wired({**to_json(lines("worker.log")), "lines": ["x", 7]}),
+    "lines that are none": wired({**to_json(lines("worker.log")), "lines": "abc"}),
+    "a cursor in words": wired({**to_json(lines("worker.log", "x")), "off": "far"}),
+    "an inode that is none": wired({**to_json(lines("worker.log", "x")), "ino": None}),
+    "a file that is a list": wired({**to_json(lines("worker.log", "x")), "src": ["a"]}),
+    "a process of another pod": wired(
+        {"op": "proc", "run": RUN, "coord": "p0r0s0t0", "state": "exited", "pid": 1, "rc": 0}
+    ),
+    "a process that is no number": process(pid="1"),
+    "a code that is no number": wired(
+        {"op": "proc", "run": RUN, "coord": COORD, "state": "exited", "pid": 1, "rc": "x"}
+    ),
+    "a state that is none": process(state="flying"),
+    "vital signs at no time": wired(
+        {"op": "telemetry", "ts": "x", "cpu": 0.1, "mem_mib": 1, "disk_free_mib": 1, "gpus": []}
+    ),
+    "vital signs in words": vital(cpu="half"),
+    "gpus that are none": wired(
+        {"op": "telemetry", "ts": 1.0, "cpu": 0.1, "mem_mib": 1, "disk_free_mib": 1, "gpus": 7}
+    ),
+    "drops that are no number": wired({"op": "dropped", "run": RUN, "n": None}),
 }
 
 
@@ -120,21 +144,20 @@ def test_a_pod_does_not_speak_for_the_console(name: str) -> None:
 
 def test_a_message_that_is_none_never_leaves_the_channel() -> None:
     for m in ODD.values():
-        wire = json.dumps(m).encode()
-        read = hearing.message(wire)
-        assert read is None or decoder().events(read) is not None
+        read = parse(json.dumps(to_json(m))) if isinstance(m, Lines) else m
+        assert decoder().events(read) is not None
     for line in (b"", b"{", b"\xff\xfe", b"[]", b'{"op": 7}', DEEP.encode(), b'{"op":"halted","step":' + b"9" * 5000):
-        assert hearing.message(line) is None
-    assert hearing.message(b'{"op":"lines","run":"../x","src":"a","ino":1,"off":1,"lines":[]}') is None
-    assert hearing.message(b'{"op":"lines","run":"r","src":"../a","ino":1,"off":1,"lines":[]}') is None
-    assert hearing.message(b'{"op":"halted","run":"r","nonce":"n","stage":"held","step":true}') is None
+        assert isinstance(parse(line), Malformed)
+    assert isinstance(parse(b'{"op":"lines","run":"../x","src":"a","ino":1,"off":1,"lines":[]}'), Malformed)
+    assert isinstance(parse(b'{"op":"lines","run":"r","src":"../a","ino":1,"off":1,"lines":[]}'), Malformed)
+    assert isinstance(parse(b'{"op":"halted","run":"r","nonce":"n","stage":"held","step":true}'), Malformed)
     dropped = b'{"op":"dropped","run":"demo-1.full","src":"a","n":3}'
-    assert [type(e) for e in decoder().events(hearing.message(dropped) or {})] == [ev.Alert]
-    assert hearing.message(b'{"op":"of-a-newer-agent","x":1}') == {"op": "of-a-newer-agent"}
+    assert [type(e) for e in decoder().events(parse(dropped))] == [ev.Alert]
+    assert parse(b'{"op":"of-a-newer-agent","x":1}') == Unknown("of-a-newer-agent")
 
 
 def test_a_line_without_end_costs_no_more_memory_than_one_may() -> None:
-    reader = hearing.Lines(longest=100)
+    reader = hearing.LineReader(longest=100)
     assert reader.feed(b"a" * 90) == []
     assert reader.feed(b"b" * 20) == []
     assert reader.feed(b"c" * 1000) == []
@@ -188,7 +211,7 @@ class Channel:
     def __init__(self, *messages: dict[str, Any] | Exception) -> None:
         self._messages = messages
 
-    async def messages(self) -> AsyncIterator[dict[str, Any]]:
+    async def messages(self) -> AsyncIterator[Message | Malformed]:
         for m in self._messages:
             await asyncio.sleep(0)
             if isinstance(m, Exception):
@@ -224,7 +247,7 @@ async def test_an_error_of_the_program_in_one_message_is_told_and_the_next_is_re
     real = member.decoders[RUN].events
 
     def broken(message: dict[str, Any]) -> list[ev.Event]:
-        if '"step": 2' in message["lines"][0] or '"step": 3' in message["lines"][0]:
+        if '"step": 2' in message.lines[0] or '"step": 3' in message.lines[0]:
             raise ZeroDivisionError("a defect\x1b[31m")
         return real(message)
 

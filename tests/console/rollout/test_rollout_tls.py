@@ -23,6 +23,7 @@ from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stages.links import relay
+from uvcc_engine.contract.agent_commands import RelayCommand
 
 PATIENCE_S = 60.0
 
@@ -42,11 +43,9 @@ class Host:
     async def put(self, data: bytes, remote: str) -> None:
         (self.home / remote).write_bytes(data)
 
-    async def request(
-        self, op: str, *, run: str, action: str, config: dict[str, Any], timeout: float
-    ) -> dict[str, Any]:
-        folder = self.home / ".uvcc" / "relay" / run
-        local = {**config, "listen": "127.0.0.1:0", "ready_file": "ready.json"}
+    async def request(self, command: RelayCommand, *, timeout: float) -> dict[str, Any]:
+        folder = self.home / ".uvcc" / "relay" / command.run
+        local = {**command.config, "listen": "127.0.0.1:0", "ready_file": "ready.json"}
         (folder / "config.json").write_text(json.dumps(local))
         (folder / "config.json").chmod(0o600)  # as the agent writes it
         command = [sys.executable, "-m", "uvcc_engine.relay", "--config", str(folder / "config.json")]

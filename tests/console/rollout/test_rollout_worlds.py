@@ -24,6 +24,7 @@ from uvcc_console.rollout.stages.links.ports import LINKS, MASTERS, free_ports
 from uvcc_console.rollout.stages.links.relay import relay_started
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.training import agree
+from uvcc_engine.contract.agent_messages import Lines
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.transcript.signing.identity import Identity
 
@@ -103,7 +104,7 @@ def test_every_rank_of_a_pod_reports_its_result() -> None:
     found: list[Any] = []
     for name, coord in (("result.json", "p0r0s0t0"), ("result_rank1.json", "p0r0s0t1")):
         record = {"run": "demo-1.full", "coord": coord, "result_hash": "ab" * 32, "values": {"loss": 0.5}}
-        lines = {"op": "lines", "run": "demo-1.full", "src": name, "ino": 1, "off": 1, "lines": [json.dumps(record)]}
+        lines = Lines(run="demo-1.full", src=name, ino=1, off=1, lines=[json.dumps(record)])
         found += decoder.events(lines)
     assert [e.coord for e in found if isinstance(e, ev.ResultReported)] == ["p0r0s0t0", "p0r0s0t1"]
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.canonical import canonical
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
@@ -117,6 +118,22 @@ def parse_json(data: bytes, what: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be written
     except (ValueError, RecursionError, MemoryError) as e:
         raise UnreadableError(f"{shown(what)} is not JSON: {reason(e)}", "fetch it again") from e
+    return value
+
+
+def parse_canonical(data: bytes, what: str) -> Any:
+    """Read JSON that must be canonical (a final newline is allowed). Raises UnreadableError, naming ``what``.
+
+    Whatever reads differently from how it is spelled (duplicate keys, spaces, other number forms) is refused.
+    """
+    body = data[:-1] if data.endswith(b"\n") else data
+    value = parse_json(body, what)
+    try:
+        same = canonical(value) == body
+    except (ValueError, RecursionError, MemoryError, ConfigError) as e:
+        raise UnreadableError(f"{what} is not JSON: {reason(e)}", "fetch it again") from e
+    if not same:
+        raise UnreadableError(f"{what} is not canonical JSON (RFC 8785)", "it was changed, or written by another tool")
     return value
 
 

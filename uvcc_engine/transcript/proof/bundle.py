@@ -17,7 +17,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.exchange.evidence import read_signed
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.formats.canonical import parse_canonical
+from uvcc_engine.transcript.formats.reading import parse_canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.json_lines import read_lines
 from uvcc_engine.transcript.leaves.roots import epoch_roots, run_root

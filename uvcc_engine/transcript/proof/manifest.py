@@ -19,7 +19,7 @@ from typing import Any, Final
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.formats.canonical import parse_canonical
+from uvcc_engine.transcript.formats.reading import parse_canonical
 from uvcc_engine.transcript.signed.statements import count, digest, exact
 from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.transcript.signing.signers import AllowedSigners

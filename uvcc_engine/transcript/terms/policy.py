@@ -22,7 +22,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, Verificati
 from uvcc_engine.contract.migration import Migration
 from uvcc_engine.contract.topology import PARTIES, Topology
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.formats.canonical import parse_canonical
+from uvcc_engine.transcript.formats.reading import parse_canonical
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity, verify_signature
 from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE
 from uvcc_engine.transcript.terms.operation import Operation

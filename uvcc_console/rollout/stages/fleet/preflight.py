@@ -16,7 +16,7 @@ from uvcc_console.rollout.stages.links import fabric
 from uvcc_console.rollout.stages.links.ports import python_of
 from uvcc_console.rollout.stages.links.relay import relay_link
 from uvcc_console.rollout.stages.training import lm
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
 
 PROBE_S = 180.0  # of a pod among many that share a machine
@@ -128,7 +128,7 @@ def _summary(facts: dict[str, dict[str, Any]]) -> str:
 
 async def _probe(member: Member) -> dict[str, Any]:
     before = time.time()
-    ack = await member.channel.request(wire.PROBE, timeout=PROBE_S)
+    ack = await member.channel.request(ProbeCommand(), timeout=PROBE_S)
     after = time.time()
     probe = hearing.probed(ack, member.name)
     # the pod's clock was read somewhere between the two: half the trip is the error, not the skew

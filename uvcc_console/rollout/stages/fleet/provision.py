@@ -20,7 +20,7 @@ from uvcc_console.plan.plan import SMOKE, derive
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Member, Rollout, describe, each, readdress
 from uvcc_console.runs import processes
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.outside import said, tidy
 
@@ -203,7 +203,7 @@ async def attach(ctx: Rollout, member: Member) -> None:
     hello = await member.agent.start()
     shown = hello.get("identity")
     member.identity = tidy(shown) if isinstance(shown, Mapping) else {}
-    member.probe = await member.agent.request(wire.PROBE)
+    member.probe = await member.agent.request(ProbeCommand())
     ctx.say(ctx.pod_event(member, "agent", identity=said(member.identity.get("ed25519"), 500)))
 
 

@@ -24,7 +24,7 @@ from uvcc_console.rollout.stages.links.ports import python_of
 from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, dial_all, links_for, relay_tokens
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.training.agree import identity_of
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import LaunchCommand, RelayCommand, SignalCommand, WatchCommand
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.spec import WorkerSpec
@@ -98,8 +98,8 @@ async def ranks(ctx: Rollout) -> Fabric:
         if private:
             token = relay_tokens(ctx, phase, member.request.replica)[member.request.party]
             await member.ssh.put(token.encode(), f"{there}/{TOKEN_FILE}")
-        specs = [_spec(ctx, phase, c, links, worlds, limit).to_json() for c in phase.coords(member.name)]
-        await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=slow * START_S)
+        specs = [_spec(ctx, phase, c, links, worlds, limit) for c in phase.coords(member.name)]
+        await member.channel.request(LaunchCommand(run=phase.engine_run, workers=specs), timeout=slow * START_S)
         await _ended(member, phase, 4 * limit)
         command = f"{python_of(member)} -S - {shlex.quote(there)}"
         return list(json.loads(await member.ssh.sh(command, stdin=_GATHER.encode())))
@@ -145,12 +145,12 @@ async def _ended(member: Member, phase: Phase, patience_s: float) -> None:
     try:
         async with asyncio.timeout(patience_s):
             while True:
-                ack = await member.channel.request(wire.WATCH, run=phase.engine_run)
-                if all(w["state"] == "exited" for w in hearing.workers(ack, member.name)):
+                ack = await member.channel.request(WatchCommand(run=phase.engine_run))
+                if all(w.state == "exited" for w in hearing.workers(ack, member.name)):
                     return
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        await member.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal="KILL")
+        await member.channel.request(SignalCommand(run=phase.engine_run, signal="KILL"))
         what = f"pod {member.name}: its ranks did not end in {patience_s:.0f} s"
         raise UvccError(what, "see the workers' logs on the pod") from None
 
@@ -158,7 +158,7 @@ async def _ended(member: Member, phase: Phase, patience_s: float) -> None:
 async def stop_relays(ctx: Rollout, phase: Phase) -> None:
     """End the relays of a rehearsal; one that does not answer ends with its pod."""
     hosts = [m for m in ctx.of_phase(phase) if m.name == pod_name(0, m.request.replica) and m.agent is not None]
-    stops = (m.channel.request(wire.RELAY, run=phase.engine_run, action="stop") for m in hosts)
+    stops = (m.channel.request(RelayCommand(run=phase.engine_run, action="stop")) for m in hosts)
     await asyncio.gather(*stops, return_exceptions=True)
 
 

@@ -23,7 +23,7 @@ from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages.links.broker import nats_links
 from uvcc_console.rollout.stages.links.ports import LINKS, free_ports, host_of, listening, python_of
 from uvcc_console.runs import domain
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import RelayCommand
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.topology import PARTIES, Coord
@@ -194,7 +194,7 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
     remote = bind == "0.0.0.0"
     if remote:
         config |= await _certified(ctx, phase, host)
-    ack = await host.channel.request(wire.RELAY, run=run, action="start", config=config, timeout=60.0)
+    ack = await host.channel.request(RelayCommand(run=run, action="start", config=config), timeout=60.0)
     scheme, port = hearing.listening_at(ack, host.name)
     url = f"{scheme}://{host_of(host) if remote else bind}:{port}"  # where we asked it to, wherever it says it is
     _private(

@@ -26,7 +26,7 @@ from uvcc_console.rollout.stages.fleet import preflight, replacing
 from uvcc_console.rollout.stages.training import agree
 from uvcc_console.rollout.stages.verify import collect
 from uvcc_console.runs import processes
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import RelayCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.migration import Migration, record_hash
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
@@ -253,5 +253,5 @@ async def _evidence(ctx: Rollout, phase: Phase, survivors: Sequence[Member]) -> 
 
 async def _end_relays(ctx: Rollout, phase: Phase) -> None:
     hosts = [m for m in ctx.of_phase(phase) if m.request.party == 0 and m.agent is not None]
-    stops = (m.channel.request(wire.RELAY, run=phase.engine_run, action="stop") for m in hosts)
+    stops = (m.channel.request(RelayCommand(run=phase.engine_run, action="stop")) for m in hosts)
     await asyncio.gather(*stops, return_exceptions=True)  # what is left ends with the pod

@@ -18,7 +18,7 @@ from uvcc_console.fleet.landing import Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages.migration.private_migration import RECORD, PhaseMigration
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import LaunchCommand, SignalCommand, WatchCommand
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.safepaths import shown
 from uvcc_engine.contract.spec import WorkerSpec
@@ -58,7 +58,7 @@ async def _made(ctx: Rollout, phase: Phase, made: PhaseMigration, member: Member
         policy=f"runs/{phase.engine_run}/{POLICY_FILE}",
         signatures=f"runs/{phase.engine_run}/{SIGNATURES_FILE}",
     )
-    await member.channel.request(wire.LAUNCH, run=run, workers=[spec.to_json()], timeout=HANDOVER_S)
+    await member.channel.request(LaunchCommand(run=run, workers=[spec]), timeout=HANDOVER_S)
     if rc := await _ended(member, run):
         said = await member.ssh.run(f"cat .uvcc/runs/{run}/exit*.json 2>/dev/null || tail -n 1 .uvcc/runs/{run}/*.log")
         raise UvccError(f"pod {member.name} does not hand over ({rc}): {_words(said.text)}", "tear down, run anew")
@@ -97,12 +97,12 @@ async def _ended(member: Member, run: str) -> int:
     try:
         async with asyncio.timeout(HANDOVER_S):
             while True:
-                workers = hearing.workers(await member.channel.request(wire.WATCH, run=run), member.name)
-                if all(w["state"] == "exited" for w in workers):
-                    return max((w["rc"] if w["rc"] is not None else 1 for w in workers), default=1)
+                workers = hearing.workers(await member.channel.request(WatchCommand(run=run)), member.name)
+                if all(w.state == "exited" for w in workers):
+                    return max((w.rc if w.rc is not None else 1 for w in workers), default=1)
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        await member.channel.request(wire.SIGNAL, run=run, coord=None, signal="KILL")
+        await member.channel.request(SignalCommand(run=run, signal="KILL"))
         raise UvccError(f"pod {member.name} did not hand over in {HANDOVER_S:.0f} s", "see its log; retry") from None
 
 

@@ -17,7 +17,7 @@ from uvcc_console.plan.plan import Phase, derive, pod_name
 from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, relay_tokens
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import PolicyCommand
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.topology import PARTIES
@@ -195,7 +195,7 @@ async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
         policy = draft(ctx, phase, await share_inputs(ctx, phase))
         signers = [ctx.members[pod_name(p, 0)] for p in range(PARTIES)]
         text = policy.canonical.decode()
-        acks = await each(signers, lambda m: m.channel.request(wire.POLICY, policy=text))
+        acks = await each(signers, lambda m: m.channel.request(PolicyCommand(policy=text)))
         signatures = {m.request.party: str(acks[m.name]["signature"]) for m in signers}
         check_signatures(policy, signatures)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

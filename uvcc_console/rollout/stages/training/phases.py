@@ -22,7 +22,7 @@ from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_migration, share_transfer
 from uvcc_console.rollout.stages.training import agree
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_commands import LaunchCommand, SignalCommand, SignalName
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
 from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.spec import WorkerSpec
@@ -94,12 +94,12 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         made = [
             _spec(ctx, phase, c, found.get(c, LinkSpec()), env | worlds.get(c, {}), resume=attempt > 0) for c in mine
         ]
-        specs = [replace(spec, start=start, attempt=masks).to_json() for spec in made]
+        specs = [replace(spec, start=start, attempt=masks) for spec in made]
         patience = _patience(ctx, START_S)
-        ack = await member.channel.request(wire.LAUNCH, run=phase.engine_run, workers=specs, timeout=patience)
+        ack = await member.channel.request(LaunchCommand(run=phase.engine_run, workers=specs), timeout=patience)
         listed = hearing.workers(ack, member.name)
-        hearing.own([w["coord"] for w in listed], mine.__contains__, member.name)
-        return {w["coord"]: w["pid"] for w in listed}
+        hearing.own([w.coord for w in listed], mine.__contains__, member.name)
+        return {w.coord: w.pid for w in listed}
 
     acks = await each(ctx.of_phase(phase), begin)
     return {coord: pid for by_coord in acks.values() for coord, pid in by_coord.items()}
@@ -366,12 +366,13 @@ def _last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
 
 async def stop_workers(ctx: Rollout, phase: Phase) -> None:
     """End what still runs of a failed phase: SIGTERM, then SIGKILL, to the recorded process groups."""
-    for name, patience in (("TERM", GRACE_S), ("KILL", KILL_S)):
+    ladder: tuple[tuple[SignalName, float], ...] = (("TERM", GRACE_S), ("KILL", KILL_S))
+    for name, patience in ladder:
         if _none_runs(ctx.bus.snapshot, phase):
             return
         await asyncio.gather(
             *(
-                m.channel.request(wire.SIGNAL, run=phase.engine_run, coord=None, signal=name, timeout=patience)
+                m.channel.request(SignalCommand(run=phase.engine_run, signal=name), timeout=patience)
                 for m in ctx.of_phase(phase)
                 if m.agent is not None
             ),
