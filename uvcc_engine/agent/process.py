@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from uvcc_engine.contract import host, strict
@@ -31,10 +32,11 @@ class ProcessId:
         return cls(pid, found.starttime, boot_id()) if found is not None and not found.ended else None
 
     @classmethod
-    def from_json(cls, data: object) -> ProcessId:
-        """Raises UnreadableError if a field is missing or of another type."""
+    def from_json(cls, data: Mapping[str, Any]) -> ProcessId:
+        """Of a record that names a process and may say more. Raises UnreadableError for fields missing or of others."""
         try:
-            return strict.read(cls, data, "a process identity")
+            named = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+            return strict.read(cls, named, "a process identity")
         except ConfigError as error:
             raise UnreadableError(error.what, error.hint) from error
 

@@ -256,7 +256,7 @@ async def test_an_error_of_the_program_in_one_message_is_told_and_the_next_is_re
     bus.commit()
     assert bus.snapshot.workers[COORD].step == 4
     assert bus.snapshot.malformed[POD] == 2
-    assert [a.text.split(":")[0] for a in bus.snapshot.alerts] == ["a message (lines) could not be read"]
+    assert [a.text.split(":")[0] for a in bus.snapshot.alerts] == ["a message (Lines) could not be read"]
     assert "ZeroDivisionError" in bus.snapshot.alerts[0].text
     assert "\x1b" not in bus.snapshot.alerts[0].text
     assert "ZeroDivisionError" in caplog.text
