@@ -23,6 +23,7 @@ from uvcc_console.plan.plan import FULL
 from uvcc_console.rollout.stages.fleet import preflight, replacing
 from uvcc_console.rollout.stages.migration import checkpoint_copies, earlier_checkpoint, lm_migration
 from uvcc_engine.contract import checkpoint
+from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.tensors import check_tensors
 
@@ -155,8 +156,8 @@ def hostile(home: Home, change: Any) -> str:
     path = made.path / checkpoint.MANIFEST
     body = json.loads(path.read_bytes())["body"]
     change(body)
-    whole = {"body": body, "body_sha256": checkpoint._sha256(checkpoint._canonical(body))}
-    path.write_bytes(checkpoint._canonical(whole))
+    whole = {"body": body, "body_sha256": checkpoint._sha256(sorted_json(body).encode())}
+    path.write_bytes(sorted_json(whole).encode())
     return hashlib.sha256((made.path / checkpoint.MANIFEST).read_bytes()).hexdigest()
 
 
