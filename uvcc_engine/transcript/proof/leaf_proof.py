@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript.exchange.evidence import blinding_keys
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.formats.canonical import canonical, parse_canonical
+from uvcc_engine.transcript.formats.reading import parse_canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.json_lines import read_lines
 from uvcc_engine.transcript.leaves.leaf import (
