@@ -173,7 +173,7 @@ def _make_home(base: Path, home: Path) -> None:
         try:
             _own_folder(base)
             return home.mkdir(mode=0o700)
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):  # gone after mkdir found it, or before it was looked at
             if last:
                 raise
 

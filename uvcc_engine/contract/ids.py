@@ -21,14 +21,3 @@ def sid_replica(sid_job: bytes, replica: int) -> bytes:
 def sid_sub(sid_rep: bytes, stage: int, tensor: int) -> bytes:
     """Session id of one (stage, tensor) subsession, shared by the three parties: 32 bytes."""
     return _sha256(b"UVCC_SID_SUB_V1", sid_rep, struct.pack("<BH", stage, tensor))
-
-
-def sgir_op_id32(sub: bytes, step: int, phase: int, microbatch: int, k: int) -> int:
-    """Label of operation ``k`` of a microbatch in a phase (0 forward, 1 backward, 2 update)."""
-    return int.from_bytes(_sha256(b"UVCC_OPID_V1", sub, struct.pack("<IBHH", step, phase, microbatch, k))[:4], "little")
-
-
-def fss_id64(sub: bytes, step: int, microbatch: int, kind: int, call: int, shard: int) -> int:
-    """Label of one function-secret-sharing call."""
-    packed = struct.pack("<IHHHI", step, microbatch, kind, call, shard)
-    return int.from_bytes(_sha256(b"UVCC_FSSID_V1", sub, packed)[:8], "little")

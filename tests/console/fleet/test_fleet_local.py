@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uvcc_console.fleet import localpod, procs, ssh_keys
+from uvcc_console.fleet import local_provider, localpod, procs, ssh_keys
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.provider_kinds import provider_for
@@ -223,3 +223,18 @@ def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
 def test_the_image_environment_is_complete(tmp_path: Path) -> None:
     env = localpod.environment(tmp_path)
     assert set(env) == {"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "TMPDIR", "UVCC_POD"}
+
+
+async def test_a_run_folder_that_goes_as_a_pod_comes_is_made_again(provider, run_dir, monkeypatch) -> None:
+    """The last pod of a run takes the folder along, between the next one's mkdir and its look at what it found."""
+    once = [FileExistsError(17, "File exists"), FileNotFoundError(2, "No such file")]
+    own = local_provider._own_folder
+
+    def raced(base: Path) -> None:
+        if once:
+            raise once.pop()
+        own(base)
+
+    monkeypatch.setattr(local_provider, "_own_folder", raced)
+    await up(provider)
+    assert once == []

@@ -71,6 +71,7 @@ def test_roots_are_those_of_the_bundle(tmp_path: Path) -> None:
     order = ["p0r1s0t0", "p0r1s0t1", "p1r1s0t0", "p1r1s0t1", "p2r1s0t0", "p2r1s0t1"]
     assert roots["epochs"][0]["replica_epoch_roots_hex"][1] == [first[c] for c in order]
     audit = json.loads((full / "audit_bundle.json").read_text())
+    assert [len(s["subsession_root_hex"]) for s in audit["subsession_roots"]] == [66] * 4
     assert audit["topology"] == {"R": 2, "S": 1, "T": 2, "M": 4}
     assert audit["global_root_hex"] == f"0x{bundle['epochs'][-1]['global_root']}"
     assert audit["sid_job_hex"] == f"0x{made.policy.sid_job.hex()}"

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.plane import frame as fr
-from uvcc_engine.plane import tlv
 from uvcc_engine.plane.api import Tag
 
 SID = bytes(range(32))
@@ -101,42 +100,3 @@ def test_what_is_no_frame_is_refused(at: int) -> None:
     raw[at] ^= 0x40
     with pytest.raises(ProtocolError):
         fr.read_header(bytes(raw))
-
-
-VECTORS = st.builds(
-    tlv.Vector,
-    st.sampled_from([tlv.M_U64VEC, tlv.COMP_U64VEC]),
-    st.integers(0, 2**64 - 1),
-    st.integers(0, 2),
-    st.integers(0, 5).map(lambda n: bytes(range(8)) * n),
-)
-
-
-@given(st.lists(VECTORS, max_size=5, unique_by=lambda v: v[:3]))
-def test_a_lift_batch_comes_back(vectors: list[tlv.Vector]) -> None:
-    body = tlv.encode_batch(vectors)
-    assert tlv.decode_batch(body) == vectors
-    for cut in (body[:-1], body + bytes(4), body[:8] + b"\xff" + body[9:]):
-        with pytest.raises(ProtocolError) as error:
-            tlv.decode_batch(cut, party=2)
-        assert error.value.party == 2
-
-
-def test_a_lift_batch_has_the_layout_of_the_seeds() -> None:
-    body = tlv.encode_batch([tlv.Vector(tlv.M_U64VEC, 0x1122, 2, struct.pack("<QQ", 5, 6))])
-    head = struct.pack("<IBBHII", 0x31564C42, 1, 0, 0, 1, 36)
-    entry = struct.pack("<BBHQIBBH", 1, 0, 32, 0x1122, 2, 2, 0, 0) + struct.pack("<QQ", 5, 6)
-    assert body == head + entry
-    assert body[:4] == b"BLV1"
-
-
-def test_long_vectors_continue_and_come_back_whole() -> None:
-    long = tlv.Vector(tlv.COMP_U64VEC, 3, 1, bytes(range(8)) * (2 * tlv.MAX_WORDS))
-    other = tlv.Vector(tlv.COMP_U64VEC, 4, 1, b"")
-    body = tlv.encode_batch([long, other])
-    assert struct.unpack_from("<I", body, 8) == (3,)
-    assert tlv.decode_batch(body) == [long, other]
-    with pytest.raises(ProtocolError):
-        tlv.encode_batch([long, long])  # could not be told apart from one longer vector
-    with pytest.raises(ProtocolError):
-        tlv.encode_batch([tlv.Vector(9, 0, 0, b"")])

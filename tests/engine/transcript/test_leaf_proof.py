@@ -17,6 +17,7 @@ from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import Leaf
 from uvcc_engine.transcript.proof.bundle import find_folders
 from uvcc_engine.transcript.proof.leaf_proof import check, open_leaf, prove
+from uvcc_engine.transcript.proof.verifier import verify
 
 HERE = Coord(0, 0, 0, 0)
 
@@ -118,3 +119,22 @@ def test_the_commands(made: Rehearsal, folder: Path, tmp_path: Path, capsys: pyt
 def test_what_is_not_there_is_said(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", str(folder), *words]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_later_head_extends_an_earlier_one(
+    made: Rehearsal, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "policy.json").write_bytes(made.policy.canonical)
+    for size in (1, 2, 3):
+        assert main(["prove", str(made.folder), "--head", str(size)]) == 0
+        text = capsys.readouterr().out
+        (tmp_path / "heads.json").write_text(text)
+        assert main(["prove", str(tmp_path / "heads.json"), "--policy", str(tmp_path / "policy.json")]) == 0
+        said = capsys.readouterr().out
+        assert f"extends that over {size}" in said
+        found = json.loads(text)
+        assert verify(made.folder, head=(size, found["first_head"])).run_root == found["second_head"]
+        wrong = canonical({**found, "first_head": "00" * 32})
+        with pytest.raises(VerificationError, match="does not extend"):
+            check(wrong, made.policy)
+    assert main(["prove", str(made.folder), "--head", "9"]) == 2

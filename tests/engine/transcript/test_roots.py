@@ -28,10 +28,6 @@ def test_ids() -> None:
     sub = H(b"UVCC_SID_SUB_V1", rep, le(2, 1), le(1, 2))
     assert ids.sid_replica(JOB, 3) == rep
     assert ids.sid_sub(rep, 2, 1) == sub == roots.sid_of(JOB, Coord(3, 0, 2, 1)) == roots.sid_of(JOB, Coord(3, 2, 2, 1))
-    op = H(b"UVCC_OPID_V1", sub, le(7, 4), le(1, 1), le(5, 2), le(9, 2))
-    assert ids.sgir_op_id32(sub, 7, 1, 5, 9) == int.from_bytes(op[:4], "little")
-    fss = H(b"UVCC_FSSID_V1", sub, le(7, 4), le(5, 2), le(2, 2), le(4, 2), le(6, 4))
-    assert ids.fss_id64(sub, 7, 5, 2, 4, 6) == int.from_bytes(fss[:8], "little")
 
 
 def test_replica_and_global_roots() -> None:

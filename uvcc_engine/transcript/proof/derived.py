@@ -21,7 +21,7 @@ from uvcc_engine.contract.ids import sid_replica
 from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
-from uvcc_engine.transcript.leaves.roots import replica_order
+from uvcc_engine.transcript.leaves.roots import replica_order, sid_of, subsession_root
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE, Bundle, WorkerPart
 from uvcc_engine.transcript.proof.revealed import revealed_series
 from uvcc_engine.transcript.signed.statements import coord_of
@@ -96,7 +96,7 @@ def dp_matrix(bundle: Bundle, generated: str) -> str:
 
 def audit_bundle(bundle: Bundle) -> dict[str, Any]:
     """``audit_bundle.json`` of the last epoch. Everything in it follows from the signed proof bundle."""
-    size, sid, last = bundle.policy.topology, bundle.policy.sid_job, bundle.epochs[-1]
+    size, sid, last, parts = bundle.policy.topology, bundle.policy.sid_job, bundle.epochs[-1], _parts(bundle)
     replicas = [
         {"replica": r, "sid_rep_hex": _hex(sid_replica(sid, r)), "replica_root_hex": f"0x{last['replica_roots'][r]}"}
         for r in range(size.replicas)
@@ -108,7 +108,16 @@ def audit_bundle(bundle: Bundle) -> dict[str, Any]:
         "global_root_hex": f"0x{last['global_root']}",
         "run_root_hex": f"0x{bundle.run_root}",
         "replica_roots": replicas,
+        "subsession_roots": [_subsession(bundle, parts, c) for c in parts if c.party == 0],
     }
+
+
+def _subsession(bundle: Bundle, parts: Mapping[Coord, WorkerPart], anchor: Coord) -> dict[str, Any]:
+    """The root of one subsession in the last epoch: what its three workers signed, as one hash."""
+    three = [parts[Coord(anchor.replica, p, anchor.stage, anchor.tensor)].roots[-1][1].root for p in range(PARTIES)]
+    root = subsession_root(sid_of(bundle.policy.sid_job, anchor), three[0].epoch, [r.root for r in three])
+    where = {"replica": anchor.replica, "stage": anchor.stage, "tensor": anchor.tensor}
+    return {**where, "subsession_root_hex": _hex(root)}
 
 
 # ---- checking ------------------------------------------------------------------------------------------------------

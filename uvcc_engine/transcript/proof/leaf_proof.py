@@ -19,6 +19,7 @@ from uvcc_engine.transcript.exchange.evidence import blinding_keys
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_canonical
 from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.history import extends
 from uvcc_engine.transcript.leaves.json_lines import read_lines
 from uvcc_engine.transcript.leaves.leaf import (
     RECORD,
@@ -31,6 +32,8 @@ from uvcc_engine.transcript.leaves.leaf import (
 )
 from uvcc_engine.transcript.leaves.merkle import inclusion_proofs, root_from_inclusion
 from uvcc_engine.transcript.leaves.roots import sid_of
+from uvcc_engine.transcript.proof.countersigned import prove_head
+from uvcc_engine.transcript.proof.verifier import examine
 from uvcc_engine.transcript.signed.statements import RootStatement, Signed, coord_of, count, digest, exact
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.signing.sshsig import ROOT_NAMESPACE
@@ -38,6 +41,8 @@ from uvcc_engine.transcript.terms.policy import Policy
 
 FORMAT: Final = "uvcc-leaf-proof-v1"
 _FIELDS: Final = ("blind", "format", "index", "payload", "proof", "record", "root")
+HEADS: Final = "uvcc-head-proof-v1"
+_HEADS: Final = ("first", "first_head", "format", "proof", "second", "second_head")
 _LARGEST: Final = 64 * reading.MIB
 
 
@@ -92,9 +97,41 @@ def open_leaf(found: dict[str, Any], policy: Policy, identity: Identity, payload
     return {**found, "blind": blind.hex(), "payload": payload.hex()}
 
 
+def head_proof(path: Path, size: int) -> dict[str, Any]:
+    """That a run's tree of epochs extends the one somebody noted while it went on (EVIDENCE.md, section 6.2).
+
+    The bundle is verified first; ConfigError if it has not so many epochs.
+    """
+    _, bundle = examine(path)
+    first, last, proof = prove_head(bundle, size)
+    sizes = {"first": size, "second": len(bundle.epochs)}
+    return {
+        **sizes,
+        "first_head": first.hex(),
+        "format": HEADS,
+        "proof": [p.hex() for p in proof],
+        "second_head": last.hex(),
+    }
+
+
+def _check_heads(found: Any) -> str:
+    found = exact(found, _HEADS, "proof of two heads")
+    heads = [digest(found[name], name) for name in ("first_head", "second_head")]
+    first, second = (count(found[name], name, 2**32) for name in ("first", "second"))
+    proof = found["proof"]
+    if not isinstance(proof, list):
+        raise UnreadableError("the proof of two heads is no list")
+    if not extends(first, heads[0], second, heads[1], [digest(p, "a hash of the proof") for p in proof]):
+        raise VerificationError("heads", f"the head over {second} epochs does not extend that over {first}")
+    return f"the head over {second} epochs, {heads[1].hex()}, extends that over {first}, {heads[0].hex()}"
+
+
 def check(data: bytes, policy: Policy) -> str:
     """What a proof shows, in one line. Raises VerificationError if it does not hold, UnreadableError if it is none."""
-    found = exact(parse_canonical(data, "the proof of a leaf"), _FIELDS, "proof of a leaf")
+    read = parse_canonical(data, "the proof of a leaf")
+    if isinstance(read, dict) and read.get("format") == HEADS:
+        return _check_heads(read)
+    found = exact(read, _FIELDS, "proof of a leaf")
     if found["format"] != FORMAT or not isinstance(found["proof"], list):
         raise UnreadableError(f"no proof of a leaf of format {FORMAT}")
     signed = Signed.from_json(found["root"])
@@ -155,13 +192,19 @@ def _hex(value: Any, what: str) -> bytes:
 
 
 def main(argv: Sequence[str]) -> int:
-    """``prove FOLDER EPOCH`` lists, ``prove FOLDER EPOCH:INDEX`` proves, ``prove FILE --policy P`` checks a proof."""
+    """``prove FOLDER EPOCH`` lists, ``prove FOLDER EPOCH:INDEX`` proves, ``prove FILE --policy P`` checks a proof.
+
+    ``prove BUNDLE --head SIZE`` proves that the run's head over all epochs extends the one over so many.
+    """
     parser = _parser("prove")
     parser.add_argument("path", type=Path, help="a worker's transcript folder, or the file of a proof to check")
     parser.add_argument("at", nargs="?", default="", help="EPOCH lists its leaves, EPOCH:INDEX proves one")
     parser.add_argument("--policy", type=Path, help="the policy.json under which a proof is checked")
+    parser.add_argument("--head", type=int, metavar="SIZE", help="of a bundle: its end extends its first SIZE epochs")
     args = parser.parse_args(argv)
-    if not args.at:
+    if args.head is not None:
+        print(canonical(head_proof(args.path, args.head)).decode())
+    elif not args.at:
         if args.policy is None or args.path.is_dir():
             parser.error("name EPOCH or EPOCH:INDEX of a folder, or a proof's file and --policy")
         print(check(reading.read_file(args.path, _LARGEST, named=True), Policy.load(args.policy)))

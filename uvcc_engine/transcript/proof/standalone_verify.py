@@ -31,8 +31,7 @@ WORDS, HEX32, HEXES = re.compile("(?s).+"), re.compile("[0-9a-f]{64}"), re.compi
 Coord = tuple[int, int, int, int]  # replica, party, stage, tensor
 Json = Any
 
-class Number(float):
-    """A number with a point or an exponent. What is signed is how it is spelled."""
+class Number(float):  # with a point or an exponent; what is signed is how it is spelled
     def __init__(self, token: str) -> None:
         self.token = token if math.isfinite(self) else refuse(token)
 
@@ -65,7 +64,6 @@ def peers(party: int) -> list[int]:
     return [p for p in range(3) if p != party]
 # ---- section 1: files and JSON -------------------------------------------------------------------------------------
 def read(path: Path, most: int = 512 * MIB) -> bytes:
-    """A regular file; no link is followed."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
         found = os.fstat(file.fileno())
         need(stat.S_ISREG(found.st_mode) and found.st_size <= most, Unreadable, f"{path} is no file of {most} bytes")
@@ -121,8 +119,7 @@ def below(most: int, least: int = 0) -> Any:
 def numbers(value: Json) -> bool:
     return isinstance(value, dict) and all(type(n) in (int, Number) for n in value.values())
 # ---- section 2: trees ----------------------------------------------------------------------------------------------
-class Tree:
-    """RFC 9162 section 2.1.1 over leaf hashes; what is kept grows with the logarithm."""
+class Tree:  # RFC 9162 section 2.1.1
     def __init__(self) -> None:
         self.stack, self.size = list[bytes](), 0
     def add(self, leaf: bytes) -> None:
@@ -362,7 +359,6 @@ class Bundle:
         for i in range(3):
             check_pinned(signers, f"P{i}", [c for c in self.claims if c.key == p.keys[i][0]])
     def mates(self, w: Worker) -> list[Worker]:
-        """The workers of P0, P1, P2 of the same subsession."""
         r, _, s, t = w.coord
         return [self.at[r, party, s, t] for party in range(3)]
     def check(self) -> None:
@@ -486,11 +482,15 @@ def check_derived(folder: Path, bundle: Bundle) -> None:
               for e in data["epochs"]]
     tops = [{"replica": r, "sid_rep_hex": hx(sids[r]), "replica_root_hex": hx(h)}
             for r, h in enumerate(last["replica_roots"])]
+    subs = [{"replica": w.coord[0], "stage": w.coord[2], "tensor": w.coord[3], "subsession_root_hex": hx(sha(
+                b"UVCC_SUB_ROOT_V1", p.sid_sub(w.coord), u32(last["epoch"]),
+                *(bytes.fromhex(mate.roots[-1]["root"]) for mate in bundle.mates(w))).hex())}
+            for w in bundle.workers if w.coord[1] == 0]
     size = {"R": p.replicas, "S": p.stages, "T": p.tensor, "M": p.data["topology"]["microbatches"]}
     made = {"dp_roots.json": of_run | {"epochs": epochs, "replicas": [
                 {"replica_id": r, "sid_rep_hex": hx(sid)} for r, sid in enumerate(sids)]},
             "audit_bundle.json": of_run | {"step_id": last["epoch"], "topology": size, "replica_roots": tops,
-                                           "global_root_hex": hx(last["global_root"])}}
+                                           "subsession_roots": subs, "global_root_hex": hx(last["global_root"])}}
     for name, value in made.items():
         same(str(folder / name), parse(read(folder / name), name) if (folder / name).exists() else value, value)
     for home in homes[1:]:
