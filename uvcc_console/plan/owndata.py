@@ -38,7 +38,7 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     Raises UvccError with the owner's program's own words: the row, the column, the layer, and the cure.
     """
     job = profile.job
-    if not isinstance(job, PrivateJobSettings) or not (job.data_schema or _left_open(job.model)):
+    if not isinstance(job, PrivateJobSettings) or not (job.data_schema or job.epochs or _left_open(job.model)):
         return profile, None
     asked = job.model if isinstance(job.model, str) else json.dumps(job.model)
     command = ["plan", "--model", asked]
@@ -50,6 +50,9 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     changes: dict[str, Any] = {"model": found["model"]}
     if "rows" in found:
         changes |= {"test_rows": found["rows"]["test"]} | _of_target(job, found["objective"], tell)
+    if job.epochs:
+        rows = found["rows"]["train"] if "rows" in found else max(1, found["total"] - job.test_rows)
+        changes["steps"] = -(-job.epochs * rows // (job.batch * profile.topology.replicas))
     return profile.model_copy(update={"job": job.model_copy(update=changes)}), found.get("pin")
 
 

@@ -132,7 +132,7 @@ def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> 
 def engine_job(job: PrivateJobSettings | LmJobSettings | CommandJobSettings, steps: int) -> dict[str, Any]:
     """The job as the worker reads it, with the phase's number of steps."""
     if isinstance(job, PrivateJobSettings):
-        return job.model_dump(mode="json", exclude=set(OWNERS_FILES)) | {"steps": steps}
+        return job.model_dump(mode="json", exclude={*OWNERS_FILES, "epochs"}) | {"steps": steps}
     if isinstance(job, LmJobSettings):
         train = {"seed": job.seed, **job.overrides.get("train", {}), "steps": steps}
         return {"config": job.config, "plan": dict(job.plan), **job.overrides, "train": train}

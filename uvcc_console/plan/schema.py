@@ -40,6 +40,7 @@ class PrivateJobSettings(Strict):
 
     ``schema``: what the columns of ``data`` are, which also decides what ``test_rows`` is. ``model``: a shipped one by
     name, or a list of layers whose shapes follow from the data; the plan replaces the list by a model with all shapes.
+    ``epochs``: so many passes over the training rows instead of ``steps``.
     All other keys go into the policy: they are those of the engine's private job, with the same meaning and range.
     """
 
@@ -48,10 +49,14 @@ class PrivateJobSettings(Strict):
     kind: Literal["private"]
     model: Annotated[Any, BeforeValidator(_model)] = _JOB.model
     steps: int = Field(gt=0)
+    epochs: int = Field(default=0, ge=0)
     batch: int = Field(default=_JOB.batch, gt=0)
     lr: float = Field(default=_JOB.lr, gt=0, le=16)
     momentum: float = Field(default=_JOB.momentum, ge=0, lt=1)
     schedule: Schedule = _JOB.schedule
+    warmup: int = Field(default=_JOB.warmup, ge=0)
+    weight_decay: float = Field(default=_JOB.weight_decay, ge=0, le=1)
+    clip_norm: float = Field(default=_JOB.clip_norm, ge=0, le=64)
     seed: int = Field(default=_JOB.seed, ge=0, lt=2**63)
     frac_bits: int = Field(default=_JOB.frac_bits, ge=8, le=24)
     reveal: list[Reveal] = list(_JOB.reveal)

@@ -15,7 +15,7 @@ from uvcc_engine.contract.migration import Migration
 
 Metric = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
 Reveal = Literal["loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "predictions", "seeds"]
-Schedule = Literal["linear", "constant"]
+Schedule = Literal["linear", "constant", "cosine"]
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
 Task = Literal["train", "infer"]
@@ -42,6 +42,10 @@ class PrivateJob:
     ``mse`` fits numbers.
     In task ``infer`` a trained model answers queries, ``batch`` rows a step, and the only thing to reveal are the
     ``predictions``, sealed to the owner. ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
+    ``schedule``: how the learning rate falls, to nothing by a line or a cosine, or not at all; before, it rises by a
+    line over ``warmup`` steps. ``weight_decay`` takes so much of every matrix per unit of the learning rate, apart from
+    its gradient (as AdamW does, with any optimiser; normalisations keep theirs). ``clip_norm``: the gradient of each
+    weight is scaled down to this norm where it is longer; 0 for never.
     ``model``: a shipped name, or the JSON of ``layer_list`` as canonical text; in JSON that is an object, not a text.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
@@ -65,6 +69,9 @@ class PrivateJob:
     task: Task = "train"
     start: Migration | None = None
     min_rows: int = 1
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -78,6 +85,12 @@ class PrivateJob:
             raise ConfigError(f"job.lr is {self.lr}", "give a learning rate in (0, 16]")
         if not 0.0 <= self.momentum < 1.0:
             raise ConfigError(f"job.momentum is {self.momentum}", "give a momentum in [0, 1)")
+        if not 0.0 <= self.weight_decay <= 1.0:
+            raise ConfigError(f"job.weight_decay is {self.weight_decay}", "give a weight decay in [0, 1], like 0.01")
+        if not (self.clip_norm == 0.0 or 0.01 <= self.clip_norm <= 64.0):
+            raise ConfigError(f"job.clip_norm is {self.clip_norm}", "give a norm of 0.01 to 64, or 0 for none")
+        if self.warmup < 0:
+            raise ConfigError(f"job.warmup is {self.warmup}", "give a number of steps, 0 for none")
         if not 8 <= self.frac_bits <= 24:
             raise ConfigError(f"job.frac_bits is {self.frac_bits}", "give 8 to 24 fractional bits; 16 is usual")
         if not 0 <= self.seed < 2**63:
@@ -131,7 +144,12 @@ class PrivateJob:
 
     def lr_at(self, step: int) -> float:
         """Learning rate of step ``step`` (from 0)."""
-        return self.lr * (1.0 - step / self.steps) if self.schedule == "linear" else self.lr
+        if step < self.warmup:
+            return self.lr * (step + 1) / (self.warmup + 1)
+        done = (step - self.warmup) / (self.steps - self.warmup)
+        if self.schedule == "cosine":
+            return self.lr * (1.0 + math.cos(math.pi * done)) / 2.0
+        return self.lr * (1.0 - done) if self.schedule == "linear" else self.lr
 
     def rate_at(self, step: int) -> float:
         """lr / batch of a step, rounded to the few significant bits that leave room for the product it scales."""
@@ -148,7 +166,7 @@ class PrivateJob:
         return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
 
 
-LATER: Final = ("min_rows",)
+LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup")
 """Keys that a policy names only where they say something."""
 _PLAIN: Final = PrivateJob()
 

@@ -30,6 +30,11 @@ class WeightedSpec(LayerSpec, ABC):
     __slots__ = ()
 
     @property
+    def decays(self) -> bool:
+        """Whether weight decay takes of the weight: of what multiplies inputs, not of gains and statistics."""
+        return True
+
+    @property
     @abstractmethod
     def weight_shape(self) -> tuple[int, int]:
         """(rows, columns) of the weight, as checkpoints, owners and parties name and share it."""

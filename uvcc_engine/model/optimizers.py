@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import torch
 
 from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.model.clipping import clipped_protocol
 from uvcc_engine.model.functions import rsqrt_protocol, square_protocol
 from uvcc_engine.model.layers import Layer, weighted
 from uvcc_engine.mpc.arithmetic import add, add_public, mul_protocol, mul_public_protocol, public, sub
@@ -35,25 +37,58 @@ class Sgd:
     u <- m (lr / lr_before) u + (lr / B) g, w <- w - u: the same weights, since lr is a public number of the step.
     """
 
-    def __init__(self, job: PrivateJob, layers: list[Layer], velocity: list[Share], positions: int = 1) -> None:
-        """``velocity``: u of every weighted layer, in order; ``positions``: rows of the network per row of the data."""
+    def __init__(
+        self,
+        job: PrivateJob,
+        layers: list[Layer],
+        velocity: list[Share],
+        positions: int = 1,
+        decays: Sequence[bool] = (),
+    ) -> None:
+        """``velocity``: u of every weighted layer, in order; ``positions``: rows of the network per row of the data;
+        ``decays``: which weights decay, none of them without it.
+        """
         self._job = job
+        self._decays = decays
         self._positions = positions
         self._weighted = weighted(layers)
         self.moments = {"velocity": velocity}
         self.step = 0
 
     def update_protocol(self, rt: Runtime, layer: Layer, grad: Share) -> MpcProtocol[None]:
-        """2 rounds."""
+        """2 rounds, and 28 more to cut the norm."""
         assert layer.weight is not None
         at = self._weighted.index(layer)
         velocity = self.moments["velocity"]
-        fresh, kept = yield from par(
-            layer.weight_gradient_protocol(rt, grad, self._job.rate_at(self.step) / self._positions),
+        fresh, kept, decayed = yield from par(
+            self._gradient_protocol(rt, layer, grad),
             mul_public_protocol(rt, velocity[at], self._job.decay_at(self.step)),
+            decayed_protocol(rt, layer.weight, self._job, self.step, at < len(self._decays) and self._decays[at]),
         )
         velocity[at] = add(kept, fresh)
-        layer.weight = sub(layer.weight, velocity[at])
+        layer.weight = less_decay(layer, decayed, velocity[at])
+
+    def _gradient_protocol(self, rt: Runtime, layer: Layer, grad: Share) -> MpcProtocol[Share]:
+        """lr / B times the summed gradient, of a norm of at most lr times the job's limit."""
+        job = self._job
+        found = yield from layer.weight_gradient_protocol(rt, grad, job.rate_at(self.step) / self._positions)
+        if not job.clip_norm:
+            return found
+        return (yield from clipped_protocol(rt, found, job.clip_norm * job.lr_at(self.step)))
+
+
+def decayed_protocol(rt: Runtime, weight: Share, job: PrivateJob, step: int, wanted: bool) -> MpcProtocol[Share | None]:
+    """What decay takes of a weight, lr * weight_decay of it: 2 rounds; nothing if it is not ``wanted``."""
+    if not wanted or not job.weight_decay:
+        return None
+    return (yield from mul_public_protocol(rt, weight, job.lr_at(step) * job.weight_decay))
+
+
+def less_decay(layer: Layer, decayed: Share | None, move: Share) -> Share:
+    """The layer's weight less its move and what decays. Local."""
+    assert layer.weight is not None
+    moved = sub(layer.weight, move)
+    return moved if decayed is None else sub(moved, decayed)
 
 
 def gradient_gain(batch: int, positions: int) -> float:
@@ -86,9 +121,13 @@ class Adam:
     comparisons and 13 products.
     """
 
-    def __init__(self, rt: Runtime, job: PrivateJob, layers: list[Layer], positions: int = 1) -> None:
-        """Both moments start at zero. ``positions``: rows of the network per row of the data."""
+    def __init__(
+        self, rt: Runtime, job: PrivateJob, layers: list[Layer], positions: int = 1, decays: Sequence[bool] = ()
+    ) -> None:
+        """Both moments start at zero. ``positions``, ``decays``: see ``Sgd``."""
         self._job = job
+        self._decays = decays
+        self._rows = job.batch * positions
         self._weighted = weighted(layers)
         self._gain = gradient_gain(job.batch, positions)
         weights = [layer.weight for layer in self._weighted if layer.weight is not None]
@@ -99,12 +138,17 @@ class Adam:
         self.step = 0
 
     def update_protocol(self, rt: Runtime, layer: Layer, grad: Share) -> MpcProtocol[None]:
-        """22 rounds."""
+        """22 rounds, and 28 more to cut the norm."""
         assert layer.weight is not None
         job, at = self._job, self._weighted.index(layer)
         first, second = self.moments["velocity"], self.moments["second"]
         f, wide = first[at].f, second[at].f
         g = yield from layer.weight_gradient_protocol(rt, grad, self._gain)
+        if job.clip_norm:
+            g = yield from clipped_protocol(rt, g, job.clip_norm * self._gain * self._rows)
+        decayed = yield from decayed_protocol(
+            rt, layer.weight, job, self.step, at < len(self._decays) and self._decays[at]
+        )
         kept, fresh, kept_square, square = yield from par(
             mul_public_protocol(rt, first[at], job.momentum),
             mul_public_protocol(rt, g, 1.0 - job.momentum),
@@ -115,4 +159,4 @@ class Adam:
         safe = add_public(rt, second[at], smallest(f))
         root = yield from rsqrt_protocol(rt, safe, (4 - wide) // 2, _HIGHEST, f)
         move = yield from mul_protocol(rt, first[at], root, scale=adam_rate(job, self.step))
-        layer.weight = sub(layer.weight, move)
+        layer.weight = less_decay(layer, decayed, move)

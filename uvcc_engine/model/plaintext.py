@@ -18,6 +18,7 @@ from torch.nn import functional as fn
 
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, Labels, batch_rows
+from uvcc_engine.model.clipping import clipped
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
 from uvcc_engine.model.metrics import clear_metrics
 from uvcc_engine.model.objectives import clear_loss
@@ -67,8 +68,10 @@ def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | N
         losses.append(loss.item())
         grads = torch.autograd.grad(loss, weights)
         with torch.no_grad():
-            for w, v, s, g in zip(weights, velocity, second, grads, strict=True):
-                _update(job, step, w, v, s, g, model.positions)
+            for spec, w, v, s, g in zip(model.weights, weights, velocity, second, grads, strict=True):
+                decay = job.lr_at(step) * job.weight_decay * w if spec.decays else 0.0
+                _update(job, step, w, v, s, clipped(g, job.clip_norm) if job.clip_norm else g, model.positions)
+                w.sub_(decay)
     found = [w.detach().numpy() for w in weights]
     outputs = forward(model, [w.detach() for w in weights], torch.from_numpy(data.test_x))
     shown = clear_metrics(job, outputs, targets_of(model, data.test_y))

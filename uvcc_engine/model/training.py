@@ -51,7 +51,7 @@ class PrivateTrainer:
         weights = [public(rt, torch.from_numpy(w), f=job.frac_bits) for w in starts]
         self._layers = nn.build(model, weights)
         self._model = model
-        self._optimizer = _optimizer(rt, job, self._layers, model.positions)
+        self._optimizer = _optimizer(rt, job, self._layers, model)
 
     @property
     def weights(self) -> list[Share]:
@@ -190,8 +190,11 @@ class PrivateTrainer:
         return component_digest(named, blind)
 
 
-def _optimizer(rt: Runtime, job: PrivateJob, layers: list[nn.Layer], positions: int) -> Optimizer:
+def _optimizer(rt: Runtime, job: PrivateJob, layers: list[nn.Layer], model: ModelSpec) -> Optimizer:
+    decays = [spec.decays for spec in model.weights]
     if job.optimizer == "adam":
-        return Adam(rt, job, layers, positions)
+        return Adam(rt, job, layers, model.positions, decays)
     weights = [layer.weight for layer in nn.weighted(layers) if layer.weight is not None]
-    return Sgd(job, layers, [public(rt, torch.zeros(w.shape), f=job.frac_bits) for w in weights], positions)
+    return Sgd(
+        job, layers, [public(rt, torch.zeros(w.shape), f=job.frac_bits) for w in weights], model.positions, decays
+    )

@@ -98,9 +98,11 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         found = {"rows": rows, "pin": digests(table, args.schema), "objective": OBJECTIVE[ready.schema.kind]}
     elif args.data is not None:
         x, y = read_rows(args.data, args.labels)
+        found["total"] = len(x)
         features, classes = x.shape[1], int(y.max()) + 1
     else:
         digits = load_digits(0)
+        found["total"] = len(digits.train_x) + len(digits.test_x)
         features, classes = digits.train_x.shape[1], digits.classes
     if isinstance(asked, str) and is_module_file(asked):
         extras.require("torch", "job.model names a torch module")

@@ -121,6 +121,17 @@ def test_the_objective_follows_the_schemas_target(tmp_path: Path) -> None:
     assert profile.job.objective == "huber"
 
 
+@pytest.mark.parametrize(
+    ("sets", "steps"),
+    [(["job.epochs=3", "job.batch=100"], 44), (["job.epochs=1", "job.batch=100", "topology.replicas=2"], 8)],
+)
+def test_epochs_are_passes_over_the_training_rows(sets: list[str], steps: int) -> None:
+    profile, _ = owndata.settle(load("demo", sets)[1], print)
+    assert isinstance(profile.job, PrivateJobSettings)
+    assert profile.job.steps == steps  # 1,437 of the digits' rows train
+    assert "epochs" not in engine_job(profile.job, profile.job.steps)
+
+
 def test_the_key_is_called_schema_in_profiles_and_in_what_is_said_of_them(table: Path) -> None:
     _, profile = load("demo", [f"job.data={table}", "job.schema=x.yaml"])
     assert isinstance(profile.job, PrivateJobSettings)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from private_kit import opened_digits
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
+from uvcc_engine.model.clipping import clipped, clipped_protocol
 from uvcc_engine.model.functions import rsqrt_protocol
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import find_model
@@ -33,6 +37,9 @@ def test_inverse_square_root_over_thirty_bits(f: int) -> None:
     assert relative.max() < 2e-4 + 8 * 2.0**-f * x.max().sqrt()
 
 
+MLP = PrivateJob(model="mlp-digits", steps=8, batch=32, test_rows=100)
+
+
 @pytest.mark.parametrize(
     "job",
     [
@@ -40,8 +47,10 @@ def test_inverse_square_root_over_thirty_bits(f: int) -> None:
         PrivateJob(model="mlp-digits", steps=6, batch=32, lr=0.02, optimizer="adam", objective="mse", test_rows=100),
         PrivateJob(model="mlp-digits", steps=6, batch=32, lr=0.1, objective="mse", test_rows=100),
         PrivateJob(model="mlp-digits", steps=6, batch=32, lr=0.2, frac_bits=22, test_rows=100),
+        replace(MLP, lr=0.2, schedule="cosine", warmup=2, weight_decay=0.1, clip_norm=0.5),
+        replace(MLP, model="logistic-digits", lr=0.02, optimizer="adam", weight_decay=0.5, clip_norm=0.25),
     ],
-    ids=["adam", "adam-mse", "mse", "f22"],
+    ids=["adam", "adam-mse", "mse", "f22", "sgd-all", "adamw"],
 )
 def test_training_follows_the_float_reference(job: PrivateJob) -> None:
     inputs = opened_digits(job)
@@ -66,6 +75,35 @@ def test_training_follows_the_float_reference(job: PrivateJob) -> None:
     assert ("second.0.lo" in state) == (job.optimizer == "adam")
     results[0][1].load_state(state)
     assert all(torch.equal(state[k], v) for k, v in results[0][1].state().items())
+
+
+@settings(deadline=None, max_examples=6)
+@given(seed=st.integers(0, 2**31), size=st.floats(-8, 6), limit=st.floats(-4, 3))
+def test_a_norm_is_cut_at_its_limit_and_no_other(seed: int, size: float, limit: float) -> None:
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x = torch.round(x / x.norm() * 2.0**size * 2**16) / 2**16
+    got = LocalPlanes(1).run_three(lambda rt: rt.run(clipped_protocol(rt, public(rt, x, f=16), 2.0**limit)))
+    off = (reconstruct(got) - clipped(x, 2.0**limit)).norm()
+    assert off < 2e-3 * min(2.0**size, 2.0**limit) + 6 * 8 * 2.0**-16
+
+
+def test_the_learning_rate_rises_and_falls_as_the_schedule_says() -> None:
+    job = PrivateJob(steps=12, lr=1.0, schedule="cosine", warmup=3)
+    rates = [job.lr_at(step) for step in range(12)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[3:] == [pytest.approx((1 + math.cos(math.pi * k / 9)) / 2) for k in range(9)]
+    assert PrivateJob(steps=4, lr=1.0).lr_at(1) == 0.75
+    short = PrivateJob(steps=2, lr=1.0, warmup=5)  # a smoke of the same job
+    assert [short.lr_at(0), short.lr_at(1)] == [1 / 6, 2 / 6]
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [({"weight_decay": 2.0}, "like 0.01"), ({"clip_norm": 0.001}, "0.01 to 64"), ({"warmup": -1}, "warmup")],
+)
+def test_rules_out_of_range_are_refused(found: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        PrivateJob.from_json(found)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,10 @@ class BatchNorm(WeightedSpec):
     def weight_shape(self) -> tuple[int, int]:
         return 4, self.image.channels
 
+    @property
+    def decays(self) -> bool:
+        return False
+
 
 class BatchNormLayer(Layer):
     """Channels brought to mean 0 and variance 1. The weight (4, channels) holds gain, running mean, running variance

@@ -40,6 +40,10 @@ class LayerNorm(WeightedSpec):
     def weight_shape(self) -> tuple[int, int]:
         return 2, self.width
 
+    @property
+    def decays(self) -> bool:
+        return False
+
 
 class LayerNormLayer(Layer):
     """Rows brought to mean 0 and variance 1, then gain and bias: the rows of the weight (2, width).

@@ -39,6 +39,10 @@ class RmsNorm(WeightedSpec):
     def weight_shape(self) -> tuple[int, int]:
         return 1, self.width
 
+    @property
+    def decays(self) -> bool:
+        return False
+
 
 class RmsNormLayer(Layer):
     """x / sqrt(mean(x^2) + epsilon) times the gain. Forward 29 rounds, backward 8."""
