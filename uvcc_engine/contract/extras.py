@@ -16,6 +16,7 @@ EXTRAS: Final = {
     "tensorboard": "train",
     "matplotlib": "report",
     "zstandard": "report",
+    "sklearn": "test",
 }
 
 

@@ -18,9 +18,9 @@ from torch.nn import functional as fn
 
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, Labels, batch_rows
+from uvcc_engine.model.answer_metrics import clear_metrics
 from uvcc_engine.model.clipping import clipped
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
-from uvcc_engine.model.metrics import clear_metrics
 from uvcc_engine.model.objectives import clear_loss
 from uvcc_engine.model.optimizers import adam_rate, gradient_gain, smallest
 from uvcc_engine.model.registry import PlaintextContext, type_of

@@ -14,7 +14,7 @@ from uvcc_engine.contract.private_job import METRICS, PrivateJob
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
-from uvcc_engine.model.metrics import evaluate_protocol
+from uvcc_engine.model.answer_metrics import evaluate_protocol
 from uvcc_engine.model.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.optimizers import Adam, Optimizer, Sgd
 from uvcc_engine.model.specs import ModelSpec, initial_weights

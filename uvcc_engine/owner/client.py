@@ -12,9 +12,10 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from safetensors.numpy import save
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
@@ -33,6 +34,8 @@ from uvcc_engine.sealing.release import box_name, open_weights
 from uvcc_engine.sharding.partition import join_weight, place_layers, weights_of
 from uvcc_engine.sharding.validation import PREDICTION, QUERY, check_tensors, fit_model, shapes_of
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
+
+TENSORS: Final = "model.safetensors"
 
 
 def dataset_for(
@@ -225,7 +228,7 @@ def _whole(slices: Mapping[tuple[int, int], Mapping[str, Floats]], model: str | 
 def open_results(args: argparse.Namespace) -> dict[str, Any]:
     """Open the three parties' sealed results anywhere below a folder; write them (0600).
 
-    ``weights.npz`` by name, or ``predictions.npz`` with one label per query.
+    ``weights.npz`` and ``model.safetensors`` by name, or ``predictions.npz`` with one label per query.
     """
     owner, parties = Identity.load(args.owner), load_parties(args.parties)[0]
     slices: dict[tuple[int, int], dict[str, Floats]] = {}
@@ -239,7 +242,12 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
     content = io.BytesIO()
     np.savez(content, **(weights if answers is None else {"labels": answers.argmax(1)}))
     files.write_atomic(args.out / name, content.getvalue(), mode=0o600)
-    return {"files": [name], "shapes": {name: list(w.shape) for name, w in weights.items()}}
+    names = [name]
+    if answers is None:
+        names.append(TENSORS)
+        whole = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
+        files.write_atomic(args.out / TENSORS, save(whole, {"format": "uvcc"}), mode=0o600)
+    return {"files": names, "shapes": {name: list(w.shape) for name, w in weights.items()}}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

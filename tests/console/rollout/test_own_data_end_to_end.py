@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from demorun import PATIENCE_S, Uvcc, user_at
+from safetensors.numpy import load_file
 
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.csv_table import read_table
@@ -22,6 +23,7 @@ from uvcc_engine.data.schema import load_schema
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import find_model
+from uvcc_engine.transcript.terms.policy import Policy
 
 README = Path(__file__).parents[3] / "README.md"
 
@@ -63,6 +65,22 @@ def clear_predictions(run_dir: Path, folder: Path) -> Floats:
     return torch.softmax(forward(find_model(job.model), weights, x), 1).numpy()
 
 
+def check_card(results: Path, run_dir: Path) -> None:
+    """The card says what the policy and the certificate say; the tensors are the same in both formats."""
+    card = (results / "MODEL_CARD.md").read_text()
+    policy = Policy.load(run_dir / "artifacts/full/policy.json")
+    assert f"- policy: {policy.hash.hex()}" in card
+    assert "- result: verified at" in card
+    assert "- accuracy: 0." in card
+    assert "told to the owner alone: weights" in card
+    assert "could look at everything" in card
+    assert all(f"- `{name}`" in card for name in ("model.safetensors", "model.json", "preprocessing.yaml"))
+    with np.load(results / "weights.npz") as arrays:
+        tensors = load_file(results / "model.safetensors")
+        assert tensors.keys() == set(arrays.files)
+        assert all(np.array_equal(tensors[name], arrays[name]) for name in tensors)
+
+
 def test_five_commands_lead_from_a_file_to_predictions(uvcc: Uvcc, tmp_path: Path) -> None:
     steps = commands()
     assert len(steps) <= 5
@@ -84,8 +102,10 @@ def test_five_commands_lead_from_a_file_to_predictions(uvcc: Uvcc, tmp_path: Pat
     assert len(rows) == 20
     assert set(rows[0]) == {"row", "diagnosis", "p(benign)", "p(malignant)"}
     results = tmp_path / "results"
-    assert {path.name for path in results.iterdir()} == {"weights.npz", "model.json", "preprocessing.yaml"}
+    files = {"weights.npz", "model.safetensors", "model.json", "preprocessing.yaml", "MODEL_CARD.md"}
+    assert {path.name for path in results.iterdir()} == files
     (run_dir,) = (uvcc.home / "runs").iterdir()
+    check_card(results, run_dir)
     ours = np.array([[float(row["p(benign)"]), float(row["p(malignant)"])] for row in rows])
     assert np.abs(ours - clear_predictions(run_dir, tmp_path)[:20]).max() < 0.01
     fitted = (results / "preprocessing.yaml").read_text()

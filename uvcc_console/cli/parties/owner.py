@@ -14,12 +14,13 @@ from uvcc_console.cli.main import OK
 from uvcc_console.core.shown import shown
 from uvcc_console.plan.owndata import fitted_file, owners_program
 from uvcc_console.plan.plan import FULL
+from uvcc_console.report.model_card import model_card
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
 from uvcc_engine.transcript.terms.policy import Policy
 
-MODEL, FITTED = "model.json", "preprocessing.yaml"
+MODEL, FITTED, CARD = "model.json", "preprocessing.yaml", "MODEL_CARD.md"
 
 
 def run(argv: list[str]) -> int:
@@ -42,7 +43,8 @@ def _open(args: argparse.Namespace) -> int:
     run_dir = common.find_run(args.run)
     out: Path = args.out or Path(run_dir.name)
     s = common.load_summary(run_dir)
-    if not shown(s, FULL, recheck(run_dir, s)).verified and not args.unverified:
+    result = shown(s, FULL, recheck(run_dir, s))
+    if not result.verified and not args.unverified:
         hint = f"see uvcc verify {run_dir.name}; --unverified opens it all the same"
         raise ConfigError(f"the full run of {run_dir.name} is not verified", hint)
     artifacts, identity = run_dir / "artifacts" / FULL, run_dir / "owner" / "identity"
@@ -60,6 +62,7 @@ def _open(args: argparse.Namespace) -> int:
         raise ConfigError(f"cannot create {out}: {e.strerror}", "name another folder with --out") from e
     try:
         _put_results(run_dir, policy, model, out)
+        (out / CARD).write_text(model_card(policy, result, [path.name for path in out.iterdir()]))
     except UvccError:
         shutil.rmtree(out, ignore_errors=True)
         raise

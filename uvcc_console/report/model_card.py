@@ -1,0 +1,67 @@
+"""The card that goes with an opened model: what it is, how it was trained, what was told of it, and what that is worth.
+
+Everything in it is the signed policy's or the certificate's; nothing of the data is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from uvcc_console.core.shown import Shown
+from uvcc_console.plan.owndata import model_words
+from uvcc_engine.transcript.terms.operation import Operation
+from uvcc_engine.transcript.terms.policy import EVERYBODY, Policy
+
+_TRAINING: Final = (
+    *("objective", "optimizer", "steps", "batch", "lr", "schedule", "warmup", "momentum", "beta2", "weight_decay"),
+    *("clip_norm", "frac_bits", "seed"),
+)
+_FILES: Final = {
+    "model.safetensors": "the weights, opened for the owner: `weight.N`, inputs (and a last row of biases) by outputs",
+    "weights.npz": "the same, for `uvcc owner predict` and for jobs of task infer",
+    "model.json": "the model's graph: layers and sizes, as the policy binds them",
+    "preprocessing.yaml": "the schema with the statistics of the training rows: keep it as you keep the data",
+}
+
+
+def model_card(policy: Policy, found: Shown, files: Sequence[str]) -> str:
+    """Markdown. ``found`` is the full phase's result; ``files`` are those that lie beside the card."""
+    job, model = policy.job, policy.job.get("model", "")
+    lines = ["# Model card", "", f"{model_words(model)}.", "", f"- result: {found.words(utc=True)}"]
+    lines += [f"- {name}: {value:.6g}" for name, value in sorted(found.values.items())]
+    lines += ["", "## Files", "", *(f"- `{name}`: {_FILES[name]}" for name in sorted(files) if name in _FILES)]
+    lines += ["", "## Training", "", *_shapes(model), *(f"- {key}: {job[key]}" for key in _TRAINING if key in job)]
+    lines += [
+        *("", "## Evidence", "", f"- policy: {policy.hash.hex()}", f"- code: {policy.code_hash}"),
+        *(f"- {name}: {value}" for name, value in _roots(found).items()),
+        "- check it: `uvcc verify RUN`",
+    ]
+    lines += ["", "## Privacy", "", *(f"- {line}" for line in _privacy(policy))]
+    return "\n".join(lines) + "\n"
+
+
+def _shapes(model: Any) -> list[str]:
+    if not isinstance(model, Mapping):
+        return []
+    return [f"- features: {model.get('features')}, outputs: {model.get('classes')}"]
+
+
+def _roots(found: Shown) -> dict[str, str]:
+    named = {"global root": found.global_root, "run root": found.run_root, "session": found.sid_job}
+    named |= {"result hash": found.hashes[0] if len(found.hashes) == 1 else ""}
+    return {name: value for name, value in named.items() if value}
+
+
+def _privacy(policy: Policy) -> list[str]:
+    told = [value for value, to in policy.reveal if to == EVERYBODY and not value.startswith("confusion.")]
+    owners = [value for value, to in policy.reveal if to != EVERYBODY]
+    if "weights" in told:  # said to all, and still sealed to the owner
+        told, owners = [value for value in told if value != "weights"], [*owners, "weights"]
+    return [
+        f"told to all three domains: {', '.join(told) or 'nothing'}; all else stayed shared",
+        f"told to the owner alone: {', '.join(dict.fromkeys(owners)) or 'nothing'}",
+        "two domains that put their shares together learn data and weights",
+        *Operation.of(policy.topology).sentences(),
+        "weights remember training data: whoever gets them can test guesses about single rows; no noise was added",
+    ]
