@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -60,11 +60,12 @@ class Sgd:
         assert layer.weight is not None
         at = self._weighted.index(layer)
         velocity = self.moments["velocity"]
-        fresh, kept, decayed = yield from par(
+        three: MpcProtocol[list[Any]] = par(
             self._gradient_protocol(rt, layer, grad),
             mul_public_protocol(rt, velocity[at], self._job.decay_at(self.step)),
             decayed_protocol(rt, layer.weight, self._job, self.step, at < len(self._decays) and self._decays[at]),
         )
+        fresh, kept, decayed = yield from three
         velocity[at] = add(kept, fresh)
         layer.weight = less_decay(layer, decayed, velocity[at])
 
