@@ -31,6 +31,7 @@ from uvcc_console.core import (
     snapshot,
     state,
     vitals,
+    words,
 )
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
@@ -54,6 +55,7 @@ _FOLDING: Final = (
     series,
     snapshot,
     vitals,
+    words,
 )
 _CLASSES: Final[Mapping[str, type[Any]]] = {
     name: c for name, c in vars(snapshot).items() if isinstance(c, type) and dataclasses.is_dataclass(c)

@@ -48,7 +48,7 @@ def put(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
     return MappingProxyType({**mapping, key: value})
 
 
-def logged(s: Snapshot, e: ev.Event, level: str, source: str, text: str) -> Snapshot:
+def logged(s: Snapshot, e: ev.Event, level: str, source: str, text: str, detail: str = "") -> Snapshot:
     """The snapshot with one more line in its log."""
     area = area_of(e.event) if isinstance(e, ev.EngineEvent) else Area.LINK if isinstance(e, _OF_LINKS) else None
-    return changed(s, log=(*s.log[-(LOG_KEEP - 1) :], LogEntry(e.ts, level, source, text, str(area or ""))))
+    return changed(s, log=(*s.log[-(LOG_KEEP - 1) :], LogEntry(e.ts, level, source, text, str(area or ""), detail)))

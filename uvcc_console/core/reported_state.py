@@ -13,6 +13,7 @@ from uvcc_console.core.measures import extended, measured
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
 from uvcc_console.core.vitals import with_vitals
+from uvcc_console.core.words import engine_words
 from uvcc_engine.contract.outside import hint_of, whole
 
 AGREEMENT_KEEP = 64
@@ -46,7 +47,6 @@ def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
 
 
 def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
-    fields = " ".join(f"{k}={v}" for k, v in e.fields.items())
     if e.event == "checkpoint_written":
         newest = (odd.step_of(e.fields), str(e.fields.get("sha256", "")))
         s = replace(s, checkpoints=put(s.checkpoints, e.pod, max(newest, s.checkpoints.get(e.pod, (-1, "")))))
@@ -63,7 +63,8 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     elif e.event == "run_facts":
         coord = str(e.fields.get("coord") or e.pod)
         return replace(s, facts=put(s.facts, coord, MappingProxyType(dict(e.fields))))
-    return logged(s, e, e.level, e.pod, f"{e.event} {fields}".rstrip())
+    text, detail = engine_words(e.event, e.fields)
+    return logged(s, e, e.level, e.pod, text, detail)
 
 
 def _telemetry(s: Snapshot, e: ev.PodTelemetry) -> Snapshot:

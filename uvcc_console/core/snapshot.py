@@ -180,13 +180,17 @@ class ForecastView:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of the merged event log. ``area``: what it is about, where that is known."""
+    """One line of the merged event log. ``area``: what it is about, where that is known.
+
+    ``text`` is the same for every pod that says the same, ``detail`` what is this pod's own: hashes, numbers.
+    """
 
     ts: float
     level: str
     source: str
     text: str
     area: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from uvcc_console.core.snapshot import (
     VerdictView,
     WorkerView,
 )
+from uvcc_console.core.words import ack_words
 from uvcc_engine.contract.text import clean
 
 MALFORMED_KEEP = 256
@@ -182,8 +183,8 @@ def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
     step = e.step if e.step >= 0 or not old else old[1]
     ack = (e.stage, step, e.checkpoint or (old[2] if old else ""), e.ts)
     s = replace(s, halt=replace(s.halt, acks=put(s.halt.acks, e.pod, ack)))
-    where = f" at step {e.step}" if e.step >= 0 else ""
-    return logged(s, e, "error" if e.stage == "unknown" else "info", e.pod, f"{e.stage}{where} {e.detail}".rstrip())
+    level = "error" if e.stage == "unknown" else "info"
+    return logged(s, e, level, e.pod, ack_words(e.stage, e.step), e.detail)
 
 
 def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:

@@ -190,6 +190,14 @@ class UvccApp(RunConsole):
     def _opened(self, event: FleetPanel.Opened) -> None:
         self.commands.open(PodPanel.number, event.pod)
 
+    @on(LogView.Taken)
+    def _taken(self, event: LogView.Taken) -> None:
+        self.commands.take(event.lines, event.save)
+
+    @on(LogView.ViewWanted)
+    def _view_wanted(self) -> None:
+        self.commands.do_view("")
+
     @on(FleetPanel.ColumnsWanted)
     def _columns(self, event: FleetPanel.ColumnsWanted) -> None:
         self.commands.ask_columns(event.names)

@@ -161,7 +161,7 @@ async def test_search_goes_back_from_the_end(folder: Path) -> None:
         await d.press("colon", *typed("find checkpoint"), "enter")
         log = d.app.main.query_one(LogView)
         assert not log.following
-        assert log.ring[log._hit].text.startswith("checkpoint_written")
+        assert log.ring[log._hit].text.startswith("checkpoint written")
         first = log._hit
         await d.press("N")
         assert log._hit < first

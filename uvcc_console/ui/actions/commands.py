@@ -14,6 +14,7 @@ from textual.screen import Screen
 from uvcc_console.core import events as ev
 from uvcc_console.ui.actions import saved_screens
 from uvcc_console.ui.actions.keys import ACTIONS, COMMANDS, UiAction
+from uvcc_console.ui.actions.log_actions import LogActions
 from uvcc_console.ui.actions.notify import Note
 from uvcc_console.ui.actions.pod_actions import PodActions
 from uvcc_console.ui.feed.run_processes import see_to
@@ -52,7 +53,7 @@ def who() -> str:
     return f"{user}@{socket.gethostname()} tui"
 
 
-class Commands(PodActions):
+class Commands(PodActions, LogActions):
     """Runs actions for one app."""
 
     def __init__(self, app: RunConsole) -> None:

@@ -1,0 +1,175 @@
+"""The log: one line for what several pods say, wrapped, by level and time, copied, saved, and long texts to read."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from ui_desk import desk, typed
+from ui_journals import RUN, Story
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import LogEntry
+from uvcc_console.core.words import engine_words
+from uvcc_console.ui.actions.log_actions import newest_dump
+from uvcc_console.ui.drawing.glyphs import UNICODE
+from uvcc_console.ui.drawing.paint import plain
+from uvcc_console.ui.judging.filters import parse
+from uvcc_console.ui.screens.viewer import ViewerScreen
+from uvcc_console.ui.widgets.log_lines import entry_line, histogram, indent_of, row_count, stamp_text, wrapped
+from uvcc_console.ui.widgets.log_view import LogView
+from uvcc_console.ui.widgets.ring import RingLog
+from uvcc_engine.contract.event_names import NAMES
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / RUN
+
+
+def said(pod: str, text: str, ts: float = 100.0, level: str = "info", detail: str = "") -> LogEntry:
+    return LogEntry(ts, level, pod, text, "", detail)
+
+
+def test_a_checkpoint_of_all_parties_is_one_line_without_hashes() -> None:
+    fields = [{"step": 20, "sha256": c * 64} for c in "abc"]
+    texts = [engine_words("checkpoint_written", f) for f in fields]
+    assert {text for text, _ in texts} == {"checkpoint written at step 20"}
+    assert texts[0][1] == "sha256=" + "a" * 12
+    ring = RingLog()
+    shown = ring.extend([said(f"p{i}r0", *texts[i][:1], ts=100 + i, detail=texts[i][1]) for i in range(3)])
+    assert (shown, len(ring), ring[0].source, ring[0].detail) == (1, 1, "p0r0 p1r0 p2r0", "")
+    assert "p0r0 p1r0 p2r0" in plain(entry_line(ring[0], UNICODE))
+    assert "3 pods" in plain(entry_line(ring[0], UNICODE, wide=False))
+
+
+def test_lines_of_files_and_repeated_or_late_words_stay_apart() -> None:
+    ring = RingLog()
+    ring.extend([said("p0r0/x.log", "same", level="debug"), said("p1r0/x.log", "same", level="debug")])
+    ring.extend([said("p0r0", "link up"), said("p0r0", "link up"), said("p1r0", "link up", ts=200.0)])
+    ring.extend([said("rollout", "stage full ok"), said("gate", "stage full ok")])
+    assert len(ring) == 7
+
+
+def test_a_joined_line_is_found_by_a_filter_on_any_of_its_pods() -> None:
+    ring = RingLog()
+    ring.set_filter(parse("pod=p1r0"))
+    ring.extend([said("p0r0", "ready"), said("p0r0", "other"), said("p1r0", "ready")])
+    assert [ring[i].source for i in range(len(ring))] == ["p0r0 p1r0"]
+    ring.set_filter(parse("party=1"))
+    assert len(ring) == 1
+
+
+def test_joined_lines_survive_trims_whatever_comes() -> None:
+    rnd, ring = random.Random(3), RingLog(cap=40)
+    for i in range(2000):
+        ring.extend([said(f"p{rnd.randrange(3)}r0", f"word {rnd.randrange(9)}", ts=100 + i * 0.2)])
+        if i % 100 == 50:
+            ring.set_filter(parse("word" if i % 200 == 50 else ""))
+    assert 0 < len(ring) <= 50
+    assert all(ring[i].text.startswith("word") for i in range(len(ring)))
+
+
+def test_levels_and_time_windows_narrow_and_the_next_error_is_found() -> None:
+    ring = RingLog()
+    levels = ["info", "warn", "error", "info", "debug"]
+    ring.extend([said("rollout", f"line {i}", ts=100.0 + i, level=level) for i, level in enumerate(levels)])
+    ring.set_filter(parse(""), "warn")
+    assert [ring[i].text for i in range(len(ring))] == ["line 1", "line 2"]
+    ring.set_filter(parse(""), "debug")
+    assert ring.since(102.5)
+    assert [ring[i].text for i in range(len(ring))] == ["line 3", "line 4"]
+    ring.since(None)
+    assert ring.next_of_level("error", len(ring) - 1, -1) == 2
+    assert ring.next_of_level("error", 3, 1) is None
+
+
+@given(st.text(max_size=300), st.integers(30, 200))
+def test_a_wrapped_line_takes_the_rows_that_were_counted(text: str, width: int) -> None:
+    entry = said("p0r0", text)
+    indent = indent_of("clock", wide=width >= 100)
+    line = entry_line(entry, UNICODE, wide=width >= 100)
+    pieces = wrapped(line, width, indent)
+    assert all(sum(cell_len(t) for t, _ in piece) <= width for piece in pieces)
+    if text.isascii() and text.isprintable():
+        assert len(pieces) == row_count(entry, width, indent)
+        whole = plain(pieces[0])[indent:] + "".join(plain(p)[indent:].ljust(width - indent) for p in pieces[1:])
+        assert whole.split() == text.split() or len(pieces) > 1
+
+
+def test_times_are_shown_in_four_ways() -> None:
+    at = {
+        kind: stamp_text(1_795_223_700.0, kind, 1_795_223_790.0, wide=True, utc=True)
+        for kind in ("ago", "date", "none")
+    }
+    assert at == {"ago": "1 m 30 s ago", "date": "2026-11-21 01:15:00", "none": ""}
+
+
+def test_the_strip_in_the_border_shows_when_most_came_and_where_errors_are() -> None:
+    ring = RingLog()
+    ring.extend(
+        [
+            said("rollout", f"{i}", ts=100.0 + (i if i < 10 else 90), level="error" if i == 3 else "info")
+            for i in range(40)
+        ]
+    )
+    strip = histogram(ring, 10, UNICODE)
+    assert len(strip) == 10
+    assert strip[-1][0] == UNICODE.heat[-1]
+    assert [role for text, role in strip if text != " "] == ["bad", "accent"]
+
+
+def test_every_known_event_has_words_whatever_its_fields_are() -> None:
+    for name in NAMES:
+        for fields in ({}, {"step": 10**400, "since_s": 10**400, "peer": [], "mode": None}, {"since_s": float("nan")}):
+            text, detail = engine_words(name, fields)
+            assert text
+            assert isinstance(detail, str)
+
+
+async def test_keys_of_the_log_wrap_narrow_copy_and_save(folder: Path) -> None:
+    story = Story().full(20)
+    story.add(ev.Alert(level="warn", name="x", text="a long word " * 30))
+    async with desk(story, folder) as d:
+        log = d.app.main.query_one(LogView)
+        await d.press("3")
+        before = log.virtual_size.height
+        await d.press("w")
+        assert log.virtual_size.height > before
+        assert d.text.count("a long word") > 20
+        await d.press("l", "l")
+        assert "warn and worse" in d.text
+        assert len(log.ring) < before
+        await d.press("l", "l", "i")
+        assert "last 1 min" in d.text
+        await d.press("y")
+        assert "a long word" in d.app.clipboard
+        assert "info rollout stage full running" in d.app.clipboard
+        await d.press("S")
+        (kept,) = folder.glob("log-*.txt")
+        assert len(kept.read_text().splitlines()) == len(log.ring)
+        await d.press("colon", *typed("find checkpoint"), "enter")
+        assert "checkpoint written at step 20" in log.ring[log._hit].text
+
+
+async def test_v_reads_the_newest_stack_dump_and_a_command_an_artifact(folder: Path) -> None:
+    story = Story().full(5)
+    for i, line in enumerate(("Current thread 0x1 (most recent call first):", '  File "plane.py", line 3 in wait')):
+        story.add(ev.LogLines(pod="p1r0", src="stackdump_1.txt", lines=[line]), 0.1 * i)
+    async with desk(story, folder) as d:
+        assert newest_dump(d.app.main.query_one(LogView).ring)[0] == "p1r0/stackdump_1.txt"
+        await d.press("3", "v")
+        assert isinstance(d.app.screen, ViewerScreen)
+        assert "line 3 in wait" in d.text
+        await d.press("escape")
+        home = folder / "artifacts" / "flight"
+        home.mkdir(parents=True)
+        (home / "rank0.json").write_text('{"seq": 1840}')
+        await d.press("colon", *typed("view rank0"), "enter")
+        assert "1840" in d.text
+        await d.press("q", "colon", *typed("view nothing"), "enter")
+        assert "nothing to read called nothing; there are rank0.json" in d.toasts

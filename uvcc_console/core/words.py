@@ -1,0 +1,96 @@
+"""What happened, in the words of the field: one sentence for an engine event, and beside it what is a pod's own.
+
+The sentence is the same for every pod that says the same, so that a screen can show it once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from uvcc_engine.contract.outside import real, said
+
+_DIGEST: Final = 12
+_OWN: Final = frozenset(
+    ("sha256", "checkpoint", "root", "nonce", "coord", "party", "rank", "pid", "bytes", "seconds", "path", "digest")
+)
+"""Fields that differ from pod to pod, or name a long hash: beside the sentence, not in it."""
+Fields = Mapping[str, Any]
+
+
+def _peer(f: Fields) -> str:
+    peer = said(f.get("peer", f.get("party")))
+    return f"P{peer}" if peer.isdecimal() else peer or "a peer"
+
+
+def _at(f: Fields) -> str:
+    step = said(f.get("step"))
+    return f" at step {step}" if step else ""
+
+
+def _seconds(f: Fields, name: str) -> str:
+    value = real(f.get(name))
+    return f" for {value:.1f} s" if value is not None else ""
+
+
+# event -> (the fields that its sentence uses, the sentence)
+_SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]] = {
+    "party_start": (("step", "attempt"), lambda f: f"training starts{_at(f)}"),
+    "policy_accepted": ((), lambda f: "the signed policy is accepted"),
+    "worker_start": ((), lambda f: "worker process started"),
+    "resumed": (("step",), lambda f: f"resumed from the checkpoint of step {said(f.get('step'))}"),
+    "run_done": (("step",), lambda f: f"last step done{_at(f)}"),
+    "open_final_done": ((), lambda f: "the result is opened as the policy allows"),
+    "step_skipped": (("step",), lambda f: f"update skipped, the gradient was not a number{_at(f)}"),
+    "watchdog_dump": ((), lambda f: "stalled: the watchdog wrote the stacks"),
+    "link_up": (("peer", "kind"), lambda f: f"link to {_peer(f)} up ({said(f.get('kind')) or 'direct'})"),
+    "link_down": (("peer", "kind"), lambda f: f"link to {_peer(f)} down ({said(f.get('kind')) or 'direct'})"),
+    "waiting": (("peer", "since_s"), lambda f: f"waits for {_peer(f)}{_seconds(f, 'since_s')}"),
+    "peer_lost": (("peer", "party", "since_s"), lambda f: f"peer {_peer(f)} lost, silent{_seconds(f, 'since_s')}"),
+    "relay_up": ((), lambda f: "relay reachable again"),
+    "relay_down": ((), lambda f: "relay unreachable"),
+    "dp_ready": ((), lambda f: "data-parallel groups ready"),
+    "dp_ok": ((), lambda f: "first all-reduce over all replicas done"),
+    "group_ready": ((), lambda f: "process group ready"),
+    "checkpoint_written": (("step",), lambda f: f"checkpoint written{_at(f)}"),
+    "checkpoint_committed": (("step",), lambda f: f"checkpoint committed by all parties{_at(f)}"),
+    "checkpoint_refused": (("step",), lambda f: f"checkpoint refused{_at(f)}"),
+    "held": (("step",), lambda f: f"paused between steps{_at(f)}"),
+    "released": ((), lambda f: "continues after the hold"),
+    "halted": (("step",), lambda f: f"halted with a checkpoint{_at(f)}"),
+    "order_obeyed": (("mode",), lambda f: f"follows a signed {said(f.get('mode')) or 'halt'} order (relay)"),
+    "lease_expired": ((), lambda f: "console lease expired: the pod halts by itself"),
+    "worker_died": ((), lambda f: "worker process died"),
+}
+ACKS: Final = {
+    "sent": "halt order sent",
+    "seen": "halt order received",
+    "held": "paused",
+    "released": "continues",
+    "halted": "halted, checkpoint verified",
+    "gone": "processes ended",
+    "unknown": "UNKNOWN, nothing proved",
+}
+
+
+def engine_words(event: str, fields: Fields) -> tuple[str, str]:
+    """(sentence, what differs from pod to pod) of an engine event; an unknown one keeps its name and its fields."""
+    found = _SENTENCES.get(event)
+    if found is None:
+        plain = {k: v for k, v in fields.items() if k not in _OWN}
+        used, text = tuple(plain), " ".join([event, *(f"{k}={_short(v)}" for k, v in plain.items())])
+    else:
+        used, text = found[0], found[1](fields)
+    return text, " ".join(f"{k}={_short(v)}" for k, v in fields.items() if k not in used)
+
+
+def ack_words(stage: str, step: int) -> str:
+    """What a pod proved of a halt."""
+    return ACKS.get(stage, stage) + (f" at step {step}" if step >= 0 else "")
+
+
+def _short(value: Any) -> str:
+    """A value of a field; of a hash the beginning."""
+    text = str(value)
+    long_hash = len(text) >= 32 and all(c in "0123456789abcdef" for c in text)
+    return text[:_DIGEST] if long_hash else text

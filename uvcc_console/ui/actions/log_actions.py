@@ -1,0 +1,85 @@
+"""What is taken out of the log: lines for the clipboard or a file, and long texts to be read."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from textual.screen import Screen
+
+from uvcc_console.core.snapshot import LogEntry
+from uvcc_console.ui.run_base import RunConsole
+from uvcc_console.ui.widgets.log_view import LogView
+from uvcc_console.ui.widgets.ring import RingLog
+from uvcc_engine.contract.errors import UvccError
+
+_LONG: Final = ("stackdump", "flight")
+_SUFFIXES: Final = (".txt", ".json", ".jsonl", ".log", ".csv", ".md")
+_LARGEST: Final = 4 << 20
+
+
+def newest_dump(ring: RingLog) -> tuple[str, list[str]]:
+    """(source, its lines) of the newest long text that pods wrote into the log; empty where there is none."""
+    source, lines = "", list[str]()
+    for at in range(len(ring) - 1, -1, -1):
+        entry: LogEntry = ring[at]
+        if not source and any(word in entry.source.partition("/")[2] for word in _LONG):
+            source = entry.source
+        if source and entry.source == source:
+            lines.append(entry.text)
+    return source, lines[::-1]
+
+
+def texts(run_dir: Path) -> list[Path]:
+    """The readable files among a run's artifacts, the newest first."""
+    home = run_dir / "artifacts"
+    found = [p for p in home.rglob("*") if p.suffix in _SUFFIXES and p.is_file() and not p.is_symlink()]
+    return sorted((p for p in found if p.stat().st_size <= _LARGEST), key=lambda p: -p.stat().st_mtime)
+
+
+class LogActions:
+    """Part of ``Commands``: needs ``app`` and ``_open``."""
+
+    app: RunConsole
+
+    def _open(self, screen: Screen[Any]) -> None:
+        raise NotImplementedError
+
+    def take(self, lines: Sequence[str], save: bool) -> None:
+        """Lines of the log: to the clipboard, or into a file of the run's folder."""
+        if not save:
+            self.app.copy_to_clipboard("\n".join(lines) + "\n")
+            self.app.say(f"{len(lines)} lines copied (OSC 52: the terminal must allow it)")
+            return
+        from uvcc_console.report.redact import checked
+
+        name = time.strftime("log-%Y%m%dT%H%M%SZ.txt", time.gmtime(self.app.now()))
+        try:
+            collections.deque(checked(name, lines), maxlen=0)
+            (self.app.run_dir / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        except (OSError, UvccError) as e:
+            self.app.say(f"not saved: {e}", "error")
+            return
+        self.app.say(f"{len(lines)} lines saved in {self.app.run_dir / name}")
+
+    def do_view(self, text: str) -> None:
+        """Read the newest stack dump or flight record, or the artifact that is named."""
+        from uvcc_console.ui.screens.viewer import ViewerScreen
+
+        word = text.strip()
+        if not word:
+            source, lines = newest_dump(self.app.main.query_one(LogView).ring)
+            if lines:
+                self._open(ViewerScreen(source, lines))
+                return
+        found = texts(self.app.run_dir)
+        wanted = [p for p in found if (word or "flight") in str(p.relative_to(self.app.run_dir))]
+        if not wanted:
+            known = ", ".join(p.name for p in found[:6]) or "none yet: D and C make some"
+            self.app.say(f"nothing to read{f' called {word}' if word else ''}; there are {known}", "warning")
+            return
+        lines = wanted[0].read_text(encoding="utf-8", errors="replace").splitlines()
+        self._open(ViewerScreen(str(wanted[0].relative_to(self.app.run_dir)), lines))
