@@ -10,6 +10,8 @@ from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import WorkerView
 from uvcc_engine.contract.outside import moment, real, whole
 
+AT = "at"
+"""The series of the console's time at each step: what turns an axis of steps into one of time."""
 BEAT_SERIES = ("mem_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "bytes")
 
 

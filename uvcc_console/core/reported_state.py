@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import odd
-from uvcc_console.core.measures import extended, measured
+from uvcc_console.core.measures import AT, extended, measured
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
 from uvcc_console.core.vitals import with_vitals
@@ -36,8 +36,9 @@ def _heartbeat(s: Snapshot, e: ev.HeartbeatRead) -> Snapshot:
         beat=MappingProxyType(dict(r)),
     )
     s = changed(s, workers=put(s.workers, e.coord, w))
-    found = measured(old, r, step)
-    return changed(s, series=extended(s.series, e.coord, step, found)) if found and step > old.step >= 0 else s
+    if not step > old.step >= 0:
+        return s
+    return changed(s, series=extended(s.series, e.coord, step, measured(old, r, step) | {AT: e.ts}))
 
 
 def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:

@@ -22,7 +22,7 @@ from uvcc_console.ui.home import home_model
 from uvcc_console.ui.judging import rechecks
 from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.view import View, fleet_rows
-from uvcc_console.ui.widgets import charts, cost, fleet_grid, home, ledger, plane, result, rollout, scrub, worker_detail
+from uvcc_console.ui.widgets import cost, curves, fleet_grid, home, ledger, plane, result, rollout, scrub, worker_detail
 from uvcc_console.ui.widgets.charts import ChartsPanel
 from uvcc_console.ui.widgets.fleet import FleetPanel, labels
 
@@ -131,7 +131,7 @@ def test_from_five_replicas_on_the_band_leaves_the_extremes_out() -> None:
     for i in range(8):
         for x in range(4):
             lines[i] = lines[i].append(x, 100.0 if i == 7 else float(i))
-    mean, band = charts._mean_and_band(lines)
+    mean, band = curves.mean_and_band(lines)
     assert band is not None
     assert max(band.high) == 6.0
     assert mean.last == (3.0, (sum(range(7)) + 100) / 8)
@@ -143,7 +143,7 @@ def test_replicas_that_lag_count_only_where_all_have_a_value() -> None:
         a = a.append(x, 1.0)
     for x in (0, 2, 4):
         b = b.append(x, 3.0)
-    mean, _ = charts._mean_and_band([a, b])
+    mean, _ = curves.mean_and_band([a, b])
     assert list(mean) == [(0.0, 2.0), (2.0, 2.0), (4.0, 2.0)]
 
 

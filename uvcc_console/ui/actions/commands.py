@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,7 +16,7 @@ from uvcc_console.ui.actions import saved_screens
 from uvcc_console.ui.actions.keys import ACTIONS, COMMANDS, UiAction
 from uvcc_console.ui.actions.log_actions import LogActions
 from uvcc_console.ui.actions.notify import Note
-from uvcc_console.ui.actions.pod_actions import PodActions
+from uvcc_console.ui.actions.view_actions import ViewActions
 from uvcc_console.ui.feed.run_processes import see_to
 from uvcc_console.ui.feed.source import ReplaySource
 from uvcc_console.ui.halting.uncover import Uncover, make_room
@@ -24,13 +24,8 @@ from uvcc_console.ui.halting.urgent import Urgent
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
-from uvcc_console.ui.screens.trail import Spot
-from uvcc_console.ui.widgets.fleet import FleetPanel
-from uvcc_console.ui.widgets.fleet_columns import COLUMNS as ALL_COLUMNS
-from uvcc_console.ui.widgets.fleet_columns import parsed as parse_columns
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_console.ui.widgets.pod_page import PodPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
@@ -53,7 +48,7 @@ def who() -> str:
     return f"{user}@{socket.gethostname()} tui"
 
 
-class Commands(PodActions, LogActions):
+class Commands(ViewActions, LogActions):
     """Runs actions for one app."""
 
     def __init__(self, app: RunConsole) -> None:
@@ -307,32 +302,6 @@ class Commands(PodActions, LogActions):
             prompt.hint("")
         self.app.redraw()
 
-    def do_sort(self, text: str) -> None:
-        """Sort the fleet by a column, ``worst`` or ``place``; ``desc`` the other way round."""
-        name, _, way = text.strip().partition(" ")
-        try:
-            key = name if name in ("worst", "place") else (parse_columns(name) or ("worst",))[0]
-        except ConfigError as e:
-            self.app.say(str(e), "warning")
-            return
-        self.app.main.query_one(FleetPanel).sort_by(key, reverse=way.startswith(("d", "r")))
-
-    def do_columns(self, text: str) -> None:
-        """Choose the fleet's columns; ``usual`` brings those back that this kind of run has."""
-        fleet = self.app.main.query_one(FleetPanel)
-        if not text.strip():
-            self.ask_columns(fleet.shown_columns)
-            return
-        try:
-            fleet.show_columns(() if text.strip() == "usual" else parse_columns(text))
-        except ConfigError as e:
-            self.app.say(str(e), "warning")
-
-    def ask_columns(self, names: Sequence[str]) -> None:
-        """Open the ``:`` line with the columns that are shown, to be changed there."""
-        more = " ".join(c for c in ALL_COLUMNS if c not in names)
-        self._prompt("command", ":", "columns " + " ".join(names), f"also {more}")
-
     def do_find(self, text: str) -> None:
         """Search the log backwards from its end."""
         if isinstance(self.app.screen, RunScreen):
@@ -361,51 +330,6 @@ class Commands(PodActions, LogActions):
         """All panels."""
         if isinstance(self.app.screen, RunScreen):
             self.open("")
-
-    # ---- the way there and back
-
-    def open(self, number: str, pod: str = "", filtered: str | None = None) -> None:
-        """A panel's page, which the way back leads away from; ``filtered``: with another filter there."""
-        main, before = self.app.main, self.app.filter.source
-        main.open_page(number, pod, filtered=before, toggle=filtered is None)
-        if filtered is not None:
-            self.set_filter(filtered, final=True)
-            main.trail.leave(filter=filtered, focus="")
-        self.app.redraw()
-
-    def open_beside(self, pod: str) -> None:
-        """Another pod's page in the place of this one: the way back does not lead through every pod."""
-        main = self.app.main
-        main.trail.turn(pod)
-        main.lay_out()
-        self.app.redraw()
-
-    def do_pod(self, text: str) -> None:
-        """The page of the pod that is named, or of the one under the cursor."""
-        pod = self._pod(text.strip())
-        if pod is not None:
-            self.app.main.query_one(FleetPanel).point_at(pod.pod)
-            self.open(PodPanel.number, pod.pod)
-
-    def do_back(self, _: str) -> None:
-        """The filter as it was when this view was opened; then the view before."""
-        main, here = self.app.main, self.app.main.trail.here
-        opened_with = here.filter if here.page else ""
-        if self.app.filter.source != opened_with:
-            self.set_filter(opened_with, final=True)
-            return
-        main.leave(self.app.filter.source)
-        self._restore(main.trail.back())
-
-    def do_last(self, _: str) -> None:
-        """The view before this one."""
-        self.app.main.leave(self.app.filter.source)
-        self._restore(self.app.main.trail.last())
-
-    def _restore(self, spot: Spot | None) -> None:
-        if spot is not None:
-            self.app.main.lay_out()
-            self.set_filter(spot.filter, final=True)
 
     # ---- replay
 

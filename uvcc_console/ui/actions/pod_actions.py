@@ -28,7 +28,7 @@ class PodActions:
     def _intend(self, action: str, **args: str) -> None:
         raise NotImplementedError
 
-    def open(self, number: str, pod: str = "") -> None:
+    def open(self, number: str, pod: str = "", *, filtered: str | None = None) -> None:
         raise NotImplementedError
 
     def _pod_under_cursor(self) -> PodView | None:

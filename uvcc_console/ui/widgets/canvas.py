@@ -44,7 +44,8 @@ class Band:
 @dataclass(frozen=True, slots=True)
 class Frame:
     """What part of the plane is shown. ``None`` bounds fit the data; ``cursor`` is an x with a vertical line;
-    ``zero`` keeps the y axis at zero, so that the noise of a rate does not look like a drama."""
+    ``zero`` keeps the y axis at zero, so that the noise of a rate does not look like a drama; ``unit`` of the x axis:
+    step | time | tokens."""
 
     x0: float | None = None
     x1: float | None = None
@@ -52,6 +53,7 @@ class Frame:
     cursor: float | None = None
     zero: bool = False
     marks: tuple[float, ...] = ()
+    unit: str = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,37 +240,69 @@ def _ascii(mask: int) -> str:
 
 
 def _y_labels(scale: AxisScale, height: int) -> dict[int, str]:
-    wanted = max(1, height // 3)
-    if scale.log:
-        lows = nice_ticks(scale.y0, scale.y1, wanted)
-        ticks = [(t, number(10**t, 3)) for t in lows]
-    else:
-        ticks = [(t, number(t, 3 if abs(t) < 1 else 4)) for t in nice_ticks(scale.y0, scale.y1, wanted)]
-        if any("." in text for _, text in ticks):
-            places = max(len(text.split(".")[1].rstrip("kMG")) for _, text in ticks if "." in text)
-            if all(t < 1e4 for t, _ in ticks) and places <= 4:
-                ticks = [(t, f"{t:.{min(places, _places(ticks))}f}") for t, _ in ticks]
+    """Labels by row, no two of them the same: as many digits as it takes to tell them apart."""
+    ticks = nice_ticks(scale.y0, scale.y1, max(1, height // 3))
+    texts: list[str] = []
+    for digits in range(3, 10):
+        if scale.log:
+            texts = [number(10**t, digits) for t in ticks]
+        else:
+            texts = [number(t, digits if abs(t) < 1 else digits + 1) for t in ticks]
+        if len(set(texts)) == len(texts):
+            break
+    if not scale.log and any("." in text for text in texts):
+        places = max(len(text.split(".")[1].rstrip("kMG")) for text in texts if "." in text)
+        if all(t < 1e4 for t in ticks) and places <= 6:
+            texts = [f"{t:.{min(places, _places(ticks))}f}" for t in ticks]
     labels: dict[int, str] = {}
     to_row = AxisScale(scale.x0, scale.x1, scale.y0, scale.y1, False).rows(height * 4)
-    for value, text in ticks:
+    for value, text in zip(ticks, texts, strict=True):
         labels[to_row(value) >> 2] = text
     return labels
 
 
-def _places(ticks: list[tuple[float, str]]) -> int:
-    for places in range(5):
-        if all(abs(round(t, places) - t) < 1e-9 for t, _ in ticks):
+def _places(ticks: list[float]) -> int:
+    for places in range(7):
+        if all(abs(round(t, places) - t) < 1e-9 for t in ticks):
             return places
-    return 4
+    return 6
 
 
-def _x_axis(scale: AxisScale, width: int, gutter: int, g: Glyphs) -> list[list[Span]]:
+_TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+
+
+def x_ticks(low: float, high: float, wanted: int, unit: str) -> list[tuple[float, str]]:
+    """Where the x axis is marked and how: whole steps, round times, round counts; no two the same."""
+    if unit == "time":
+        raw = (high - low) / max(1, wanted)
+        step = next((t for t in _TIMES if t >= raw), 86400 * math.ceil(raw / 86400))
+        first, last = math.ceil(low / step), math.floor(high / step)
+        return [(k * step, brief(k * step)) for k in range(first, last + 1)]
+    ticks = nice_ticks(low, high, wanted)
+    if unit == "step":
+        ticks = list(dict.fromkeys(float(round(t)) for t in ticks if abs(t - round(t)) < 1e-9)) or [float(round(low))]
+        return [(t, f"{int(t)}") for t in ticks]
+    return [(t, number(t, 4) if t else "0") for t in ticks]
+
+
+def brief(seconds: float) -> str:
+    """A round time: ``45 s``, ``10 m``, ``1 h 30``, ``2 d``."""
+    whole = int(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} m" + (f" {whole % 60:02d}" if whole % 60 else "")
+    if whole < 172_800:
+        return f"{whole // 3600} h" + (f" {whole % 3600 // 60:02d}" if whole % 3600 else "")
+    return f"{whole // 86_400} d"
+
+
+def _x_axis(scale: AxisScale, width: int, gutter: int, g: Glyphs, unit: str) -> list[list[Span]]:
     ruler = list(g.dash * width)
     labels = [" "] * (width + gutter)
     free = 0
-    for tick in nice_ticks(scale.x0, scale.x1, max(1, width // 12)):
+    for tick, text in x_ticks(scale.x0, scale.x1, max(1, width // 12), unit):
         x = scale.column(tick, width * 2) >> 1
-        text = number(tick, 6) if tick != int(tick) else f"{int(tick)}"
         start = min(max(gutter + x - len(text) // 2, 0), width + gutter - len(text))
         if start < free or not 0 <= x < width:
             continue
@@ -314,5 +348,5 @@ def plot(
         edge = glyphs.axis_y if text else ("│" if glyphs.braille else "|")
         lines.append([(fit(text, gutter - 1, "r"), "muted"), (edge, "faint"), *canvas.row(y, glyphs)])
     if x_labels:
-        lines.extend(_x_axis(scale, canvas.width, gutter, glyphs))
+        lines.extend(_x_axis(scale, canvas.width, gutter, glyphs, frame.unit))
     return lines

@@ -3,117 +3,82 @@
 from __future__ import annotations
 
 import math
-from array import array
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from textual.binding import BindingType
 
-from uvcc_console.core.series import Series
-from uvcc_console.ui.drawing.format import number
-from uvcc_console.ui.drawing.paint import Line, Span, cut, fit, spread, width_of
-from uvcc_console.ui.judging.view import View, coord_parts, party_role
-from uvcc_console.ui.widgets.canvas import Band, Curve, Frame, plot
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.drawing.format import duration, number
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, width_of, wrap
+from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.widgets.board import board_lines
+from uvcc_console.ui.widgets.canvas import Curve, Frame, plot
+from uvcc_console.ui.widgets.curves import (
+    AXES,
+    SMOOTH,
+    TITLES,
+    ChartLook,
+    axis_of,
+    constants,
+    curves_of,
+    exact,
+    last_common,
+    names,
+    per_step,
+    value_at,
+)
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_engine.contract.topology import PARTIES
 
-TITLES = {
-    "loss": "loss",
-    "val_loss": "validation loss",
-    "val_accuracy": "test accuracy",
-    "accuracy": "accuracy",
-    "val_ppl": "validation perplexity",
-    "lr": "learning rate",
-    "toks_per_s": "tokens/s",
-    "samples_per_s": "samples/s",
-    "gate_entropy_mean": "gate entropy",
-    "step_s": "step time, s",
-    "bytes": "bytes per step",
-    "mem_mib": "memory, MiB",
-}
-FIGURE_ORDER = tuple(TITLES)
 ACCURACY = ("val_accuracy", "accuracy", "val_ppl", "val_loss")
-FROM_ZERO = ("samples_per_s", "toks_per_s", "mem_mib", "bytes", "step_s")
+FROM_ZERO = ("samples_per_s", "toks_per_s", "mem_mib", "bytes", "step_s", "gpu", "cpu")
 RATE = ("samples_per_s", "toks_per_s")
-
-
-def by_party(view: View, name: str) -> dict[int, list[Series]]:
-    """Series of one name, grouped by the party of their worker."""
-    found: dict[int, list[Series]] = {}
-    for coord in sorted(view.snap.series):
-        series = view.snap.series[coord].get(name)
-        if series is not None and len(series):
-            found.setdefault(coord_parts(coord)[0], []).append(series)
-    return found
-
-
-def names(view: View) -> list[str]:
-    """Everything measured, in a steady order."""
-    known: set[str] = set()
-    for by_name in view.snap.series.values():
-        known.update(by_name)
-    return sorted(known, key=lambda n: (FIGURE_ORDER.index(n) if n in FIGURE_ORDER else len(FIGURE_ORDER), n))
-
-
-def _mean_and_band(lines: Sequence[Series]) -> tuple[Series, Band | None]:
-    """The mean over replicas at the steps that all have, and the band around it.
-
-    The band is lowest to highest for a few replicas, from five on the tenth to the ninetieth percentile.
-    """
-    if len(lines) == 1:
-        return lines[0], None
-    xs = lines[0].xs()
-    columns = [line.ys() for line in lines]
-    if any(line.xs() != xs for line in lines[1:]):
-        tables = [dict(line) for line in lines]
-        xs = array("d", sorted(set.intersection(*(set(t) for t in tables))))
-        columns = [array("d", [t[x] for x in xs]) for t in tables]
-    cut_off = len(lines) // 10 if len(lines) < 10 else round(len(lines) * 0.1)
-    if len(lines) >= 5:
-        cut_off = max(1, cut_off)
-    low, high, mean = array("d"), array("d"), array("d")
-    for values in zip(*columns, strict=True):
-        ranked = sorted(values)
-        low.append(ranked[cut_off])
-        high.append(ranked[-1 - cut_off])
-        mean.append(sum(ranked) / len(ranked))
-    return Series(xs, mean, len(xs)), Band(xs, low, high)
-
-
-def curves_of(view: View, name: str) -> tuple[list[Curve], list[Band], bool]:
-    """One curve per party with its band over replicas; one neutral curve when all parties hold the very same values."""
-    groups = by_party(view, name)
-    means: dict[int, tuple[Series, Band | None]] = {p: _mean_and_band(lines) for p, lines in groups.items()}
-    first = next(iter(means.values()), None)
-    same = first is not None and len(means) == 3 and all(m[0] == first[0] for m in means.values())
-    if same and first is not None:
-        means = {-1: first}
-    curves = [Curve(m.xs(), m.ys(), "accent" if p < 0 else party_role(p), f"P{p}") for p, (m, _) in means.items()]
-    return curves, [band for _, band in means.values() if band], same
+PLAIN = ChartLook()
 
 
 def _legend(view: View, curves: Sequence[Curve], same: bool) -> list[Span]:
+    """The newest value of every curve; where parties are at different steps, of the last step that all have."""
     g = view.glyphs
-    if same and curves:
-        out: list[Span] = []
+    named = [c for c in curves if c.name]
+    mine = [c for c in named if c.name[:1] == "P" and c.name[1:].lstrip("-").isdecimal()]
+    others = [c for c in named if c not in mine]
+    out: list[Span] = []
+    if same and mine:
         for p in range(PARTIES):
             out += [(f" {g.equal} " if p else "", "muted"), (f"P{p}", f"p{p}")]
-        return [*out, ("  ", ""), (number(curves[0].ys[-1]), "title")]
-    out = []
-    for c in curves:
-        out += [(("  " if out else "") + c.name + " ", c.role), (number(c.ys[-1]), "title")]
+        out += [("  ", ""), (number(mine[0].ys[-1]), "title")]
+    else:
+        at = last_common(mine)
+        uneven = at is not None and any(c.xs[-1] != at for c in mine)
+        for c in mine:
+            value = value_at(c, at) if at is not None else None
+            shown = number(c.ys[-1] if value is None else value)
+            out += [(("  " if out else "") + (c.name if c.name != "P-1" else "run") + " ", c.role), (shown, "title")]
+        if uneven and at is not None:
+            out.append((f" at {number(at)}", "muted"))
+    for c in others:
+        out += [(("  " if out else "") + clean(c.name) + " ", c.role), (number(c.ys[-1]), "title")]
     return out
 
 
-def chart(view: View, name: str, width: int, height: int, frame: Frame | None = None) -> list[Line]:
+def chart(
+    view: View,
+    name: str,
+    width: int,
+    height: int,
+    frame: Frame | None = None,
+    look: ChartLook = PLAIN,
+    mark: bool = False,
+) -> list[Line]:
     """One chart: heading with the newest values, then the plot. Always exactly ``height`` lines."""
-    curves, bands, same = curves_of(view, name)
+    curves, bands, same = curves_of(view, name, look)
+    frame = replace(frame or Frame(), unit=look.axis)
     if name in FROM_ZERO:
-        frame = replace(frame or Frame(), zero=True)
-    title: list[Span] = [(TITLES.get(name, name), "title")]
-    if frame and frame.log:
+        frame = replace(frame, zero=True)
+    title: list[Span] = [(TITLES.get(name, name), "key" if mark else "title")]
+    if frame.log:
         title.append((" log", "muted"))
     legend = _legend(view, curves, same)
     lines: list[Line] = [spread(title, cut(legend, max(8, width - width_of(title) - 2)), width)]
@@ -138,8 +103,10 @@ def beside(blocks: Sequence[tuple[Sequence[Line], int]], gap: int = 2) -> list[L
     return out
 
 
-def overview_lines(view: View, width: int, height: int, frame: Frame | None = None) -> list[Line]:
-    """Loss large; accuracy and throughput at its side where there is room."""
+def overview_lines(
+    view: View, width: int, height: int, frame: Frame | None = None, look: ChartLook = PLAIN
+) -> list[Line]:
+    """Loss large; accuracy and throughput at its side where there is room, three beside it on a wide screen."""
     known = names(view)
     if not known:
         return _waiting(view, width, height)
@@ -147,34 +114,48 @@ def overview_lines(view: View, width: int, height: int, frame: Frame | None = No
     side = [next((n for n in group if n in known and n != main), "") for group in (ACCURACY, RATE)]
     side = [n for n in side if n]
     if width < 72 or not side or height < 6:
-        return chart(view, main, width, height, frame)
-    right = min(48, width * 2 // 5)
+        return chart(view, main, width, height, frame, look)
+    right = min(48, width * 2 // 5) if width < 150 else width // 3
     left = width - right - 2
     each = height // len(side)
     blocks: list[Line] = []
     for i, name in enumerate(side):
         tall = height - each * (len(side) - 1) if i == len(side) - 1 else each
-        blocks += chart(view, name, right, tall, frame)
-    return beside([(chart(view, main, left, height, frame), left), (blocks, right)])
+        blocks += chart(view, name, right, tall, frame, look)
+    return beside([(chart(view, main, left, height, frame, look), left), (blocks, right)])
 
 
-def grid_lines(view: View, width: int, height: int, frame: Frame | None = None) -> list[Line]:
-    """Every series in a grid: two columns on a wide screen."""
+def across(width: int, charts: int) -> int:
+    """How many charts stand side by side."""
+    return max(1, min(charts, width // 50 if width >= 100 else 1, 4))
+
+
+def grid_lines(
+    view: View, width: int, height: int, frame: Frame | None = None, look: ChartLook = PLAIN, picked: str = ""
+) -> list[Line]:
+    """Every series that moves in a grid, as many columns as there is room for; then what never moved."""
     known = names(view)
     if not known:
         return _waiting(view, width, height)
-    across = 1 if width < 100 or len(known) == 1 else 2
-    down = math.ceil(len(known) / across)
-    each_w = (width - 2 * (across - 1)) // across
-    each_h = max(7, height // down)
+    still = constants(view)
+    tail: list[Line] = []
+    if still:
+        words = ", ".join(f"{TITLES.get(n, n)} {number(v)}" for n, v in still)
+        tail = wrap([("never moved: ", "faint"), (words, "muted")], width, "  ")
+    columns = across(width, len(known))
+    down = math.ceil(len(known) / columns)
+    each_w = (width - 2 * (columns - 1)) // columns
+    each_h = max(7, (height - len(tail)) // down)
     out: list[Line] = []
-    for i in range(0, len(known), across):
-        row = [(chart(view, n, each_w, each_h, frame), each_w) for n in known[i : i + across]]
+    for i in range(0, len(known), columns):
+        row = [(chart(view, n, each_w, each_h, frame, look, n == picked), each_w) for n in known[i : i + columns]]
         out += beside(row)
-    return out
+    return [*out, *tail]
 
 
 def _waiting(view: View, width: int, height: int) -> list[Line]:
+    if board := board_lines(view, width, height):
+        return board
     stage = view.snap.stage
     what = f"{stage.name} {stage.status}" if stage else "nothing has started"
     text = f"{view.glyphs.dot} the curve starts with the first training step ({what})"
@@ -188,13 +169,21 @@ class ChartsPanel(Panel):
     title = "Charts"
     number = "2"
     help = (
-        "Loss per party, test accuracy and throughput over steps, as the workers report them. One line: all parties "
-        "say the same; with replicas the line is their mean and the raster their range.\n"
-        "l log scale · z Z zoom in and out around the crosshair, else to the newest part · shift and arrows "
-        "pan · left right move the crosshair, home end to the first and last step · backspace the whole run"
+        "Loss per party, test accuracy and throughput, as the workers report them. One line: all parties say the same; "
+        "with replicas the line is their mean and the raster their range. Values are those of the last step that all "
+        "parties have.\n"
+        "j k pick a chart, enter shows it alone · l log scale · e smoother, measured values stay behind · a axis: "
+        "step, time, tokens · z Z zoom in and out around the crosshair, else to the newest part · shift and arrows "
+        "pan · left right move the crosshair, home end to the first and last step · backspace the whole run · "
+        ":compare RUN lays another run over it"
     )
     BINDINGS: ClassVar[list[BindingType]] = [
+        ("j,down", "pick(1)", "next chart"),
+        ("k,up", "pick(-1)", "previous chart"),
+        ("enter", "alone", "alone"),
         ("l", "log", "log scale"),
+        ("e", "smooth", "smooth"),
+        ("a", "axis", "axis"),
         ("plus,equals_sign,z", "zoom(0.5)", "zoom in"),
         ("underscore,Z", "zoom(2)", "zoom out"),
         ("left", "cross(-1)", "crosshair"),
@@ -212,6 +201,9 @@ class ChartsPanel(Panel):
         self.centre: float | None = None
         self.log_scale = False
         self.cursor: float | None = None
+        self.look = ChartLook()
+        self.picked = ""
+        self.alone = False
 
     def _extent(self) -> tuple[float, float]:
         """First and last step measured."""
@@ -221,7 +213,7 @@ class ChartsPanel(Panel):
         return first, last
 
     def frame(self) -> Frame:
-        """The window as the operator set it; without a centre it stays with the newest steps."""
+        """The window as the operator set it, in steps; without a centre it stays with the newest steps."""
         if self.window >= 1:
             return Frame(log=self.log_scale, cursor=self.cursor)
         first, last = self._extent()
@@ -229,38 +221,108 @@ class ChartsPanel(Panel):
         x1 = last if self.centre is None else min(last, max(first + wide, self.centre + wide / 2))
         return Frame(x0=x1 - wide, x1=x1, log=self.log_scale, cursor=self.cursor)
 
+    def _on_axis(self, frame: Frame) -> Frame:
+        """The window in the unit of the x axis."""
+        to = axis_of(self.view.snap, self.look.axis)
+        if self.look.axis == "step" or to is None:
+            return frame
+        moved = {n: None if (x := getattr(frame, n)) is None else to(x) for n in ("x0", "x1", "cursor")}
+        return replace(frame, **moved)
+
     def inputs(self, view: View) -> tuple[object, ...]:
         stage = view.snap.stage
-        return view.snap.series, stage.status if stage else "", stage.name if stage else "", view.glyphs
+        moving = view.snap.series, stage.status if stage else "", stage.name if stage else "", view.glyphs
+        before = (view.snap.pods, view.snap.workers, int(view.now)) if not view.snap.series else ()
+        return (*moving, *before)
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
-        room = height if self.cursor is None else max(1, height - 1)
-        lines = (grid_lines if self.has_class("-paged") else overview_lines)(view, width, room, self.frame())
-        return lines if self.cursor is None else [*lines[:room], self._reading(view, width)]
+        reading = self._reading(view, width)
+        room = max(1, height - len(reading))
+        frame, known = self._on_axis(self.frame()), names(view)
+        if self.alone and self.picked in known:
+            lines = chart(view, self.picked, width, max(5, room), frame, self.look, True)
+        elif self.has_class("-paged"):
+            lines = grid_lines(view, width, room, frame, self.look, self.picked if self.has_focus else "")
+        else:
+            lines = overview_lines(view, width, room, frame, self.look)
+        return [*lines[:room], *reading] if reading else lines
 
-    def _reading(self, view: View, width: int) -> Line:
-        """Values of the crosshair's step: one where all parties have the same, else party by party."""
-        at = self.cursor or 0.0
+    def _reading(self, view: View, width: int) -> list[Line]:
+        """Values at the crosshair, over as many lines as they need: one where all parties agree, else each party's."""
+        if self.cursor is None:
+            return []
+        at = self.cursor
         out: list[Span] = [(f"{view.glyphs.up} step {at:.0f}", "accent bold")]
+        to = axis_of(view.snap, self.look.axis)
+        if self.look.axis != "step" and to is not None:
+            out.append((f" {axis_words(view.snap, self.look.axis, to(at))}", "accent"))
         for name in names(view):
             curves, _, same = curves_of(view, name)
             for c in curves:
-                i = bisect_left(c.xs, at)
-                if i < len(c.xs) and c.xs[i] == at:
-                    party = "" if same else f" {c.name}"
-                    out += [(f"   {TITLES.get(name, name)}{party} ", "muted"), (number(c.ys[i]), c.role)]
-        return cut(out, width)
+                if (value := exact(c, at)) is not None:
+                    party = "" if same or c.name == "P-1" else f" {c.name}"
+                    out += [(f"   {TITLES.get(name, name)}{party} ", "muted"), (number(value), c.role)]
+        return list(wrap(out, width, "  "))[:4]
 
     def heading(self, view: View) -> tuple[str, str]:
         frame = self.frame()
         notes = ["log"] if self.log_scale else []
+        if self.look.smooth:
+            notes.append(f"smoothed {self.look.smooth:g}")
+        if self.look.axis != "step":
+            notes.append(f"over {self.look.axis if self.look.axis == 'time' else per_step(view.snap)[1]}")
         if frame.x0 is not None and frame.x1 is not None:
             notes.append(f"steps {frame.x0:.0f} to {frame.x1:.0f}")
-        return "Charts", " ".join(notes)
+        if self.look.others:
+            notes.append("with " + ", ".join(run for run, _ in self.look.others))
+        if not view.snap.series and view.snap.pods:
+            return "Pods", ""
+        return "Charts", f" {view.glyphs.dot} ".join(notes)
+
+    def compare(self, run: str, snap: Snapshot | None) -> None:
+        """Lay another run over the charts; None takes every other run away."""
+        kept = tuple(pair for pair in self.look.others if pair[0] != run)
+        self.look = replace(self.look, others=(*kept, (run, snap)) if snap is not None else ())
+        self.redraw()
+
+    def action_pick(self, by: int) -> None:
+        """Pick the next chart; on the overview, scroll."""
+        known = names(self.view)
+        if not known or not (self.alone or self.has_class("-paged")):
+            return
+        at = known.index(self.picked) + by if self.picked in known else 0
+        self.picked = known[at % len(known)]
+        self.redraw()
+        if not self.alone:
+            here = next((i for i, line in enumerate(self.lines) if any(role == "key" for _, role in line)), 0)
+            if not self.scroll_offset.y <= here < self.scroll_offset.y + self.content_region.height - 6:
+                self.scroll_to(y=here, animate=False, force=True)
+
+    def action_alone(self) -> None:
+        """The picked chart alone, or all of them again."""
+        known = names(self.view)
+        if known:
+            self.picked = self.picked if self.picked in known else known[0]
+            self.alone = not self.alone
+            self.redraw()
 
     def action_log(self) -> None:
         """Logarithmic y axis on or off."""
         self.log_scale = not self.log_scale
+        self.redraw()
+
+    def action_smooth(self) -> None:
+        """Smoother, and from the smoothest back to what was measured."""
+        at = SMOOTH.index(self.look.smooth) if self.look.smooth in SMOOTH else 0
+        self.look = replace(self.look, smooth=SMOOTH[(at + 1) % len(SMOOTH)])
+        self.redraw()
+
+    def action_axis(self) -> None:
+        """The next x axis that this run knows."""
+        at = AXES.index(self.look.axis)
+        order = [*AXES[at + 1 :], *AXES[: at + 1]]
+        axis = next((a for a in order if axis_of(self.view.snap, a) is not None), "step")
+        self.look = replace(self.look, axis=axis)
         self.redraw()
 
     def action_zoom(self, factor: float) -> None:
@@ -286,5 +348,10 @@ class ChartsPanel(Panel):
 
     def action_reset(self) -> None:
         """The whole run, without a crosshair."""
-        self.window, self.centre, self.cursor = 1.0, None, None
+        self.window, self.centre, self.cursor, self.alone = 1.0, None, None, False
         self.redraw()
+
+
+def axis_words(s: Snapshot, axis: str, x: float) -> str:
+    """A place on the x axis in words."""
+    return duration(x) if axis == "time" else f"{number(x)} {per_step(s)[1]}"

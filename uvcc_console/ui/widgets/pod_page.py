@@ -16,7 +16,8 @@ from uvcc_console.ui.drawing.format import age, duration, number
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread
 from uvcc_console.ui.drawing.spark import part_bar, spark
 from uvcc_console.ui.judging.view import FleetRow, View, fleet_rows, party_role
-from uvcc_console.ui.widgets.charts import ACCURACY, RATE, beside, chart, names
+from uvcc_console.ui.widgets.charts import ACCURACY, RATE, beside, chart
+from uvcc_console.ui.widgets.curves import names
 from uvcc_console.ui.widgets.log_lines import entry_line
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.worker_detail import detail_lines

@@ -1,0 +1,179 @@
+"""Charts: axes, smoothing, ticks, what moves and what does not, other runs; and the board before training."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ui_desk import desk, typed
+from ui_journals import RUN, Story
+
+from uvcc_console.core.series import Series
+from uvcc_console.core.state import fold
+from uvcc_console.ui.actions.compared import chosen
+from uvcc_console.ui.drawing.paint import plain, width_of
+from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.widgets.board import board_lines
+from uvcc_console.ui.widgets.canvas import AxisScale, _y_labels, x_ticks
+from uvcc_console.ui.widgets.charts import ChartsPanel, chart, grid_lines, overview_lines
+from uvcc_console.ui.widgets.curves import ChartLook, axis_of, constants, curves_of, names, smoothed
+from uvcc_engine.contract.errors import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / RUN
+
+
+def view_of(story: Story) -> View:
+    return View(snap=fold(story.events), now=story.now)
+
+
+def series(*ys: float, first: int = 1) -> Series:
+    return Series(array("d", range(first, first + len(ys))), array("d", ys), len(ys))
+
+
+def measured(**by_coord: dict[str, Series]) -> View:
+    view = view_of(Story().full(3))
+    return replace(view, snap=replace(view.snap, series=MappingProxyType(by_coord)))
+
+
+def test_what_never_moves_is_told_and_not_drawn_and_what_is_zero_is_neither() -> None:
+    view = measured(p0r0s0t0={"loss": series(3.0, 2.0), "toks_per_s": series(0.0, 0.0), "lr": series(0.1, 0.1)})
+    assert names(view) == ["loss"]
+    assert constants(view) == [("lr", 0.1)]
+    text = "\n".join(map(plain, grid_lines(view, 100, 30)))
+    assert "never moved: learning rate 0.1" in text
+    assert "tokens/s" not in text
+
+
+def test_parties_are_compared_at_the_last_step_that_all_have() -> None:
+    view = measured(
+        p0r0s0t0={"loss": series(3.0, 2.0, 1.0)},
+        p1r0s0t0={"loss": series(3.5, 2.5)},
+        p2r0s0t0={"loss": series(3.1, 2.1, 1.1)},
+    )
+    head = plain(chart(view, "loss", 100, 10)[0])
+    assert "P0 2.000  P1 2.500  P2 2.100 at 2" in head
+
+
+def test_an_axis_of_time_and_one_of_samples_come_from_the_run_itself() -> None:
+    story = Story().full(40)
+    view = view_of(story)
+    to = axis_of(view.snap, "time")
+    assert to is not None
+    assert 0.12 * 38 * 0.8 < to(40) - to(2) < 0.12 * 38 * 1.5
+    assert all(a <= b for a, b in zip(map(to, range(40)), map(to, range(1, 41)), strict=True))
+    samples = axis_of(view.snap, "tokens")
+    assert samples is not None
+    assert samples(10) == 640
+    timed, _, _ = curves_of(view, "loss", ChartLook(axis="time"))
+    assert timed[0].xs[-1] == pytest.approx(to(40))
+    assert axis_of(replace(view.snap, series=MappingProxyType({})), "time") is None
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60), st.sampled_from([0.6, 0.9, 0.98]))
+def test_smoothing_stays_between_the_extremes_and_leaves_a_constant_alone(ys: list[float], weight: float) -> None:
+    found = smoothed(ys, weight)
+    slack = 1e-6 * (1 + max(map(abs, ys)))
+    assert all(min(ys) - slack <= y <= max(ys) + slack for y in found)
+    assert found[0] == pytest.approx(ys[0], abs=slack)
+    assert list(smoothed([5.0] * 9, weight)) == pytest.approx([5.0] * 9)
+    assert not math.isnan(smoothed([1.0, math.nan, 2.0], weight)[-1])
+
+
+@given(st.floats(0, 1e7), st.floats(1e-9, 1e7), st.integers(1, 30), st.sampled_from(["step", "time", "tokens"]))
+def test_ticks_of_x_are_whole_steps_or_round_times_and_no_two_read_the_same(
+    low: float, span: float, wanted: int, unit: str
+) -> None:
+    ticks = x_ticks(low, low + span, wanted, unit)
+    assert len({value for value, _ in ticks}) == len(ticks)
+    if unit == "step":
+        assert all(value.is_integer() for value, _ in ticks)
+        assert len({text for _, text in ticks}) == len(ticks)
+
+
+@given(st.floats(-1e5, 1e5), st.floats(1e-4, 1e5), st.integers(3, 40))
+def test_labels_of_y_are_all_different(low: float, span: float, height: int) -> None:
+    span = max(span, 1e-4 * abs(low))
+    labels = _y_labels(AxisScale(0, 1, low, low + span, False), height)
+    assert len(set(labels.values())) == len(labels)
+
+
+@pytest.mark.parametrize("size", [(56, 10), (76, 20), (156, 46), (246, 76)])
+def test_grid_and_overview_keep_to_their_size_and_use_it(size: tuple[int, int]) -> None:
+    width, height = size
+    view = view_of(Story(replicas=2).full(30))
+    for lines in (overview_lines(view, width, height), grid_lines(view, width, height)):
+        assert all(width_of(line) <= width for line in lines)
+        assert max(width_of(line) for line in lines) > width - 8
+    assert len(overview_lines(view, width, height)) <= height
+
+
+async def test_keys_of_the_charts_pick_smooth_and_change_the_axis(folder: Path) -> None:
+    async with desk(Story().full(60), folder) as d:
+        charts = d.app.main.query_one(ChartsPanel)
+        await d.press("2", "j", "j")
+        assert charts.picked == names(charts.view)[1]
+        await d.press("enter")
+        assert sum("┼" in plain(line) for line in charts.lines) == 1
+        await d.press("e", "a")
+        assert "smoothed 0.6" in d.text
+        assert "over time" in d.text
+        await d.press("right", "left")
+        assert "step 59" in d.text
+        await d.press("a")
+        assert "over samples" in d.text
+        await d.press("backspace", "a")
+        assert charts.look.axis == "step"
+
+
+async def test_another_run_lies_over_the_charts_until_it_is_taken_away(folder: Path) -> None:
+    other = Story(seed=9, steps=60).finished()
+    other.write(folder.parent / "other-20261120-0101-ef56")
+    async with desk(Story().full(30), folder) as d:
+        await d.press("2", "colon", *typed("compare other"), "enter")
+        await d.settle()
+        assert "with other-20261120-0101-ef56" in d.text
+        charts = d.app.main.query_one(ChartsPanel)
+        curves, _, _ = curves_of(charts.view, "loss", charts.look)
+        assert [c.name for c in curves][-1] == "other-20261120-0101-ef56"
+        assert curves[-1].xs[-1] == 60
+        await d.press("colon", *typed("compare othre"), "enter")
+        assert "did you mean other-20261120-0101-ef56?" in d.toasts
+        await d.press("colon", *typed("compare"), "enter")
+        assert not charts.look.others
+
+
+def test_another_run_is_named_by_its_beginning_or_its_end(tmp_path: Path) -> None:
+    for name in ("a-1", "a-2", "b-3", "here"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal.sqlite").touch()
+    assert chosen(tmp_path / "here", "b") == "b-3"
+    assert chosen(tmp_path / "here", "2") == "a-2"
+    with pytest.raises(ConfigError, match="the beginning of 2 runs"):
+        chosen(tmp_path / "here", "a")
+
+
+@pytest.mark.parametrize("size", [(56, 12), (76, 16), (150, 40), (240, 70)])
+def test_before_training_a_board_shows_how_far_all_pods_are_in_each_stage(size: tuple[int, int]) -> None:
+    width, height = size
+    story = Story(replicas=8)
+    view = view_of(story.provisioning())
+    lines = board_lines(view, width, height)
+    assert all(width_of(line) <= width for line in lines)
+    assert len(lines) <= height
+    text = "\n".join(map(plain, lines))
+    assert "23/24" in text
+    assert "0/24" in text
+    assert "24 pods before training: provision running" in text
+    text = "\n".join(map(plain, board_lines(view_of(Story(replicas=8).launched().phase("smoke", 2)), width, height)))
+    assert "workers started" in text
+    assert "24/24" in text
+    assert board_lines(view_of(Story(events=[])), width, height) == []

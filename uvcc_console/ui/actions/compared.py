@@ -1,0 +1,41 @@
+"""Another run of this machine, read whole, to be compared with the one on the screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from uvcc_console.core.journal import Journal, read_newest
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.suggest import nearest
+from uvcc_console.ui.feed.source import JOURNAL
+from uvcc_engine.contract.errors import ConfigError
+
+
+def others(run_dir: Path) -> list[str]:
+    """Names of the other runs beside this one, the newest first."""
+    found = [p for p in run_dir.parent.glob(f"*/{JOURNAL}") if p.parent != run_dir]
+    return [p.parent.name for p in sorted(found, key=lambda p: -p.stat().st_mtime)]
+
+
+def chosen(run_dir: Path, word: str) -> str:
+    """The run that is meant: its name, or the only one that it begins or ends. Raises ConfigError."""
+    known = others(run_dir)
+    if word in known:
+        return word
+    like = [name for name in known if name.startswith(word) or name.endswith(word)]
+    if len(like) == 1:
+        return like[0]
+    if like:
+        raise ConfigError(f"{word} is the beginning of {len(like)} runs", f"name one: {', '.join(like[:4])}")
+    near = nearest(word, known)
+    raise ConfigError(f"there is no other run {word!r}", f"did you mean {near}?" if near else "it is the only run here")
+
+
+def read(run_dir: Path, word: str) -> tuple[str, Snapshot]:
+    """(name, how it ended or stands). Blocking. Raises UvccError."""
+    name = chosen(run_dir, word)
+    journal = Journal(run_dir.parent / name / JOURNAL, readonly=True)
+    try:
+        return name, read_newest(journal)
+    finally:
+        journal.close()

@@ -1,0 +1,114 @@
+"""The board before training: how far all pods are inside each stage, and every pod as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uvcc_console.core.snapshot import PodView, Snapshot
+from uvcc_console.ui.drawing.format import duration
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit
+from uvcc_console.ui.drawing.spark import part_bar
+from uvcc_console.ui.judging.view import View, fleet_rows, party_role, pod_health
+
+_RENTED = ("booting", "ready", "agent", "lost", "deleting")
+_REACHED = ("ready", "agent")
+
+
+def expected(s: Snapshot) -> int:
+    """Workers that the phase will have."""
+    parties = 3 if s.proves else max(1, len({p.party for p in s.pods.values()}))
+    return parties * max(1, s.replicas) * max(1, s.pipeline_stages) * max(1, s.tensor)
+
+
+def progress(view: View) -> list[tuple[str, int, int, str]]:
+    """(stage, how many are through, of how many, what they are then) for each stage that pods go through one by one."""
+    s = view.snap
+    pods = [p for p in s.pods.values() if p.state != "gone"]
+    n = len(pods)
+    if not n:
+        return []
+    rented = sum(p.state in _RENTED for p in pods)
+    reached = sum(p.state in _REACHED for p in pods)
+    agents = sum(p.state == "agent" for p in pods)
+    wired = sum(bool(p.paths) and all(up for up, _ in p.paths.values()) for p in pods)
+    found = [
+        ("provision", rented, n, "rented"),
+        ("", reached, n, "reached over SSH"),
+        ("bootstrap", agents, n, "agents up"),
+        ("", wired, n, "with every path for a halt"),
+    ]
+    if s.phase and s.engine_run:
+        rows = [r for r in fleet_rows(view) if r.coord]
+        total = max(len(rows), expected(s))
+        started = sum(w.state in ("started", "exited") for w in s.workers.values())
+        beating = sum(bool(w.beat_ts) for w in s.workers.values())
+        found += [(s.phase, started, total, "workers started"), ("", beating, total, "first heartbeat")]
+    return found
+
+
+def stage_of(name: str, view: View) -> tuple[str, str]:
+    """Sign and role of a stage; of the part of one nothing."""
+    stage = next((v for v in view.snap.stages if v.name == name), None)
+    if stage is None:
+        return " ", "muted"
+    roles = {"ok": "ok", "running": "accent bold", "waiting": "warn bold", "failed": "bad"}
+    return view.glyphs.stage(stage.status), roles.get(stage.status, "faint")
+
+
+def progress_lines(view: View, width: int) -> list[Line]:
+    """A bar for each part of a stage."""
+    lines: list[Line] = []
+    for name, done, total, words in progress(view):
+        sign, role = stage_of(name, view)
+        full = done >= total
+        wide = max(6, min(30, width - 48))
+        line: list[Span] = [(f"{sign} ", role), (fit(name, 10), role if name else "muted")]
+        line += [(part_bar(done / total if total else 0.0, wide, view.glyphs), "ok" if full else "accent")]
+        line += [(f" {done:>3}/{total:<3} ", "ok" if full else "title"), (words, "muted")]
+        lines.append(cut(line, width))
+    return lines
+
+
+def _cell(view: View, pod: PodView, width: int) -> list[Span]:
+    health = pod_health(pod, view.glyphs)
+    word = f"{health.word}: {clean(pod.detail)}" if pod.detail and health.rank == 0 else health.word
+    name = fit(clean(pod.pod), min(10, max(5, width // 3)), more=view.glyphs.more)
+    return [
+        (f"{health.glyph} ", health.role),
+        (name + " ", party_role(pod.party)),
+        (fit(word, width - len(name) - 4), "muted"),
+    ]
+
+
+def pod_cells(view: View, pods: Sequence[PodView], width: int, rows: int) -> list[Line]:
+    """Every pod, what is wrong first, in as many columns as it takes."""
+    order = sorted(pods, key=lambda p: (pod_health(p, view.glyphs).rank, p.replica, p.party))
+    columns = max(1, min(-(-len(order) // max(1, rows)), width // 18))
+    columns = max(columns, min(3, width // 24)) if len(order) >= 3 else columns
+    each = width // columns
+    down = -(-len(order) // columns)
+    lines: list[Line] = []
+    for y in range(down):
+        line: list[Span] = []
+        for x in range(columns):
+            if (at := y * columns + x) < len(order):
+                line += _cell(view, order[at], each)
+                line.append(("  ", ""))
+        lines.append(cut(line, width))
+    return lines
+
+
+def board_lines(view: View, width: int, height: int) -> list[Line]:
+    """What there is to see before the first step; nothing before there are pods."""
+    s = view.snap
+    pods = [p for p in s.pods.values() if p.state != "gone"]
+    bars = progress_lines(view, width)
+    if not bars:
+        return []
+    stage = s.stage
+    took = duration(max(0.0, (stage.ended or view.now) - stage.started)) if stage and stage.started else ""
+    what = f"{stage.name} {stage.status}" if stage else "planned"
+    head: Line = [(f"{len(pods)} pods before training: ", "muted"), (what, "title"), (f" {took}", "muted")]
+    room = height - len(bars) - 3
+    cells = pod_cells(view, pods, width, max(1, room)) if room > 0 else []
+    return [cut(head, width), *bars, [("", "")], *cells][: max(1, height)]
