@@ -111,12 +111,8 @@ def test_times_are_shown_in_four_ways() -> None:
 
 def test_the_strip_in_the_border_shows_when_most_came_and_where_errors_are() -> None:
     ring = RingLog()
-    ring.extend(
-        [
-            said("rollout", f"{i}", ts=100.0 + (i if i < 10 else 90), level="error" if i == 3 else "info")
-            for i in range(40)
-        ]
-    )
+    times = [100.0 + (i if i < 9 else 90) for i in range(40)]
+    ring.extend([said("x", f"{i}", ts=ts, level="error" if i == 3 else "info") for i, ts in enumerate(times)])
     strip = histogram(ring, 10, UNICODE)
     assert len(strip) == 10
     assert strip[-1][0] == UNICODE.heat[-1]

@@ -1,0 +1,82 @@
+"""Old runs: how large they are, packing one away, and deleting one. Never a run that somebody conducts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+from uvcc_console.core import paths
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_engine.contract.errors import UvccError
+
+ARCHIVES = "archive"
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of every file below a folder; what vanishes meanwhile counts nothing."""
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(base, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def size_words(size: float) -> str:
+    """``812 kB``, ``3.4 MB``, ``1.2 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return ""
+
+
+def cannot_go(s: Snapshot, live: bool) -> str:
+    """Why a run must stay; empty where it may go."""
+    if live:
+        return "somebody conducts it: tear it down first"
+    left = [p.pod for p in s.pods.values() if p.state not in ("planned", "gone")]
+    if left and s.status != "unreadable":
+        return f"{len(left)} of its pods are not proven gone: uvcc teardown first"
+    if s.leaks:
+        return "it left pods behind: uvcc pods --sweep first"
+    return "" if s.ended or s.status == "unreadable" else "it has not ended: uvcc teardown first"
+
+
+def delete(run_dir: Path) -> None:
+    """The run's folder and all that is in it. Raises UvccError."""
+    if run_dir.parent != paths.runs_dir() or run_dir.is_symlink():
+        raise UvccError(f"{run_dir} is no run of this machine")
+    gone = run_dir.with_name(f".{run_dir.name}.deleted")
+    try:
+        run_dir.rename(gone)  # at once out of every list, however long the rest takes
+        shutil.rmtree(gone)
+    except OSError as e:
+        raise UvccError(f"cannot delete {run_dir.name}: {e.strerror}") from e
+
+
+def archive(run_dir: Path) -> Path:
+    """The run as one packed file beside the runs; its folder goes once that is read back. Raises UvccError."""
+    folder = paths.ensure(paths.data_dir() / ARCHIVES)
+    packed, partial = folder / f"{run_dir.name}.tar.gz", folder / f".{run_dir.name}.partial"
+    wanted = sum(len(names) for _, _, names in os.walk(run_dir))
+    try:
+        with tarfile.open(partial, "w:gz") as out:
+            out.add(run_dir, run_dir.name)
+        with tarfile.open(partial) as back:
+            found = sum(not member.isdir() for member in back)
+        if found != wanted:
+            raise UvccError(f"{run_dir.name} changed while it was packed", "try again once nothing writes to it")
+        partial.replace(packed)
+    except (OSError, tarfile.TarError) as e:
+        partial.unlink(missing_ok=True)
+        raise UvccError(f"cannot archive {run_dir.name}: {e}") from e
+    except UvccError:
+        partial.unlink(missing_ok=True)
+        raise
+    delete(run_dir)
+    return packed
