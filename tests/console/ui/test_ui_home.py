@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -173,3 +174,62 @@ async def test_where_money_is_spent_the_profiles_name_is_typed(monkeypatch: pyte
         await pilot.press("enter")
         await settle(app, pilot)
     assert len(started) == 1
+
+
+# ---- search, compare, archive, delete
+
+
+def three_runs() -> None:
+    for name, story in (
+        (RUN, Story(steps=30).finished()),
+        ("failed-20261121-0116-cd34", Story().gave_up()),
+        ("live-20261121-0117-ef56", Story(price=2.0, provider="prime").full(10)),
+    ):
+        story.write(paths.runs_dir() / name)
+
+
+async def test_runs_are_searched_by_words_and_figures_and_sorted() -> None:
+    three_runs()
+    async with home() as (app, pilot):
+        runs = app.screen.query_one(RunsPanel)
+        await pilot.press("slash", *typed("status=failed"))
+        assert [r.run_dir.name for r in runs.runs] == ["failed-20261121-0116-cd34"]
+        assert "1 of 3" in text_of(app)
+        await pilot.press("escape", "slash", *typed("step>20"), "enter")
+        assert {r.run_dir.name for r in runs.runs} == {RUN, "failed-20261121-0116-cd34"}
+        await pilot.press("escape", "o", "o", "o")
+        assert runs.sort == "spent"
+        assert runs.runs[0].run_dir.name.startswith("live")
+
+
+async def test_a_run_is_held_beside_the_one_under_the_cursor() -> None:
+    three_runs()
+    async with home() as (app, pilot):
+        await pilot.press("c", "j")
+        await settle(app, pilot)
+        text = text_of(app)
+        assert "held beside" in text
+        assert "status" in text
+
+
+async def test_a_run_that_ended_is_deleted_or_packed_after_its_name_was_typed_and_a_live_one_never() -> None:
+    three_runs()
+    async with home() as (app, pilot):
+        runs = app.screen.query_one(RunsPanel)
+        runs.current = "live-20261121-0117-ef56"
+        await pilot.press("X")
+        await settle(app, pilot)
+        assert not isinstance(app.screen, ConfirmScreen)
+        for key, name in (("X", "failed-20261121-0116-cd34"), ("A", RUN)):
+            runs.current = name
+            await pilot.press(key)
+            await settle(app, pilot)
+            assert isinstance(app.screen, ConfirmScreen)
+            app.screen.query_one(Input).value = name
+            await pilot.press("enter")
+            await settle(app, pilot)
+            assert not (paths.runs_dir() / name).exists()
+        packed = paths.data_dir() / "archive" / f"{RUN}.tar.gz"
+        with tarfile.open(packed) as found:
+            assert f"{RUN}/journal.sqlite" in found.getnames()
+        assert [p.name for p in paths.runs_dir().iterdir()] == ["live-20261121-0117-ef56"]

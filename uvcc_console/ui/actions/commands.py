@@ -12,7 +12,7 @@ from typing import Any
 from textual.screen import Screen
 
 from uvcc_console.core import events as ev
-from uvcc_console.ui.actions import saved_screens
+from uvcc_console.ui.actions import completion, saved_screens
 from uvcc_console.ui.actions.keys import ACTIONS, COMMANDS, UiAction
 from uvcc_console.ui.actions.log_actions import LogActions
 from uvcc_console.ui.actions.notify import Note
@@ -285,7 +285,8 @@ class Commands(ViewActions, LogActions):
 
     def _prompt(self, kind: str, sign: str, text: str, hint: str) -> None:
         if isinstance(self.app.screen, RunScreen):
-            self.app.screen.query_one(Prompt).ask(kind, sign, text, hint)
+            offer = lambda line: completion.words(self.app, kind, line)  # noqa: E731
+            self.app.screen.query_one(Prompt).ask(kind, sign, text, hint, offer)
 
     def set_filter(self, text: str, *, final: bool) -> None:
         """Apply a filter; one that cannot be read changes nothing and says why."""
@@ -315,8 +316,15 @@ class Commands(ViewActions, LogActions):
         """Every action by name."""
         self.app.action_command_palette()
 
-    def do_theme(self, _: str) -> None:
-        """Light or dark."""
+    def do_theme(self, text: str) -> None:
+        """The theme that is named, else light or dark."""
+        name = text.strip()
+        if name and name not in self.app.available_themes:
+            self.app.say(f"no theme {name!r}; there are {', '.join(sorted(self.app.available_themes))}", "warning")
+            return
+        if name:
+            self.app.theme = name
+            return
         self.app.theme = "uvcc-light" if self.app.current_theme.dark else "uvcc-dark"
 
     def do_panel(self, which: str) -> None:
@@ -340,6 +348,18 @@ class Commands(ViewActions, LogActions):
             source.seek(source.start + part * (source.end - source.start))
             self.app.tick()
 
+    def do_goto(self, text: str) -> None:
+        """To a moment of the recording."""
+        source = self.app.source
+        if not isinstance(source, ReplaySource):
+            return
+        try:
+            source.seek(source.find(text, utc=self.app.utc))
+        except ConfigError as e:
+            self.app.say(str(e), "warning")
+            return
+        self.app.tick()
+
     def do_replay(self, what: str) -> None:
         """Pause, jump, change speed."""
         source = self.app.source
@@ -348,6 +368,9 @@ class Commands(ViewActions, LogActions):
         span = (source.end - source.start) / 20
         if what == "toggle":
             source.toggle()
+        elif what in ("next", "before"):
+            mark = source.next_mark(1 if what == "next" else -1)
+            source.seek((source.end if what == "next" else source.start) if mark is None else mark)
         elif what in ("back", "on"):
             source.seek(source.now() + (span if what == "on" else -span))
         else:

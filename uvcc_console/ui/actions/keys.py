@@ -240,13 +240,19 @@ _ALL = (
              "sort", group="screen"),
     UiAction("columns", "", ":columns", "columns", "choose the fleet's columns; usual brings the usual ones back", _run,
              "columns", group="screen"),
-    UiAction("theme", "", ":theme", "theme", "switch between the light and the dark theme", _always,
+    UiAction("theme", "", ":theme", "theme", "the theme that is named; without a name light or dark", _always,
              "theme", group="screen"),
     UiAction("replay_toggle", "p", "p", "pause", "pause or go on", _replay, "pause", "uvcc replay RUN", "replay"),
     UiAction("replay_back", "left_square_bracket", "[", "back", "a twentieth of the recording back", _replay,
              "back", group="replay"),
     UiAction("replay_on", "right_square_bracket", "]", "on", "a twentieth of the recording on", _replay,
              "on", group="replay"),
+    UiAction("replay_next", "right_curly_bracket", "}", "next mark", "to the next stage, halt or failure", _replay,
+             "next", group="replay"),
+    UiAction("replay_before", "left_curly_bracket", "{", "mark before", "to the stage, halt or failure before", _replay,
+             "before", group="replay"),
+    UiAction("goto", "", ":goto", "go to", "HH:MM:SS, 50%, +30, step N, event N, halt, failed, fork", _replay,
+             "goto", group="replay"),
     UiAction("replay_slower", "less_than_sign", "<", "slower", "half the speed", _replay, "slower", group="replay"),
     UiAction("replay_faster", "greater_than_sign", ">", "faster", "twice the speed", _replay, "faster", group="replay"),
 )
@@ -270,7 +276,8 @@ def footer(context: Context) -> list[tuple[str, str, bool]]:
     for a in ACTIONS.values():
         possible = not a.reason(context)
         sometimes = a.id in ("retry", "skip", "back") or (a.group == "replay" and context.replay)
-        if a.footer or (sometimes and possible):
+        past = context.replay and a.id in ("resume", "teardown")
+        if (a.footer and not past) or (sometimes and possible):
             out.append((a.label, a.name, possible))
     out.insert(3 if len(out) > 3 else len(out), ("1-7", "panels", context.has_run))
     return out

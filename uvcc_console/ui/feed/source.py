@@ -20,6 +20,7 @@ from uvcc_console.core.reducing import LOG_KEEP
 from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_console.haltd import order_socket
+from uvcc_console.ui.feed.moments import moment
 from uvcc_console.ui.feed.tape import Tape
 
 Clock = Callable[[], float]
@@ -156,6 +157,17 @@ class ReplaySource:
         if self._times and (self._position < self._times[max(0, self._index - 1)] or known > self._index):
             self._index, self.snapshot = known, self._frames[frame]
             self._jumped = True
+
+    def find(self, text: str, *, utc: bool = False) -> float:
+        """The moment that is named. Raises ConfigError."""
+        return moment(text, self._events, self.start, self.end, self.now(), utc=utc)
+
+    def next_mark(self, direction: int) -> float | None:
+        """The mark after this moment, or before it; None where there is none."""
+        at, times = self.now(), [ts for ts, _ in self._marks]
+        if direction > 0:
+            return next((ts for ts in times if ts > at + 0.05), None)
+        return next((ts for ts in reversed(times) if ts < at - 0.05), None)
 
     def toggle(self) -> None:
         """Pause or go on; at the end, start over."""

@@ -20,19 +20,26 @@ from uvcc_console.ui.app_base import ConsoleApp, KeyTime
 from uvcc_console.ui.drawing.format import clock
 from uvcc_console.ui.drawing.paint import Line, spread
 from uvcc_console.ui.feed.source import Clock
-from uvcc_console.ui.home import home_model
+from uvcc_console.ui.home import home_model, keeping
 from uvcc_console.ui.home.home_model import Draft, RunSummary
+from uvcc_console.ui.judging import filters
+from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.widgets.bars import Bar
 from uvcc_console.ui.widgets.home import AboutPanel, ProfilesPanel, RunsPanel
 from uvcc_console.ui.widgets.list_panel import ListPanel
+from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.result import home_short
+from uvcc_engine.contract.errors import ConfigError, UvccError
 
 LOOK_S = 1.0
 KEYS = (
     ("enter", "open or start"),
     ("p", "replay"),
     ("n", "new run"),
+    ("/", "search"),
+    ("c", "compare"),
     ("tab", "other panel"),
     ("q", "leave"),
 )
@@ -80,6 +87,7 @@ class HomeScreen(Screen[None]):
                 yield RunsPanel(id="runs")
                 yield ProfilesPanel(id="profiles")
             yield AboutPanel(id="about")
+        yield Prompt(id="prompt")
         yield HomeFooter(id="home-footer")
 
 
@@ -93,6 +101,10 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         ("p", "replay", "replay"),
         ("n,2", "profiles", "profiles"),
         ("1", "runs", "runs"),
+        ("slash", "search", "search"),
+        ("escape", "everything", "everything"),
+        ("A", "archive", "archive"),
+        ("X", "delete", "delete"),
         ("question_mark", "help", "help"),
     ]
 
@@ -154,7 +166,8 @@ class HomeApp(ConsoleApp[RunChoice | None]):
 
     def _current_run(self) -> RunSummary | None:
         panel = self._home.query_one(RunsPanel)
-        return self._known.get(panel.current) or (panel.runs[0] if panel.runs else None)
+        shown = {r.run_dir.name: r for r in panel.runs}
+        return shown.get(panel.current) or next(iter(shown.values()), None)
 
     # ---- the cursor
 
@@ -163,7 +176,11 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         about = self._home.query_one(AboutPanel)
         if isinstance(event.panel, RunsPanel):
             about.subject = self._current_run()
+            about.beside = self._known.get(event.panel.beside)
+            about.holds = ""
             self.redraw()
+            if about.subject is not None:
+                self._weigh(about.subject.run_dir)
         elif event.name:
             self._draft(event.name)
 
@@ -173,6 +190,19 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         draft = home_model.make_draft(profile, ())
         if not worker.is_cancelled:
             self.call_from_thread(self._show_draft, draft)
+
+    @work(thread=True, exclusive=True, exit_on_error=False, group="size")
+    def _weigh(self, run_dir: Path) -> None:
+        worker = get_current_worker()
+        words = keeping.size_words(keeping.size_of(run_dir))
+        if not worker.is_cancelled:
+            self.call_from_thread(self._show_size, run_dir, words)
+
+    def _show_size(self, run_dir: Path, words: str) -> None:
+        about = self._home.query_one(AboutPanel)
+        if isinstance(about.subject, RunSummary) and about.subject.run_dir == run_dir:
+            about.holds = f"{words} on this disk"
+            self.redraw()
 
     def _show_draft(self, draft: Draft) -> None:
         if isinstance(self._home.focused, ProfilesPanel):
@@ -219,6 +249,72 @@ class HomeApp(ConsoleApp[RunChoice | None]):
             self.exit(RunChoice(live[0].run_dir, hold=True))
         else:
             self.say("several runs are live: put the cursor on one" if live else "no run is live", "warning")
+
+    def action_search(self) -> None:
+        """Narrow the list of runs while typing."""
+        panel = self._home.query_one(RunsPanel)
+        self._home.query_one(Prompt).ask("search", "/", panel.search.source, "status=failed loss<0.5 spent>10 demo")
+
+    def action_everything(self) -> None:
+        """Every run again, none held beside another."""
+        panel = self._home.query_one(RunsPanel)
+        panel.search, panel.beside = Filter(), ""
+        self._home.query_one(AboutPanel).beside = None
+        self.redraw()
+
+    @on(Prompt.Changed)
+    def _searching(self, event: Prompt.Changed) -> None:
+        self._narrow(event.text)
+
+    @on(Prompt.Done)
+    def _searched(self, event: Prompt.Done) -> None:
+        self._narrow(event.text)
+
+    def _narrow(self, text: str) -> None:
+        try:
+            self._home.query_one(RunsPanel).search = filters.parse(text)
+        except ConfigError as e:
+            self._home.query_one(Prompt).hint(e.what)
+            return
+        self.redraw()
+
+    def action_archive(self) -> None:
+        """Pack the run under the cursor away, after asking."""
+        self._part_with("Archive", "Its folder becomes one packed file beside the runs; replay needs it unpacked.")
+
+    def action_delete(self) -> None:
+        """Delete the run under the cursor, after asking."""
+        self._part_with("Delete", "Its journal, evidence, results and checkpoints are gone then, for ever.")
+
+    def _part_with(self, what: str, warning: str) -> None:
+        run = self._current_run()
+        if run is None or not isinstance(self._home.focused, RunsPanel):
+            return
+        if why := keeping.cannot_go(run.snap, run.live):
+            self.say(f"{what.lower()}: {why}", "warning")
+            return
+        name = run.run_dir.name
+        size = keeping.size_words(keeping.size_of(run.run_dir))
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._part(what, run.run_dir)
+
+        self.push_screen(ConfirmScreen(f"{what} {name}", [f"{name}, {size}.", warning], name), answered)
+
+    @work(thread=True, exit_on_error=False, group="keeping")
+    def _part(self, what: str, run_dir: Path) -> None:
+        try:
+            if what == "Archive":
+                said = f"{run_dir.name} is packed in {keeping.archive(run_dir)}"
+            else:
+                keeping.delete(run_dir)
+                said = f"{run_dir.name} is deleted"
+        except UvccError as e:
+            self.call_from_thread(self.say, str(e), "error")
+            return
+        self.call_from_thread(self.say, said)
+        self.call_from_thread(self.look)
 
     def action_profiles(self) -> None:
         """To the profiles."""

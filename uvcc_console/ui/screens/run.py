@@ -87,6 +87,7 @@ class RunScreen(Screen[None]):
             panel.show(view)
         self.set_class(self.query_one(HaltPanel).display, "-halting")
         self.set_class(self.query_one(ResultPanel).display, "-result")
+        self.set_class(bool(view.snap.job_kind) and not view.snap.proves, "-plain-job")
         for part in self.panels():
             part.show(view)
 

@@ -184,12 +184,12 @@ def banner_lines(view: View, width: int) -> list[Line]:
             out.append(cut([*body, (" " * max(0, pad), role)], width))
 
     if s.fork:
-        block("alarm", f"{g.differ * 3} {clean(s.fork)} {g.differ * 3}", "F9 holds")
+        block("alarm", f"{g.differ * 3} {clean(s.fork)} {g.differ * 3}", "" if view.replay else "F9 holds")
     stage = s.stage
     waits = undecided(s) and not s.ended
     what = clean(stage.detail if waits and stage else s.detail)
     now = judge(s, conductor=view.conductor, behind_s=view.behind_s)
-    keys = now.advice if now.name == "undecided" else ""
+    keys = now.advice if now.name == "undecided" and not view.replay else ""
     if stage is not None and stage.name in SKIPPABLE and keys:
         keys = "R retries, x skips, t tears down"
     if keys and stage and stage.until > 0:
@@ -203,7 +203,8 @@ def banner_lines(view: View, width: int) -> list[Line]:
     elif waits and stage:
         block("amber", f"{g.wait} {stage.name} waits for you: {what}", keys)
     if s.leaks:
-        block("alarm", f"{g.fail} LEFT BEHIND: {clean(', '.join(s.leaks))}", "look again with: uvcc pods --sweep")
+        look = "" if view.replay else "look again with: uvcc pods --sweep"
+        block("alarm", f"{g.fail} LEFT BEHIND: {clean(', '.join(s.leaks))}", look)
     for role, text, hint in warnings(view):
         block(role, text, hint)
     if s.alerts and s.status == "running" and not view.behind_s and view.now - s.alerts[-1].ts < 60:

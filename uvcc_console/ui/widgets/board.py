@@ -85,7 +85,7 @@ def pod_cells(view: View, pods: Sequence[PodView], width: int, rows: int) -> lis
     order = sorted(pods, key=lambda p: (pod_health(p, view.glyphs).rank, p.replica, p.party))
     columns = max(1, min(-(-len(order) // max(1, rows)), width // 18))
     columns = max(columns, min(3, width // 24)) if len(order) >= 3 else columns
-    each = width // columns
+    each = (width - 2 * (columns - 1)) // columns
     down = -(-len(order) // columns)
     lines: list[Line] = []
     for y in range(down):
@@ -94,7 +94,7 @@ def pod_cells(view: View, pods: Sequence[PodView], width: int, rows: int) -> lis
             if (at := y * columns + x) < len(order):
                 line += _cell(view, order[at], each)
                 line.append(("  ", ""))
-        lines.append(cut(line, width))
+        lines.append(cut(line[:-1], width))
     return lines
 
 

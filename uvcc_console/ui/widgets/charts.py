@@ -126,8 +126,9 @@ def overview_lines(
 
 
 def across(width: int, charts: int) -> int:
-    """How many charts stand side by side."""
-    return max(1, min(charts, width // 50 if width >= 100 else 1, 4))
+    """How many charts stand side by side: as many as there is room for, with as few gaps at the end as can be."""
+    most = max(1, min(charts, width // 50 if width >= 100 else 1, 4))
+    return min(range(min(2, most), most + 1), key=lambda n: (-charts % n, -n))
 
 
 def grid_lines(
@@ -141,7 +142,7 @@ def grid_lines(
     tail: list[Line] = []
     if still:
         words = ", ".join(f"{TITLES.get(n, n)} {number(v)}" for n, v in still)
-        tail = wrap([("never moved: ", "faint"), (words, "muted")], width, "  ")
+        tail = list(wrap([("never moved: ", "faint"), (words, "muted")], width, "  "))
     columns = across(width, len(known))
     down = math.ceil(len(known) / columns)
     each_w = (width - 2 * (columns - 1)) // columns
@@ -226,8 +227,8 @@ class ChartsPanel(Panel):
         to = axis_of(self.view.snap, self.look.axis)
         if self.look.axis == "step" or to is None:
             return frame
-        moved = {n: None if (x := getattr(frame, n)) is None else to(x) for n in ("x0", "x1", "cursor")}
-        return replace(frame, **moved)
+        x0, x1, cursor = (None if x is None else to(x) for x in (frame.x0, frame.x1, frame.cursor))
+        return replace(frame, x0=x0, x1=x1, cursor=cursor)
 
     def inputs(self, view: View) -> tuple[object, ...]:
         stage = view.snap.stage
@@ -262,7 +263,8 @@ class ChartsPanel(Panel):
                 if (value := exact(c, at)) is not None:
                     party = "" if same or c.name == "P-1" else f" {c.name}"
                     out += [(f"   {TITLES.get(name, name)}{party} ", "muted"), (number(value), c.role)]
-        return list(wrap(out, width, "  "))[:4]
+        lines: list[Line] = [*wrap(out, width, "  ")]
+        return lines[:4]
 
     def heading(self, view: View) -> tuple[str, str]:
         frame = self.frame()

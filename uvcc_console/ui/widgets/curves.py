@@ -56,7 +56,7 @@ def by_party(view: View, name: str) -> dict[int, list[Series]]:
     for coord in sorted(view.snap.series):
         series = view.snap.series[coord].get(name)
         if series is not None and len(series):
-            found.setdefault(coord_parts(coord)[0], []).append(series)
+            found.setdefault(coord_parts(coord)[0] if view.snap.proves else -1, []).append(series)
     return found
 
 

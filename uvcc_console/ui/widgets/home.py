@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-from uvcc_console.core.shown import REPORTED, UNCHECKED, VERIFIED
-from uvcc_console.ui.drawing.format import duration, money
+from textual.binding import BindingType
+
+from uvcc_console.core.shown import REPORTED, UNCHECKED, VERIFIED, shown
+from uvcc_console.ui.drawing.format import duration, money, number
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.home.home_model import Draft, RunSummary, draft_lines
 from uvcc_console.ui.judging.condition import status_word
+from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import DEAD, Lamp
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.list_panel import ListPanel, Row
@@ -34,23 +38,84 @@ def when(ts: float, utc: bool) -> str:
     return time.strftime("%d %b %H:%M", time.gmtime(ts) if utc else time.localtime(ts))
 
 
+SORTS = ("created", "run", "loss", "spent", "step", "took")
+
+
+def fields_of(summary: RunSummary) -> dict[str, str | float]:
+    """What a search can ask of a run."""
+    s = summary.snap
+    found: dict[str, str | float] = {
+        "run": summary.run_dir.name,
+        "profile": s.profile_name,
+        "job": s.job_kind,
+        "status": s.status,
+        "live": "yes" if summary.live else "no",
+        "step": float(s.step),
+        "spent": s.spent,
+        "took": max(0.0, (s.ended or s.updated) - s.created),
+        "created": s.created,
+    }
+    reported = [beat for w in s.workers.values() if isinstance(beat := w.beat.get("loss"), float)]
+    for phase in ("full", "smoke"):
+        values = summary_values(summary, phase)
+        found.update({name: value for name, value in values.items() if name not in found})
+    if reported and "loss" not in found:
+        found["loss"] = reported[0]
+    return found
+
+
+def summary_values(summary: RunSummary, phase: str) -> Mapping[str, float]:
+    """A phase's values as every screen shows them."""
+    return shown(summary.snap, phase, summary.changed).values
+
+
+def words_of(summary: RunSummary) -> str:
+    """The text that a word is searched in."""
+    s = summary.snap
+    return f"{summary.run_dir.name} {s.profile_name} {s.job_kind} {s.status} {s.detail}".lower()
+
+
+def _sortable(value: str | float | None) -> tuple[bool, float, str]:
+    return (isinstance(value, float), value if isinstance(value, float) else 0.0, str(value or ""))
+
+
 class RunsPanel(ListPanel):
     """Every run of this machine, the newest first."""
 
     title = "Runs"
     number = "1"
-    help = "The runs of this machine. Enter shows one, p plays it back, F9 opens a live one and holds it."
+    BINDINGS: ClassVar[list[BindingType]] = [("o", "sort", "sort"), ("c", "beside", "compare")]
+    help = (
+        "The runs of this machine. Enter shows one, p plays it back, F9 opens a live one and holds it. / searches by "
+        "name, profile, job and state (loss<0.5, spent>10, status=failed), o sorts by the next column, c holds a run "
+        "beside the one under the cursor, A packs one away, X deletes one."
+    )
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.runs: list[RunSummary] = []
+        self.known: list[RunSummary] = []
+        self.search = Filter()
+        self.sort = SORTS[0]
+        self.beside = ""
+
+    @property
+    def runs(self) -> list[RunSummary]:
+        """The runs that are shown, in their order."""
+        found = [r for r in self.known if self.search.matches(fields_of(r), words_of(r))]
+        if self.sort == "created":
+            return found
+        return sorted(found, key=lambda r: _sortable(fields_of(r).get(self.sort)), reverse=self.sort != "run")
+
+    @runs.setter
+    def runs(self, found: list[RunSummary]) -> None:
+        self.known = found
 
     def empty(self) -> str:
         return "no runs yet: choose a profile and press Enter"
 
     def head(self, view: View, width: int) -> Sequence[Line]:
-        names = f"  {'':<15} {'run':<26} {'stage':<13} {'step':>9}"
-        return [cut([(names + f"  {'spent':>8}  created", "muted")], width)] if self.runs else []
+        names = f"  {'':<15} {'run':<26} {'stage':<13} {'step':>9} {'loss':>8}"
+        return [cut([(names + f"  {'spent':>8}  {'took':>9}  created", "muted")], width)] if self.runs else []
 
     def rows(self, view: View, width: int) -> Sequence[Row]:
         out: list[Row] = []
@@ -64,14 +129,60 @@ class RunsPanel(ListPanel):
                 (fit(clean(summary.run_dir.name), 26), "title" if summary.live else "text"),
                 (f" {fit(stage, 13)}", "muted"),
             ]
-            line += [(f" {step:>9}", "text"), (f"  {money(s.spent):>8}", "text" if s.spent else "faint")]
+            loss, took = fields_of(summary).get("loss"), duration(max(0.0, (s.ended or view.now) - s.created))
+            line += [(f" {step:>9}", "text"), (f" {number(loss) if isinstance(loss, float) else '':>8}", "text")]
+            line += [(f"  {money(s.spent):>8}", "text" if s.spent else "faint"), (f"  {took:>9}", "muted")]
             line += [(f"  {when(s.created, view.utc)}", "muted")]
             out.append((summary.run_dir.name, line))
         return out
 
     def heading(self, view: View) -> tuple[str, str]:
-        live = sum(r.live for r in self.runs)
-        return f"Runs {view.glyphs.dot} {len(self.runs)}" + (f" {view.glyphs.dot} {live} live" if live else ""), ""
+        live, dot = sum(r.live for r in self.known), view.glyphs.dot
+        shown = f"{len(self.runs)} of {len(self.known)} {dot} /{self.search.source}" if self.search else len(self.known)
+        words = f"Runs {dot} {shown}" + (f" {dot} {live} live" if live else "")
+        return words, ("" if self.sort == "created" else f"by {self.sort}")
+
+    def action_sort(self) -> None:
+        """By the next column."""
+        self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+        self.redraw()
+
+    def action_beside(self) -> None:
+        """Hold this run beside the others, or no longer."""
+        self.beside = "" if self.beside == self.current else self.current
+        self.post_message(self.Moved(self, self.current))
+
+
+def compare_lines(a: RunSummary, b: RunSummary, view: View, width: int) -> list[Line]:
+    """Two runs side by side: what differs is bright."""
+    lines: list[Line] = [[(fit("", 14), ""), (fit("held beside", 28), "muted"), ("under the cursor", "muted")]]
+    one, two = fields_of(a), fields_of(b)
+    for name in dict.fromkeys((*one, *two)):
+        left, right = (_shown(name, f.get(name), view) for f in (one, two))
+        role = "muted" if left == right else "title"
+        lines.append(cut([(fit(name, 14), "muted"), (fit(left, 28), role), (right, role)], width))
+    wanted, given = a.snap.profile, b.snap.profile
+    for key, left, right in differing(wanted, given)[:20]:
+        lines.append(cut([(fit(key, 24), "muted"), (fit(left, 18), "accent"), (right, "accent")], width))
+    return lines
+
+
+def _shown(name: str, value: str | float | None, view: View) -> str:
+    if value is None:
+        return ""
+    if name == "created":
+        return when(float(value), view.utc)
+    if name == "took":
+        return duration(float(value))
+    return money(float(value)) if name == "spent" else number(value) if isinstance(value, float) else clean(value)
+
+
+def differing(a: object, b: object, path: str = "") -> list[tuple[str, str, str]]:
+    """(key, here, there) of the settings in which two profiles differ."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        keys = dict.fromkeys((*a, *b))
+        return [d for k in keys for d in differing(a.get(k), b.get(k), f"{path}.{k}" if path else clean(str(k)))]
+    return [] if a == b else [(path, clean(str(a)), clean(str(b)))]
 
 
 class ProfilesPanel(ListPanel):
@@ -103,13 +214,18 @@ class AboutPanel(Panel):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.subject: RunSummary | Draft | None = None
+        self.beside: RunSummary | None = None
+        self.holds = ""  # how much room the run takes
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         if isinstance(self.subject, Draft):
             return draft_lines(self.subject, width, view.glyphs)
         if self.subject is None:
             return list(wrap([("Choose a run to watch or a profile to start.", "muted")], width))
-        return run_lines(self.subject, view, width)
+        if self.beside is not None and self.beside is not self.subject:
+            return compare_lines(self.beside, self.subject, view, width)
+        lines = run_lines(self.subject, view, width)
+        return [lines[0], [(self.holds, "muted")], *lines[1:]] if self.holds else lines
 
     def heading(self, view: View) -> tuple[str, str]:
         if isinstance(self.subject, Draft):

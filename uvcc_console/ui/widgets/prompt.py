@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
@@ -11,16 +13,23 @@ from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from uvcc_console.ui.drawing.paint import literal
+from uvcc_console.ui.widgets.history import History, completed
+
+Offer = Callable[[str], Sequence[str]]
+MOST = 12
 
 
 class Prompt(Horizontal):
-    """Hidden until asked for. ``kind`` is command or filter; Esc puts back what was there before."""
+    """Hidden until asked for. ``kind`` is command or filter; Esc puts back what was there before.
+
+    Up and down go through what was typed before, Tab completes the last word.
+    """
 
     DEFAULT_CSS = """
     Prompt { height: 1; display: none; background: $panel; }
     Prompt Label { width: auto; padding: 0 0 0 1; color: $primary; text-style: bold; }
-    Prompt Input, Prompt Input:focus { border: none; height: 1; padding: 0; background: $panel; }
-    Prompt #hint { color: $uvcc-muted; padding: 0 1; text-style: none; }
+    Prompt Input, Prompt Input:focus { border: none; width: 1fr; height: 1; padding: 0; background: $panel; }
+    Prompt #hint { max-width: 70%; color: $uvcc-muted; padding: 0 1; text-style: none; }
     """
 
     class Changed(Message):
@@ -42,14 +51,18 @@ class Prompt(Horizontal):
         self.kind = ""
         self._before = ""
         self._back: Widget | None = None
+        self._offer: Offer | None = None
+        self.history: dict[str, History] = {}
 
     def compose(self) -> ComposeResult:
         yield Label(":", id="sign")
         yield Input(id="line", select_on_focus=False)
         yield Label("", id="hint")
 
-    def ask(self, kind: str, sign: str, text: str = "", hint: str = "") -> None:
-        """Show the line and take the keyboard."""
+    def ask(self, kind: str, sign: str, text: str = "", hint: str = "", offer: Offer | None = None) -> None:
+        """Show the line and take the keyboard. ``offer`` tells what the last word of a line may be."""
+        self._offer = offer
+        self.history.setdefault(kind, History()).rewind()
         self.kind, self._before, self._back = kind, text, self.screen.focused
         self.query_one("#sign", Label).update(sign)
         self.hint(hint)
@@ -74,13 +87,33 @@ class Prompt(Horizontal):
         event.stop()
         self._finish(event.value, True)
 
+    def _complete(self) -> None:
+        """As much of the last word as is certain; what it may be is shown beside it."""
+        line = self.query_one(Input)
+        if self._offer is None:
+            return
+        line.value, found = completed(line.value, self._offer(line.value))
+        line.cursor_position = len(line.value)
+        self.hint(" ".join(found[:MOST]) if len(found) != 1 else "")
+
     def on_key(self, event: Key) -> None:
+        if event.key in ("up", "down", "tab"):
+            event.stop()
+            event.prevent_default()
+            line = self.query_one(Input)
+            if event.key == "tab":
+                self._complete()
+            else:
+                line.value = self.history[self.kind].move(-1 if event.key == "up" else 1, line.value)
+                line.cursor_position = len(line.value)
         if event.key == "escape":
             event.stop()
             self._finish(self._before, False)
 
     def _finish(self, text: str, accepted: bool) -> None:
         self.display = False
+        if accepted:
+            self.history[self.kind].add(text)
         if self._back is not None and self._back.is_attached:
             self.screen.set_focus(self._back)
         self.post_message(self.Done(self.kind, text, accepted))
