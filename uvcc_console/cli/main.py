@@ -33,6 +33,7 @@ VERBS: Final[dict[str, Verb]] = {
     "runs": Verb("view", "list the runs of this machine"),
     "status": Verb("view", "what a run is doing now"),
     "logs": Verb("view", "what the run's processes logged: its conductor and its halt sidecar"),
+    "top": Verb("view", "a run's workers as a table that renews itself"),
     "watch": Verb("view", "a run's events as JSON lines, from the first one on"),
     "attach": Verb("screen", "the console on a live run"),
     "replay": Verb("screen", "the console on a recorded run"),
@@ -53,6 +54,8 @@ VERBS: Final[dict[str, Verb]] = {
     "doctor": Verb("machine", "is this machine and terminal fit for it?"),
     "paths": Verb("machine", "where files lie"),
     "profiles": Verb("machine", "known profiles; show NAME prints one"),
+    "config": Verb("machine", "the settings of this machine's operator, and where each came from"),
+    "completion": Verb("machine", "verbs and run names at the Tab key of your shell"),
     "tensorboard": Verb("view", "a run's TensorBoard through its pod's SSH connection"),
     "bench": Verb("machine", "the console's own benchmarks"),
 }

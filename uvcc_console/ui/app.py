@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,14 @@ from uvcc_console.core import events as ev
 from uvcc_console.ui.actions.commands import Commands, tell
 from uvcc_console.ui.actions.forwarding import forward
 from uvcc_console.ui.actions.keys import ACTIONS, UiAction, bindings, footer
+from uvcc_console.ui.actions.notices import ways
 from uvcc_console.ui.actions.notify import Notifier, operators_program
 from uvcc_console.ui.actions.palette import ActionProvider
-from uvcc_console.ui.app_base import ascii_wanted
+from uvcc_console.ui.app_base import ascii_wanted, own
 from uvcc_console.ui.drawing.frames import Frames
 from uvcc_console.ui.feed.source import Clock, JournalWriter, ReplaySource, SnapshotSource, open_source
 from uvcc_console.ui.halting.keyboard import RawKeys
+from uvcc_console.ui.halting.urgent import soon
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_console.ui.judging.view import View, holding
 from uvcc_console.ui.run_base import RunConsole
@@ -32,6 +35,7 @@ from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.pod_page import PodPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.scrub import ScrubBar
+from uvcc_engine.contract.errors import UvccError
 
 TURN_S = 0.001  # how long a thread with an order in its hands may wait for a busy screen to let it go on
 
@@ -60,11 +64,25 @@ class UvccApp(RunConsole):
         self.commands = Commands(self)
         self.main = RunScreen(self._begin)
         self.rechecks = Rechecks(run_dir)
-        self.notifier = Notifier(partial(tell, self), operators_program() if writer else None)
+        self.notifier = Notifier(partial(tell, self), self._notices() if writer else None)
         self._hold = hold
         self._tick_s = tick_s
         self._drawn: tuple[object, ...] = ()
         self._frames = Frames()
+
+    def _notices(self) -> Callable[[str], None] | None:
+        """Where notices go beside the screen; settings that cannot be read are told, and leave the console alone."""
+        try:
+            return ways(operators_program(), self._to_terminal, lambda text: soon(self.loop, self.say, text, "warning"))
+        except UvccError as e:
+            self.call_later(self.say, str(e), "warning")
+            return None
+
+    def _to_terminal(self, text: str) -> None:
+        """Past the screen, to the terminal itself."""
+        if self._driver is not None and not self.is_headless:
+            self._driver.write(text)
+            self._driver.flush()
 
     def get_default_screen(self) -> RunScreen:
         return self.main
@@ -219,12 +237,17 @@ def open_app(
     return UvccApp(run_dir, source, writer, **options)
 
 
+def _look() -> dict[str, Any]:
+    """How the operator's settings want every screen."""
+    return {"ascii_only": ascii_wanted(), "utc": own("utc") is True}
+
+
 def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold: bool = False) -> int:
     """Show a run until the operator leaves; the exit code for the shell. Read-only still halts.
 
     ``hold`` presses F9 at once. Raises UnreadableError when there is no journal.
     """
-    app = open_app(run_dir, readonly=readonly, replay=replay, hold=hold, ascii_only=ascii_wanted())
+    app = open_app(run_dir, readonly=readonly, replay=replay, hold=hold, **_look())
     sys.setswitchinterval(TURN_S)
     try:
         return app.run() or 0
@@ -239,7 +262,7 @@ def run_home() -> int:
     from uvcc_console.ui.home.home_app import HomeApp
 
     while True:
-        choice = HomeApp(ascii_only=ascii_wanted()).run()
+        choice = HomeApp(**_look()).run()
         if choice is None:
             return 0
         run_app(choice.run_dir, replay=choice.replay, hold=choice.hold)

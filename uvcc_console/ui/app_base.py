@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
@@ -10,10 +9,12 @@ from typing import ClassVar, Literal, TypeVar
 from textual import events
 from textual.app import App
 
+from uvcc_console.core import settings
 from uvcc_console.ui.drawing.glyphs import choose
 from uvcc_console.ui.drawing.paint import Palette
 from uvcc_console.ui.drawing.theme import DARK, LIGHT, THEMES
 from uvcc_console.ui.halting.halt_switch import Cadence
+from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.text import clean_block
 
 Severity = Literal["information", "warning", "error"]
@@ -21,9 +22,17 @@ Result = TypeVar("Result")
 KeyTime = Callable[[events.Key], float]
 
 
+def own(key: str) -> str | bool:
+    """One of the operator's settings; its default where they cannot be read, for a halt must not hang on a file."""
+    try:
+        return settings.effective()[key].value
+    except UvccError:
+        return next(known.default for known in settings.KNOWN if known.key == key)
+
+
 def ascii_wanted() -> bool:
-    """Whether the environment asks for plain ASCII."""
-    return os.environ.get("UVCC_ASCII", "") not in ("", "0")
+    """Whether the operator's settings ask for plain ASCII."""
+    return own("ascii") is True
 
 
 class ConsoleApp(App[Result]):
@@ -45,7 +54,7 @@ class ConsoleApp(App[Result]):
         self.palette = Palette({})
         for theme in THEMES:
             self.register_theme(theme)
-        wanted = os.environ.get("UVCC_THEME", "")
+        wanted = str(own("theme"))
         self.theme = wanted if wanted in self.available_themes else DARK.name
         if ascii_only:
             self.add_class("-ascii")
@@ -55,6 +64,10 @@ class ConsoleApp(App[Result]):
         return {key: value for key, value in base.variables.items() if key.startswith("uvcc-")}
 
     def on_mount(self) -> None:
+        try:
+            settings.effective()
+        except UvccError as e:
+            self.call_later(self.say, str(e), "warning")
         self.theme_changed_signal.subscribe(self, lambda _: self.recolour())
 
     def recolour(self) -> None:

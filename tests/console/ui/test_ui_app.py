@@ -157,7 +157,7 @@ async def test_the_filter_narrows_fleet_and_log_while_typing_and_escape_puts_it_
 
 
 async def test_search_goes_back_from_the_end(folder: Path) -> None:
-    async with desk(Story().full(25), folder) as d:
+    async with desk(Story().full(45), folder) as d:
         await d.press("colon", *typed("find checkpoint"), "enter")
         log = d.app.main.query_one(LogView)
         assert not log.following

@@ -12,7 +12,7 @@ from ui_journals import RUN, T0, Story
 from uvcc_console.core import events as ev
 from uvcc_console.ui.feed.moments import moment
 from uvcc_console.ui.feed.source import ReplaySource
-from uvcc_console.ui.widgets.history import History, completed
+from uvcc_console.ui.widgets.typed_lines import TypedLines, completed
 from uvcc_engine.contract.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def test_completion_goes_as_far_as_is_certain() -> None:
 
 
 def test_history_goes_back_and_forth_and_keeps_what_was_being_typed() -> None:
-    h = History(["a", "b"])
+    h = TypedLines(["a", "b"])
     assert [h.move(-1, "new"), h.move(-1, ""), h.move(-1, "")] == ["b", "a", "a"]
     assert [h.move(1, ""), h.move(1, ""), h.move(1, "new")] == ["b", "new", "new"]
     h.add("a")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,11 @@ from ui_journals import RUN, Story
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.core.state import fold
-from uvcc_console.ui.actions import notify
+from uvcc_console.ui.actions import notices, notify
 from uvcc_console.ui.actions.notify import Note, Notifier
 from uvcc_console.ui.actions.shell import ssh_command
 from uvcc_console.ui.widgets.fleet import FleetPanel
-from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 
 
 @pytest.fixture
@@ -76,13 +78,13 @@ def test_the_states_worth_a_word(build, level: str, text: str) -> None:  # type:
 
 def test_the_operators_program_gets_the_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[list[str]] = []
-    monkeypatch.setenv(notify.COMMAND, "notify-me --urgent")
+    monkeypatch.setenv("UVCC_NOTIFY_COMMAND", "notify-me --urgent")
     monkeypatch.setattr(notify.subprocess, "Popen", lambda command, **_: calls.append(command))
     send = notify.operators_program()
     assert send is not None
     send("a fork")
     assert calls == [["notify-me", "--urgent", "a fork"]]
-    monkeypatch.setenv(notify.COMMAND, "")
+    monkeypatch.setenv("UVCC_NOTIFY_COMMAND", "")
     assert notify.operators_program() is None
 
 
@@ -163,3 +165,49 @@ async def test_a_silent_sidecar_is_said_with_the_way_around(folder: Path) -> Non
     async with desk(Story().full(5).halt("hold", acks=False), folder, after=2.0) as d:
         assert "no sign of the halt sidecar" in d.text
         assert f"uvcc halt {RUN}" in d.text
+
+
+# ---- ways out of the screen
+
+
+def test_a_notice_is_posted_as_ntfy_takes_it_and_a_failure_is_told() -> None:
+    got: list[tuple[str, bytes]] = []
+
+    class Takes(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append((self.headers["Title"], self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200 if self.path == "/topic" else 500)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Takes)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    told: list[str] = []
+    failed = threading.Event()
+    try:
+        where = f"http://127.0.0.1:{server.server_port}"
+        notices.post(f"{where}/topic", told.append)("HALTED 3/3")
+        notices.post(f"{where}/wrong", lambda text: (told.append(text), failed.set())[0])("again")  # type: ignore[func-returns-value]
+        assert failed.wait(10)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert ("uvcc", b"HALTED 3/3") in got
+    assert told == ["a notice did not reach 127.0.0.1: HTTPStatusError"]
+
+
+def test_the_ways_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    assert notices.ways(None, written.append, written.append) is None
+    monkeypatch.setenv("UVCC_NOTIFY_TERMINAL", "1")
+    send = notices.ways(None, written.append, written.append)
+    assert send is not None
+    send("P1 lost\x1b]0;evil\x07; halted")
+    assert written[0].startswith("\x1b]9;P1 lost")
+    assert written[0].count("\x1b") == 1
+    assert written[0].count("\x07") == 1
+    monkeypatch.setenv("UVCC_NOTIFY_URL", "file:///etc/passwd")
+    with pytest.raises(ConfigError, match="no web address"):
+        notices.ways(None, written.append, written.append)

@@ -8,6 +8,7 @@ from pathlib import Path
 from uvcc_console.cli import common
 from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.main import FAILED, OK
+from uvcc_console.cli.view import status_line
 from uvcc_console.core.shown import Shown
 from uvcc_console.core.shown import shown as result_of
 from uvcc_console.core.snapshot import Snapshot
@@ -79,9 +80,14 @@ def run(argv: list[str]) -> int:
     )
     parser.add_run()
     parser.add_json()
+    parser.add_argument("--line", action="store_true", help="one short line, for a status bar")
+    parser.add_argument("--tmux", action="store_true", help="the same in tmux's colours")
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     s = common.load_snapshot(run_dir)
+    if args.line or args.tmux:
+        common.show(status_line.line(s, run_dir, time.time(), colours=args.tmux))
+        return OK
     if args.json:
         common.emit(jsonview.document(s, run_dir))
     else:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import odd
-from uvcc_console.core.alerts import fleet, gpus, progress, quality
+from uvcc_console.core.alerts import cards, fleet, progress, quality
 from uvcc_console.core.alerts.finding import Detector, Finding
 from uvcc_console.core.snapshot import Snapshot
 
-DETECTORS: tuple[Detector, ...] = (*progress.DETECTORS, *quality.DETECTORS, *fleet.DETECTORS, *gpus.DETECTORS)
+DETECTORS: tuple[Detector, ...] = (*progress.DETECTORS, *quality.DETECTORS, *fleet.DETECTORS, *cards.DETECTORS)
 AGAIN_S = 600.0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from textual.screen import Screen
 
 from uvcc_console.core import events as ev
-from uvcc_console.ui.actions import completion, saved_screens
+from uvcc_console.ui.actions import saved_screens, typing_offers
 from uvcc_console.ui.actions.keys import ACTIONS, COMMANDS, UiAction
 from uvcc_console.ui.actions.log_actions import LogActions
 from uvcc_console.ui.actions.notify import Note
@@ -285,7 +285,7 @@ class Commands(ViewActions, LogActions):
 
     def _prompt(self, kind: str, sign: str, text: str, hint: str) -> None:
         if isinstance(self.app.screen, RunScreen):
-            offer = lambda line: completion.words(self.app, kind, line)  # noqa: E731
+            offer = lambda line: typing_offers.words(self.app, kind, line)  # noqa: E731
             self.app.screen.query_one(Prompt).ask(kind, sign, text, hint, offer)
 
     def set_filter(self, text: str, *, final: bool) -> None:

@@ -1,22 +1,21 @@
 """Tells the operator what is new and matters: once, not again within a minute, and nothing that was there before.
 
-``UVCC_NOTIFY_COMMAND`` names a program that gets the text as its last argument, for a phone or a chat.
+``notify_command`` (see ``uvcc config``) names a program that gets the text as its last argument.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from uvcc_console.core import settings
 from uvcc_console.core.shown import CHANGED, Changes, shown
 from uvcc_console.core.snapshot import EMPTY, LogEntry, Snapshot
 from uvcc_console.ui.judging.view import holding
 
 AGAIN_S = 60.0
-COMMAND = "UVCC_NOTIFY_COMMAND"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,8 @@ class Notifier:
 
 
 def operators_program() -> Callable[[str], None] | None:
-    """Runs the operator's program detached; None when there is none. What it does or fails to do is its own affair."""
-    command = shlex.split(os.environ.get(COMMAND, ""))
+    """Runs the operator's program detached, and lets it be; None when there is none. Raises ConfigError."""
+    command = shlex.split(settings.text("notify_command"))
     if not command:
         return None
 

@@ -13,7 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from uvcc_console.ui.drawing.paint import literal
-from uvcc_console.ui.widgets.history import History, completed
+from uvcc_console.ui.widgets.typed_lines import TypedLines, completed
 
 Offer = Callable[[str], Sequence[str]]
 MOST = 12
@@ -52,7 +52,7 @@ class Prompt(Horizontal):
         self._before = ""
         self._back: Widget | None = None
         self._offer: Offer | None = None
-        self.history: dict[str, History] = {}
+        self.history: dict[str, TypedLines] = {}
 
     def compose(self) -> ComposeResult:
         yield Label(":", id="sign")
@@ -62,7 +62,7 @@ class Prompt(Horizontal):
     def ask(self, kind: str, sign: str, text: str = "", hint: str = "", offer: Offer | None = None) -> None:
         """Show the line and take the keyboard. ``offer`` tells what the last word of a line may be."""
         self._offer = offer
-        self.history.setdefault(kind, History()).rewind()
+        self.history.setdefault(kind, TypedLines()).rewind()
         self.kind, self._before, self._back = kind, text, self.screen.focused
         self.query_one("#sign", Label).update(sign)
         self.hint(hint)

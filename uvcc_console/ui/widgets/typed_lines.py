@@ -18,7 +18,7 @@ def completed(text: str, offered: Iterable[str]) -> tuple[str, list[str]]:
     return f"{before}{space}{certain}{end}", found
 
 
-class History:
+class TypedLines:
     """Lines that were typed, the newest last; no line twice."""
 
     def __init__(self, lines: Sequence[str] = ()) -> None:

@@ -1,0 +1,80 @@
+"""``uvcc top``, ``status --line``, ``config`` and ``completion``: what they print."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ui"))
+from ui_journals import RUN, Story
+
+from uvcc_console.cli.machine import completion
+from uvcc_console.cli.main import VERBS, main
+from uvcc_console.cli.view import status_line
+from uvcc_console.core import paths
+from uvcc_console.core.state import fold
+
+Out = pytest.CaptureFixture[str]
+
+
+def written(story: Story) -> Path:
+    return story.write(paths.runs_dir() / RUN)
+
+
+def test_top_shows_the_fleet_once_where_nobody_watches(capsys: Out) -> None:
+    written(Story(replicas=2).full(12))
+    assert main(["top", RUN, "--columns", "pod,step,state", "--sort", "step"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].split()[:2] == ["pod", "step▲"]
+    assert len(out) == 2 + 6
+    assert "\x1b" not in "".join(out)
+    assert main(["top", RUN, "--sort", "stepp"]) == 2
+    assert "did you mean step?" in capsys.readouterr().err
+
+
+def test_one_line_for_a_status_bar_is_green_only_where_it_is_so(capsys: Out, tmp_path: Path) -> None:
+    written(Story(steps=30).finished())
+    assert main(["status", RUN, "--line"]) == 0
+    assert "VERIFIED" in capsys.readouterr().out
+    story = Story().full(20)
+    live = status_line.line(fold(story.events), tmp_path, story.now + 1, colours=True)
+    assert "20/200 10%" in live
+    assert "fg=red" in live  # nobody conducts it
+    assert "fg=green" not in live
+    late = status_line.line(fold(story.events), tmp_path, story.now + 400)
+    assert "eta" not in late
+
+
+def test_config_tells_every_setting_and_where_it_came_from(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UVCC_THEME", "nord")
+    assert main(["config"]) == 0
+    assert "theme            nord                     $UVCC_THEME" in capsys.readouterr().out
+    assert main(["config", "--json"]) == 0
+    rows = {r["key"]: r for r in json.loads(capsys.readouterr().out)["settings"]}
+    assert rows["theme"]["source"] == "$UVCC_THEME"
+    assert rows["utc"]["source"] == "default"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_names_every_verb_and_the_shell_can_read_it(shell: str, tmp_path: Path) -> None:
+    text = completion.script(shell)
+    assert all(verb in text for verb in VERBS)
+    if (program := shutil.which(shell)) is not None:
+        file = tmp_path / "completion"
+        file.write_text(text)
+        subprocess.run([program, "-n", str(file)], check=True, timeout=30)
+
+
+def test_bash_completes_verbs_and_runs(capsys: Out) -> None:
+    written(Story().full(3))
+    assert main(["completion", "--runs"]) == 0
+    assert capsys.readouterr().out.split() == [RUN]
+    ask = 'COMP_WORDS=(uvcc sta); COMP_CWORD=1; _uvcc; echo "${COMPREPLY[@]}"'
+    code = completion.script("bash") + "\n" + ask
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.split() == ["status"]

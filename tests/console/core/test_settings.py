@@ -1,0 +1,60 @@
+"""The operator's settings: where each comes from, and what is said of a file that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.core import settings
+from uvcc_engine.contract.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UVCC_HOME", str(tmp_path))
+    for known in settings.KNOWN:
+        monkeypatch.delenv(known.variable, raising=False)
+    (tmp_path / "config").mkdir()
+    return tmp_path / "config" / "config.yaml"
+
+
+def test_environment_goes_before_the_file_and_the_file_before_the_default(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("theme: nord\nascii: true\n")
+    monkeypatch.setenv("UVCC_THEME", "dracula")
+    found = settings.effective()
+    assert {k: (s.value, s.source) for k, s in found.items() if s.source != "default"} == {
+        "theme": ("dracula", "$UVCC_THEME"),
+        "ascii": (True, str(file)),
+    }
+    assert not settings.truth("utc")
+    monkeypatch.setenv("UVCC_ASCII", "0")
+    assert not settings.truth("ascii")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("theem: nord", "no setting 'theem'"),
+        ("ascii: maybe", "ascii is to be true or false"),
+        ("- a", "not a mapping"),
+        ("a: [", "is not YAML"),
+        ("theme: " + "x" * 70_000, "larger than"),
+    ],
+)
+def test_a_wrong_file_names_what_is_wrong(file: Path, text: str, words: str) -> None:
+    file.write_text(text)
+    with pytest.raises(Exception, match=words) as e:
+        settings.effective()
+    assert "theme" in str(getattr(e.value, "hint", "")) or "theem" not in text
+
+
+def test_an_empty_file_and_none_say_nothing(file: Path) -> None:
+    assert all(s.source == "default" for s in settings.effective().values())
+    file.write_text("# nothing\n")
+    assert all(s.source == "default" for s in settings.effective().values())
+    file.write_text("notify_url: 7\n")
+    with pytest.raises(ConfigError, match="notify_url is to be text"):
+        settings.text("theme")

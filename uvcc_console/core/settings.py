@@ -1,0 +1,104 @@
+"""The operator's own settings: environment first, then ``config.yaml`` in the configuration folder, then defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_console.core import paths
+from uvcc_console.core.suggest import nearest
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+
+FILE: Final = "config.yaml"
+_LARGEST: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One setting: its key in the file, its environment variable, its default, what it is for."""
+
+    key: str
+    variable: str
+    default: str | bool
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSetting:
+    """A setting as it is: the value, and where it came from."""
+
+    known: Known
+    value: str | bool
+    source: str
+
+
+KNOWN: Final = (
+    Known("theme", "UVCC_THEME", "", "the console's theme; :theme lists them"),
+    Known("ascii", "UVCC_ASCII", False, "plain ASCII instead of signs and braille"),
+    Known("utc", "UVCC_UTC", False, "times in UTC"),
+    Known("notify_command", "UVCC_NOTIFY_COMMAND", "", "a program that gets each notice as its last argument"),
+    Known("notify_url", "UVCC_NOTIFY_URL", "", "an address that each notice is posted to, as ntfy takes them"),
+    Known("notify_terminal", "UVCC_NOTIFY_TERMINAL", False, "notices through the terminal to the desktop (OSC 9)"),
+)
+
+
+def path() -> Path:
+    """Where the file would be."""
+    return paths.config_dir() / FILE
+
+
+def _file() -> Mapping[str, Any]:
+    import yaml
+
+    where = path()
+    try:
+        if where.stat().st_size > _LARGEST:
+            raise UnreadableError(f"{where} is larger than {_LARGEST} bytes")
+        data = yaml.safe_load(where.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as e:
+        raise UnreadableError(f"cannot read {where}: {e}") from e
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(e).split())}") from e
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where} is not a mapping of settings", f"it may have {', '.join(k.key for k in KNOWN)}")
+    names = {k.key: k for k in KNOWN}
+    for key, value in data.items():
+        if key not in names:
+            raise ConfigError(f"{where} has no setting {str(key)!r}", f"did you mean {nearest(str(key), names)}?")
+        wanted = type(names[key].default)
+        if not isinstance(value, wanted):
+            raise ConfigError(f"{where}: {key} is to be {'true or false' if wanted is bool else 'text'}")
+    return data
+
+
+def effective() -> dict[str, OwnSetting]:
+    """Every setting with its value and where that came from. Raises ConfigError, UnreadableError for a wrong file."""
+    written = _file()
+    found: dict[str, OwnSetting] = {}
+    for known in KNOWN:
+        given = os.environ.get(known.variable, "")
+        if given:
+            value: str | bool = given not in ("0", "false") if isinstance(known.default, bool) else given
+            found[known.key] = OwnSetting(known, value, f"${known.variable}")
+        elif known.key in written:
+            found[known.key] = OwnSetting(known, written[known.key], str(path()))
+        else:
+            found[known.key] = OwnSetting(known, known.default, "default")
+    return found
+
+
+def text(key: str) -> str:
+    """A setting's text. Raises as ``effective``."""
+    return str(effective()[key].value)
+
+
+def truth(key: str) -> bool:
+    """A setting that is on or off. Raises as ``effective``."""
+    return effective()[key].value is True

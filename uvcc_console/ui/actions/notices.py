@@ -1,0 +1,61 @@
+"""Ways for a notice to reach the operator elsewhere: a program, an address that takes posts (ntfy), the desktop.
+
+What a way does or fails to do is its own affair, but that it failed is said once on the screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+from uvcc_console.core import settings
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.text import clean
+
+WAIT_S = 5.0
+Way = Callable[[str], None]
+
+
+def desktop(text: str) -> str:
+    """The terminal's own notification (OSC 9), which iTerm2, kitty, WezTerm, ghostty and others show."""
+    return f"\x1b]9;{clean(text, 200).replace(';', ',')}\x07"
+
+
+def post(url: str, failed: Way) -> Way:
+    """Posts each notice as text, in a thread of its own, one after the other. Raises ConfigError for no web address."""
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise ConfigError(f"notify_url {clean(url, 80)!r} is no web address", "like https://ntfy.sh/your-topic")
+    thread = ThreadPoolExecutor(1, "notices")
+
+    def send(text: str) -> None:
+        import httpx
+
+        try:
+            headers = {"Title": "uvcc", "Tags": "rotating_light" if "FAILED" in text or "FORK" in text else "uvcc"}
+            httpx.post(url, content=text.encode(), headers=headers, timeout=WAIT_S).raise_for_status()
+        except httpx.HTTPError as e:
+            failed(f"a notice did not reach {urlsplit(url).hostname}: {type(e).__name__}")
+
+    return lambda text: void(thread.submit(send, text))
+
+
+def void(_: object) -> None:
+    """What comes of it is not waited for."""
+
+
+def ways(program: Way | None, write: Way, failed: Way) -> Way | None:
+    """All ways that the operator's settings name, as one; None where there is none. Raises ConfigError."""
+    found: list[Way] = [program] if program is not None else []
+    if url := settings.text("notify_url"):
+        found.append(post(url, failed))
+    if settings.truth("notify_terminal"):
+        found.append(lambda text: write(desktop(text)))
+    if not found:
+        return None
+
+    def send(text: str) -> None:
+        for way in found:
+            way(text)
+
+    return send
