@@ -66,6 +66,11 @@ def show(text: str) -> None:
     sys.stdout.write(clean_block(text) + "\n")
 
 
+def wipe() -> None:
+    """Clear the terminal and go to its first line, before a picture that replaces the last one."""
+    sys.stdout.write("\x1b[H\x1b[J")
+
+
 def say(text: str) -> None:
     """A diagnostic on standard error, cleaned like :func:`show`."""
     sys.stderr.write(clean_block(text) + "\n")

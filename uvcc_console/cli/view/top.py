@@ -12,8 +12,6 @@ from uvcc_console.core.journal import Follower, Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import ConfigError
 
-_HOME = "\x1b[H\x1b[J"
-
 
 def picture(s: Snapshot, now: float, width: int, height: int, sort: str, columns: tuple[str, ...]) -> list[str]:
     """The lines of one moment: how the run stands, then its workers."""
@@ -58,7 +56,8 @@ def run(argv: list[str]) -> int:
             size = shutil.get_terminal_size((160, 50))
             width, height = (size.columns, size.lines - 1) if watched else (int(os.environ.get("COLUMNS", 160)), 10_000)
             lines = picture(follower.snapshot, time.time(), width, height, sort, columns)
-            sys.stdout.write(_HOME if watched else "")
+            if watched:
+                common.wipe()
             common.show("\n".join(lines))
             sys.stdout.flush()
             if not watched or follower.snapshot.ended:
