@@ -233,7 +233,7 @@ _ALL = (
     UiAction("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),
     UiAction("find", "", ":find", "find", "search the log; n and N go on", _run, "find", group="screen"),
     UiAction("compare", "", ":compare", "compare", "lay another run's curves over the charts; no name takes them away",
-             _run, "compare", "uvcc figures RUN", "screen"),
+             _run, "compare", "uvcc compare RUN", "screen"),
     UiAction("view", "", ":view", "view", "read the newest stack dump or flight record, or the artifact named", _run,
              "view", "uvcc logs RUN", "screen"),
     UiAction("sort", "", ":sort", "sort", "the fleet by a column, worst or place; desc the other way round", _run,
