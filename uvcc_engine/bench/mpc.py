@@ -16,14 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.bench import _machine, _mpc_peers
+from uvcc_engine.bench import _machine, _mpc_links, _mpc_peers
 from uvcc_engine.bench._parties import said_by
 from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.signing.identity import Identity
 
-DELAY_S: Final = 0.020
 # most times the machine's floor, most bytes per party, most rounds
 BARS: Final[dict[str, tuple[float, float, float]]] = {
     "matmul_1024": (4.0, 14.1e6, 2),
@@ -32,8 +31,13 @@ BARS: Final[dict[str, tuple[float, float, float]]] = {
     "drelu_1e6": (8.0, 14.5e6, 5),
     "relu_1e6": (8.0, 25.1e6, 6),
     "relu_1e6_k32": (8.0, 18.0e6, 5),
-    "mlp_step": (16.0, 4.4e6, 31),
-    "mlp_step_20ms": (1.4, 4.4e6, 31),
+    "mlp_step": (16.0, 4.4e6, 30),
+    "mlp_step_5ms": (2.5, 9.0e6, 20),
+    "mlp_step_20ms": (1.4, 9.0e6, 20),
+    "mlp_step_50ms": (1.3, 9.0e6, 20),
+    "mlp_step_20ms_100mbit": (1.5, 9.0e6, 20),
+    "mlp_step_20ms_1gbit": (1.5, 9.0e6, 20),
+    "mlp_step_20ms_10gbit": (1.5, 9.0e6, 20),
 }
 ROWS: Final = tuple(BARS)
 
@@ -66,7 +70,7 @@ def table(measured: list[dict[str, Any]], machine: Mapping[str, list[float]], co
 
     The reference of seconds is the floor that the machine's own rates imply for the three parties on their cores:
     multiplications of matrix products at the double-precision rate, every byte sent enciphered, deciphered and copied
-    twice, and the delay of the rounds.
+    twice; and what the link takes: the delay of the rounds, and the bytes at its rate.
     """
     out: list[Row] = []
     for name in measured[0]:
@@ -76,7 +80,7 @@ def table(measured: list[dict[str, Any]], machine: Mapping[str, list[float]], co
         work = parts[0]["products"] / statistics.median(machine["fp64_1024"])
         work += sent * 2 * (1 / statistics.median(machine["aes"]) + 1 / statistics.median(machine["copy"]))
         rounds = parts[0]["rounds"]
-        floor = work / min(cores, PARTIES) + (rounds * DELAY_S if name.endswith("_20ms") else 0.0)
+        floor = work / min(cores, PARTIES) + _mpc_links.passive_floor_s(name, rounds, sent / PARTIES)
         most, most_bytes, most_rounds = BARS[name]
         out.append(held(row(name, "seconds", "s", seconds, floor), most * floor))
         out.append(held(row(name, "bytes_per_party", "B", [sent / PARTIES]), most_bytes))

@@ -12,6 +12,7 @@ from uvcc_engine.model.registry import SecretContext, type_of
 from uvcc_engine.model.secret_layer import FusedActivation, Layer, LayerBlock, ProductLayer
 
 if TYPE_CHECKING:
+    from uvcc_engine.model.losses import Powers
     from uvcc_engine.model.secret_layer import Then, Update
     from uvcc_engine.model.specs import ModelSpec
     from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
@@ -22,7 +23,7 @@ __all__ = [
     "backward_protocol",
     "build",
     "flat",
-    "forward_max_protocol",
+    "forward_powers_protocol",
     "forward_protocol",
     "set_training",
     "weighted",
@@ -81,14 +82,22 @@ def forward_protocol(rt: Runtime, layers: Sequence[Layer], x: Share) -> MpcProto
     return x
 
 
-def forward_max_protocol(rt: Runtime, layers: Sequence[Layer], x: Share) -> MpcProtocol[tuple[Share, Share]]:
-    """Logits (rows, classes) and the largest of every row (rows,): for up to 10 classes the maximum costs 4 rounds."""
+def forward_powers_protocol(rt: Runtime, layers: Sequence[Layer], x: Share, *, loss: bool) -> MpcProtocol[Powers]:
+    """Through all layers to the exponentials of the logits (rows, classes), less their row maximum.
+
+    Behind a direct product of few rows and classes the last layer and these take 6 rounds, for up to 10 classes 11,
+    and else what one after the other take.
+    """
     *below, last = layers
     if not (isinstance(last, ProductLayer) and last.direct):
         logits = yield from forward_protocol(rt, layers, x)
-        return logits, (yield from ops.max_protocol(rt, logits))
+        return (yield from ops.powers_protocol(rt, logits, None, loss=loss))
     x = yield from forward_protocol(rt, below, x)
-    return (yield from ops.matmul_max_protocol(rt, *last.factors(rt, x)))
+    left, right = last.factors(rt, x)
+    if ops.powers_fit(rt, left.shape[0], right.shape[1], left.f):
+        return (yield from ops.product_powers_protocol(rt, left, right, loss=loss))
+    logits, top = yield from ops.matmul_max_protocol(rt, left, right)
+    return (yield from ops.powers_protocol(rt, logits, top, loss=loss))
 
 
 def backward_protocol(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from uvcc_engine.model.functions import to_exp_scale_protocol
-from uvcc_engine.mpc import exponential
+from uvcc_engine.model.functions import EXP_SCALE, to_exp_scale_protocol
+from uvcc_engine.mpc import exponential, softmax
 from uvcc_engine.mpc.arithmetic import mul_protocol, product_with_protocol, rescale_protocol, sub
 from uvcc_engine.mpc.exponential import INVERSE, LOG, SUM_LIMIT, exp_protocol
 from uvcc_engine.mpc.maximum import argmax_one_hot_protocol, max_protocol
@@ -52,6 +52,13 @@ def powers_protocol(rt: Runtime, logits: Share, top: Share | None = None, *, los
     return Powers(
         shifted, *(yield from exponential.powers_protocol(rt, shifted, (INVERSE, LOG) if loss else (INVERSE,)))
     )
+
+
+def product_powers_protocol(rt: Runtime, left: Share, right: Share, *, loss: bool = True) -> MpcProtocol[Powers]:
+    """The powers of the logits ``left @ right``, with the product itself: 6 rounds. For what ``powers_fit``."""
+    names = (INVERSE, LOG) if loss else (INVERSE,)
+    at = yield from softmax.matmul_powers_protocol(rt, left, right, names, f=min(left.f, EXP_SCALE))
+    return Powers(softmax.shifted(at), at.powers, at.total, *at.looked_up)
 
 
 def gradient_protocol(rt: Runtime, at: Powers, targets: Share) -> MpcProtocol[Share]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from uvcc_engine.model.additive import product as product
     from uvcc_engine.model.additive import settle_protocol as settle_protocol
     from uvcc_engine.model.functions import to_exp_scale_protocol as to_exp_scale_protocol
+    from uvcc_engine.model.losses import powers_protocol as powers_protocol
+    from uvcc_engine.model.losses import product_powers_protocol as product_powers_protocol
     from uvcc_engine.mpc.activations import gelu_protocol as gelu_protocol
     from uvcc_engine.mpc.activations import sigmoid_protocol as sigmoid_protocol
     from uvcc_engine.mpc.arithmetic import DEALER as DEALER
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.selection import relu_protocol as relu_protocol
     from uvcc_engine.mpc.share import Share as Share
     from uvcc_engine.mpc.share import cat as cat
+    from uvcc_engine.mpc.softmax import powers_fit as powers_fit
 
 _ARITHMETIC: Final = (
     "DEALER add add_public matmul_protocol mul_protocol mul_public_protocol partners product_with_protocol public"
@@ -54,6 +57,7 @@ _ARITHMETIC: Final = (
 _NAMES: Final = {
     "model.additive": "product settle_protocol",
     "model.functions": "to_exp_scale_protocol",
+    "model.losses": "powers_protocol product_powers_protocol",
     "mpc.activations": "gelu_protocol sigmoid_protocol",
     "mpc.arithmetic": f"{_ARITHMETIC} rescale_protocol scale_int sub terms",
     "mpc.gated": "matmul_gated_protocol product_gated_protocol",
@@ -64,6 +68,7 @@ _NAMES: Final = {
     "mpc.runtime": "par",
     "mpc.selection": "matmul_relu_protocol relu_protocol",
     "mpc.share": "Share cat",
+    "mpc.softmax": "powers_fit",
 }
 _HOMES: Final = {name: f"uvcc_engine.{home}" for home, names in _NAMES.items() for name in names.split()}
 OPERATIONS: Final = ("torch", *sorted(_HOMES))

@@ -25,6 +25,9 @@ DIGIT = 3  # 21 digits of 3 bits make the 63 bits below the sign
 QUICK: Tree = tree(((5, 1), (4, 4)), ((5, 1),))
 SPARING: Tree = tree(((3, 1), (3, 6)), ((3, 1), (4, 1)), ((2, 1),))
 HALF: Tree = tree(((3, 1), (3, 2), (2, 1)), ((4, 1),))  # 11 digits for the 31 bits below the sign of the reduced ring
+WIDE: Tree = tree(((9, 1),))  # 9 digits of 7 bits, merged at once
+WIDE_DIGIT = 7
+WIDE_UP_TO = 1 << 14  # elements for which a round matters more than 190 bytes each
 BULK = 1 << 15  # elements from which bytes matter more than a round
 
 
@@ -74,34 +77,38 @@ def drelu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 
     return (yield from sign_protocol(rt, dealer, x.n, value if role.is_dealer else None, lambda: value, width=width))
 
 
-def _planes(rt: Runtime, x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _planes(rt: Runtime, x: Tensor, width: int, digit: int) -> tuple[Tensor, Tensor]:
     """(bit planes below the sign, a multiple of the digit; sign plane)."""
     planes = rt.kernels.to_planes(x, width)
     body = planes[: width - 1]
-    short = -(width - 1) % DIGIT
+    short = -(width - 1) % digit
     return (torch.cat([torch.zeros_like(body[:short]), body]) if short else body), planes[width - 1]
 
 
 def sign_protocol(
-    rt: Runtime, dealer: int, n: int, u: Tensor | None, v: Callable[[], Tensor], *, width: int = 64
+    rt: Runtime, dealer: int, n: int, u: Tensor | None, v: Callable[[], Tensor], *, width: int = 64, most: int = 0
 ) -> MpcProtocol[PairBits]:
     """``[u + v >= 0]`` for ``u`` known to the dealer and ``v()`` to the online parties, ``[n]`` each.
 
-    ``v`` is asked for after the first round, so a value that is just being opened can be compared without delay.
+    ``v`` is asked for after the first round, so a value that is just being opened can be compared without delay. Up to
+    ``most`` elements are compared in 2 rounds and 240 bytes each: the online parties open 17 bits under masks at once,
+    with the dealer's shares of all products of masks, as in every merging step (``carry``).
     """
     if width not in (32, 64):
         raise ConfigError(f"a comparison over {width} bits", "use 64, or 32 where the range allows it")
     role = roles(rt, dealer)
-    mine, sign = (None, None) if u is None else _planes(rt, u, width)
+    wide = width == 64 and n <= most and rt.few_rounds
+    digit = WIDE_DIGIT if wide else DIGIT
+    mine, sign = (None, None) if u is None else _planes(rt, u, width, digit)
     top: list[Tensor] = []
 
     def online() -> Tensor:
-        planes, own = _planes(rt, v(), width)
+        planes, own = _planes(rt, v(), width, digit)
         top.append(own)
         return planes
 
-    steps = HALF if width == 32 else SPARING if n >= BULK else QUICK
-    carry, theirs = yield from carry_protocol(rt, dealer, DIGIT, steps, -(-n // 64), mine, online, sign)
+    steps = WIDE if wide else HALF if width == 32 else SPARING if n >= BULK else QUICK
+    carry, theirs = yield from carry_protocol(rt, dealer, digit, steps, -(-n // 64), mine, online, sign)
     shape = torch.Size((n,))
     if carry is None or theirs is None:
         return PairBits(role.d, shape, None)

@@ -67,7 +67,7 @@ def exp_public(value: Tensor, f: int, exponent: Decimal, bits: int) -> Tensor:
 
 
 @dataclass(slots=True)
-class _Parts:
+class PowerParts:
     """An exponential before its truncation: the carry past the range, and the parties' own powers."""
 
     wrapped: PairBits
@@ -76,34 +76,43 @@ class _Parts:
     less: Tensor | None  # online: e^(v - 16)
 
 
-def _parts_protocol(rt: Runtime, flat: Share, dealer: int) -> MpcProtocol[_Parts]:
+def _parts_protocol(rt: Runtime, flat: Share, dealer: int) -> MpcProtocol[PowerParts]:
     """2 rounds. ``flat`` is one row, a multiple of 64 long."""
     if flat.f not in (4, 8, 12, 16):
         raise ConfigError(f"the exponential at f={flat.f}", "use f = 4, 8, 12 or 16 here")
-    bits = flat.f + 4
     role = roles(rt, dealer)
     value = (flat.first + flat.second) if role.is_dealer else online_part(rt, role, flat)
-    if role.is_dealer:
-        value = value - 1  # so that zero, too, lies below the upper end; the unit comes back in the power
-    value = value & ((1 << bits) - 1)
-    planes = rt.kernels.to_planes(value, bits)
-    carry, _ = yield from carry_protocol(
-        rt,
-        dealer,
-        _DIGIT,
-        tree(((bits // _DIGIT, 1),)),
-        planes.shape[-1],
-        planes if role.is_dealer else None,
-        lambda: planes,
-        torch.zeros_like(planes[0]) if role.is_dealer else None,
-    )
+    u = value if role.is_dealer else None
+    return (yield from parts_of_protocol(rt, dealer, flat.n, flat.f, u, lambda: value))
+
+
+def parts_of_protocol(
+    rt: Runtime, dealer: int, n: int, f: int, u: Tensor | None, v: Callable[[], Tensor]
+) -> MpcProtocol[PowerParts]:
+    """The parts of ``e^(u + v)`` for ``u`` known to the dealer and ``v()`` to the online parties, ``[n]`` each, n a
+    multiple of 64. 2 rounds; ``v`` is asked for after the first."""
+    bits = f + 4
+    role = roles(rt, dealer)
+    low = (1 << bits) - 1
+    seen: list[Tensor] = []
+
+    def online() -> Tensor:
+        seen.append(v() & low)
+        return rt.kernels.to_planes(seen[0], bits)
+
+    # less one, so that zero, too, lies below the upper end; the unit comes back in the power
+    mine = None if u is None else (u - 1) & low
+    planes = None if mine is None else rt.kernels.to_planes(mine, bits)
+    extra = None if planes is None else torch.zeros_like(planes[0])
+    steps = tree(((bits // _DIGIT, 1),))
+    carry, _ = yield from carry_protocol(rt, dealer, _DIGIT, steps, n // 64, planes, online, extra)
     # x - unit + 16 = u + v - 16 wrapped, each of u and v in [0, 16)
-    wrapped = PairBits(role.d, flat.shape, carry)
-    unit = Decimal(1) / Decimal(1 << flat.f)
-    if role.is_dealer:
-        return _Parts(wrapped, exp_public(value, flat.f, unit - EXP_RANGE, _DEALER_BITS), None, None)
-    plain = exp_public(value, flat.f, Decimal(0), _ONLINE_BITS)
-    return _Parts(wrapped, None, plain, exp_public(value, flat.f, Decimal(-EXP_RANGE), _ONLINE_BITS))
+    wrapped = PairBits(role.d, torch.Size((n,)), carry)
+    unit = Decimal(1) / Decimal(1 << f)
+    if mine is not None:
+        return PowerParts(wrapped, exp_public(mine, f, unit - EXP_RANGE, _DEALER_BITS), None, None)
+    plain = exp_public(seen[0], f, Decimal(0), _ONLINE_BITS)
+    return PowerParts(wrapped, None, plain, exp_public(seen[0], f, Decimal(-EXP_RANGE), _ONLINE_BITS))
 
 
 def exp_in_range_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
@@ -121,7 +130,7 @@ def exp_in_range_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Mpc
     return out.map(lambda t: t[: x.n].reshape(x.shape))
 
 
-def _gated_protocol(rt: Runtime, at: _Parts, keep: PairBits) -> MpcProtocol[Tensor | None]:
+def _gated_protocol(rt: Runtime, at: PowerParts, keep: PairBits) -> MpcProtocol[Tensor | None]:
     """Pair shares of ``keep * e^x``, 60 fractional bits. 1 round: both bits open under masks, 32 bytes from the
     dealer."""
     role = roles(rt, keep.d)
@@ -191,6 +200,54 @@ def powers_protocol(
     return [powers, powers.sum(1, keepdim=True), *[found.index(i).reshape(rows, 1) for i in range(len(look_up))]]
 
 
+@dataclass(frozen=True, slots=True)
+class PairPowers:
+    """Powers ``[n, side]`` (60 fractional bits; of ``side`` columns ``rows`` count) between the online parties."""
+
+    z: Tensor | None
+    n: int
+    rows: int
+    side: int
+
+
+def settle_powers_protocol(
+    rt: Runtime,
+    at: PairPowers,
+    look_up: Sequence[str],
+    f: int,
+    dealer: int,
+    *,
+    looked_up_f: int = LOOKUP_F,
+    below: Callable[[Share], MpcProtocol[Any]] | None = None,
+    beside: Callable[[Share], MpcProtocol[Any]] | None = None,
+) -> MpcProtocol[list[Any]]:
+    """Replicated powers ``[rows, n]`` at scale ``f``, 2 rounds, and what was looked up of their rows' sums ``[look_up,
+    rows]``, 2 rounds, or 3 if it is to have fewer than ``LOOKUP_F`` fractional bits.
+
+    Whatever goes on with one of them before the other is there: ``below`` with the powers, ``beside`` with what was
+    looked up; their results then stand in its place.
+    """
+    opened = Opened()
+
+    def total(part: Tensor | None) -> Tensor:
+        return known(part).view(at.n, at.side)[:, : at.rows].sum(0)
+
+    def powers_of_sums_protocol() -> MpcProtocol[Any]:
+        flat, shape = None if at.z is None else at.z.reshape(-1), torch.Size((at.n * at.side,))
+        out = yield from truncate_pair_protocol(rt, flat, shape, _SHIFT - f, f, dealer, opened=opened)
+        powers = out.map(lambda t: t.view(at.n, at.side)[:, : at.rows].t().contiguous())
+        return powers if below is None else (yield from below(powers))
+
+    def looked_up_protocol() -> MpcProtocol[Any]:
+        found = yield from _look_up_protocol(
+            rt, at.rows, look_up, dealer, lambda: total(opened.u), lambda: total(opened.v), looked_up_f
+        )
+        return found if beside is None else (yield from beside(found))
+
+    both: MpcProtocol[list[Any]] = par(powers_of_sums_protocol(), looked_up_protocol())
+    return (yield from both)
+
+
 def _look_up_protocol(
     rt: Runtime,
     rows: int,
@@ -198,6 +255,7 @@ def _look_up_protocol(
     dealer: int,
     u: Callable[[], Tensor],
     v: Callable[[], Tensor],
+    f: int = LOOKUP_F,
 ) -> MpcProtocol[Share]:
     """Functions of ``1 <= s < 16``, ``[functions, rows]``, from ``u + v = s 2^60 (mod 2^64)``, to run beside what
     opens ``v``.
@@ -205,7 +263,8 @@ def _look_up_protocol(
     The upper bits of ``u`` and ``v`` name one of 256 cells, up to the carry of the lower ones; over two cells a
     parabola ``a + b t + c t^2`` will do, with ``t`` the sum of the two places within. The dealer knows its own place,
     so the parabola is one in the online parties' place alone: they pick its three shared coefficients, turned by the
-    dealer's cell, and evaluate it by themselves. 2 rounds, 6 KiB per row and function.
+    dealer's cell, and evaluate it by themselves. 2 rounds, 6 KiB per row and function; 3 rounds
+    where ``f`` asks for fewer bits.
     """
     role = roles(rt, dealer)
     size, count = 1 << LOOKUP_BITS, len(functions)
@@ -229,7 +288,10 @@ def _look_up_protocol(
         table = got[0] if role.is_left else known(right)
         a, b, c = table.gather(3, cell[:, None].expand(count, 3, rows, 1)).squeeze(3).unbind(1)
         y = a + place * (b + place * c)
-    return (yield from pair_to_share_protocol(rt, y, torch.Size((count, rows)), LOOKUP_F, dealer))
+    shape = torch.Size((count, rows))
+    if f < LOOKUP_F:
+        return (yield from truncate_pair_protocol(rt, y, shape, LOOKUP_F - f, f, dealer))
+    return (yield from pair_to_share_protocol(rt, y, shape, LOOKUP_F, dealer))
 
 
 def _cell_and_place(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,9 @@ class Runtime:
         stream: int = 0,
         device: str | torch.device = "cpu",
         prg: str = "aes",
+        few_rounds: bool = True,
     ) -> None:
+        """``few_rounds``: where there is a choice, fewer rounds with more bytes and work. The same at all parties."""
         if party not in (0, 1, 2):
             raise ConfigError(f"party {party}", "there are three parties: 0, 1 and 2")
         if len(sid_sub) != 32:
@@ -73,6 +75,7 @@ class Runtime:
         self._sent = {self.next: 0, self.prev: 0}
         self._received = {self.next: 0, self.prev: 0}
         self._outbox = {self.next: RoundOutbox(), self.prev: RoundOutbox()}
+        self.few_rounds = few_rounds
         self.rounds = 0
         self.bytes_sent = 0
         self.messages = 0

@@ -36,7 +36,7 @@ from uvcc_engine.mpc.share import Share
 from uvcc_engine.transcript.formats import kinds
 
 MAX_SHIFT = 50
-SPARING = 1 << 16  # outputs from which bytes matter more than a round, for shifts of more than 16 bits
+SPARING = 1 << 17  # outputs from which bytes matter more than a round, for shifts of more than 16 bits
 _OFFSET = 1 << 62
 
 

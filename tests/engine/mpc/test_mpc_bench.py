@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from uvcc_engine.bench import _machine as machine
+from uvcc_engine.bench import _mpc_links as links
 from uvcc_engine.bench import _mpc_party as party_side
 from uvcc_engine.bench import _mpc_peers as peers
 from uvcc_engine.bench import mpc as bench
@@ -25,7 +26,10 @@ from uvcc_engine.mpc.share import reconstruct
 from uvcc_engine.plane.api import Tag
 
 
-def test_the_benchmarked_step_is_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("few", "rounds", "error"), [(True, 20, 2e-5), (False, 30, 2e-4)])
+def test_the_benchmarked_step_is_a_training_step(
+    few: bool, rounds: int, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(party_side, "BATCH", 16)
     sizes = (20, 12, 11, 10)
 
@@ -35,7 +39,11 @@ def test_the_benchmarked_step_is_a_training_step(monkeypatch: pytest.MonkeyPatch
         return x, y, weights
 
     def body(rt: Runtime) -> list[torch.Tensor]:
-        return open_many(rt, rt.run(party_side.mlp_step_protocol(rt, *inputs(rt.party))))
+        rt.few_rounds = few
+        step = party_side.mlp_step_protocol if few else party_side.near_step_protocol
+        new = rt.run(step(rt, *inputs(rt.party)))
+        assert rt.rounds == rounds
+        return open_many(rt, new)
 
     found = LocalPlanes().run_three(body)[0]
     all_inputs = [inputs(p) for p in range(3)]
@@ -46,11 +54,30 @@ def test_the_benchmarked_step_is_a_training_step(monkeypatch: pytest.MonkeyPatch
     gradient = (logits.softmax(-1) - y).detach()
     logits.backward(gradient)
     for got, w in zip(found, weights, strict=True):
-        assert (got - (w - 0.125 / 16 * w.grad)).abs().max() < 2e-4
+        assert (got - (w - 0.125 / 16 * w.grad)).abs().max() < error
 
 
 def test_every_row_has_its_work() -> None:
-    assert set(party_side.works(0)) == set(bench.ROWS)
+    assert set(party_side.works(0)) == {links.work_of(name) for name in bench.ROWS}
+
+
+def test_the_name_of_a_row_says_its_link() -> None:
+    assert links.link_of("mlp_step_20ms_100mbit") == (0.020, 12.5e6)
+    assert links.link_of("mlp_step_10gbit") == (0.0, 1.25e9)
+    assert links.link_of("relu_1e6_k32") == (0.0, float("inf"))
+    assert links.work_of("mlp_step_20ms_1gbit") == "mlp_step"
+    assert links.passive_floor_s("mlp_step_20ms_100mbit", 20, 2.5e6) == pytest.approx(0.4 + 0.2)
+
+
+def test_a_slow_line_sends_one_message_after_the_other() -> None:
+    three = LocalPlanes()
+    sender, receiver = (party_side.DelayedPlane(three.planes[p], 0.0, 1e5) for p in (0, 1))
+    begun = time.monotonic()
+    for seq in range(2):
+        sender.send(1, Tag(0, 0, seq, 1), bytes(5000))
+    for seq in range(2):
+        assert len(receiver.recv(0, Tag(0, 0, seq, 1))) == 5000
+    assert time.monotonic() - begun >= 0.1
 
 
 def test_a_delayed_plane_delivers_late() -> None:

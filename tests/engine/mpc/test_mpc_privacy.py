@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc import arithmetic, bits, gated, maximum, nonlinear, prg, selection, shuffle, truncation
+from uvcc_engine.mpc import arithmetic, bits, gated, maximum, nonlinear, prg, selection, shuffle, softmax, truncation
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import share_of, split
 
@@ -19,7 +19,7 @@ ZERO = torch.zeros(N, dtype=torch.float64)
 SECRET = torch.linspace(-3000.0, 3000.0, N, dtype=torch.float64)
 
 PAIRWISE = ("mul", "matmul", "relu", "exp", "shuffle", "fused", "reduced", "gated")
-NAMES = (*PAIRWISE, "max", "argmax", "divide", "softmax", "bits", "winner", "sparing")
+NAMES = (*PAIRWISE, "max", "argmax", "divide", "softmax", "bits", "winner", "sparing", "powers")
 
 Program = Callable[[Runtime], object]
 
@@ -59,6 +59,8 @@ def program(name: str, x: Tensor, seed: int = 7) -> Program:
             return rt.run(selection.relu_only_protocol(rt, value, width=32))
         if name == "winner":
             return rt.run(maximum.matmul_max_protocol(rt, matrix, matrix.T.index((slice(None), slice(0, 4)))))
+        if name == "powers":
+            return rt.run(softmax.matmul_powers_protocol(rt, matrix, matrix.T.index((slice(None), slice(0, 4)))))
         if name == "sparing":
             wide = matrix.T.index((slice(None), slice(0, truncation.SPARING // N * 4)))
             return rt.run(arithmetic.matmul_protocol(rt, matrix, wide, scale=0.1 / 2**16))
