@@ -180,7 +180,8 @@ def _picked_powers_protocol(
 
     def kept(part: Tensor) -> Tensor:
         one, by_w, by_k, by_both = part
-        return k * (level * one + swing * by_w) + (1 - 2 * k) * (level * by_k + swing * by_both)
+        found: Tensor = k * (level * one + swing * by_w) + (1 - 2 * k) * (level * by_k + swing * by_both)
+        return found
 
     picked: Tensor = (h * kept(shares[:4]) + (1 - 2 * h) * kept(shares[4:])).sum(0)
     return picked
