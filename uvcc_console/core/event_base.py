@@ -12,8 +12,6 @@ from typing import Any, ClassVar, Final, TypeVar, Union, get_args, get_origin, g
 from uvcc_engine.contract.outside import WIDE, moment
 from uvcc_engine.contract.text import clean
 
-JOURNALLED: Final = "journal, "
-"""Begins the source of a malformed record that was in the journal already."""
 _REGISTRY: dict[str, type[Event]] = {}
 _FORMER: Final = {"alert": {"remedy": "hint"}}  # fields of older journals, by kind, and what they are called now
 _E = TypeVar("_E", bound="type[Event]")
@@ -42,12 +40,14 @@ def event(kind: str) -> Any:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinesMalformed(Event):
     """Lines that could not be used: ``count`` of them from ``where`` (a pod, or ``journal``), with a ``sample`` now and
-    then. Written where a pod's lines come in, and read in place of a journal row that cannot be an event."""
+    then. Written where a pod's lines come in, and read in place of a journal row that cannot be an event
+    (``journalled``; ``src`` is the row's kind then)."""
 
     where: str
     count: int = 1
     src: str = ""
     sample: str = ""
+    journalled: bool = False
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def from_json(kind: str, ts: object, data: object) -> Event | None:
 def _malformed(kind: str, ts: float | None, data: object, why: str) -> LinesMalformed:
     pod = data.get("pod") if isinstance(data, Mapping) else None
     where = clean(pod, 32) if isinstance(pod, str) and pod else "journal"
-    return LinesMalformed(ts=ts or 0.0, where=where, src=f"{JOURNALLED}{kind}", sample=clean(why, 200))
+    return LinesMalformed(ts=ts or 0.0, where=where, src=kind, sample=clean(why, 200), journalled=True)
 
 
 def kinds() -> Mapping[str, type[Event]]:

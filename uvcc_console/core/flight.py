@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.outside import moment, said, whole
 from uvcc_engine.contract.text import clean
+from uvcc_engine.contract.waiting import Waiting
 
 TABLES: Final = ("sequence", "collectives")
 STILL_S: Final = 3.0  # younger than this, and the newest collective may just be another one
@@ -47,8 +48,8 @@ def newest(answer: Mapping[str, Any]) -> str:
     all_of_them = [e for table in TABLES for e in entries(answer, table)]
     last = max(all_of_them, key=_ts, default=None)
     if last is None:
-        waits = said(answer.get("waiting_on"))
-        return f"waits for {waits}" if waits else "no collective yet"
+        waiting = Waiting.of(answer)
+        return f"waits for {waiting}" if waiting is not None else "no collective yet"
     age = max(0.0, _ts(answer) - _ts(last))
     return f"{_name(last)} #{_seq(last)} {_op(last)}, {said(last.get('state'), 32)}, {age:.1f} s old"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import odd, reported_state
-from uvcc_console.core.event_base import JOURNALLED
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
@@ -292,9 +291,9 @@ def _malformed(s: Snapshot, e: ev.LinesMalformed) -> Snapshot:
     s = replace(s, malformed=put(s.malformed, where, s.malformed.get(where, 0) + max(1, e.count)))
     if not e.sample or (e.where, e.src) in s.odd:
         return s
-    if e.src.startswith(JOURNALLED):
+    if e.journalled:
         s = replace(s, odd=(*s.odd, (e.where, e.src))[-MALFORMED_KEEP:])
-    return logged(s, e, "warn", e.where, f"malformed line ({e.src}): {e.sample}")
+    return logged(s, e, "warn", e.where, f"malformed line ({'journal, ' if e.journalled else ''}{e.src}): {e.sample}")
 
 
 _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
@@ -342,7 +341,11 @@ def _unusable(e: ev.Event, error: Exception) -> ev.LinesMalformed:
     pod = getattr(e, "pod", "")
     why = clean(str(error) if isinstance(error, odd.OddRecord) else f"{type(error).__name__}: {error}", 200)
     return ev.LinesMalformed(
-        ts=e.ts, where=pod if isinstance(pod, str) and pod else "journal", src=f"{JOURNALLED}{e.kind}", sample=why
+        ts=e.ts,
+        where=pod if isinstance(pod, str) and pod else "journal",
+        src=e.kind,
+        sample=why,
+        journalled=True,
     )
 
 

@@ -27,6 +27,7 @@ from uvcc_console.report.package import Package
 from uvcc_console.report.page import page
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.extras import MissingExtraError
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import manifest
 
@@ -76,9 +77,7 @@ def write_package(run_dir: Path, kind: str = "tar.zst", out: Path | None = None)
 def _figures(run_dir: Path) -> Figures:
     try:
         return write_figures(run_dir)
-    except UvccError as e:
-        if isinstance(e, (ConfigError, UnreadableError)) or "matplotlib" not in e.what:
-            raise
+    except MissingExtraError as e:
         return Figures(skipped={"all": f"{e.what}: {e.hint}"})
 
 

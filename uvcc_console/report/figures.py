@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uvcc_console.report import collector, metrics
 from uvcc_console.report.record import RunRecord
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.extras import MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +65,7 @@ def write_figures(run_dir: Path, out: Path | None = None) -> Figures:
     try:
         import matplotlib
     except ImportError as e:
-        raise UvccError("figures need matplotlib", "install the extra: uvcc[report]") from e
+        raise MissingExtraError("matplotlib", "figures need it") from e
     record = RunRecord.load(run_dir)
     folder = out or record.artifacts / FOLDER
     done = Figures()

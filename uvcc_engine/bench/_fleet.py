@@ -30,6 +30,7 @@ from uvcc_engine.contract.migration import Migration
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.waiting import Waiting
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sealing.inputs import share_dataset
 from uvcc_engine.transcript.proof.bundle import assemble_folder
@@ -282,10 +283,10 @@ class Fleet:
         """Epochs whose root this worker has signed."""
         return len(self.events(c, "epoch_root"))
 
-    def waiting_on(self, c: Coord) -> str:
+    def waiting_on(self, c: Coord) -> Waiting | None:
         """Whom the worker's last heartbeat says that it waits for."""
         lines = whole_lines(self.dir(c) / f"heartbeat_rank{self.size.local_rank(c)}.jsonl")
-        return str(json.loads(lines[-1]).get("waiting_on", "")) if lines else ""
+        return Waiting.of(json.loads(lines[-1])) if lines else None
 
     def hashes(self) -> set[str]:
         return {self.result(c)["result_hash"] for c in self.coords}

@@ -56,11 +56,12 @@ class PeerLostError(UvccError):
 
 
 class VerificationError(UvccError):
-    """Evidence does not hold; ``check`` names the first thing that failed."""
+    """Evidence does not hold; ``check`` names the first thing that failed, ``finding`` says how."""
 
     def __init__(self, check: str, what: str, hint: str = "") -> None:
         super().__init__(f"{check}: {what}", hint)
         self.check = clean_block(check)
+        self.finding = clean_block(what)
 
 
 class UnreachableError(UvccError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Final
 
-from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.errors import ConfigError, UvccError
 
 EXTRAS: Final = {
     "torch": "local",
@@ -18,6 +18,14 @@ EXTRAS: Final = {
     "zstandard": "report",
     "sklearn": "test",
 }
+
+
+class MissingExtraError(UvccError):
+    """Part of the program needs a module that only an extra brings."""
+
+    def __init__(self, module: str, what: str) -> None:
+        super().__init__(f"{what}, and {module} is not installed", f"pip install 'uvcc[{EXTRAS[module]}]'")
+        self.module = module
 
 
 def hint_for(error: Exception) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.waiting import Waiting
 
 REQUEST: Final = ".FLIGHT"
 _tables: dict[str, Callable[[], Any]] = {}
@@ -49,14 +50,15 @@ class FlightRecorder:
             found = json.loads((self._directory / REQUEST).read_bytes())
         return str(found.get("nonce", "")) if isinstance(found, dict) and found.get("run") == self._run else ""
 
-    def look(self, waiting_on: str | None) -> bool:
+    def look(self, waiting: Waiting | None) -> bool:
         """Answer a question that is new; whether there was one. Raises UvccError if the answer cannot be written."""
         nonce = self._asked()
         if not nonce or nonce == self._answered:
             return False
         self._answered = nonce
         answer = {"run": self._run, "coord": self._coord, "nonce": nonce, "ts": self._clock()}
-        answer |= {"waiting_on": waiting_on or "", "tables": {what: _read(table) for what, table in _tables.items()}}
+        answer |= waiting.fields() if waiting is not None else {"waiting_on": ""}
+        answer |= {"tables": {what: _read(table) for what, table in _tables.items()}}
         data = json.dumps(answer, separators=(",", ":"), default=str).encode()
         files.write_atomic(self._directory / name_of(self._coord), data, durable=False)
         return True

@@ -28,7 +28,16 @@ _HEARTBEAT: Final = re.compile(r"heartbeat_rank\d{1,6}\.jsonl")
 _EXIT: Final = re.compile(r"exit(_rank\d{1,6})?\.json")
 _RESULT: Final = re.compile(r"result(_rank\d{1,6})?\.json")
 _WHOLE: Final = ("rank", "pid", "sent_bytes", "collective_seq")
-_REAL: Final = ("dt_fetch_s", "gate_entropy_mean", "gate_collapse_frac", "mem_mib", "bytes", "ts", "step_s")
+_REAL: Final = (
+    "dt_fetch_s",
+    "gate_entropy_mean",
+    "gate_collapse_frac",
+    "mem_mib",
+    "bytes",
+    "ts",
+    "step_s",
+    "waiting_s",
+)
 _MEASURED: Final = ("loss", "toks_per_s", "samples_per_s")  # may be NaN: that is a finding
 _WORDS: Final = ("msg", "halt_nonce", "waiting_on", "coord")
 

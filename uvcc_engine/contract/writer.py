@@ -27,6 +27,7 @@ from uvcc_engine.contract.flight import FlightRecorder
 from uvcc_engine.contract.host import resident_mib
 from uvcc_engine.contract.records import STATUSES
 from uvcc_engine.contract.table import Table
+from uvcc_engine.contract.waiting import Waiting
 
 BEAT_EVERY_S: Final = 5.0
 SAME_STEP_EVERY_S: Final = 0.5
@@ -161,20 +162,18 @@ class RunWriter:
         with self._lock:
             return {**self._last, "ts": round(self._last_ts, 3)} if self._last else {}
 
-    def beat_again(self, waiting_on: str | None = None) -> bool:
+    def beat_again(self, waiting: Waiting | None = None) -> bool:
         """Repeat the last heartbeat if it is nearly 5 s old, with whom this rank waits for. Returns if written.
 
         A rank that waits says so earlier, at 2 s, so that a slow pair has a name also where steps go on.
         """
         with self._lock:
             now = self._clock()
-            age = WAIT_TOLD_S if waiting_on else BEAT_EVERY_S * 0.8
+            age = WAIT_TOLD_S if waiting is not None else BEAT_EVERY_S * 0.8
             if not self._last or 0 <= now - self._last_ts < age:
                 return False
-            record = {k: v for k, v in self._last.items() if k != "waiting_on"}
-            if waiting_on:
-                record["waiting_on"] = waiting_on
-            self._write_beat(now, record)
+            record = {k: v for k, v in self._last.items() if k not in ("waiting_on", "waiting_s")}
+            self._write_beat(now, record | (waiting.fields() if waiting is not None else {}))
             return True
 
     def event(self, name: str, level: str = "info", **fields: Any) -> None:
@@ -261,7 +260,7 @@ class Ticker:
     """
 
     def __init__(
-        self, writer: RunWriter, waiting_on: Callable[[], str | None] = lambda: None, *, period_s: float = 1.0
+        self, writer: RunWriter, waiting_on: Callable[[], Waiting | None] = lambda: None, *, period_s: float = 1.0
     ) -> None:
         self._writer = writer
         self._waiting_on = waiting_on
@@ -282,9 +281,9 @@ class Ticker:
     def _run(self) -> None:
         while not self._stop.wait(self._period_s):
             try:
-                waiting_on = self._waiting_on()
-                self._writer.beat_again(waiting_on)
-                self._flight.look(waiting_on)
+                waiting = self._waiting_on()
+                self._writer.beat_again(waiting)
+                self._flight.look(waiting)
             except UvccError as error:
                 self.error = error  # the main thread meets the same disk at its next line
                 return

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from uvcc_engine.contract import flight
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.contract.waiting import Waiting
 from uvcc_engine.parallel import unix_group
 from uvcc_engine.parallel.group import TIMEOUT_S, Communicator, OnEvent, lost
 from uvcc_engine.parallel.place import RankAddress
@@ -241,11 +242,11 @@ class PartyGroups:
         return found
 
     @property
-    def waiting_on(self) -> str | None:
+    def waiting_on(self) -> Waiting | None:
         """Which collective this rank waits in, and for how long."""
         for group in (self.tp, self.pp, self.pp_back, self.dp):
             if (waiting := group.waiting) is not None:
-                return f"{waiting[0]} for {time.monotonic() - waiting[1]:.1f} s"
+                return Waiting(waiting[0], time.monotonic() - waiting[1])
         return None
 
     def sequence(self) -> list[dict[str, Any]]:

@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, VerificationError
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.data.sets import Dataset, Floats, target_rows
 from uvcc_engine.sealing.box import derive, seal, sha256, unseal
 from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
-PARTIES: Final = 3
 FEATURE_LIMIT: Final = 1024.0
 _FORMAT: Final = "uvcc-input-1"
 

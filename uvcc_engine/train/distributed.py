@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from uvcc_engine.contract import flight
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.waiting import Waiting
 from uvcc_engine.parallel import torch_flight as recorder
 from uvcc_engine.train.config import DDPConfig
 
@@ -46,8 +47,9 @@ class Trace:
         self.inside = False
         entry["state"] = "completed"
 
-    def waiting_on(self) -> str | None:
-        return f"other ranks in {self.last}" if self.inside else None
+    def waiting_on(self) -> Waiting | None:
+        """The other ranks of the collective that this rank is in; None outside of one."""
+        return Waiting(f"other ranks in {self.last}") if self.inside else None
 
 
 @dataclass(frozen=True, slots=True)

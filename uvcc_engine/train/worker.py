@@ -180,7 +180,7 @@ def _chosen(group: RankGroup, root: Path, run: str, start: int) -> ck.Checkpoint
     try:
         found = ck.verify_step(root, step, run=run)
     except VerificationError as error:
-        wrong = error.what.removeprefix(f"{error.check}: ")
+        wrong = error.finding
     if wrong := next((text for text in group.gather(wrong) if text), ""):
         raise VerificationError("checkpoint", wrong, ck.EARLIER)
     return found

@@ -18,11 +18,11 @@ from typing import Any, Final
 from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.control import MODES, HaltRequest
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.contract.writer import error_fields
 from uvcc_engine.plane.api import Plane
 from uvcc_engine.worker import peer_messages
 
-PARTIES: Final = 3
 GO_ON: Final = 0
 HOLD: Final = 1
 HALT: Final = 2
@@ -261,8 +261,5 @@ def _stopped(message: Mapping[str, Any], peer: int) -> PeerStoppedError:
     party = message.get("party")
     named = next((p for p in range(PARTIES) if peer_messages.same(party, p)), peer)
     what = peer_messages.shown(message.get("error")) or "no reason given"
-    if not what.startswith("P"):
-        what = f"P{peer} stopped: {what}"
-    elif named != peer:
-        what = f"P{peer} says: {what}"  # its word, not evidence
+    what = f"P{peer} {'stopped' if named == peer else 'says'}: {what}"  # its word, not evidence
     return PeerStoppedError(what, peer_messages.shown(message.get("hint")), party=named)

@@ -23,6 +23,7 @@ from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.narrate import Narrator
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.waiting import Waiting
 from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.parallel.groups import PartyGroups
@@ -252,10 +253,10 @@ def _count(writer: RunWriter, plane: LivePlane, began: float) -> None:
         writer.event("faults_injected", "warn", **{**who, **injected})
 
 
-def _waiting_on(plane: LivePlane, groups: PartyGroups | None) -> str | None:
+def _waiting_on(plane: LivePlane, groups: PartyGroups | None) -> Waiting | None:
     wait = plane.waiting_on
     if wait is not None:
-        return f"p{wait['peer']} for {wait['since_s']:.1f} s"
+        return Waiting(f"p{wait['peer']}", wait["since_s"])
     return groups.waiting_on if groups is not None else None
 
 

@@ -32,7 +32,7 @@ BEAT_S: Final = 2.0
 RETRY_S: Final = 2.0
 TIMEOUT_S: Final = 10.0
 LONGEST: Final = 16 << 20  # bytes of a relay's answer
-SHOWN: Final = ("step", "phase", "loss", "samples_per_s", "halt_nonce", "checkpoint", "waiting_on", "ts")
+SHOWN: Final = ("step", "phase", "loss", "samples_per_s", "halt_nonce", "checkpoint", "waiting_on", "waiting_s", "ts")
 
 
 class Roots:

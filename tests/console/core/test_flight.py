@@ -47,7 +47,7 @@ def test_torchs_table_counts_where_the_trainer_numbered_nothing_and_damage_is_no
     assert "p0r0s0t0 is at #4" in flight.diagnose(answers)[0]
     answers["p0r1s0t0"]["tables"]["collectives"] = {"error": "RuntimeError: changed"}
     assert flight.diagnose(answers) == []
-    assert flight.newest({"ts": 1.0, "waiting_on": "p2 for 3 s"}) == "waits for p2 for 3 s"
+    assert flight.newest({"ts": 1.0, "waiting_on": "p2", "waiting_s": 3.0}) == "waits for p2 for 3.0 s"
 
 
 def test_a_reading_stands_in_the_snapshot_until_the_next_phase() -> None:

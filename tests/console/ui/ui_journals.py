@@ -286,7 +286,7 @@ class Story:
             if coord == late:
                 record["last_collective"] = {**at, "op": "all_gather", "seq": 1840, "state": "completed"}
             elif coord[:1] + coord[2:] == late[:1] + late[2:]:
-                record["waiting_on"] = f"{late[:2]} for 4.1 s"
+                record |= {"waiting_on": late[:2], "waiting_s": 4.1}
             self.add(ev.HeartbeatRead(pod=self.pod(coord), coord=coord, record=record), 0.002)
         waited = {"coord": self.coords[0], "peer": 1, "since_s": 2.4, "silent_s": 0.1, "retransmits": 0}
         self.add(ev.EngineEvent(pod=self.pod(self.coords[0]), level="warn", event="waiting", fields=waited), 0.2)

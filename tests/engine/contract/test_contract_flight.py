@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from uvcc_engine.contract import flight
+from uvcc_engine.contract.waiting import Waiting
 from uvcc_engine.contract.writer import RunWriter, Ticker
 
 
@@ -25,10 +26,10 @@ def test_each_question_of_this_run_is_answered_once(tmp_path: Path) -> None:
     flight.ask(tmp_path, "another", "n")
     assert not recorder.look(None)
     flight.ask(tmp_path, "r", "n")
-    assert recorder.look("p2 for 4 s")
+    assert recorder.look(Waiting("p2", 4.0))
     assert not recorder.look(None)
     assert json.loads((tmp_path / flight.name_of("p0r0s0t0")).read_text()) == {
-        "run": "r", "coord": "p0r0s0t0", "nonce": "n", "ts": 7.0, "waiting_on": "p2 for 4 s",
+        "run": "r", "coord": "p0r0s0t0", "nonce": "n", "ts": 7.0, "waiting_on": "p2", "waiting_s": 4.0,
         "tables": {"sequence": [{"seq": 3}]},
     }  # fmt: skip
 
@@ -53,7 +54,7 @@ def test_a_table_that_cannot_be_read_and_a_damaged_question_harm_nothing(tmp_pat
 def test_the_heartbeats_thread_answers_while_the_main_thread_waits(tmp_path: Path) -> None:
     answered = threading.Event()
     flight.provide("sequence", lambda: answered.set() or [])
-    with RunWriter.open(tmp_path, "r", 0, "p0r0s0t0") as writer, Ticker(writer, lambda: "p1", period_s=0.01):
+    with RunWriter.open(tmp_path, "r", 0, "p0r0s0t0") as writer, Ticker(writer, lambda: Waiting("p1"), period_s=0.01):
         flight.ask(tmp_path, "r", "n")
         assert answered.wait(60), "the ticker did not look"
     assert json.loads((tmp_path / flight.name_of("p0r0s0t0")).read_text())["waiting_on"] == "p1"

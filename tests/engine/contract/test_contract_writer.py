@@ -18,6 +18,7 @@ from uvcc_engine.contract.control import Control, HaltRequest, read_halt, write_
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.waiting import Waiting
 
 
 class Clock:
@@ -99,11 +100,11 @@ def test_heartbeat_every_step_at_once_and_repeats_throttled(tmp_path: Path) -> N
         assert w.heartbeat(2, "hold", halt_nonce="n2")
         assert not w.beat_again()
         clock.now += 4.5
-        assert w.beat_again("p2r0s0t0")
+        assert w.beat_again(Waiting("p2r0s0t0", 2.0))
         assert w.heartbeat(3, "train")
     beats = lines(tmp_path / "heartbeat_rank3.jsonl")
     assert [b.get("halt_nonce") for b in beats] == [None, None, "n1", "n2", "n2", "n2", None]
-    assert beats[5]["waiting_on"] == "p2r0s0t0"
+    assert (beats[5]["waiting_on"], beats[5]["waiting_s"]) == ("p2r0s0t0", 2.0)
     assert max(b["ts"] - a["ts"] for a, b in pairwise(beats)) <= 5.0
 
 
@@ -124,10 +125,10 @@ def test_ticker_beats_while_the_main_thread_waits(tmp_path: Path) -> None:
     with RunWriter.open(tmp_path, run="r", clock=clock) as w:
         w.heartbeat(7, "train")
 
-        def waits_for() -> str:
+        def waits_for() -> Waiting:
             asked.append(clock.now)
             clock.now += 2.5
-            return "p1r0s0t0"
+            return Waiting("p1r0s0t0")
 
         ticker = Ticker(w, waits_for, period_s=0.001)
         with ticker:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity, until
 from uvcc_engine.contract.control import HALT, HOLD, RELEASE
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.waiting import Waiting
 
 SIZE = Topology(2, 2, 1, 2)
 JOB = PrivateJob(steps=6, batch=8, checkpoint_every=2, test_rows=40)
@@ -71,10 +71,9 @@ def test_a_killed_worker_ends_all_and_a_resume_comes_to_the_same_end(
     same_end(fleet, whole)
 
 
-def long_wait(said: str, whom: str = "") -> bool:
+def long_wait(waiting: Waiting | None, whom: str = "") -> bool:
     """Whether a heartbeat tells of a wait (for ``whom``) that is no passing one."""
-    found = re.fullmatch(r"(.+) for ([0-9.]+) s", said)
-    return found is not None and found[1].startswith(whom) and float(found[2]) >= 1.5
+    return waiting is not None and waiting.whom.startswith(whom) and (waiting.since_s or 0.0) >= 1.5
 
 
 def test_a_stopped_worker_delays_all_and_changes_nothing(forker: Forker, whole: Fleet, tmp_path: Path) -> None:

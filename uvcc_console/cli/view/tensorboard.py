@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ def run(argv: list[str]) -> int:
     parser = common.Parser("tensorboard", "Start TensorBoard on a pod of a live run and forward it to this machine.")
     parser.add_run()
     parser.add_argument("--pod", default="", metavar="POD", help="another pod than the first")
+    parser.add_json()
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     s = common.load_snapshot(run_dir)
@@ -33,13 +35,13 @@ def run(argv: list[str]) -> int:
         return USAGE
     folder = f".uvcc/runs/{s.engine_run}/tb"
     try:
-        asyncio.run(_forward(run_dir, pods[name], folder, dict(s.profile.get("fleet", {}))))
+        asyncio.run(_forward(run_dir, pods[name], folder, dict(s.profile.get("fleet", {})), as_json=args.json))
     except KeyboardInterrupt:
         pass
     return OK
 
 
-async def _forward(run_dir: Path, pod: PodView, folder: str, fleet: Mapping[str, Any]) -> None:
+async def _forward(run_dir: Path, pod: PodView, folder: str, fleet: Mapping[str, Any], *, as_json: bool) -> None:
     """Until interrupted. TensorBoard ends with the SSH channel that started it."""
     from uvcc_console.fleet.inventory import jump_to
     from uvcc_console.fleet.ssh import PodLink
@@ -66,7 +68,9 @@ async def _forward(run_dir: Path, pod: PodView, folder: str, fleet: Mapping[str,
                     )
                 said += data
         listener = await link.forward("127.0.0.1", int(found.group(1)))
-        print(f"http://127.0.0.1:{listener.get_port()}/   (Ctrl-C ends it)", flush=True)
+        url = f"http://127.0.0.1:{listener.get_port()}/"
+        common.emit_line({"pod": pod.pod, "url": url}) if as_json else common.show(f"{url}   (Ctrl-C ends it)")
+        sys.stdout.flush()
         await process.wait()
     except TimeoutError:
         raise UnreachableError(f"TensorBoard on {pod.pod} did not start in {START_S:.0f} s", "see the pod") from None

@@ -9,6 +9,7 @@ from typing import Any
 from uvcc_console.core.alerts.finding import Finding, middle, step_time, training, usual_and_recent
 from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_engine.contract.outside import said, whole
+from uvcc_engine.contract.waiting import Waiting
 
 SILENT_S = 15.0  # a heartbeat is due every 5 s
 STUCK_STEPS, STUCK_S = 10, 30.0
@@ -79,7 +80,7 @@ def hang_in_collective(s: Snapshot, now: float) -> Iterator[Finding]:
     if not alive or len(alive) < len(workers) or min(now - w.step_ts for w in alive) < limit:
         return
     differs = first_that_differs(alive)
-    waits = sorted({said(w.beat["waiting_on"]) for w in alive if w.beat.get("waiting_on")})
+    waits = sorted({str(waiting) for w in alive if (waiting := Waiting.of(w.beat)) is not None})
     text = f"no step for {min(now - w.step_ts for w in alive):.0f} s at step {min(w.step for w in alive)}"
     text += f"; first that differs: {differs}" if differs else f"; they wait for {', '.join(waits)}" if waits else ""
     yield Finding(

@@ -101,7 +101,9 @@ def explain(response: httpx.Response) -> str:
 
 
 def kind_of(status: int, text: str) -> str:
-    """What a refusal means for the next step."""
+    """What a refusal means for the next step. The API gives a status and prose, and no code for what it refuses with
+    400: this is the one place where its words are read, for whether another offer is worth a try.
+    """
     low = text.lower()
     if status in (401, 403):
         return "auth"

@@ -7,9 +7,11 @@ import contextlib
 import sys
 
 from uvcc_console.ui.run_base import RunConsole
+from uvcc_engine.contract.outside import record, said
 
 CODE = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"
 LAST = 300
+MOST = 1 << 16
 
 
 async def forward(app: RunConsole, pod: str) -> None:
@@ -22,20 +24,24 @@ async def forward(app: RunConsole, pod: str) -> None:
         app.run_dir.name,
         "--pod",
         pod,
+        "--json",
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        stderr=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    said = ""
+    assert process.stderr is not None
+    words, url = asyncio.create_task(process.stderr.read(MOST)), ""
     try:
-        while line := (await process.stdout.readline()).decode(errors="replace").strip():
-            said = line
-            if line.startswith("http"):
-                app.say(f"TensorBoard of {pod}: {line.partition(' ')[0]}")
-        if not said.startswith("http"):
-            app.say(f"no TensorBoard on {pod}: {said[-LAST:] or 'no output'}", "error")
+        while line := await process.stdout.readline():
+            if found := said((record(line) or {}).get("url"), LAST):
+                url = found
+                app.say(f"TensorBoard of {pod}: {url}")
+        if not url:
+            last = (await words).decode(errors="replace").strip()
+            app.say(f"no TensorBoard on {pod}: {last[-LAST:] or 'no output'}", "error")
     finally:
+        words.cancel()
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         await process.wait()

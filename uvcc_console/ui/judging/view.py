@@ -14,6 +14,7 @@ from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
 from uvcc_console.ui.drawing.glyphs import UNICODE, Glyphs
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import Lamp
+from uvcc_engine.contract.waiting import Waiting
 
 LATE_S = 6.0  # a heartbeat is due at least every 5 s
 SILENT_S = 15.0
@@ -180,7 +181,7 @@ def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs, *, behin
         return Health(2, "warn", g.late, "late", "late")
     if w.phase == "hold":
         return Health(5, "warn", g.wait, "held", "held")
-    if waiting := w.beat.get("waiting_on"):
+    if (waiting := Waiting.of(w.beat)) is not None:
         return Health(3, "warn", g.late, f"waits for {waiting}", "live")
     return Health(7, "ok", g.live, "live", "live")
 
@@ -262,14 +263,20 @@ def halting(snap: Snapshot) -> bool:
     return bool(h.nonce) and not h.drill and h.mode in ("hold", "halt") and not (h.done and h.mode == "halt")
 
 
-def result_word(found: Shown, g: Glyphs) -> tuple[str, str]:
-    """(word, role) for a result's mark."""
+def result_mark(found: Shown, g: Glyphs) -> tuple[str, str, str]:
+    """(glyph, words, role) for a result's mark."""
     return {
-        VERIFIED: (f"{g.ok} VERIFIED", "green"),
-        CHANGED: (f"{g.fail} CHANGED SINCE", "alarm"),
-        REFUTED: (f"{g.fail} NOT VERIFIED", "alarm"),
-        UNCHECKED: (f"{g.todo} NOT RECHECKED", "amber"),
-    }.get(found.mark, (f"{g.todo} not verified yet", "amber"))
+        VERIFIED: (g.ok, "VERIFIED", "green"),
+        CHANGED: (g.fail, "CHANGED SINCE", "alarm"),
+        REFUTED: (g.fail, "NOT VERIFIED", "alarm"),
+        UNCHECKED: (g.todo, "NOT RECHECKED", "amber"),
+    }.get(found.mark, (g.todo, "not verified yet", "amber"))
+
+
+def result_word(found: Shown, g: Glyphs) -> tuple[str, str]:
+    """(glyph and words, role) for a result's mark."""
+    glyph, words, role = result_mark(found, g)
+    return f"{glyph} {words}", role
 
 
 def eta(snap: Snapshot, now: float) -> float | None:

@@ -15,6 +15,7 @@ from uvcc_console.ui.drawing.spark import spark
 from uvcc_console.ui.judging.view import FleetRow, View, party_role
 from uvcc_console.ui.widgets.table import Column
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.waiting import Waiting
 
 CURSOR: Final = Column("cursor", "", 2)
 TREND: Final = 10
@@ -154,8 +155,8 @@ _ALL: Final = (
     FleetColumn(_c("cpu", "CPU", 5, "r", 10), _vital("cpu"), _limits(_vital("cpu"), 1e9, 1e9, " %"), falls=True),
     FleetColumn(_c("mem", "MiB", 6, "r", 9), _beat("mem_mib"), _number(_beat("mem_mib"), 5), falls=True),
     FleetColumn(_c("trend", "step time", TREND, "r", 12), _vital("step_s"), _trend, falls=True),
-    FleetColumn(_c("waits", "waits for", 14, "l", 11), lambda r: str(r.beat.get("waiting_on") or ""),
-                lambda v, r, s: (clean(str(r.beat.get("waiting_on") or "")), "warn"), falls=True),
+    FleetColumn(_c("waits", "waits for", 14, "l", 11), lambda r: str(Waiting.of(r.beat) or ""),
+                lambda v, r, s: (clean(str(Waiting.of(r.beat) or "")), "warn"), falls=True),
     FleetColumn(_c("link", "paths", 7, "l", 10), lambda r: r.pod, _paths),
     FleetColumn(_c("state", "state", 13), lambda r: float(r.health.rank), _state),
 )

@@ -8,7 +8,7 @@ from uvcc_console.core.shown import CHANGED, REFUTED
 from uvcc_console.core.snapshot import EpochAgreement, Snapshot
 from uvcc_console.ui.drawing.format import short
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, wrap
-from uvcc_console.ui.judging.view import View, coord_parts, result_word
+from uvcc_console.ui.judging.view import View, coord_parts, result_mark
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_engine.contract.topology import PARTIES
 
@@ -59,9 +59,8 @@ def ledger_lines(view: View, width: int, *, compact: bool = False) -> list[Line]
     last_verdict = next(reversed(list(s.verdicts)), None)
     short_form: list[Span] = []
     if compact and last_verdict:
-        word, tone = result_word(view.result(last_verdict), g)
+        sign, said, tone = result_mark(view.result(last_verdict), g)
         role = {"green": "ok", "alarm": "bad"}.get(tone, "warn")
-        sign, _, said = word.partition(" ")
         short_form = [(f"{sign} {last_verdict} {said.lower() if role == 'ok' else said}", role)]
     lines: list[Line] = [spread(agreement_line(view), short_form, width)]
     if compact:

@@ -12,6 +12,7 @@ from uvcc_console.ui.judging.view import FleetRow, View, coord_parts, fleet_rows
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
 from uvcc_engine.contract.event_names import Area
+from uvcc_engine.contract.waiting import Waiting
 
 PATHS = ("ssh", "relay", "peer", "lease", "api")
 RECENT_S = 60.0
@@ -31,9 +32,9 @@ def waits_for(row: FleetRow, view: View) -> tuple[str, str]:
 
     Where steps are short every heartbeat comes between two waits: then only the plane's own events name the slow pair.
     """
-    now = str(row.beat.get("waiting_on") or "")
-    if now:
-        return now.partition(" for ")[0], now
+    now = Waiting.of(row.beat)
+    if now is not None:
+        return now.whom, str(now)
     wait = view.snap.waits.get(row.coord) or view.snap.waits.get(row.pod)
     if wait is None or view.now - wait.ts > RECENT_S:
         return "", ""

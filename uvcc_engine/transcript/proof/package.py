@@ -207,7 +207,7 @@ def _of_phase(name: str) -> Iterator[None]:
     except VerificationError as e:
         if not name:
             raise
-        raise VerificationError(e.check, f"phase {name}: {e.what.partition(': ')[2]}", e.hint) from e
+        raise VerificationError(e.check, f"phase {name}: {e.finding}", e.hint) from e
 
 
 def _check_beside(file: Path, bundle: Bundle) -> None:

@@ -1,0 +1,94 @@
+"""Nothing is decided by the words of a message: texts are for people, codes and types decide.
+
+A decision is a comparison with, a search in, or a cut of a text that says what happened. Where somebody else's program
+gives nothing but words, one function reads them at the border; each such function is listed here with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+SOURCES: Final = sorted(p for package in ("uvcc_engine", "uvcc_console") for p in (ROOT / package).rglob("*.py"))
+MESSAGES: Final = frozenset({"what", "hint", "detail", "why", "reason", "said", "trouble", "finding"})
+CUTS: Final = frozenset(
+    {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "find", "index"}
+)
+ERRORS: Final = frozenset({"e", "error", "exc", "exception"})
+BORDERS: Final[dict[str, str]] = {
+    "uvcc_console/fleet/bootstrap.py:_start_agent": "takes a word off another program's complaint, and shows the rest",
+    "uvcc_console/ui/widgets/bars.py:banner_lines": "does not say HALTED twice in one line",
+}
+
+
+def _is_message(node: ast.expr) -> bool:
+    """Whether an expression is a text for people: an error's words, or a variable named as one."""
+    if isinstance(node, ast.Call):
+        inner = node.func
+        if isinstance(inner, ast.Attribute) and inner.attr in ("lower", "strip", "rstrip", "casefold"):
+            return _is_message(inner.value)
+        named = isinstance(inner, ast.Name) and inner.id in ("str", "repr") and len(node.args) == 1
+        return named and isinstance(node.args[0], ast.Name) and node.args[0].id in ERRORS
+    if isinstance(node, ast.Subscript):
+        return _is_message(node.value)
+    return (isinstance(node, ast.Attribute) and node.attr in MESSAGES) or (
+        isinstance(node, ast.Name) and node.id in MESSAGES
+    )
+
+
+def _is_error_text(node: ast.expr) -> bool:
+    """Whether an expression is such an attribute of a record or an error (``args`` are words of a command line)."""
+    of_args = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "args"
+    return isinstance(node, ast.Attribute) and node.attr in MESSAGES and not of_args
+
+
+def _is_words(node: ast.expr) -> bool:
+    """Whether an expression is a text of this program that has a letter in it."""
+    if isinstance(node, ast.Tuple):
+        return any(_is_words(e) for e in node.elts)
+    if isinstance(node, ast.JoinedStr):
+        return True
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and any(c.isalpha() for c in node.value)
+
+
+def _decisions(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(function, line) of every place where words seem to decide."""
+    for outer in ast.walk(tree):
+        if not isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(outer):
+            if isinstance(node, ast.Compare) and len(node.ops) == 1:
+                left, op, right = node.left, node.ops[0], node.comparators[0]
+                searched = isinstance(op, ast.In | ast.NotIn) and _is_words(left) and _is_message(right)
+                same = isinstance(op, ast.Eq | ast.NotEq) and _is_error_text(left) and _is_words(right)
+                if searched or same:
+                    yield outer.name, node.lineno
+            cut = node.func if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+            given = node.args if isinstance(node, ast.Call) else []
+            if cut is not None and cut.attr in CUTS and given and _is_message(cut.value) and _is_words(given[0]):
+                yield outer.name, node.lineno
+
+
+def test_no_words_decide() -> None:
+    found: dict[str, list[int]] = {}
+    for path in SOURCES:
+        for function, line in _decisions(ast.parse(path.read_text())):
+            found.setdefault(f"{path.relative_to(ROOT).as_posix()}:{function}", []).append(line)
+    assert {place: lines for place, lines in found.items() if place not in BORDERS} == {}
+    assert found.keys() >= BORDERS.keys()  # what is no longer needed is taken off the list
+
+
+def test_the_scan_finds_what_it_is_for() -> None:
+    bad = [
+        "def f(e):\n    return 'refused' in str(e)",
+        "def f(e):\n    return e.what.startswith('no worker')",
+        "def f(said):\n    return said.lower().partition(' for ')[0]",
+        "def f(s):\n    return s.detail == 'halted'",
+        "def f(why):\n    return 'timeout' not in why",
+    ]
+    assert all(list(_decisions(ast.parse(text))) for text in bad)
+    good = ["def f(e):\n    return e.code == 'refused'", "def f(said):\n    return said == ''"]
+    assert not any(list(_decisions(ast.parse(text))) for text in good)
