@@ -17,9 +17,10 @@ import numpy as np
 
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.sealing.box import sha256
 from uvcc_engine.sealing.components import Ring
-from uvcc_engine.sealing.inputs import PARTIES, PartyInputs, SharedInputs, open_inputs
+from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs
 from uvcc_engine.transcript.signing.identity import Identity
 
 MAGIC: Final = b"UVCCSET1"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.sharding.sharded_training import Learner
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
-from uvcc_engine.worker.consensus import PARTIES, StepConsensus
+from uvcc_engine.worker.consensus import StepConsensus
 
 _LABEL = "state"
 
