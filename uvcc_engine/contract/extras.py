@@ -17,6 +17,7 @@ EXTRAS: Final = {
     "matplotlib": "report",
     "zstandard": "report",
     "sklearn": "test",
+    "pyarrow": "data",
 }
 
 

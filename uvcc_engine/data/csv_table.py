@@ -41,6 +41,11 @@ class CsvTable:
         near = get_close_matches(name, self.columns, n=1, cutoff=0.0)
         raise ConfigError(f"{self.name} has no column {name!r}", f"did you mean {near[0]!r}?")
 
+    def rows(self, wanted: list[int]) -> CsvTable:
+        """Some of its rows, in that order."""
+        columns = {name: [cells[row] for row in wanted] for name, cells in self.columns.items()}
+        return CsvTable(self.name, columns, tuple(self.lines[row] for row in wanted), self.digest)
+
     def place(self, row: int, column: str) -> str:
         """Where a cell stands, for people: rows count from 1 below the header, lines as an editor shows them."""
         return f"{self.name}, row {row + 1} (line {self.lines[row]}), column {column!r}"
@@ -77,12 +82,12 @@ def as_number(cell: str) -> float | None:
         return None
 
 
-def read_table(path: Path) -> CsvTable:
+def read_csv(path: Path) -> CsvTable:
     """A CSV file with a header line; cells parted by comma, semicolon, tab or bar, whichever the header has most of.
 
     Raises UnreadableError if it cannot be read as text, ConfigError for a header or a row that does not fit.
     """
-    raw = _bytes_of(path)
+    raw = read_bytes(path)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -112,7 +117,8 @@ def read_table(path: Path) -> CsvTable:
     return CsvTable(path.name, columns, tuple(lines[1:]), hashlib.sha256(raw).hexdigest())
 
 
-def _bytes_of(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """A table's file. Raises ConfigError if it is too large, UnreadableError if it cannot be read."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path} has more than {MOST_BYTES >> 30} GiB", "share it in parts, or as .npz")

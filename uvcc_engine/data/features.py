@@ -31,26 +31,44 @@ class Prepared:
 
 
 def prepare(table: CsvTable, schema: Schema) -> Prepared:
-    """Split, fit on the training rows, and turn every row into features. Raises ConfigError naming row and column."""
+    """Split, fit on the training rows, and turn every row into features. Raises ConfigError naming row and column.
+
+    A schema that has statistics already keeps them: so several owners share rows of one scale.
+    """
     _check_columns(table, schema)
-    test = held_out(table, schema)
+    test, kept = held_out(table, schema), whole_rows(table, schema)
+    table, test = table.rows(np.flatnonzero(kept).tolist()), test[kept]
     y: Labels = class_numbers(table, schema) if schema.values else target_numbers(table, schema)
     if not test.any() or test.all():
         raise ConfigError(
             f"{table.name}: {int(test.sum())} of {len(table)} rows are for the test",
             "change split.test in the schema, or bring more rows",
         )
-    scaling = _scaling(table, schema, y[~test])
+    fixed = schema.fixed
+    scaling = schema.scaling if fixed else _scaling(table, schema, y[~test])
     for at, value in enumerate(schema.values):
-        if not (y[~test] == at).any():
+        if not fixed and not (y[~test] == at).any():
             raise ConfigError(
                 f"{table.name} has no training row of class {value!r}", "take it from target.values, or add such rows"
             )
-    fitted = replace(schema.fitted({c.name: _fit(table, c, ~test) for c in schema.used}), scaling=scaling)
+    fresh = schema if fixed else schema.fitted({c.name: _fit(table, c, ~test) for c in schema.used})
+    fitted = replace(fresh, scaling=scaling)
     x = transform(table, fitted)
     if scaling is not None:
         y = (y.astype(np.float64) - scaling.shift) * scaling.scale
     return Prepared(Dataset(x[~test], y[~test], x[test], y[test], schema.outputs), fitted)
+
+
+def whole_rows(table: CsvTable, schema: Schema) -> Mask:
+    """Which rows have a value wherever the schema drops those that have none."""
+    kept = np.ones(len(table), dtype=np.bool_)
+    for column in schema.used:
+        if column.missing == "drop":
+            cells = table.column(column.name)
+            kept &= np.array([not is_missing(c) or class_word(c) in column.values for c in cells], dtype=np.bool_)
+    if not kept.any():
+        raise ConfigError(f"{table.name}: every row lacks a value that the schema drops rows for", "drop a column")
+    return kept
 
 
 def transform(table: CsvTable, schema: Schema) -> Floats:
@@ -153,7 +171,7 @@ def _numbers(table: CsvTable, column: SchemaColumn) -> Floats:
 
 
 def _may_miss(table: CsvTable, row: int, column: SchemaColumn) -> None:
-    if column.missing == "error":
+    if column.missing in ("error", "drop"):
         raise ConfigError(
             f"{table.place(row, column.name)} has no value",
             "fill it in, or give the column missing: mean or missing: indicator",

@@ -31,7 +31,7 @@ CLASSES, BINARY, REAL, COUNT = "classes", "binary", "real", "count"
 TARGETS: Final = (CLASSES, BINARY, REAL, COUNT)
 OBJECTIVE: Final = {CLASSES: "cross-entropy", BINARY: "binary", REAL: "mse", COUNT: "poisson"}
 """What is trained on for each kind of target, where a job does not say otherwise."""
-MISSING: Final = ("error", "mean", "indicator")
+MISSING: Final = ("error", "mean", "indicator", "drop")
 MOST_CATEGORIES: Final = 64
 """More make a column of their own each, most of them nearly empty."""
 
@@ -56,7 +56,8 @@ class SchemaColumn:
 
     Numbers: ``standardise`` to mean 0 and deviation 1, ``minmax`` to 0..1, ``log`` (of 1 + x) and ``clip`` (at the
     quantiles 0.01 and 0.99), both standardised afterwards. ``one-hot``: a feature for each of ``values``.
-    ``mean`` puts in the training rows' mean, ``indicator`` that and a feature that says so, ``error`` refuses.
+    ``mean`` puts in the training rows' mean, ``indicator`` that and a feature that says so, ``drop`` leaves the row
+    out, ``error`` refuses.
     """
 
     name: str
@@ -102,6 +103,11 @@ class Schema:
     def used(self) -> tuple[SchemaColumn, ...]:
         """The columns that become features."""
         return tuple(column for column in self.columns if column.kind != DROP)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether its statistics are there already: they are kept, and not computed from other rows."""
+        return all(column.statistics is not None for column in self.used)
 
     def fitted(self, statistics: Mapping[str, Statistics]) -> Schema:
         """The same with the statistics of its columns."""

@@ -20,12 +20,13 @@ import numpy as np
 from uvcc_engine.contract import extras, files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.private_job import HIGHEST_LOG_RATE
-from uvcc_engine.data.csv_table import CsvTable, read_table
+from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.data_files import read_arrays, read_rows
 from uvcc_engine.data.features import Prepared, prepare, transform
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema, schema_text
 from uvcc_engine.data.sets import Floats, load_digits
+from uvcc_engine.data.table_files import read_table
 from uvcc_engine.model.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.specs import ModelSpec, find_model
 

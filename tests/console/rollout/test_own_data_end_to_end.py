@@ -17,10 +17,10 @@ from demorun import PATIENCE_S, Uvcc, user_at
 from safetensors.numpy import load_file
 
 from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.data.csv_table import read_table
 from uvcc_engine.data.features import prepare, transform
 from uvcc_engine.data.schema import load_schema
 from uvcc_engine.data.sets import Floats
+from uvcc_engine.data.table_files import read_table
 from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.transcript.terms.policy import Policy

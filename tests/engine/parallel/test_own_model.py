@@ -11,10 +11,10 @@ from training_kit import check_replicas, train, weights
 
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Coord, Topology
-from uvcc_engine.data.csv_table import read_table
 from uvcc_engine.data.features import prepare
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.sets import Dataset
+from uvcc_engine.data.table_files import read_table
 from uvcc_engine.model.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.plaintext import train_plaintext
 

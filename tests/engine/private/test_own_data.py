@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.data.csv_table import read_table
 from uvcc_engine.data.features import held_out, prepare, transform
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema, schema_text
+from uvcc_engine.data.table_files import read_table
 from uvcc_engine.owner import own_data
 
 ROWS = 40

@@ -17,11 +17,11 @@ from private_kit import OWNER, PARTIES
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.data.csv_table import read_table
 from uvcc_engine.data.features import Prepared, prepare
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import load_schema, parse_schema, schema_text
 from uvcc_engine.data.sets import Floats
+from uvcc_engine.data.table_files import read_table
 from uvcc_engine.model.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import find_model

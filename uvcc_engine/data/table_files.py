@@ -1,0 +1,84 @@
+"""Tables from files: CSV, Parquet (with the extra ``data``) and ``.npz`` of named columns. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uvcc_engine.contract import extras
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.data.csv_table import CsvTable, read_bytes, read_csv
+from uvcc_engine.data.data_files import MOST_BYTES
+
+
+def read_table(path: Path) -> CsvTable:
+    """A table by its file's ending: ``.parquet``, ``.npz``, all else CSV. Raises UnreadableError or ConfigError."""
+    suffix = path.suffix.lower()
+    if suffix not in (".parquet", ".npz"):
+        return read_csv(path)
+    raw = read_bytes(path)
+    columns = (_parquet if suffix == ".parquet" else _npz)(path, raw)
+    counts = {len(cells) for cells in columns.values()}
+    if len(counts) != 1 or not counts.pop():
+        raise ConfigError(f"{path.name} has no rows, or columns of different lengths", "give every row every column")
+    rows = len(next(iter(columns.values())))
+    return CsvTable(path.name, columns, tuple(range(1, rows + 1)), hashlib.sha256(raw).hexdigest())
+
+
+def _parquet(path: Path, raw: bytes) -> dict[str, list[str]]:
+    extras.require("pyarrow", f"{path.name} is read with it")
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        found = parquet.read_table(io.BytesIO(raw))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UnreadableError(f"cannot read {path}: {error}", "write it again as Parquet") from error
+    columns: dict[str, list[str]] = {}
+    for name, column in zip(found.column_names, found.columns, strict=True):
+        kind = column.type
+        plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
+        if not (plain or texts or pa.types.is_null(kind)):
+            raise ConfigError(f"{path.name}: column {name!r} is of type {kind}", "write it as numbers or as text")
+        if name in columns:
+            raise ConfigError(f"{path.name} has two columns {name!r}", "rename one")
+        columns[name] = [_cell(value) for value in column.to_pylist()]
+    return columns
+
+
+def _npz(path: Path, raw: bytes) -> dict[str, list[str]]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
+                raise ValueError(f"it unpacks to more than {MOST_BYTES >> 30} GiB")
+        with np.load(io.BytesIO(raw), allow_pickle=False) as found:
+            arrays = {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise UnreadableError(
+            f"cannot read {path}: {error}", "save it with numpy.savez, a name for each column"
+        ) from error
+    columns: dict[str, list[str]] = {}
+    for name, array in arrays.items():
+        if array.ndim not in (1, 2) or array.dtype.kind not in "iufbU":
+            raise ConfigError(
+                f"{path.name}: {name} has shape {array.shape} and type {array.dtype}", "give columns of numbers or text"
+            )
+        if array.ndim == 1:
+            columns[name] = [_cell(value) for value in array.tolist()]
+        else:
+            columns |= {f"{name}.{k}": [_cell(v) for v in array[:, k].tolist()] for k in range(array.shape[1])}
+    return columns
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return repr(value) if isinstance(value, float) else str(value).strip()
