@@ -47,6 +47,7 @@ VERBS: Final[dict[str, Verb]] = {
     "verify": Verb("evidence", "check a run, its artifacts or a proof bundle"),
     "package": Verb("evidence", "everything for an auditor in one archive, with a verifier of its own"),
     "compare": Verb("evidence", "two runs or packages side by side: the same job, data, run? where do they part?"),
+    "timestamp": Verb("evidence", "when a run's policies and bundles existed, by a service that one trusts"),
     "bundle": Verb("evidence", "one explained log file of a run"),
     "figures": Verb("evidence", "plots of a run"),
     "handoff": Verb("evidence", "the hand-over checklist of a run, filled from facts"),

@@ -188,6 +188,15 @@ class NatsPart(Strict):
     ca_file: str = ""
 
 
+class EvidencePart(Strict):
+    """``timestamp``: an RFC 3161 service that dates each phase's policy before its first step, and its proof bundle.
+
+    Only their hashes are sent. Without an answer the phase does not begin.
+    """
+
+    timestamp: str = Field(default="", pattern=r"^(https?://[^\s/@]+(/[^\s@]*)?)?$")
+
+
 class Profile(Strict):
     """One way of running. ``dp_preflight``: before the smoke, the run's own layout of ranks meets and is measured."""
 
@@ -201,6 +210,7 @@ class Profile(Strict):
     limits: LimitsPart = LimitsPart()
     halt: HaltPart = HaltPart()
     consent: ConsentPart = ConsentPart()
+    evidence: EvidencePart = EvidencePart()
     env: dict[str, str] = {}
     dp_preflight: bool = True
 

@@ -6,6 +6,7 @@ format) and ``verify.py``; the manifest covers them like every other file.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from uvcc_console.core.log import logger
-from uvcc_console.report import collector
+from uvcc_console.report import collector, timestamps
 from uvcc_console.report.figures import Figures, write_figures
 from uvcc_console.report.handoff import write_handoff
 from uvcc_console.report.howto import howto
@@ -41,9 +42,12 @@ _OURS: Final = {"verify.py": "standalone_verify.py", "EVIDENCE.md": "EVIDENCE.md
 _CHUNK: Final = reading.MIB
 
 
-def write_package(run_dir: Path, kind: str = "tar.zst", out: Path | None = None) -> tuple[Path, Figures]:
+def write_package(
+    run_dir: Path, kind: str = "tar.zst", out: Path | None = None, timestamp: str = ""
+) -> tuple[Path, Figures]:
     """Complete a run's artifacts and pack them; returns the archive and what was drawn.
 
+    ``timestamp``: the service that dates what has no stamp yet (see :mod:`timestamps`).
     ``kind``: ``tar.zst`` (needs zstandard) or ``zip``. Raises ConfigError for a run that proves nothing,
     RedactionError if a log holds what looks like a secret, UvccError if the disk refuses, VerificationError naming a
     file that was changed since the manifest was signed.
@@ -59,6 +63,9 @@ def write_package(run_dir: Path, kind: str = "tar.zst", out: Path | None = None)
     write_bundle(run_dir)
     write_handoff(run_dir)
     with collector.renewing(run_dir) as written:
+        for phase in record.bundles if timestamp else ():
+            for name in timestamps.STAMPED:
+                written.append(asyncio.run(timestamps.stamp(record.artifacts / phase / name, timestamp)))
         read = Package(record)
         proof = files("uvcc_engine.transcript.proof")
         texts = {name: (proof / source).read_bytes() for name, source in _OURS.items()}

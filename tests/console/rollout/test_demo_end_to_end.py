@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from demorun import Demo, Uvcc, user_at
+from time_authority import Authority, authority
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
@@ -32,12 +33,18 @@ def uvcc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uvcc]:
 
 
 @pytest.fixture(scope="module")
-def two_demos(uvcc: Uvcc) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def dated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
+    with authority(tmp_path_factory.mktemp("tsa") / "a") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def two_demos(uvcc: Uvcc, dated: Authority) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Two demos of one seed at once: one undisturbed, the other halted, resumed, its worker killed, resumed.
 
     Returns the two summaries and what was seen on the way.
     """
-    calm = Demo.start(uvcc, "--seed", "5", "--steps", STEPS, *SMALL)
+    calm = Demo.start(uvcc, "--seed", "5", "--steps", STEPS, *SMALL, "--set", f"evidence.timestamp={dated.url}")
     rough = Demo.start(uvcc, "--seed", "5", "--steps", STEPS, *SMALL)
     seen: dict[str, Any] = {}
     rough.reach(2)
@@ -64,6 +71,17 @@ def test_an_undisturbed_demo_is_verified(two_demos: tuple[dict[str, Any], dict[s
     assert calm["gates"] == {"result_hashes": True, "verifier": True, "halt_drill_s": True}
     assert calm["drill_s"] > 0
     assert "verify-full running" in seen["calm"][2]
+
+
+def test_a_service_dated_the_policies_before_the_first_step_and_the_bundles_after_the_last(
+    uvcc: Uvcc, dated: Authority, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+) -> None:
+    run = two_demos[0]["run"]
+    said = uvcc.json("timestamp", run, "--authority", str(dated.certificate))
+    order = [said[phase][name] for phase in ("smoke", "full") for name in ("policy.json", "proof_bundle.json")]
+    assert order == sorted(order)
+    stages = {v["name"]: v for v in uvcc.json("status", run)["stages"]}
+    assert said["full"]["policy.json"] < stages["full"]["ended"] - 1  # steps take longer than that
 
 
 def test_nothing_that_honest_pods_say_is_malformed(

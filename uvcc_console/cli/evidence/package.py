@@ -17,12 +17,15 @@ def run(argv: list[str]) -> int:
     parser.add_run()
     parser.add_argument("--format", choices=("tar.zst", "zip"), default="tar.zst", help="tar.zst (default) or zip")
     parser.add_argument("--output", type=Path, metavar="FILE", help="another file than ./RUN.uvcc.tar.zst")
+    parser.add_argument(
+        "--timestamp", default="", metavar="URL", help="an RFC 3161 service that dates what lacks a stamp"
+    )
     parser.add_json()
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     from uvcc_console.report.archive import write_package
 
-    path, drawn = write_package(run_dir, args.format, args.output)
+    path, drawn = write_package(run_dir, args.format, args.output, args.timestamp)
     size = path.stat().st_size
     if args.json:
         common.emit({"run": run_dir.name, "file": str(path), "bytes": size, "not_drawn": dict(drawn.skipped)})

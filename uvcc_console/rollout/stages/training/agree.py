@@ -202,6 +202,10 @@ async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
         (folder / POLICY_FILE).write_bytes(policy.canonical)
         write_signatures(folder / SIGNATURES_FILE, signatures)
         agreement = SignedPolicy(policy, folder)
+    if url := ctx.plan.profile.evidence.timestamp:
+        from uvcc_console.report.timestamps import stamp
+
+        await stamp(folder / POLICY_FILE, url)  # before any pod may begin
     await each(ctx.of_phase(phase), lambda m: _hand_over(ctx, phase, m, agreement))
     return agreement
 

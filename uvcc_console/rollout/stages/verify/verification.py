@@ -15,7 +15,7 @@ from uvcc_console.report.recheck import digests
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.verify.collect import fetch_phase
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
-from uvcc_engine.transcript.proof.bundle import assemble_folder
+from uvcc_engine.transcript.proof.bundle import NAME, assemble_folder
 from uvcc_engine.transcript.proof.verifier import Certificate, verify
 
 
@@ -46,8 +46,21 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
             files=files,
         )
     )
+    await _date(ctx, phase)
     said = f"{certificate.epochs} epochs, {certificate.leaves} leaves, global root {certificate.global_root[:12]}"
     return said + "".join(f", {name} {value:.4f}" for name, value in certificate.values.items())
+
+
+async def _date(ctx: Rollout, phase: Phase) -> None:
+    """Have the verified bundle stamped. What holds without a date is not held up for one: its lack is an alert."""
+    if url := ctx.plan.profile.evidence.timestamp:
+        from uvcc_console.report.timestamps import stamp
+
+        try:
+            await stamp(ctx.artifacts / phase.name / NAME, url)
+        except UvccError as e:
+            hint = f"stamp it later: uvcc package {ctx.run_dir.name} --timestamp {url}"
+            ctx.say(ev.Alert(level="warn", name="timestamp", text=e.what, hint=hint, subject=phase.name))
 
 
 def _pins(ctx: Rollout, phase: Phase) -> dict[str, str]:
