@@ -156,7 +156,7 @@ def hostile(home: Home, change: Any) -> str:
     path = made.path / checkpoint.MANIFEST
     body = json.loads(path.read_bytes())["body"]
     change(body)
-    whole = {"body": body, "body_sha256": checkpoint._sha256(sorted_json(body).encode())}
+    whole = {"body": body, "body_sha256": checkpoint.sha256_of(sorted_json(body).encode())}
     path.write_bytes(sorted_json(whole).encode())
     return hashlib.sha256((made.path / checkpoint.MANIFEST).read_bytes()).hexdigest()
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import floats, gemm, gemm_rates, limbs
+from uvcc_engine.mpc.kernels import floats, gemm, gemm_paths, gemm_rates, limbs
 from uvcc_engine.mpc.kernels.loops import LOOPS
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 needs_numba = pytest.mark.skipif(not HAS_NUMBA, reason="numba is an extra: kernels")
-PORTABLE = ["torch", "floats", *(gemm.LOOP_KINDS if HAS_NUMBA else [])]
+PORTABLE = ["torch", "floats", *(gemm_paths.LOOP_KINDS if HAS_NUMBA else [])]
 EDGES = [0, 1, -1, 2**63 - 1, -(2**63), 2**32 - 1, 2**32, -(2**32), 2**31, -(2**31), 2**21, -(2**21), 2**43 - 2**21]
 
 
@@ -137,20 +137,20 @@ def test_limbs_are_within_the_bounds_that_exactness_needs() -> None:
 @pytest.mark.parametrize("path", PORTABLE)
 @pytest.mark.parametrize("shape", [(1, 20, 9), (5, 20, 9), (64, 30, 20)])
 def test_products_spread_over_threads(monkeypatch: pytest.MonkeyPatch, path: str, shape: tuple[int, int, int]) -> None:
-    monkeypatch.setattr(gemm, "THREADS_FROM", 1)
+    monkeypatch.setattr(gemm_paths, "THREADS_FROM", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     used: set[str] = set()
-    honest = gemm._over_threads
+    honest = gemm_paths._over_threads
 
     def watched(work: int, size: int, one: Any, grain: int = 1) -> None:
         honest(work, size, lambda a, b: used.add(threading.current_thread().name) or one(a, b), grain)
 
-    monkeypatch.setattr(gemm, "_over_threads", watched)
+    monkeypatch.setattr(gemm_paths, "_over_threads", watched)
     m, k, n = shape
     xs, ys = [numbers(i, False, m, k) for i in range(2)], [numbers(i, False, k, n) for i in range(2)]
     assert torch.equal(gemm.right_factor(ys, m, path)(xs), reference(xs, ys))
     if path != "floats":  # whose threads are the BLAS's
-        assert all(name.startswith("gemm") for name in used) == (m > (6 if path in gemm.LOOP_KINDS else 1))
+        assert all(name.startswith("gemm") for name in used) == (m > (6 if path in gemm_paths.LOOP_KINDS else 1))
     stacked = [t.expand(3, *t.shape).contiguous() for t in (xs[0], ys[0])]
     assert torch.equal(gemm.right_factor([stacked[1]], 0, path)([stacked[0]]), stacked[0] @ stacked[1])
 

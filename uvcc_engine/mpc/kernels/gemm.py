@@ -1,5 +1,7 @@
 """Matrix products modulo 2^64 on CPUs: several ways to the same bits, and which of them this machine is fastest with.
 
+The ways are those of ``kernels.gemm_paths``.
+
 ``bytes``: 8-bit units (``kernels.limbs``); ``wide`` and ``halves``: compiled loops (``kernels.gemm_loops``);
 ``floats``: double precision (``kernels.floats``); ``torch``: torch's own integer product. UVCC_GEMM names one to be
 taken wherever it can be; otherwise what was measured once on this machine decides (``kernels.gemm_rates``).
@@ -10,27 +12,24 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import floats, limbs
+from uvcc_engine.mpc.kernels import gemm_rates, limbs
 from uvcc_engine.mpc.kernels.base import RightFactor
+from uvcc_engine.mpc.kernels.gemm_paths import LOOP_KINDS, PATHS, prepared
 from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
 VARIABLE: Final = "UVCC_GEMM"
-PATHS: Final = ("bytes", "wide", "halves", "floats", "torch")
-LOOP_KINDS: Final = {"halves": 0, "wide": 1}
 SMALL: Final = 1 << 14  # multiplications below which torch has the least to prepare
 LOAD_FROM: Final = 1 << 18  # multiplications that repay loading the compiled code
 FLOATS_FROM: Final = 1 << 16
 LARGE: Final = 1 << 26  # multiplications from which the rates measured at the larger size hold, and 8-bit units pay
-THREADS_FROM: Final = 1 << 20  # multiplications from which more than one thread helps
 _PLAIN: Final = PlainKernels()
 _broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
@@ -86,185 +85,7 @@ def _bytes_fit(rows: int, inner: int, n: int, batch: int) -> bool:
 @lru_cache(maxsize=16)
 def _ranked(large: bool, loops: bool, by_bytes: bool, by_floats: bool) -> str:
     """The fastest of what can be had: as measured, or as the processor's kind suggests while nothing is."""
-    from uvcc_engine.mpc.kernels import gemm_rates  # it measures these very paths
-
     rates = gemm_rates.known(loops)
     able = {"bytes": by_bytes, "wide": loops, "halves": loops, "floats": by_floats, "torch": True}
     at = 1 if large else 0
     return max((name for name in PATHS if able[name] and name in rates), key=lambda name: rates[name][at])
-
-
-def prepared(path: str, ys: Sequence[Tensor]) -> RightFactor:
-    """The factor by one path, which must be able to do it. What is not int64 goes torch's way."""
-    if any(y.dtype != torch.int64 for y in ys):
-        path = "torch"
-    if path in LOOP_KINDS:
-        return _looped(LOOP_KINDS[path], ys)
-    if path == "floats":
-        return _floating(ys)
-    if path == "bytes":
-        return _by_bytes(ys)
-    return _threaded(_PLAIN.right_factor(ys, 0), ys)
-
-
-# -- torch -------------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def _pool(_process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="gemm")
-
-
-def _over_threads(work: int, size: int, one: Callable[[int, int], None], grain: int = 1) -> None:
-    """``one(start, stop)`` over ``size`` rows, on as many threads as torch may use if there is ``work`` for them."""
-    count = min(torch.get_num_threads(), -(-size // grain)) if work >= THREADS_FROM else 1
-    if count < 2:
-        one(0, size)
-        return
-    each = -(-size // (count * grain)) * grain
-    starts = range(0, size, each)
-    pool = _pool(os.getpid())  # threads do not outlive a fork
-    for done in [pool.submit(one, start, min(start + each, size)) for start in starts]:
-        done.result()
-
-
-def _threaded(whole: RightFactor, ys: Sequence[Tensor]) -> RightFactor:
-    """Rows over threads: torch's integer product keeps to one core."""
-
-    def apply(xs: Sequence[Tensor]) -> Tensor:
-        x, y = xs[0], ys[0]
-        if x.dim() != 2 or y.dim() != 2 or torch.get_num_threads() < 2:
-            return whole(xs)
-        work = x.shape[0] * sum(one.shape[0] for one in ys) * y.shape[1]
-        if work < THREADS_FROM:
-            return whole(xs)
-        out = torch.empty(x.shape[0], y.shape[1], dtype=torch.int64)
-
-        def rows(start: int, stop: int) -> None:
-            out[start:stop] = whole([x[start:stop] for x in xs])
-
-        _over_threads(work, x.shape[0], rows)
-        return out
-
-    return apply
-
-
-# -- double precision --------------------------------------------------------------------------------------------------
-
-
-def _floating(ys: Sequence[Tensor]) -> RightFactor:
-    right = floats.pieces(ys)
-    return lambda xs: floats.product(xs, right)
-
-
-# -- compiled loops ----------------------------------------------------------------------------------------------------
-
-
-class _Packed:
-    """A right matrix, or a batch of them, in the micro-kernel's order."""
-
-    __slots__ = ("at", "batch", "data", "inner", "n", "step")
-
-    def __init__(self, jit: Any, kind: int, y: Tensor) -> None:
-        """``y``: ``[batch, k, n]``, or ``[k, n]`` for a batch of one."""
-        strides = y.stride()
-        if y.dim() == 2:
-            self.batch, (self.inner, self.n), strides = 1, y.shape, (0, *strides)
-        else:
-            self.batch, self.inner, self.n = y.shape
-        lanes = jit.LANES[kind]
-        self.step = ((self.inner + 1) & ~1) * (-(-self.n // lanes) * lanes)
-        self.data = torch.empty(self.batch * self.step, dtype=torch.int64)
-        self.at = self.data.data_ptr()
-        jit.gemm_right(kind, self.at, self.batch, self.step, y.data_ptr(), *strides, self.inner, self.n)
-
-
-def _looped(kind: int, ys: Sequence[Tensor]) -> RightFactor:
-    jit = LOOPS.get()
-    assert jit is not None
-    n = ys[0].shape[-1]
-    if ys[0].dim() == 2:
-        right = [_Packed(jit, kind, y) for y in ys]
-
-        def apply(xs: Sequence[Tensor]) -> Tensor:
-            if xs[0].dim() == 2:
-                return _multiply(jit, kind, xs, right)
-            flat = [x.reshape(-1, x.shape[-1]) for x in xs]
-            return _multiply(jit, kind, flat, right).view(*xs[0].shape[:-1], n)
-
-        return apply
-
-    def batched(xs: Sequence[Tensor]) -> Tensor:
-        lead = _broadcast(xs[0].shape[:-2], ys[0].shape[:-2])
-        left, right = ([t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in side] for side in (xs, ys))
-        return _multiply(jit, kind, left, [_Packed(jit, kind, y) for y in right]).view(*lead, xs[0].shape[-2], n)
-
-    return batched
-
-
-def _multiply(jit: Any, kind: int, xs: Sequence[Tensor], right: Sequence[_Packed]) -> Tensor:
-    """``xs`` as ``[batch, m, k]`` or ``[m, k]``. RuntimeError, as torch has it, for shapes that do not fit."""
-    *lead, m, _ = xs[0].shape
-    batch, n = (lead[0] if lead else 1), right[0].n
-    out = torch.empty(*lead, m, n, dtype=torch.int64)
-    factors = []  # addresses and strides in elements
-    inner = 0
-    for x, y in zip(xs, right, strict=True):
-        if x.shape != (*lead, m, y.inner) or (y.batch, y.n) != (batch, n) or x.dtype != torch.int64:
-            raise RuntimeError(f"{tuple(x.shape)} {x.dtype} times {(y.batch, y.inner, y.n)} torch.int64")
-        inner += y.inner
-        if y.inner:
-            strides = x.stride()
-            factors.append((x.data_ptr(), strides if lead else (0, *strides), y))
-    if not factors:
-        return out.zero_()
-    at, out0 = out.data_ptr(), m * n
-
-    def part(first: int, last: int, start: int, stop: int) -> None:
-        fresh = 1
-        for source, (x0, x1, x2), y in factors:
-            shape = (last - first, stop - start, n, y.inner)
-            to, source = at + 8 * (first * out0 + start * n), source + 8 * (first * x0 + start * x1)
-            jit.gemm_multiply(kind, fresh, to, out0, n, *shape, source, x0, x1, x2, y.at + 8 * first * y.step, y.step)
-            fresh = 0
-
-    work = batch * m * n * inner
-    if work < THREADS_FROM:
-        part(0, batch, 0, m)
-    elif batch > 1:
-        _over_threads(work, batch, lambda first, last: part(first, last, 0, m))
-    else:
-        _over_threads(work, m, lambda start, stop: part(0, batch, start, stop), jit.ROWS[kind])
-    return out
-
-
-# -- 8-bit units -------------------------------------------------------------------------------------------------------
-
-
-def _by_bytes(ys: Sequence[Tensor]) -> RightFactor:
-    jit, n = LOOPS.get(), ys[0].shape[1]
-    assert jit is not None
-    inner = sum(y.shape[0] for y in ys)
-    right = torch.empty(limbs.DIGITS, inner, n, dtype=torch.int8)
-    at = 0
-    for y in ys:
-        jit.split_right(_unsigned(y), _unsigned(right), at)
-        at += y.shape[0]
-
-    def apply(xs: Sequence[Tensor]) -> Tensor:
-        left = torch.empty(xs[0].shape[0], limbs.DIGITS, inner, dtype=torch.int8)
-        at = 0
-        for x in xs:
-            jit.split_left(_unsigned(x), _unsigned(left), at)
-            at += x.shape[1]
-        parts = limbs.products(left.view(left.shape[0], -1), right.view(-1, n))
-        out = torch.empty(parts[0].shape, dtype=torch.int64)
-        jit.combine(*[_unsigned(part).reshape(-1) for part in parts], _unsigned(out).reshape(-1))
-        return out
-
-    return apply
-
-
-def _unsigned(x: Tensor) -> Any:
-    """The elements as an unsigned array on the same memory, or on a copy in order."""
-    return x.contiguous().numpy().view(f"u{x.element_size()}")

@@ -21,7 +21,7 @@ from typing import Final
 
 import torch
 
-from uvcc_engine.mpc.kernels import gemm, limbs
+from uvcc_engine.mpc.kernels import gemm_paths, limbs
 from uvcc_engine.mpc.kernels.loops import LOOPS, folder
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def guessed() -> Rates:
 def measure() -> Rates:
     """Measure every path that this machine has: a fraction of a second. In processor time, which says the same on a
     machine that does other work at the same time, and in turn, so that what disturbs meets all alike."""
-    names = [name for name in gemm.PATHS if name not in gemm.LOOP_KINDS or LOOPS.get() is not None]
+    names = [name for name in gemm_paths.PATHS if name not in gemm_paths.LOOP_KINDS or LOOPS.get() is not None]
     if not limbs.has_fast_bytes(torch.device("cpu")) or LOOPS.get() is None:
         names.remove("bytes")
     small = _rates(names, _SIZES[0], _RUNS[0])
@@ -68,7 +68,7 @@ def _rates(names: Sequence[str], side: int, runs: int) -> dict[str, float]:
     for k in range(runs + 1):  # the first one warms up
         for name in names:
             begun = time.process_time()
-            gemm.prepared(name, [y])([x])
+            gemm_paths.prepared(name, [y])([x])
             if k:
                 best[name] = min(best[name], time.process_time() - begun)
     return {name: float(side**3 / max(seconds, 1e-9)) for name, seconds in best.items()}
@@ -82,7 +82,7 @@ def path() -> Path:
     except PackageNotFoundError:
         pass
     sources = [
-        Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("gemm", "gemm_loops", "floats", "limbs")
+        Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("gemm_paths", "gemm_loops", "floats", "limbs")
     ]
     said = [_processor(), torch.__version__, torch.backends.cpu.get_cpu_capability(), numba, str(_SIZES)]
     digest = hashlib.sha256(b"\0".join([*(s.encode() for s in said), *sources])).hexdigest()
@@ -107,7 +107,7 @@ def read(at: Path) -> Rates | None:
     """What a file says, or None if there is none or it says nothing of use."""
     try:
         raw = json.loads(at.read_text())
-        rates = {name: (float(raw[name][0]), float(raw[name][1])) for name in gemm.PATHS if name in raw}
+        rates = {name: (float(raw[name][0]), float(raw[name][1])) for name in gemm_paths.PATHS if name in raw}
     except (OSError, ValueError, TypeError, LookupError):
         return None
     sane = all(math.isfinite(rate) and rate > 0 for both in rates.values() for rate in both)

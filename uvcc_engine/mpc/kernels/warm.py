@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import gemm, limbs
+from uvcc_engine.mpc.kernels import gemm_paths, limbs
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
 from uvcc_engine.mpc.layout import level, wire_dtype
 
@@ -40,5 +40,5 @@ def warm(kernels: CpuKernels) -> None:
     kernels.close(plan, g, p, single, single)
     kernels.merge(plan, single, single, product, -1, zeros(7, _WORDS), zeros(7, _WORDS))
     matrix = zeros(32, 32)
-    for path in (*gemm.LOOP_KINDS, *(["bytes"] if limbs.has_fast_bytes(matrix.device) else [])):
-        gemm.prepared(path, [matrix, matrix])([matrix, matrix])
+    for path in (*gemm_paths.LOOP_KINDS, *(["bytes"] if limbs.has_fast_bytes(matrix.device) else [])):
+        gemm_paths.prepared(path, [matrix, matrix])([matrix, matrix])
