@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from uvcc_engine.contract import checkpoint
+from uvcc_engine.contract import checkpoint, files
 from uvcc_engine.contract.writer import RunWriter
 
 STEP_S = 0.1
@@ -27,7 +27,7 @@ def main() -> None:
             step += 1
             w.heartbeat(step, "train")
         saved = checkpoint.save(
-            Path(w.directory) / "checkpoints",
+            Path(w.directory) / files.CHECKPOINTS,
             run=w.run,
             step=step,
             coord=w.coord,

@@ -17,6 +17,7 @@ from uvcc_console.report.package import Package, object_of, text_of
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.topology import Coord
 
@@ -133,7 +134,7 @@ def _training(package: Package, phase: str) -> tuple[Curves, list[str]]:
     found: Curves = {}
     altered = []
     artifacts = package.record.artifacts
-    for path in sorted((artifacts / phase).rglob("training.csv")) if phase else []:
+    for path in sorted((artifacts / phase).rglob(files.TRAINING)) if phase else []:
         name = path.relative_to(artifacts).as_posix()
         if wrong := package.trouble(path):
             altered.append(f"{name} {wrong}")
@@ -224,7 +225,7 @@ def _kept(
             return NewestCheckpoint(pod, step, sha, True, "committed with three parties' signatures")
         word = "reported by the pod; no record with three parties' signatures bears it out"
         return NewestCheckpoint(pod, step, sha, False, f"{word}, one names another manifest" if held else word)
-    folder = ck.step_dir(package.record.artifacts / phase / pod / "checkpoints", step)
+    folder = ck.step_dir(package.record.artifacts / phase / pod / files.CHECKPOINTS, step)
     try:
         ck.verify(folder, sha)
     except VerificationError as e:

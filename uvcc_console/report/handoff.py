@@ -34,6 +34,7 @@ from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.redact import checked
 from uvcc_console.report.run_log import stamp
+from uvcc_engine.contract import files
 from uvcc_engine.contract.text import clean
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
@@ -156,7 +157,7 @@ def write_handoff(run_dir: Path, out: Path | None = None, made: Handoff | None =
 
 def _attached(package: Package, phase: str) -> tuple[list[Attached], list[str]]:
     record = package.record
-    wanted = ["run.info", "run.json", "training.csv", "worker_*.log", "run_full.log"]
+    wanted = [files.RUN_INFO, files.RUN_JSON, files.TRAINING, "worker_*.log", "run_full.log"]
     if record.snapshot.proves:
         wanted += [POLICY_FILE, NAME, "commits.jsonl"]
     found, missing = [], []
@@ -198,7 +199,7 @@ def _launched(package: Package, phase: str) -> list[tuple[str, str]]:
     """
     told: dict[str, dict[str, str]] = {}
     facts, infos = [], []
-    for path in sorted((package.record.artifacts / phase).rglob("run.info")) if phase else []:
+    for path in sorted((package.record.artifacts / phase).rglob(files.RUN_INFO)) if phase else []:
         if wrong := package.trouble(path):
             facts.append((f"{path.parent.name} run.info", f"not quoted: it {wrong}"))
             continue

@@ -22,6 +22,7 @@ from uvcc_console.report.package import Package
 from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import LONGEST, checked, lines_of
 from uvcc_console.report.run_log import stamp
+from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.contract.topology import PARTIES
@@ -39,14 +40,14 @@ QUOTED: Final = (
     "dp_matrix.md",
     "audit_bundle.json",
     "*.log",
-    "events.jsonl",
-    "training.csv",
-    "val.csv",
-    "run.info",
-    "run.json",
+    files.EVENTS,
+    files.TRAINING,
+    files.VAL,
+    files.RUN_INFO,
+    files.RUN_JSON,
     "exit*.json",
     "result*.json",
-    "metrics.json",
+    files.METRICS,
     "stackdump_*.txt",
 )
 # never opened for quoting, whatever they are called elsewhere
@@ -60,13 +61,15 @@ _EXPLAINED: Final = {
     "dp_layout.json": "Which pod belongs to which party and replica; for each phase its links, relays and groups.",
     "dp_matrix.md": "Replicas with their session ids and roots of the first epoch.",
     "audit_bundle.json": "The last epoch's roots. Everything here follows from the signed proof bundle.",
-    "events.jsonl": "What a pod's workers reported: links, checkpoints, errors, the result.",
-    "training.csv": "One row a step, as the workers wrote it.",
-    "val.csv": "Evaluations.",
-    "run.info": "The resolved configuration and versions of the pod.",
-    "run.json": "The same as JSON.",
-    "result.json": "The outcome as this pod reported it, with its signature; what was verified stands in part 3.",
-    "exit.json": "How the worker ended.",
+    files.EVENTS: "What a pod's workers reported: links, checkpoints, errors, the result.",
+    files.TRAINING: "One row a step, as the workers wrote it.",
+    files.VAL: "Evaluations.",
+    files.RUN_INFO: "The resolved configuration and versions of the pod.",
+    files.RUN_JSON: "The same as JSON.",
+    files.result_name(
+        0
+    ): "The outcome as this pod reported it, with its signature; what was verified stands in part 3.",
+    files.exit_name(0): "How the worker ended.",
     "commits.jsonl": "What three parties signed about each checkpoint that all of them had on disk.",
 }
 _WORKER: Final = "What one worker said: start, policy, links, epochs, checkpoints, result, errors."

@@ -17,6 +17,7 @@ from typing import Any, Final
 from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.run_log import Translator, human
+from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
 from uvcc_engine.transcript.proof.verifier import Certificate, verify
@@ -24,7 +25,7 @@ from uvcc_engine.transcript.terms.commit_record import RECORDS, check_record
 from uvcc_engine.transcript.terms.policy import Policy
 
 SUMS: Final = "SHA256SUMS"
-EVENTS: Final = "events.jsonl"
+EVENTS: Final = files.EVENTS
 TRANSCRIPTS: Final = "transcripts"  # the level of a certificate whose every leaf was recomputed
 
 

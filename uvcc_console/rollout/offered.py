@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+from uvcc_engine.contract import files
 from uvcc_engine.contract.safepaths import Parts, Refused, matches, shown, sift
 
 MIB: Final = 1 << 20
@@ -30,17 +31,17 @@ WANTED: Final = (
     ("openings*.json*", GIB),
     ("result*.json", 16 * MIB),
     ("exit*.json", 16 * MIB),
-    ("training.csv", 4 * GIB),
-    ("val.csv", 4 * GIB),
-    ("metrics.json", 16 * MIB),
-    ("events.jsonl", 4 * GIB),
+    (files.TRAINING, 4 * GIB),
+    (files.VAL, 4 * GIB),
+    (files.METRICS, 16 * MIB),
+    (files.EVENTS, 4 * GIB),
     ("heartbeat_rank*.jsonl", 4 * GIB),
     ("worker_*.log", 4 * GIB),
     ("stackdump_*.txt", 64 * MIB),
-    ("run.json", 16 * MIB),
-    ("run.info", 16 * MIB),
+    (files.RUN_JSON, 16 * MIB),
+    (files.RUN_INFO, 16 * MIB),
 )
-NEVER: Final = ("checkpoints", "inputs*", "sealed*", "identity*", "*.key", "*token*", "*.safetensors")
+NEVER: Final = (files.CHECKPOINTS, "inputs*", "sealed*", "identity*", "*.key", "*token*", "*.safetensors")
 MOST_FILES: Final = 4096
 MOST_BYTES: Final = 256 * GIB
 LISTING: Final = 4 * MIB

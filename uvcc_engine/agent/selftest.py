@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from uvcc_engine.agent import main as agent_main
 from uvcc_engine.agent.socketpath import connect
-from uvcc_engine.contract import RunWriter, checkpoint, torch_floor, wire
+from uvcc_engine.contract import RunWriter, checkpoint, files, torch_floor, wire
 from uvcc_engine.contract.errors import UvccError, VerificationError
 
 MODULES: Final = ("torch", "numpy", "cryptography", "safetensors", "starlette", "uvicorn", "httpx", "google_crc32c")
@@ -87,7 +87,7 @@ def _contract() -> str:
         with RunWriter.open(Path(folder) / "run", run="selftest") as writer:
             writer.metrics(0, 1.0, 0.1, 0.0)
             writer.exit("done", step=1)
-        root = Path(folder) / "run" / "checkpoints"
+        root = Path(folder) / "run" / files.CHECKPOINTS
         made = checkpoint.save(root, run="selftest", step=1, topology={}, contents={"rank0.safetensors": b"\0" * 64})
         checkpoint.verify(made.path, made.sha256)
         (made.path / "rank0.safetensors").write_bytes(b"\0" * 63 + b"\1")

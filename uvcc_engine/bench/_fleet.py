@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import uvcc_engine
+from uvcc_engine.contract import files
 from uvcc_engine.contract.control import HaltRequest, write_halt
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.migration import Migration
@@ -195,7 +196,7 @@ class Fleet:
             self.dir(c).mkdir(exist_ok=True)
             for stale in self.dir(c).glob("exit*.json"):
                 stale.unlink()
-            (self.dir(c) / ".HALT").unlink(missing_ok=True)
+            (self.dir(c) / files.HALT).unlink(missing_ok=True)
         for c in self.coords:
             home, t = self.home(c.party, c.replica), self.size
             others = [p for p in range(3) if p != c.party]
@@ -268,15 +269,15 @@ class Fleet:
         write_halt(self.dir(c), HaltRequest(mode, nonce, RUN))
 
     def exit(self, c: Coord) -> dict[str, Any]:
-        name = "exit.json" if self.lead(c) else f"exit_rank{self.size.local_rank(c)}.json"
+        name = files.exit_name(self.size.local_rank(c), lead=self.lead(c))
         return json.loads((self.dir(c) / name).read_text())  # type: ignore[no-any-return]
 
     def result(self, c: Coord) -> dict[str, Any]:
-        name = "result.json" if self.lead(c) else f"result_rank{self.size.local_rank(c)}.json"
+        name = files.result_name(self.size.local_rank(c), lead=self.lead(c))
         return json.loads((self.dir(c) / name).read_text())  # type: ignore[no-any-return]
 
     def events(self, c: Coord, name: str) -> list[dict[str, Any]]:
-        lines = whole_lines(self.dir(c) / "events.jsonl")
+        lines = whole_lines(self.dir(c) / files.EVENTS)
         return [e["fields"] for e in map(json.loads, lines) if e["event"] == name and e["coord"] == str(c)]
 
     def steps(self, c: Coord) -> int:
@@ -285,7 +286,7 @@ class Fleet:
 
     def waiting_on(self, c: Coord) -> Waiting | None:
         """Whom the worker's last heartbeat says that it waits for."""
-        lines = whole_lines(self.dir(c) / f"heartbeat_rank{self.size.local_rank(c)}.jsonl")
+        lines = whole_lines(self.dir(c) / files.heartbeat_name(self.size.local_rank(c)))
         return Waiting.of(json.loads(lines[-1])) if lines else None
 
     def hashes(self) -> set[str]:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from uvcc_engine.contract import files
 from uvcc_engine.contract.checkpoint import CheckpointManifest
 from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import UvccError
@@ -89,7 +90,7 @@ class LmTrainer:
     @property
     def root(self) -> Path:
         """Where checkpoints are."""
-        return self.writer.directory / "checkpoints"
+        return self.writer.directory / files.CHECKPOINTS
 
     @property
     def _rows(self) -> int:

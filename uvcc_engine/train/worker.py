@@ -57,7 +57,7 @@ def train(
     group = start_group(cfg.runtime.device, cfg.ddp.timeout_min)
     if group.device.type == "cpu":
         keep_memory()
-    root = directory / "checkpoints"
+    root = directory / files.CHECKPOINTS
     manifest = _chosen(group, root, run, start)
     resume_step = manifest.step if manifest else None
     aside = _set_aside(group, root, start) if start >= 0 else ""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.contract import files
 from uvcc_engine.contract.canonical import canonical, same_json
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.ids import sid_replica
@@ -33,7 +34,7 @@ DP_MATRIX: Final = "dp_matrix.md"
 AUDIT: Final = "audit_bundle.json"
 BY_COORD: Final = "roots_by_coord.json"
 SIGNERS: Final = "allowed_signers"
-TRAINING: Final = "training.csv"
+TRAINING: Final = files.TRAINING
 _GENERATED: Final = "- Generated: "
 _POD: Final = re.compile(r"p[0-9]{1,6}r[0-9]{1,6}")
 _RESULT: Final = re.compile(r"result(?:_rank[0-9]{1,6})?\.json")

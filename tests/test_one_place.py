@@ -1,0 +1,67 @@
+"""What both sides of a border must agree on is written down once: file names, parties, canonical JSON."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from uvcc_engine.contract import files
+
+ROOT: Final = Path(__file__).parents[1]
+ALONE: Final = "standalone_verify.py"  # a program that shares nothing with ours, on purpose
+SOURCES: Final = sorted(
+    p for package in ("uvcc_engine", "uvcc_console") for p in (ROOT / package).rglob("*.py") if p.name != ALONE
+)
+FILES: Final = frozenset(
+    {files.RUN_JSON, files.RUN_INFO, files.TRAINING, files.VAL, files.EVENTS, files.HALT, files.LINK, files.METRICS}
+    | {files.CHECKPOINTS, files.exit_name(0)}
+)
+"""Names in a run directory. ``result.json`` is a file of every bundle as well (``transcript.leaves.leaf_file``)."""
+KEYS: Final = {"uvcc_console/report/handoff.py": {files.CHECKPOINTS}}  # a heading of a document, not a folder
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _literals(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def test_names_in_a_run_directory_have_one_list() -> None:
+    found = [
+        f"{_name(path)}:{line} {text}"
+        for path in SOURCES
+        if _name(path) != "uvcc_engine/contract/files.py"
+        for line, text in _literals(path)
+        if text in FILES - KEYS.get(_name(path), set())
+    ]
+    assert found == []
+
+
+def test_the_number_of_parties_is_defined_once() -> None:
+    found = []
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if any(isinstance(t, ast.Name) and t.id == "PARTIES" for t in targets):
+                found.append(_name(path))
+    assert found == ["uvcc_engine/contract/topology.py"]
+
+
+def test_json_that_must_read_the_same_everywhere_is_made_in_one_place() -> None:
+    found = []
+    for path in SOURCES:
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "sort_keys" in text or "rfc8785" in text else ():
+            named = {k.arg for k in node.keywords} if isinstance(node, ast.Call) else set()
+            dumped = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("json.dumps")
+            if dumped and {"sort_keys", "separators"} <= named and "default" not in named:
+                found.append(_name(path))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "rfc8785.dumps":
+                found.append(_name(path))
+    assert sorted(found) == ["uvcc_engine/contract/canonical.py"] * 2
