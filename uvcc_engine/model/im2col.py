@@ -6,7 +6,7 @@ the input is the transposed map: multiply, add the patches up where they came fr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from uvcc_engine.model import ops
 from uvcc_engine.model.shapes import Image
@@ -14,8 +14,33 @@ from uvcc_engine.model.shapes import Image
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.model.layer_types.conv2d import Conv2d
-    from uvcc_engine.model.layer_types.pool import Pool
+
+class Strided(Protocol):
+    """What a convolution says of its patches."""
+
+    @property
+    def image(self) -> Image: ...
+    @property
+    def out(self) -> Image: ...
+    @property
+    def kernel(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
+    @property
+    def padding(self) -> int: ...
+    @property
+    def inputs(self) -> int: ...
+
+
+class Windowed(Protocol):
+    """What a pooling says of its windows, which do not overlap."""
+
+    @property
+    def image(self) -> Image: ...
+    @property
+    def out(self) -> Image: ...
+    @property
+    def size(self) -> int: ...
 
 
 def pixels(x: Tensor, image: Image) -> Tensor:
@@ -23,14 +48,14 @@ def pixels(x: Tensor, image: Image) -> Tensor:
     return x.reshape(-1, image.channels, image.height, image.width)
 
 
-def cut_patches(x: Tensor, conv: Conv2d) -> Tensor:
+def cut_patches(x: Tensor, conv: Strided) -> Tensor:
     """(rows, image) -> (rows * out_height * out_width, channels * kernel^2)."""
     k, pad = conv.kernel, (conv.padding,) * 4
     cut = ops.torch.nn.functional.pad(pixels(x, conv.image), pad).unfold(2, k, conv.stride).unfold(3, k, conv.stride)
     return cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, conv.inputs)
 
 
-def add_patches(patches: Tensor, conv: Conv2d) -> Tensor:
+def add_patches(patches: Tensor, conv: Strided) -> Tensor:
     """The transpose of :func:`cut_patches`: every patch value is added to the pixel that it was cut from."""
     image, out, k, step = conv.image, conv.out, conv.kernel, conv.stride
     parts = patches.reshape(-1, out.height, out.width, image.channels, k, k).permute(0, 3, 1, 2, 4, 5)
@@ -53,13 +78,13 @@ def channels_last(x: Tensor, out: Image) -> Tensor:
     return x.reshape(-1, out.channels, out.height * out.width).transpose(1, 2).reshape(-1, out.channels)
 
 
-def cut_windows(x: Tensor, pool: Pool) -> Tensor:
+def cut_windows(x: Tensor, pool: Windowed) -> Tensor:
     """(rows, image) -> (rows * out.size, size^2): the values of every pooling window."""
     n = pool.size
     return pixels(x, pool.image).unfold(2, n, n).unfold(3, n, n).reshape(-1, n * n)
 
 
-def lay_windows(windows: Tensor, pool: Pool) -> Tensor:
+def lay_windows(windows: Tensor, pool: Windowed) -> Tensor:
     """The transpose of :func:`cut_windows`: window values back to their pixels, zero where no window was."""
     image, out, n = pool.image, pool.out, pool.size
     parts = windows.reshape(-1, out.channels, out.height, out.width, n, n).permute(0, 1, 2, 4, 3, 5)

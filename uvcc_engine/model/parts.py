@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from uvcc_engine.model import ops
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec
 from uvcc_engine.model.registry import SecretContext
 from uvcc_engine.model.secret_layer import FusedActivation, Layer
+from uvcc_engine.model.stage_part import Pass as Pass
+from uvcc_engine.model.stage_part import StagePart as StagePart
 from uvcc_engine.model.tensor_parallel import ROWS, WHOLE, PartContext, PlaceContext, Placed, TensorParallel, bounds
 
 if TYPE_CHECKING:
@@ -27,48 +28,6 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=LayerSpec)
 W = TypeVar("W", bound=WeightedSpec)
-
-
-@dataclass
-class Pass:
-    """One microbatch on its way through a stage: forward on one runtime, backward on another.
-
-    ``rows`` is its number of lines over all tensor ranks. ``gradient(part, k, term)`` takes an additive term of the
-    gradient of the part's weight ``k``, at twice the job's fractional bits.
-    """
-
-    rt: Runtime
-    tp: Communicator
-    rows: int
-    gradient: Callable[[StagePart, int, Tensor], None]
-    kept: dict[int, Any] = field(default_factory=dict)
-
-    def keep(self, part: StagePart, value: Any) -> None:
-        """Remember for the backward pass what the forward pass saw."""
-        self.kept[id(part)] = value
-
-    def take(self, part: StagePart) -> Any:
-        """What the forward pass kept; once."""
-        return self.kept.pop(id(part))
-
-
-class StagePart(Protocol):
-    """A layer or a block of a stage. ``weights`` are this rank's; shapes follow from the part alone.
-
-    ``dealers``: the dealer of each weight's terms. ``shared``: every tensor rank holds the weights whole and gives the
-    gradient's terms of its own rows only. ``inner``: the parts of a block, which hold its weights.
-    """
-
-    weights: list[Share]
-    dealers: list[int]
-    shared: bool
-    inner: tuple[StagePart, ...]
-
-    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
-        """Outputs of inputs, each in its layout."""
-
-    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
-        """Hand over the weights' gradient terms; the gradient of the inputs if ``wanted``, else ``grad``."""
 
 
 class Plain:

@@ -22,7 +22,7 @@ from uvcc_engine.data.sets import Ints
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec
 
 if TYPE_CHECKING:
-    from uvcc_engine.model.parts import StagePart
+    from uvcc_engine.model.stage_part import StagePart
     from uvcc_engine.mpc.runtime import Runtime
     from uvcc_engine.mpc.share import Share
     from uvcc_engine.parallel.group import Communicator
@@ -146,7 +146,7 @@ class TensorParallel(Generic[S]):
 
     part: Callable[[S, PartContext], StagePart]
     """Build this rank's part around its slice of the weight. It is fed and gives this rank's slice, in the layouts of
-    ``context.placed``, of (rows * lines, features); see ``parts.StagePart``."""
+    ``context.placed``, of (rows * lines, features); see ``StagePart``."""
 
     slices: Callable[[S, Placed, int, int], Slices] | None = None
     """Which rows and columns of the weight rank ``index`` of ``size`` holds, where it is split (neither whole nor at
