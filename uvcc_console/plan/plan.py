@@ -13,6 +13,7 @@ from typing import Any
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.private_job import where_it_says_something
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 
 POD_PREFIX = "uvcc-"
@@ -132,7 +133,8 @@ def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> 
 def engine_job(job: PrivateJobSettings | LmJobSettings | CommandJobSettings, steps: int) -> dict[str, Any]:
     """The job as the worker reads it, with the phase's number of steps."""
     if isinstance(job, PrivateJobSettings):
-        return job.model_dump(mode="json", exclude={*OWNERS_FILES, "epochs"}) | {"steps": steps}
+        found = job.model_dump(mode="json", exclude={*OWNERS_FILES, "epochs"}) | {"steps": steps}
+        return where_it_says_something(found)
     if isinstance(job, LmJobSettings):
         train = {"seed": job.seed, **job.overrides.get("train", {}), "steps": steps}
         return {"config": job.config, "plan": dict(job.plan), **job.overrides, "train": train}

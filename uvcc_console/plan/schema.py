@@ -75,6 +75,8 @@ class PrivateJobSettings(Strict):
 
     @model_validator(mode="after")
     def _reveals_what_it_has(self) -> PrivateJobSettings:
+        if 0.0 < self.clip_norm < 0.01:
+            raise ValueError(f"clip_norm {self.clip_norm:g} is too short: give 0.01 to 64, or 0 for none")
         for item in self.reveal:
             if (item == "predictions") != (self.task == "infer"):
                 raise ValueError(f"task {self.task} cannot reveal {item}: 'infer' reveals predictions and nothing else")

@@ -129,9 +129,7 @@ class PrivateJob:
         """All fields as plain JSON values; ``from_json`` reads it back unchanged."""
         found = asdict(self) | {"reveal": list(self.reveal)}
         del found["start"]
-        for name in LATER:  # policies that do without them stay, byte for byte, what they were
-            if found[name] == getattr(_PLAIN, name):
-                del found[name]
+        found = where_it_says_something(found)
         if self.model.startswith("{"):
             found["model"] = _model_json(self.model)
         return found if self.start is None else found | {"start": self.start.to_json()}
@@ -168,6 +166,11 @@ class PrivateJob:
 LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup")
 """Keys that a policy names only where they say something."""
 _PLAIN: Final = PrivateJob()
+
+
+def where_it_says_something(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's keys without those of ``LATER`` that have their default: pods of an older version do not know them."""
+    return {key: value for key, value in found.items() if key not in LATER or value != getattr(_PLAIN, key)}
 
 
 def _model_text(found: Any) -> str:

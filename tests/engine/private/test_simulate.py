@@ -6,14 +6,19 @@ That a simulation has the numbers of a real run is tested beside the real runs (
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_kit import opened_digits
 
+from uvcc_console.plan.plan import engine_job
+from uvcc_console.plan.profile import parse
+from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.private_job import PrivateJob
@@ -22,6 +27,7 @@ from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.owner.client import dataset_for
 
 torch.set_num_threads(1)
 JOB = PrivateJob(steps=4, batch=16, test_rows=100, reveal=("loss", "accuracy", "weights"))
@@ -95,6 +101,22 @@ def test_fit_learns_and_tells_its_progress() -> None:
     assert told == [(n + 1, made.job.steps) for n in range(made.job.steps)]
     assert (made.predict(x) == y).mean() > 0.85
     assert np.allclose(made.predict_proba(x).sum(1), 1.0)
+
+
+def test_a_fit_writes_the_profile_that_runs_it_for_real(tmp_path: Path) -> None:
+    """The console reads it, and the owner's program finds the very rows in the file."""
+    x, y = np.random.default_rng(2).normal(size=(50, 4)), np.arange(50) % 3
+    made = simulate.fit([{"linear": 5}, "relu", "linear"], x, y, steps=2, batch=10)
+    np.savez(tmp_path / "rows.npz", x=x, y=y)
+    profile = parse(yaml.safe_load(made.profile(str(tmp_path / "rows.npz"))))
+    assert isinstance(profile.job, PrivateJobSettings)
+    job = PrivateJob.from_json(engine_job(profile.job, profile.job.steps))
+    assert job == made.job
+    data = dataset_for(job, Path(profile.job.data))
+    assert np.array_equal(data.train_x, made.data.train_x)
+    assert np.array_equal(data.test_y, made.data.test_y)
+    with pytest.raises(ConfigError, match="holds classes"):
+        simulate.fit(["linear"], x, y * 1.0, steps=1, objective="mse").profile("rows.npz")
 
 
 @pytest.mark.parametrize(
