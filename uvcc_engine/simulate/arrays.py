@@ -74,7 +74,7 @@ class SecretArray:
         return numbers
 
     def relu(self) -> SecretArray:
-        """max(0, x): 5 rounds."""
+        """max(0, x)."""
         return self._made(lambda rt, p: selection.relu_only_protocol(rt, self.held[p]))
 
     def __add__(self, other: SecretArray | float) -> SecretArray:
