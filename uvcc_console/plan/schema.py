@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, create_model, model_val
 
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
 from uvcc_engine.contract.link_spec import LinkKind
-from uvcc_engine.contract.private_job import Objective, OptimizerName, PrivateJob, Reveal, Schedule, Task
+from uvcc_engine.contract.private_job import Device, Objective, OptimizerName, PrivateJob, Reveal, Schedule, Task
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -68,6 +68,7 @@ class PrivateJobSettings(Strict):
     objective: Objective = _JOB.objective
     min_rows: int = Field(default=_JOB.min_rows, gt=0)
     task: Task = _JOB.task
+    device: Device = _JOB.device
     data: str = ""
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -158,6 +159,7 @@ def _import_once(preload: Sequence[str]) -> dict[str, Any]:
         "torch": str(getattr(torch, "__version__", "")),
         "cuda": str(getattr(getattr(torch, "version", None), "cuda", None) or ""),
         "nccl": _nccl(torch),
+        "triton": "there" if importlib.util.find_spec("triton") is not None else "",
     }
 
 

@@ -19,12 +19,14 @@ Schedule = Literal["linear", "constant", "cosine"]
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
 Task = Literal["train", "infer"]
+Device = Literal["auto", "cpu", "cuda"]
 METRICS: Final[tuple[str, ...]] = get_args(Metric)
 REVEALABLE: Final[tuple[str, ...]] = get_args(Reveal)
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
 OPTIMIZERS: Final[tuple[str, ...]] = get_args(OptimizerName)
 OBJECTIVES: Final[tuple[str, ...]] = get_args(Objective)
 TASKS: Final[tuple[str, ...]] = get_args(Task)
+DEVICES: Final[tuple[str, ...]] = get_args(Device)
 HIGHEST_LOG_RATE: Final = 4.0
 """A Poisson rate is at most e^4, about 54.6: larger ones would leave the fixed point too few bits."""
 
@@ -46,6 +48,8 @@ class PrivateJob:
     its gradient (as AdamW does, with any optimiser; normalisations keep theirs). ``clip_norm``: the gradient of each
     weight is scaled down to this norm where it is longer; 0 for never.
     ``model``: a shipped name, or the JSON of ``layer_list`` as canonical text; in JSON that is an object, not a text.
+    ``device``: where shares are computed; ``auto`` is each pod's GPU, if it has one, and ``cuda`` insists on one and
+    has the masks drawn there (``random_generator``). All give the same bits.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
@@ -71,6 +75,7 @@ class PrivateJob:
     weight_decay: float = 0.0
     clip_norm: float = 0.0
     warmup: int = 0
+    device: Device = "auto"
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -106,6 +111,7 @@ class PrivateJob:
             ("optimizer", OPTIMIZERS),
             ("objective", OBJECTIVES),
             ("task", TASKS),
+            ("device", DEVICES),
         ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"job.{name} is {getattr(self, name)!r}", f"one of {', '.join(known)}")
@@ -139,6 +145,11 @@ class PrivateJob:
         """The step that this job starts with, from 0."""
         return self.start.step if self.start is not None else 0
 
+    @property
+    def random_generator(self) -> str:
+        """Which generator draws the parties' masks: ChaCha20 where all are sure to have a GPU, which computes it."""
+        return "chacha20" if self.device == "cuda" else "aes"
+
     def lr_at(self, step: int) -> float:
         """Learning rate of step ``step`` (from 0)."""
         if step < self.warmup:
@@ -163,7 +174,7 @@ class PrivateJob:
         return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
 
 
-LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup")
+LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup", "device")
 """Keys that a policy names only where they say something."""
 _PLAIN: Final = PrivateJob()
 

@@ -68,7 +68,7 @@ def _confusion_protocol(rt: Runtime, outputs: Share, targets: Share, *, whole: b
     local = _table if whole else _dot
     counts = yield from product_with_protocol(rt, targets, chosen, local)
     opened = yield from open_ring_protocol(rt, counts)
-    return (opened >> targets.f).numpy() if whole else [[int(opened.item()) >> targets.f]]
+    return (opened >> targets.f).cpu().numpy() if whole else [[int(opened.item()) >> targets.f]]
 
 
 def _less_one(rt: Runtime, x: Share) -> Share:

@@ -26,7 +26,7 @@ def stored_name(name: str, half: Half) -> str:
 
 def stored(name: str, share: Share) -> dict[str, Tensor]:
     """Both components of a share under their names in a checkpoint."""
-    return {stored_name(name, half): component(share, half).contiguous() for half in HALVES}
+    return {stored_name(name, half): component(share, half).contiguous().cpu() for half in HALVES}
 
 
 def loaded(state: Mapping[str, Tensor], name: str, f: int) -> Share:
@@ -42,7 +42,7 @@ def component(share: Share, half: Half) -> Tensor:
 def rings(named: Iterable[tuple[str, Share]]) -> tuple[dict[str, Ring], dict[str, Ring]]:
     """Both components of shares by name, as the owner's box holds them."""
     found = list(named)
-    return {n: s.first.numpy() for n, s in found}, {n: s.second.numpy() for n, s in found}
+    return {n: s.first.cpu().numpy() for n, s in found}, {n: s.second.cpu().numpy() for n, s in found}
 
 
 def component_digest(named: Iterable[tuple[str, Tensor]], blind: bytes) -> str:
@@ -50,7 +50,7 @@ def component_digest(named: Iterable[tuple[str, Tensor]], blind: bytes) -> str:
     digest = hashlib.sha256(b"UVCC_STATE_V1" + blind)
     for name, part in named:
         digest.update(f"{name}|{part.dim()}|".encode() + struct.pack(f"<{part.dim()}Q", *part.shape))
-        digest.update(part.contiguous().numpy().tobytes())
+        digest.update(part.contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -44,7 +44,7 @@ class PrivateTrainer:
         self._rt = rt
         self._job = job
         self._tensors = {
-            name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits)
+            name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(rt.device)
             for name, (first, second) in inputs.tensors.items()
         }
         starts = initial_weights(model, job.seed, job.frac_bits)
@@ -74,6 +74,7 @@ class PrivateTrainer:
     def step(self, step: int) -> StepResult:
         """Train on the batch of step ``step`` (from 0). 16 rounds for a two-layer network of 10 classes."""
         rows = torch.from_numpy(batch_rows(self._job.seed, step, self._job.batch, self._tensors["train_x"].shape[0]))
+        rows = rows.to(self._rt.device)
         self._optimizer.step = step
         return self._rt.run(self._step_protocol(rows, reveal=self._job.reveals_loss(step)))
 
@@ -173,7 +174,7 @@ class PrivateTrainer:
             raise ConfigError("the checkpoint does not fit the model", "resume with the job that wrote it")
         for kind, shares in self._kept():
             for i, old in enumerate(shares):
-                shares[i] = loaded(state, f"{kind}.{i}", old.f)
+                shares[i] = loaded(state, f"{kind}.{i}", old.f).to(self._rt.device)
             if kind == "weight":
                 self._set_weights(shares)
 

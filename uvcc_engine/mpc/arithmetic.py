@@ -48,7 +48,7 @@ def neg(x: Share) -> Share:
 def public(rt: Runtime, value: Tensor | float, like: Share | None = None, *, f: int | None = None) -> Share:
     """A public constant as a share: component 0 carries it. Local."""
     scale = f if f is not None else (like.f if like is not None else 16)
-    ring = encode(torch.as_tensor(value, dtype=torch.float64, device=rt.device), scale, name="public constant")
+    ring = _encoded(rt, value, scale, "public constant")
     if like is not None and ring.shape != like.shape:
         ring = ring.expand(like.shape)
     zero = torch.zeros_like(ring)
@@ -57,8 +57,13 @@ def public(rt: Runtime, value: Tensor | float, like: Share | None = None, *, f: 
 
 def add_public(rt: Runtime, x: Share, value: Tensor | float) -> Share:
     """``x + value`` for a public real value. Local."""
-    ring = encode(torch.as_tensor(value, dtype=torch.float64, device=rt.device), x.f, name="public summand")
-    return add_ring(rt, x, ring)
+    return add_ring(rt, x, _encoded(rt, value, x.f, "public summand"))
+
+
+def _encoded(rt: Runtime, value: Tensor | float, f: int, name: str) -> Tensor:
+    """A public number's ring element on the device. It is checked on the host, so that no device is waited for."""
+    host = value.cpu() if isinstance(value, Tensor) else value
+    return encode(torch.as_tensor(host, dtype=torch.float64), f, name=name).to(rt.device, non_blocking=True)
 
 
 def add_ring(rt: Runtime, x: Share, ring: Tensor | int) -> Share:
@@ -134,7 +139,7 @@ def mul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer:
         parts = a.index(place), b.index(place)
         return [(yield from _product_protocol(rt, *parts, rt.kernels.mul, scale, dealer, out=outs[0]))]
 
-    (product,) = yield from in_chunks_protocol(places, a.shape, [x.f], build, dealer)
+    (product,) = yield from in_chunks_protocol(places, a.shape, [x.f], build, dealer, rt.device)
     return product.reshape(*x.shape)
 
 
@@ -159,7 +164,9 @@ def matmul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, deal
 
         return [(yield from _product_protocol(rt, x.index(place), y, local, scale, dealer, out=outs[0]))]
 
-    (product,) = yield from in_chunks_protocol(rows, torch.Size((x.shape[0], y.shape[1])), [x.f], build, dealer)
+    (product,) = yield from in_chunks_protocol(
+        rows, torch.Size((x.shape[0], y.shape[1])), [x.f], build, dealer, rt.device
+    )
     return product
 
 

@@ -7,6 +7,7 @@ evenly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -30,7 +31,12 @@ def chunk_slices(n: int, size: int = CHUNK) -> list[slice]:
 
 
 def in_chunks_protocol(
-    places: Sequence[slice], shape: torch.Size, scales: Sequence[int], build: ChunkProtocol, dealer: int
+    places: Sequence[slice],
+    shape: torch.Size,
+    scales: Sequence[int],
+    build: ChunkProtocol,
+    dealer: int,
+    device: torch.device,
 ) -> MpcProtocol[list[Share]]:
     """``build(dealer, place, outs)`` for every place, side by side; the rounds of one.
 
@@ -39,7 +45,8 @@ def in_chunks_protocol(
     """
     if len(places) == 1:
         return (yield from build(dealer, places[0], [None] * len(scales)))
-    whole = [Share(torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64), f) for f in scales]
+    blank = partial(torch.empty, shape, dtype=torch.int64, device=device)
+    whole = [Share(blank(), blank(), f) for f in scales]
     yield from par(
         *[
             build((dealer + at) % 3, place, [Share(w.first[place], w.second[place], w.f) for w in whole])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.mpc.staging import Staging
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.transcript.formats import kinds
 
@@ -84,37 +85,45 @@ def message_kind(found: list[int]) -> int:
 class RoundOutbox:
     """Parts for one peer in one round, grouped into messages by size alone (the receiver does the same)."""
 
-    def __init__(self) -> None:
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
         self._kinds: list[int] = []
-        self._parts: list[memoryview] = []
+        self._parts: list[Tensor] = []
         self._size = 0
 
     def add(self, kind: int, data: Tensor) -> list[tuple[int, memoryview]]:
         """Take a part; returns the (kind, payload) messages that are complete now."""
-        body = data.contiguous().cpu().numpy().data.cast("B") if data.numel() else memoryview(b"")
-        out: list[tuple[int, memoryview]] = []
-        if body.nbytes >= LARGE:
-            out += self.flush()
-            return [*out, (kind, body)]
+        part = self._staging.begin(data)
+        if part.nbytes >= LARGE:
+            out = self.flush()
+            self._staging.arrived()
+            return [*out, (kind, _body(part))]
         self._kinds.append(kind)
-        self._parts.append(body)
-        self._size += body.nbytes
-        return self.flush() if self._size >= LARGE else out
+        self._parts.append(part)
+        self._size += part.nbytes
+        return self.flush() if self._size >= LARGE else []
 
     def flush(self) -> list[tuple[int, memoryview]]:
         """What is left, as at most one message."""
         if not self._kinds:
             return []
-        body = self._parts[0] if len(self._parts) == 1 else memoryview(b"".join(self._parts))
+        self._staging.arrived()
+        bodies = [_body(part) for part in self._parts]
+        body = bodies[0] if len(bodies) == 1 else memoryview(b"".join(bodies))
         out = [(message_kind(self._kinds), body)]
         self._kinds, self._parts, self._size = [], [], 0
         return out
 
 
+def _body(part: Tensor) -> memoryview:
+    return part.numpy().data.cast("B") if part.numel() else memoryview(b"")
+
+
 class RoundInbox:
     """The parts that are due from one peer in one round, unpacked as they are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
         self._due: list[list[Want]] = []  # messages to come, each a list of parts
         self._open: list[Want] = []
         self._size = 0
@@ -146,7 +155,7 @@ class RoundInbox:
         """The parts of the message to receive before the next part can be taken; None if it is here."""
         return None if self._ready else self._due.pop(0)
 
-    def fill(self, payload: memoryview, parts: list[Want], peer: int, tag: Tag, device: torch.device) -> None:
+    def fill(self, payload: memoryview, parts: list[Want], peer: int, tag: Tag) -> None:
         """Cut a message into its parts. ProtocolError naming ``peer`` if its size is not what the program expects."""
         expected = sum(nbytes(want) for want in parts)
         if payload.nbytes != expected:
@@ -157,11 +166,12 @@ class RoundInbox:
             )
         raw = bytearray(payload) if payload.readonly else payload
         at = 0
+        cut = []
         for want in parts:
             size = nbytes(want)
-            self._ready.append(_tensor(raw, at, size, want).to(device))
+            cut.append(_tensor(raw, at, size, want))
             at += size
-        self._ready.reverse()
+        self._ready += reversed(self._staging.bring(cut))
 
     def take(self) -> Tensor:
         """The next part, in program order."""

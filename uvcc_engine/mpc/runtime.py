@@ -12,6 +12,7 @@ from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.prg import OWN, STREAMS, Draws, PairKeys, derive_key
 from uvcc_engine.mpc.rounds import Fork, MpcProtocol, Round, RoundInbox, RoundOutbox, message_kind, par
+from uvcc_engine.mpc.staging import Staging, staging_for
 from uvcc_engine.plane.api import Plane, Tag
 
 __all__ = ["MpcProtocol", "ProtocolProgress", "Round", "Runtime", "par"]
@@ -48,8 +49,12 @@ class Runtime:
         device: str | torch.device = "cpu",
         prg: str = "aes",
         few_rounds: bool = True,
+        staging: Staging | None = None,
     ) -> None:
-        """``few_rounds``: where there is a choice, fewer rounds with more bytes and work. The same at all parties."""
+        """``few_rounds``: where there is a choice, fewer rounds with more bytes and work. The same at all parties.
+
+        ``staging``: the border between shares and messages, if not the device's own.
+        """
         if party not in (0, 1, 2):
             raise ConfigError(f"party {party}", "there are three parties: 0, 1 and 2")
         if len(sid_sub) != 32:
@@ -74,7 +79,8 @@ class Runtime:
         self._op = 0
         self._sent = {self.next: 0, self.prev: 0}
         self._received = {self.next: 0, self.prev: 0}
-        self._outbox = {self.next: RoundOutbox(), self.prev: RoundOutbox()}
+        self.staging = staging_for(self.device) if staging is None else staging
+        self._outbox = {self.next: RoundOutbox(self.staging), self.prev: RoundOutbox(self.staging)}
         self.few_rounds = few_rounds
         self.rounds = 0
         self.bytes_sent = 0
@@ -169,7 +175,7 @@ class Runtime:
         if parts is not None:
             tag = Tag(self._epoch, self.stream, self._received[peer], message_kind([kind for _, kind, _, _ in parts]))
             self._received[peer] += 1
-            inbox.fill(self.plane.recv(peer, tag), parts, peer, tag, self.device)
+            inbox.fill(self.plane.recv(peer, tag), parts, peer, tag)
         return inbox.take()
 
 
@@ -188,7 +194,7 @@ class ProtocolProgress(Generic[T]):
         rt, self._waiting = self._rt, waiting
         self._wants: list[tuple[int, Tag]] | None = None
         rt._flush()
-        self._inboxes = {rt.next: RoundInbox(), rt.prev: RoundInbox()}
+        self._inboxes = {peer: RoundInbox(rt.staging) for peer in (rt.next, rt.prev)}
         if not waiting:
             return
         rt.rounds += 1

@@ -152,7 +152,7 @@ def relu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 6
         b = yield from drelu_protocol(rt, part, dealer=dealer, width=width)
         return (yield from _value_and_bit_protocol(rt, b, part, outs))
 
-    value, bit = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [x.f, 0], build, dealer)
+    value, bit = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [x.f, 0], build, dealer, rt.device)
     return value.reshape(*x.shape), bit.reshape(*x.shape)
 
 
@@ -165,7 +165,7 @@ def relu_only_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: in
         b = yield from drelu_protocol(rt, part, dealer=dealer, width=width)
         return [(yield from select_protocol(rt, b, part, outs[0]))]
 
-    (value,) = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [x.f], build, dealer)
+    (value,) = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [x.f], build, dealer, rt.device)
     return value.reshape(*x.shape)
 
 
@@ -178,7 +178,7 @@ def drelu_arithmetic_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) ->
         b = yield from drelu_protocol(rt, flat.index(place), dealer=dealer)
         return [(yield from b2a_protocol(rt, b, outs[0]))]
 
-    (bit,) = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [0], build, dealer)
+    (bit,) = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [0], build, dealer, rt.device)
     return bit.reshape(*x.shape)
 
 

@@ -73,6 +73,9 @@ class Share:
     def expand(self, *shape: int) -> Share:
         return self.map(lambda t: t.expand(*shape))
 
+    def to(self, device: torch.device) -> Share:
+        return self.map(lambda t: t.to(device))
+
     def with_f(self, f: int) -> Share:
         """Read the same ring elements at another scale (a free multiplication by a power of two)."""
         return replace(self, f=f)

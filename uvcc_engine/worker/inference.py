@@ -33,7 +33,7 @@ class Predictor:
         """Raises ConfigError if the weights among the inputs do not fit the model."""
         self._rt, self._job, self._model = rt, job, model
         tensors = {
-            name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits)
+            name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(rt.device)
             for name, (first, second) in inputs.tensors.items()
         }
         self._queries = tensors[QUERY]
@@ -73,7 +73,7 @@ class Predictor:
         """Go on from what :meth:`state` gave. Raises ConfigError if it does not fit the queries."""
         if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in self.state().items()}:
             raise ConfigError("the checkpoint does not fit the queries", "resume with the job that wrote it")
-        self._answers = loaded(state, PREDICTION, self._answers.f)
+        self._answers = loaded(state, PREDICTION, self._answers.f).to(self._rt.device)
 
     def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
         """Both components of what goes to the owner of the queries: the answers, (queries, classes) one-hot."""

@@ -38,7 +38,7 @@ from uvcc_engine.worker.admission import Admission, admit
 from uvcc_engine.worker.consensus import HALT, StepConsensus, Vote
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.relay_control import Orders, Roots
-from uvcc_engine.worker.session import LateRecorder, RunOutcome, WorkerSession, pair_keys
+from uvcc_engine.worker.session import LateRecorder, RunOutcome, WorkerSession, device_of, pair_keys
 
 PEER_TIMEOUT_S: Final = 10.0
 """Without any sign of life of a peer for this long the run ends; the plane says something every two seconds."""
@@ -272,6 +272,6 @@ def _facts(spec: WorkerSpec, admitted: Admission) -> dict[str, Any]:
         "policy_hash": policy.hash.hex(),
         "sid_job": policy.sid_job.hex(),
         "code_hash": policy.code_hash,
-        "device": "cpu",
+        "device": device_of(admitted).type,
         "torch": torch.__version__,
     }

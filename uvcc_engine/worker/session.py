@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from uvcc_engine.checkpoint.encryption import state_name
@@ -19,6 +20,7 @@ from uvcc_engine.contract.migration import Migration
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.model.training import PrivateTrainer
+from uvcc_engine.mpc.kernels.choose import device_for
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
@@ -79,6 +81,22 @@ def pair_keys(admitted: Admission) -> PairKeys:
     )
 
 
+def device_of(admitted: Admission) -> torch.device:
+    """Where this worker keeps its shares. Ranks that compute together do so on processors.
+
+    Raises ConfigError where the job insists on a GPU that it cannot have.
+    """
+    size, wanted = admitted.policy.topology, admitted.job.device
+    if size.workers_per_party * size.microbatches == 1:
+        return device_for(wanted)
+    if wanted == "cuda":
+        raise ConfigError(
+            "job.device is cuda, and a party's several ranks compute on processors",
+            "one replica, stage, tensor rank and microbatch, or device: auto",
+        )
+    return torch.device("cpu")
+
+
 class WorkerSession:
     """Drives the protocol of one admitted worker over an open plane."""
 
@@ -103,9 +121,19 @@ class WorkerSession:
         self._sent, self._count = sent, count
         self._checkpoints = Checkpoints(spec, admitted, writer, ranks)
         keys, sid = pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord)
+        self.device = device_of(admitted)
 
         def runtime(stream: int = 0) -> Runtime:
-            return Runtime(admitted.party, plane, keys, sid, spec.attempt, stream=stream)
+            return Runtime(
+                admitted.party,
+                plane,
+                keys,
+                sid,
+                spec.attempt,
+                stream=stream,
+                device=self.device,
+                prg=admitted.job.random_generator,
+            )
 
         self._rt = runtime()
         self._trainer = self._learner(runtime)

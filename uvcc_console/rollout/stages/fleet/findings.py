@@ -31,6 +31,7 @@ class Requirements:
     gates: GatesPart
     gpus: int = 0
     cuda: bool = False
+    kernels: bool = False  # those for secret shares, which are Triton's
 
 
 def find_problems(probes: Mapping[str, dict[str, Any]], wanted: Requirements) -> list[Problem]:
@@ -122,4 +123,7 @@ def _gpus(probe: Mapping[str, Any], wanted: Requirements) -> list[tuple[str, str
     if wanted.cuda and gpus and imports.get("torch") and not imports.get("cuda"):
         what = f"torch {imports['torch']} was built without CUDA, the pod has {len(gpus)} GPUs"
         found.append((what, "choose an image with a CUDA build of PyTorch"))
+    if wanted.kernels and gpus and imports.get("cuda") and imports.get("triton") == "":
+        what = f"Triton is not installed, so its {len(gpus)} GPUs would stand idle and processors compute"
+        found.append((what, "fleet.packages: [triton], or job.device: cpu"))
     return found

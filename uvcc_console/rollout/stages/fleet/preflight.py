@@ -9,7 +9,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet import hearing
-from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings
+from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages.fleet.findings import Problem, Requirements, find_problems, free_memory
 from uvcc_console.rollout.stages.links import fabric
@@ -44,7 +44,10 @@ async def preflight(ctx: Rollout) -> str:
     profile = ctx.plan.profile
     probes = await each(ctx.due(), _probe)
     gpus = 0 if profile.fleet.gpu.startswith(CPU_OFFER) else profile.fleet.gpus * bool(profile.fleet.gpu)
-    wanted = Requirements(profile.gates, gpus, computes_on_gpus(profile.job))
+    on_gpus = computes_on_gpus(profile)
+    private = isinstance(profile.job, PrivateJobSettings)
+    insists = isinstance(profile.job, PrivateJobSettings) and profile.job.device == "cuda"
+    wanted = Requirements(profile.gates, max(gpus, int(insists)), on_gpus, kernels=on_gpus and private)
     findings = find_problems(probes, wanted)
     facts = {name: _facts(probe) for name, probe in probes.items()}
     for name, probe in probes.items():
@@ -76,10 +79,14 @@ async def preflight(ctx: Rollout) -> str:
     return f"{len(probes)} pods{_summary(facts)}"
 
 
-def computes_on_gpus(job: PrivateJobSettings | LmJobSettings | CommandJobSettings) -> bool:
-    """Whether workers of this job need a torch that reaches the GPUs. Secret shares are computed on processors; a
-    language model is where its profile says ``runtime.device: cpu``; what a command does is its own affair.
+def computes_on_gpus(profile: Profile) -> bool:
+    """Whether workers of this profile need a torch that reaches the GPUs. Secret shares are computed there by a party's
+    only rank, unless ``job.device`` says cpu; several ranks of a party compute on processors. A language model is where
+    its profile says ``runtime.device: cpu``; what a command does is its own affair.
     """
+    job, size = profile.job, profile.topology
+    if isinstance(job, PrivateJobSettings):
+        return job.device != "cpu" and size.replicas * size.stages * size.tensor * size.microbatches == 1
     return isinstance(job, LmJobSettings) and job.overrides.get("runtime", {}).get("device", "auto") != "cpu"
 
 
