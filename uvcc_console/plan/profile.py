@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from uvcc_console.fleet.provider_kinds import DEFAULT
+from uvcc_console.plan import own_profiles
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile, profile_model
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
@@ -39,13 +40,22 @@ class ProfileFile:
 
 
 def folders() -> list[Path]:
-    """Where named profiles are looked for: the packaged ones, a checkout's, an installation's."""
-    return [_HERE, _HERE.parents[1] / "profiles", Path(sys.prefix) / "share" / "uvcc" / "profiles"]
+    """Where named profiles are looked for: the operator's own, the packaged ones, a checkout's, an installation's."""
+    return [
+        own_profiles.folder(),
+        _HERE,
+        _HERE.parents[1] / "profiles",
+        Path(sys.prefix) / "share" / "uvcc" / "profiles",
+    ]
 
 
 def _about(path: Path) -> str:
     lines = []
-    for line in path.read_text().splitlines():
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return "cannot be read"
+    for line in text.splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.lstrip("# ").removeprefix(f"{path.stem}: "))

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
 from uvcc_engine.contract.link_spec import LinkKind
@@ -25,7 +25,11 @@ def seconds(value: Any) -> Any:
     return sum(float(n) * _UNITS[u] for n, u in parts)
 
 
-Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0)]
+_DURATION: dict[str, Any] = {
+    "description": "seconds, or a duration like 90s, 15m or 1h30m",
+    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": "^([0-9.]+ *[smhd]? *)+$"}],
+}
+Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0), WithJsonSchema(_DURATION, mode="validation")]
 _JOB = PrivateJob(steps=1)  # its defaults
 
 

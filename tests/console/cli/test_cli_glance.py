@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ui"))
@@ -18,6 +19,7 @@ from uvcc_console.cli.main import VERBS, main
 from uvcc_console.cli.view import status_line
 from uvcc_console.core import paths
 from uvcc_console.core.state import fold
+from uvcc_console.plan.profile import available
 
 Out = pytest.CaptureFixture[str]
 
@@ -78,3 +80,30 @@ def test_bash_completes_verbs_and_runs(capsys: Out) -> None:
     code = completion.script("bash") + "\n" + ask
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.split() == ["status"]
+
+
+def test_profiles_are_a_table_and_one_of_your_own_goes_before_a_packaged_one(capsys: Out) -> None:
+    assert main(["profiles", "new", "mine", "--from", "demo"]) == 0
+    made = paths.config_dir() / "profiles" / "mine.yaml"
+    assert str(made) in capsys.readouterr().out
+    assert main(["profiles", "show", "mine"]) == 0
+    capsys.readouterr()
+    assert main(["profiles"]) == 0
+    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
+    assert rows["mine"].split()[1:4] == rows["demo"].split()[1:4] == ["private", "3", "nothing"]
+    assert main(["profiles", "new", "mine"]) == 2
+    assert main(["profiles", "new", "../evil"]) == 2
+    made.write_text("job: {kind: privat}\n")
+    capsys.readouterr()
+    assert main(["profiles"]) == 0
+    assert "mine                         cannot be used: job.kind is 'privat'" in capsys.readouterr().out
+
+
+def test_the_schema_that_lies_beside_a_profile_takes_every_packaged_one(capsys: Out) -> None:
+    assert main(["profiles", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    import yaml
+
+    assert {"job", "fleet", "limits"} <= set(schema["properties"])
+    for profile in available():
+        jsonschema.validate(yaml.safe_load(profile.path.read_text()), schema)

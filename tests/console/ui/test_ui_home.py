@@ -20,8 +20,9 @@ from uvcc_console.fleet.procs import identify
 from uvcc_console.ui.home import home_model
 from uvcc_console.ui.home.home_app import HomeApp, RunChoice
 from uvcc_console.ui.screens.confirm import ConfirmScreen
-from uvcc_console.ui.screens.wizard import WizardScreen
+from uvcc_console.ui.screens.wizard import WizardFooter, WizardScreen
 from uvcc_console.ui.widgets.home import AboutPanel, ProfilesPanel, RunsPanel
+from uvcc_console.ui.widgets.plan_fields import FieldsPanel, flat
 
 
 def text_of(app: HomeApp) -> str:
@@ -233,3 +234,35 @@ async def test_a_run_that_ended_is_deleted_or_packed_after_its_name_was_typed_an
         with tarfile.open(packed) as found:
             assert f"{RUN}/journal.sqlite" in found.getnames()
         assert [p.name for p in paths.runs_dir().iterdir()] == ["live-20261121-0117-ef56"]
+
+
+# ---- settings as fields, profiles of one's own
+
+
+async def test_enter_on_a_setting_changes_it_and_tab_completes_its_key() -> None:
+    async with home() as (app, pilot):
+        app.push_screen(WizardScreen("demo"))
+        await settle(app, pilot)
+        screen = app.screen
+        assert isinstance(screen, WizardScreen)
+        fields = screen.query_one(FieldsPanel)
+        assert fields.fields["topology.replicas"] == "1"
+        fields.current = "topology.replicas"
+        await pilot.press("enter")
+        assert screen.query_one("#line", Input).value == "topology.replicas=1"
+        await pilot.press("backspace", "2", "enter")
+        await settle(app, pilot)
+        assert screen.plan.settings == ("topology.replicas=2",)
+        assert (fields.fields["topology.replicas"], set(fields.changed)) == ("2", {"topology.replicas"})
+        await pilot.press("e", *"topology.rep", "tab")
+        assert screen.query_one("#line", Input).value == "topology.replicas="
+        await pilot.press("0", "enter")
+        await settle(app, pilot)
+        assert "topology.replicas" in screen.plan.error
+        assert "topology.replicas" in text_of(app)
+        assert not screen.query_one(WizardFooter).ready
+
+
+def test_settings_are_written_as_they_are_typed() -> None:
+    nested = {"a": {"b": 1, "c": [1, "x"], "d": None}, "e": True, "f": [{"g": 1}]}
+    assert dict(flat(nested)) == {"a.b": "1", "a.c": "[1, x]", "a.d": "null", "e": "true"}

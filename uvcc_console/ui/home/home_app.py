@@ -264,11 +264,13 @@ class HomeApp(ConsoleApp[RunChoice | None]):
 
     @on(Prompt.Changed)
     def _searching(self, event: Prompt.Changed) -> None:
-        self._narrow(event.text)
+        if event.kind == "search":
+            self._narrow(event.text)
 
     @on(Prompt.Done)
     def _searched(self, event: Prompt.Done) -> None:
-        self._narrow(event.text)
+        if event.kind == "search":
+            self._narrow(event.text)
 
     def _narrow(self, text: str) -> None:
         try:

@@ -19,7 +19,9 @@ from uvcc_console.ui.home import home_model
 from uvcc_console.ui.home.home_model import Draft, draft_lines
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.bars import Bar
+from uvcc_console.ui.widgets.list_panel import ListPanel
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.plan_fields import FieldsPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import UvccError
 
@@ -51,7 +53,8 @@ class WizardFooter(Bar):
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         key, word = ("green", "title") if self.ready else ("grey", "faint")
         start: list[Span] = [(" s ", key), (" start  ", word)]
-        rest: list[Span] = [("e", "key"), (" change a setting  ", "muted"), ("u", "key"), (" undo the last  ", "muted")]
+        rest: list[Span] = [("Enter e", "key"), (" change a setting  ", "muted"), ("u", "key")]
+        rest.append((" undo the last  ", "muted"))
         return [spread([*start, *rest, ("Esc", "key"), (" back", "muted")], [], width)]
 
 
@@ -64,7 +67,7 @@ class WizardScreen(Screen[Path | None]):
         ("u", "undo", "undo"),
         ("escape", "back", "back"),
     ]
-    AUTO_FOCUS = "#plan"
+    AUTO_FOCUS = "#fields"
 
     def __init__(self, profile: str) -> None:
         super().__init__()
@@ -74,6 +77,7 @@ class WizardScreen(Screen[Path | None]):
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="wizard"):
+            yield FieldsPanel(id="fields")
             yield PlanPanel(id="plan")
         yield Prompt(id="prompt")
         yield WizardFooter(id="wizard-footer")
@@ -89,6 +93,8 @@ class WizardScreen(Screen[Path | None]):
 
     def _show(self, draft: Draft) -> None:
         self.query_one(PlanPanel).plan = draft
+        fields = draft.plan.profile.model_dump(mode="json", by_alias=True) if draft.plan is not None else None
+        self.query_one(FieldsPanel).take(fields, draft.settings, draft.error)
         self.query_one(WizardFooter).ready = draft.plan is not None and draft.quote is not None and not draft.error
         view = View(glyphs=cast("ConsoleApp[object]", self.app).glyphs)
         for panel in self.query(Panel):
@@ -108,8 +114,22 @@ class WizardScreen(Screen[Path | None]):
             app.call_from_thread(self._show, draft)
 
     def action_edit(self) -> None:
-        """Type ``key=value``."""
-        self.query_one(Prompt).ask("set", "set ", "", "job.steps=100   topology.replicas=2   link=direct")
+        """Type ``key=value``; Tab completes the key."""
+        self._edit("")
+
+    def _edit(self, text: str) -> None:
+        offer = lambda line: [f"{key}=" for key in self.query_one(FieldsPanel).fields]  # noqa: E731
+        self.query_one(Prompt).ask("set", "set ", text, "job.steps=100   topology.replicas=2   link=direct", offer)
+
+    @on(ListPanel.Moved)
+    def _moved(self, event: ListPanel.Moved) -> None:
+        event.stop()  # the start screen below has lists of its own
+
+    @on(ListPanel.Chosen)
+    def _chosen(self, event: ListPanel.Chosen) -> None:
+        event.stop()
+        value = self.query_one(FieldsPanel).fields.get(event.name, "")
+        self._edit(f"{event.name}={value}")
 
     def action_undo(self) -> None:
         """Drop the last setting."""

@@ -63,9 +63,11 @@ def header_line(view: View, width: int) -> Line:
         right += [(money(s.spent), "title" if s.spent else "muted"), ("   " if wide else "  ", "")]
     time = [(view.replay or clock(view.now, utc=view.utc), "blue" if view.replay else "muted"), (" ", "")]
     percent = bar[-2:] if bar else []
+    free = [] if s.hourly or s.spent else [([*step, *percent, *until, *readonly], time)]
     for parts, end in (
         ([*step, *bar, *until, *readonly], [*right, *time]),
         ([*step, *percent, *until, *readonly], [*right, *time]),
+        *free,  # how far it is tells more than that it costs nothing
         ([*step, *until, *readonly], [*right, *time]),
         ([*step, *until, *readonly], time),
         ([*step, *readonly], time),
@@ -82,7 +84,8 @@ def _identity(view: View, room: int) -> list[Span]:
     s, g = view.snap, view.glyphs
     inner = f" {g.times} {s.pipeline_stages} {g.times} {s.tensor}" if s.pipeline_stages * s.tensor > 1 else ""
     run: list[Span] = [(clean(s.run), "title"), ("   ", "")]
-    shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} 3 parties {g.times} {s.replicas}{inner}   ", "muted")]
+    many = f"3 parties {g.times} {s.replicas}{inner}" if s.proves else f"{len(s.workers) or len(s.pods)} ranks"
+    shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} {many}   ", "muted")]
     operators: list[Span] = [("one operator   ", "warn")] if s.operation else []
     drill: list[Span] = []
     if s.halt.last_drill_s is not None:

@@ -21,6 +21,7 @@ from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import body, choose, head
 from uvcc_console.ui.widgets.worker_detail import detail_lines
 
+ROOMY = 36  # rows of a terminal from which on the strip of heat leaves enough of them to the table
 LOG_ONLY = frozenset(("level", "source", "file", "text"))
 SORTS = ("worst", "place")
 _SORTED = {"worst": "worst first", "place": "by place"}
@@ -195,7 +196,9 @@ class FleetPanel(Panel):
                 lines = [[(f"nothing matches /{view.filter.source}", "muted")]]
         else:
             lines = fleet_lines(view, self.state, width, focused=self.has_focus, jump=self.jump)
-        self._above = [] if self.board else heat_lines(view, fleet_rows(view), width, self._shown_cursor())
+        roomy = self.app.size.height >= ROOMY or self.has_class("-paged")
+        heat = roomy and not self.board
+        self._above = heat_lines(view, fleet_rows(view), width, self._shown_cursor()) if heat else []
         lines = [*self._above, *lines]
         if self.has_class("-paged"):
             row = next((r for r in self._rows() if key_of(r) == self.state.cursor), None)

@@ -140,7 +140,7 @@ _ALL: Final = (
     FleetColumn(_c("coord", "worker", 8, "l", 6), lambda r: r.coord, lambda v, r, s: (r.coord, "muted")),
     FleetColumn(_c("party", "party", 5, "l", 8), lambda r: float(r.party),
                 lambda v, r, s: (f"P{r.party}" if r.party >= 0 else "-", party_role(r.party))),
-    FleetColumn(_c("rank", "rank", 4, "r", 2), _beat("rank"), _number(_beat("rank"))),
+    FleetColumn(_c("rank", "rank", 4, "r", 2), _beat("rank"), _limits(_beat("rank"), 1e9, 1e9, "")),
     FleetColumn(_c("phase", "phase", 8, "l", 3), lambda r: r.phase or r.pod_state,
                 lambda v, r, s: (r.phase or r.pod_state, s or "muted")),
     FleetColumn(_c("step", "step", 6, "r"), lambda r: float(r.step), _step),

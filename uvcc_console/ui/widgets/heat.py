@@ -25,9 +25,9 @@ def heat_lines(view: View, rows: Sequence[FleetRow], width: int, cursor: str = "
         return []
     times = {r.coord: slowness(view, r) for r in workers}
     most = max(times.values())
-    g, lines = view.glyphs, list[Line]()
-    for party in sorted({r.party for r in workers}):
-        mine = [r for r in workers if r.party == party]
+    g, lines, apart = view.glyphs, list[Line](), view.snap.proves
+    for party in sorted({r.party for r in workers}) if apart else (-1,):
+        mine = [r for r in workers if r.party == party or not apart]
         room = max(8, width - 5)
         for at in range(0, len(mine), room):
             line: list[Span] = [(fit(f"P{party}" if at == 0 and party >= 0 else "", 4), f"{party_role(party)} bold")]

@@ -1,0 +1,62 @@
+"""Every stage at every size, private and LM: nothing breaks, F9 is there, the first line says how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ui_desk import desk
+from ui_journals import RUN, Story
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.state import fold
+from uvcc_console.ui.drawing.paint import plain, width_of
+from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.widgets.bars import header_line, track_line
+
+SIZES = ((60, 20), (80, 24), (120, 40), (160, 50), (200, 60), (250, 80))
+
+
+class LmStory(Story):
+    """The same run as a language model's: ranks, no transcript."""
+
+    def add(self, event: ev.Event, after: float = 0.0) -> None:
+        if isinstance(event, ev.RunCreated):
+            event = replace(event, job_kind="lm", profile={"job": {"kind": "lm", "batch": 8, "seq_len": 512}})
+        if not isinstance(event, ev.RootReported):
+            super().add(event, after)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize("kind", [Story, LmStory])
+async def test_the_overview_of_a_run_of_any_kind_fits_and_uses_its_room(
+    tmp_path: Path, kind: type[Story], size: tuple[int, int]
+) -> None:
+    async with desk(kind(replicas=8).full(12), tmp_path / "runs" / RUN, size) as d:
+        rows = d.text.split("\n")
+        assert "F9" in rows[size[1] - 1]
+        assert "12/200" in rows[0]
+        assert "24/24 live" in rows[0]
+        assert all(len(row) <= size[0] for row in rows)
+        text = d.text
+        assert ("agree" in text) == (kind is Story)
+        assert ("root @ epoch" in text) <= (kind is Story)
+        long_rows = [row for row in rows[2:-2] if len(row.rstrip()) > size[0] * 3 // 4]
+        assert len(long_rows) > size[1] // 3
+
+
+@pytest.mark.parametrize("width", [size[0] for size in SIZES])
+def test_how_far_it_is_stands_before_a_cost_of_nothing(width: int) -> None:
+    story = Story().full(60)
+    view = View(snap=fold(story.events), now=story.now + 0.5)
+    line = header_line(view, width)
+    assert width_of(line) <= width
+    text = plain(line)
+    assert "30%" in text or width < 70
+    if "$0.00" in text:
+        assert "30%" in text
+        assert "eta" in text
+    crumbs = track_line(replace(view, crumbs=("overview", "Fleet", "p0r0")), width)
+    assert width_of(crumbs) <= width
+    assert "overview > Fleet > p0r0" in plain(crumbs)

@@ -1,0 +1,57 @@
+"""The operator's own profiles: a folder beside the settings, where a new one is begun from one that there is."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_console.core import paths
+from uvcc_engine.contract.errors import ConfigError, UvccError
+
+SCHEMA: Final = "profile.schema.json"
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+def folder() -> Path:
+    """Where they lie; not necessarily existing."""
+    return paths.config_dir() / "profiles"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a profile, for editors; its ``fleet`` is that of any provider there is."""
+    from uvcc_console.fleet.provider_kinds import known
+    from uvcc_console.plan.schema import Profile, profile_model
+
+    found = Profile.model_json_schema()
+    fleets: list[Any] = []
+    for provider in known():
+        one = profile_model(provider).model_json_schema()
+        found.setdefault("$defs", {}).update(one.get("$defs", {}))
+        fleets.append(one["properties"]["fleet"])
+    found["properties"]["fleet"] = {"anyOf": fleets}
+    return found
+
+
+def new(name: str, template: str) -> Path:
+    """A profile of one's own, begun as a copy of ``template``, with the schema beside it. Raises UvccError."""
+    from uvcc_console.plan import profile
+
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name[:40]!r} is no name for a profile", "small letters, digits, - and _")
+    source = profile.find(template)
+    here = paths.ensure(folder())
+    made = here / f"{name}.yaml"
+    if made.exists():
+        raise ConfigError(f"there is {made} already", "choose another name, or edit that one")
+    text = source.read_text(encoding="utf-8")
+    body = text.split("\n")
+    said = next((i for i, line in enumerate(body) if not line.startswith("#")), len(body))
+    head = [f"# {name}: begun from {source.stem}", "", f"# yaml-language-server: $schema=./{SCHEMA}"]
+    try:
+        (here / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
+        made.write_text("\n".join([*head, *body[said:]]), encoding="utf-8")
+    except OSError as e:
+        raise UvccError(f"cannot write {made}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
+    return made
