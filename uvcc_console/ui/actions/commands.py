@@ -78,12 +78,14 @@ class Commands(ViewActions, LogActions):
             self.app.say(f"{action.name}: ignored, a halt has just closed what you typed into", "warning")
             return
         cadence = self.app.cadence
-        seen, fast = cadence.count, cadence.pasted
+        seen, pressed, raw = cadence.count, cadence.last, self.urgent.rhythm
+        fast = cadence.pasted or cadence.just_pasted
 
         def settle() -> None:
             if self.left:
                 return
-            if fast or cadence.count != seen:
+            pasted = raw.burst > 0 and raw.last >= pressed  # what came with it may still wait to be parsed
+            if fast or pasted or cadence.just_pasted or cadence.count != seen:
                 self.app.say(f"{action.name}: ignored, it came inside pasted text", "warning")
             else:
                 handler(argument)

@@ -271,9 +271,13 @@ def bindings() -> list[Binding]:
 
 
 def footer(context: Context) -> list[tuple[str, str, bool]]:
-    """(key, name, possible now) of the footer's actions; those that only sometimes make sense are then left out."""
+    """(key, name, possible now) of the footer's actions, in a replay its own first.
+
+    Those that only sometimes make sense are else left out.
+    """
     out: list[tuple[str, str, bool]] = []
-    for a in ACTIONS.values():
+    order = sorted(ACTIONS.values(), key=lambda a: context.replay and a.group != "replay")
+    for a in order:
         possible = not a.reason(context)
         sometimes = a.id in ("retry", "skip", "back") or (a.group == "replay" and context.replay)
         past = context.replay and a.id in ("resume", "teardown")

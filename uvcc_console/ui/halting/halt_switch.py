@@ -8,6 +8,7 @@ or scripted, F9 again within 150 ms is a repeating key and not a second decision
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import dataclass
 
 from uvcc_console.core.snapshot import Snapshot
@@ -16,6 +17,7 @@ from uvcc_console.ui.judging.view import holding, unknown_after_halt
 PASTE_GAP_S = 0.020
 SECOND_PRESS_S = 0.150
 REPEAT_S = 0.120
+AFTER_PASTE_S = 0.3
 
 
 class Cadence:
@@ -25,17 +27,25 @@ class Cadence:
         self.last = float("-inf")
         self.burst = 0
         self.count = 0
+        self._fast = float("-inf")
 
     def note(self, at: float) -> None:
         """A key arrived at ``at`` (monotonic seconds, taken by the input thread)."""
         self.burst = self.burst + 1 if at - self.last < PASTE_GAP_S else 0
         self.last = at
         self.count += 1
+        if self.burst:
+            self._fast = time.monotonic()
 
     @property
     def pasted(self) -> bool:
         """Whether the newest key came too soon after the one before."""
         return self.burst > 0
+
+    @property
+    def just_pasted(self) -> bool:
+        """Whether pasted keys were noted a moment ago: what they set off comes after all of them were noted."""
+        return time.monotonic() - self._fast < AFTER_PASTE_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class RawKeys:
 def read(driver: Driver, keys: RawKeys, fileno: int, ended: threading.Event) -> None:
     """Read the terminal until ``ended``; what the screen is to get is parsed in a thread of its own."""
     decode = getincrementaldecoder("utf-8")(errors="replace").decode
-    left: SimpleQueue[str | None] = SimpleQueue()
+    left: SimpleQueue[tuple[str, float] | None] = SimpleQueue()
     parsing = threading.Thread(target=_parse, args=(driver, left), name="textual-parse", daemon=True)
     parsing.start()
     selector = selectors.SelectSelector()
@@ -97,26 +97,30 @@ def read(driver: Driver, keys: RawKeys, fileno: int, ended: threading.Event) -> 
                 if not data:  # nothing will come any more
                     ended.wait(_IDLE_S)
                     continue
-            passed = keys.take(data, get_time()) if data else keys.idle(get_time())
+            at = get_time()
+            passed = keys.take(data, at) if data else keys.idle(at)
             if passed:
-                left.put(decode(passed))
+                left.put((decode(passed), at))
     finally:
         selector.close()
         left.put(None)
         parsing.join(1.0)
 
 
-def _parse(driver: Driver, left: SimpleQueue[str | None]) -> None:
+def _parse(driver: Driver, left: SimpleQueue[tuple[str, float] | None]) -> None:
+    """Every key bears the time at which its bytes came, however late it is parsed: a paste stays a paste."""
     parser: Any = XTermParser()
     try:
         while True:
             try:
-                text = left.get(timeout=_IDLE_S)
+                taken = left.get(timeout=_IDLE_S)
             except Empty:
-                text = ""
-            if text is None:
+                taken = ("", 0.0)
+            if taken is None:
                 return
+            text, at = taken
             for message in parser.feed(text) if text else ():
+                message.time = at
                 driver.process_message(message)
             for message in parser.tick():
                 driver.process_message(message)
