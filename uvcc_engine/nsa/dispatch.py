@@ -76,11 +76,11 @@ def route(layout: Layout, heads: int, groups: int) -> Route:
 
 @lru_cache(maxsize=64)
 def _route(device: str, s: int, heads_per_group: int, forced: str) -> Route:
-    path = forced or _best(device, s, heads_per_group)
+    path = forced or best_path(device, s, heads_per_group)
     return Route(path, path, path)
 
 
-def _best(device: str, s: int, heads_per_group: int) -> str:
+def best_path(device: str, s: int, heads_per_group: int) -> str:
     """On CUDA short rows cost less under masks than a launch of each kernel, middle ones suit FlexAttention."""
     if device != "cuda":
         return "masked" if s <= MASKED_UP_TO else "chunked"

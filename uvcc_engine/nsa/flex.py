@@ -70,7 +70,7 @@ def _tiles(layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
     return low, (low + TILE - 1).clamp(max=layout.s - 1), layout.starts[:, low]
 
 
-def _band_mask(layout: Layout, stride: int, span: int, window: int, n: int) -> BlockMask:
+def band_mask(layout: Layout, stride: int, span: int, window: int, n: int) -> BlockMask:
     """Key i stands for tokens i * stride .. i * stride + span - 1, seen inside start..t if it ends after t - window.
 
     One for all layers of a forward pass, and between steps without packing.
@@ -101,7 +101,7 @@ def _new_band_mask(layout: Layout, stride: int, span: int, window: int, n: int) 
 def compressed(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
     """q [B, S, H, dk], k/v [B, n_cmp, G, d] -> (o [B, S, H, dv], chosen int32 [B, G, S, n_sel] or None)."""
     cfg = layout.cfg
-    mask = _band_mask(layout, cfg.d, cfg.l, 1 << 30, k_cmp.shape[1])
+    mask = band_mask(layout, cfg.d, cfg.l, 1 << 30, k_cmp.shape[1])
     o, lse = _attend(q, k_cmp, v_cmp, mask, lse=layout.selects)
     return o, None if lse is None else _choose(q, k_cmp, lse, layout)
 
@@ -141,4 +141,4 @@ def selected(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) ->
 
 def window(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """The last w tokens. q [B, S, H, dk], k/v [B, S, G, d] -> [B, S, H, dv]."""
-    return _attend(q, k, v, _band_mask(layout, 1, 1, layout.cfg.w, layout.s))[0]
+    return _attend(q, k, v, band_mask(layout, 1, 1, layout.cfg.w, layout.s))[0]

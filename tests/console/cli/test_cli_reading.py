@@ -345,20 +345,20 @@ def test_whoever_follows_a_rollout_is_told_that_its_conductor_is_frozen_and_that
         who = procs.identify(child.pid)
         assert who is not None
         (tmp_path / "conductor.json").write_text(json.dumps({"pid": who.pid, "starttime": who.starttime}))
-        told = headless._tell_of_frozen(tmp_path, headless.Printer(out), "")
+        told = headless.tell_of_frozen(tmp_path, headless.Printer(out), "")
         assert out.getvalue() == ""
         child.send_signal(signal.SIGSTOP)
         end = time.monotonic() + 20.0
         while "is frozen" not in out.getvalue():
             assert time.monotonic() < end
-            told = headless._tell_of_frozen(tmp_path, headless.Printer(out), told)
+            told = headless.tell_of_frozen(tmp_path, headless.Printer(out), told)
         assert f"kill -CONT {child.pid}" in out.getvalue()
-        assert headless._tell_of_frozen(tmp_path, headless.Printer(out), told) == told
+        assert headless.tell_of_frozen(tmp_path, headless.Printer(out), told) == told
         assert out.getvalue().count("is frozen") == 1
         child.send_signal(signal.SIGCONT)
         while "moves again" not in out.getvalue():
             assert time.monotonic() < end
-            told = headless._tell_of_frozen(tmp_path, headless.Printer(out), told)
+            told = headless.tell_of_frozen(tmp_path, headless.Printer(out), told)
     finally:
         child.kill()
         child.wait()

@@ -106,7 +106,7 @@ def test_an_order_from_the_relay_follows_the_rule(
     link = LinkSpec(halt_keys=[sshsig.public_line(raw)])
     reader = Orders(link, RUN, "p0r0s0t0", tmp_path, sign=sign, last=dict, told=heard.append)
     write_halt(tmp_path, before)
-    reader._obey(orders.sealed({"run": RUN, "nonce": asked.nonce, "mode": asked.mode}, sign))
+    reader.obey(orders.sealed({"run": RUN, "nonce": asked.nonce, "mode": asked.mode}, sign))
     found = read_halt(tmp_path, RUN)
     assert found is not None
     left = asked if expected == OBEY else before

@@ -79,9 +79,9 @@ def test_flex_attention_computes_what_the_masked_path_does(nsa: NSAConfig, lengt
 def test_flex_block_masks_skip_what_nobody_sees() -> None:
     """A tile of queries lists no key block of another document, of the future, or from before its window."""
     layout = Layout(SMALL, 640, torch.device("cpu"), starts_of(300, 340))
-    mask = flex._band_mask(layout, 1, 1, 64, 640)
+    mask = flex.band_mask(layout, 1, 1, 64, 640)
     assert mask.kv_num_blocks.flatten().tolist() == [1, 2, 2, 2, 2]
-    whole = flex._band_mask(layout, SMALL.d, SMALL.l, 1 << 30, layout.n_cmp)
+    whole = flex.band_mask(layout, SMALL.d, SMALL.l, 1 << 30, layout.n_cmp)
     assert whole.kv_num_blocks.flatten().tolist() == [1, 1, 1, 1, 2]
 
 
@@ -127,11 +127,11 @@ def test_the_route_follows_the_length_and_is_reported(monkeypatch: pytest.Monkey
     }
     assert dispatch.route(Layout(NSAConfig(), 8192, cpu, None), 12, 2) == dispatch.Route(*["chunked"] * 3)
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
-    by_length = [dispatch._best("cuda", s, 6) for s in (512, 2048, 8192, 65_536)]
+    by_length = [dispatch.best_path("cuda", s, 6) for s in (512, 2048, 8192, 65_536)]
     assert by_length == ["masked", "flex", "triton", "triton"]
-    assert dispatch._best("cuda", 65_536, 128) == "flex"
+    assert dispatch.best_path("cuda", 65_536, 128) == "flex"
     monkeypatch.setattr(dispatch, "has_triton", lambda: False)
-    assert dispatch._best("cuda", 65_536, 6) == "flex"
+    assert dispatch.best_path("cuda", 65_536, 6) == "flex"
     with pytest.raises(ConfigError, match="needs triton"):
         dispatch.force("triton")
     with pytest.raises(ConfigError, match="unknown attention path"):
@@ -192,8 +192,8 @@ def test_what_torch_tiles_on_each_gpu_divides_the_blocks_of_every_mask(
 
 def test_the_bands_block_masks_are_one_for_all_layers() -> None:
     layout = Layout(SMALL, 640, torch.device("cpu"), None)
-    assert flex._band_mask(layout, 1, 1, 64, 640) is flex._band_mask(layout, 1, 1, 64, 640)
-    assert flex._band_mask(layout, 1, 1, 32, 640) is not flex._band_mask(layout, 1, 1, 64, 640)
+    assert flex.band_mask(layout, 1, 1, 64, 640) is flex.band_mask(layout, 1, 1, 64, 640)
+    assert flex.band_mask(layout, 1, 1, 32, 640) is not flex.band_mask(layout, 1, 1, 64, 640)
 
 
 def test_a_torch_without_aux_request_is_asked_by_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +211,8 @@ def test_a_torch_without_lengths_in_block_masks_takes_another_path(monkeypatch: 
     """torch 2.5."""
     monkeypatch.setattr(dispatch, "has_flex", lambda: False)
     monkeypatch.setattr(dispatch, "has_triton", lambda: False)
-    assert dispatch._best("cuda", 2048, 6) == "chunked"
+    assert dispatch.best_path("cuda", 2048, 6) == "chunked"
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
-    assert [dispatch._best("cuda", 2048, heads) for heads in (6, 128)] == ["triton", "chunked"]
+    assert [dispatch.best_path("cuda", 2048, heads) for heads in (6, 128)] == ["triton", "chunked"]
     with pytest.raises(ConfigError, match=r"needs torch 2\.6"):
         dispatch.force("flex")

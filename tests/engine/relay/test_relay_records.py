@@ -162,7 +162,7 @@ def test_a_halt_of_the_agent_is_never_weakened(tmp_path: Path) -> None:
     write_halt(tmp_path, HALT)
     link = LinkSpec(relay_url="http://127.0.0.1:1", token_file="x", halt_keys=[operator.line])
     desk = Orders(link, RUN, "p0r0s0t0", tmp_path, sign=operator.beat, last=dict, told=lambda a: pytest.fail("obeyed"))
-    desk._obey(orders.sealed({"run": RUN, "mode": "release", "nonce": "n"}, operator.order))
+    desk.obey(orders.sealed({"run": RUN, "mode": "release", "nonce": "n"}, operator.order))
     assert read_halt(tmp_path, RUN) == HALT
 
 
@@ -214,7 +214,7 @@ def test_odd_orders_and_answers_end_nothing(tmp_path: Path) -> None:
     odd += [{"mode": "hold", "deadline_s": "inf"}, {"mode": "hold", "deadline_s": "nan"}, {"mode": None}]
     odd += [{"mode": "hold", "deadline_s": [1]}, {"mode": {}}, {"mode": "hold", "nonce": None}]
     for more in odd:
-        desk._obey(orders.sealed({"run": RUN, "nonce": "n", **more}, operator.order))
+        desk.obey(orders.sealed({"run": RUN, "nonce": "n", **more}, operator.order))
     for text in (b"[" * 90_000, b"{}", b'{"seq": true, "records": []}', b'{"seq": 1, "records": {}}', b"3", b"\xff"):
         with pytest.raises(ValueError, match=r"."):
             _answer(text, 0)

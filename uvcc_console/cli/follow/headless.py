@@ -174,7 +174,7 @@ def follow(
             s = watched.snapshot = follower.snapshot
             stage = f"{s.stage.name} {s.stage.status}" if s.stage else ""
             printer.show(seen.line(s), stage, time.monotonic())
-            frozen = _tell_of_frozen(run_dir, printer, frozen)
+            frozen = tell_of_frozen(run_dir, printer, frozen)
             if s.ended:
                 _wait_for_exits(run_dir, child)
                 return watched
@@ -194,7 +194,7 @@ def follow(
         journal.close()
 
 
-def _tell_of_frozen(run_dir: Path, printer: Printer, told: str) -> str:
+def tell_of_frozen(run_dir: Path, printer: Printer, told: str) -> str:
     """Say once when the conductor stops moving, and when it moves again; the state that was told last."""
     conductor = processes.vital(run_dir, processes.CONDUCTOR)
     state = conductor.state if conductor.who is not None else ""
