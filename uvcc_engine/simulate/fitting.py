@@ -200,7 +200,8 @@ def train(
     planes.wire.wait_s = _PATIENCE_S  # a party waits while the others compute on the same processor
     if keys is not None:
         planes.runtimes = [
-            Runtime(p, planes.planes[p], keys.parties[p], keys.sid_sub, keys.attempt) for p in range(PARTIES)
+            Runtime(p, planes.planes[p], mine, keys.sid_sub, keys.attempt, prg=job.random_generator)
+            for p, mine in enumerate(keys.parties)
         ]
     metering, tell = Metering(model.layers), _teller(progress)
     began = time.monotonic()
