@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from primefake import KEY
@@ -23,11 +24,13 @@ PATIENCE_S = 400.0
     ("changed", "replicas"),
     [
         pytest.param({}, 2, id="unchanged", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
-        pytest.param({"topology.replicas": 1, "smoke.replicas": 1, "job.test_rows": 200}, 1, id="smaller"),
+        pytest.param(
+            {"topology.replicas": 1, "smoke.replicas": 1, "job.test_rows": 200, "job.device": "cpu"}, 1, id="smaller"
+        ),
     ],
 )
 async def test_a_shipped_profile_runs_on_rented_pods_and_leaves_nothing_billing(
-    tmp_path: Path, short: Path, changed: dict[str, int], replicas: int
+    tmp_path: Path, short: Path, changed: dict[str, Any], replicas: int
 ) -> None:
     market = tmp_path / "market"
     market.mkdir()
