@@ -29,6 +29,11 @@ def config_dir() -> Path:
     return user_config_path("uvcc", appauthor=False)
 
 
+def profiles_dir() -> Path:
+    """The operator's own profiles. Not necessarily existing."""
+    return config_dir() / "profiles"
+
+
 def runs_dir() -> Path:
     return data_dir() / "runs"
 

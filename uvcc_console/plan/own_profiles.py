@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import paths
+from uvcc_console.plan import profile
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 SCHEMA: Final = "profile.schema.json"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-
-
-def folder() -> Path:
-    """Where they lie; not necessarily existing."""
-    return paths.config_dir() / "profiles"
 
 
 def schema() -> dict[str, Any]:
@@ -36,12 +32,10 @@ def schema() -> dict[str, Any]:
 
 def new(name: str, template: str) -> Path:
     """A profile of one's own, begun as a copy of ``template``, with the schema beside it. Raises UvccError."""
-    from uvcc_console.plan import profile
-
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name[:40]!r} is no name for a profile", "small letters, digits, - and _")
     source = profile.find(template)
-    here = paths.ensure(folder())
+    here = paths.ensure(paths.profiles_dir())
     made = here / f"{name}.yaml"
     if made.exists():
         raise ConfigError(f"there is {made} already", "choose another name, or edit that one")

@@ -12,8 +12,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from uvcc_console.core import paths
 from uvcc_console.fleet.provider_kinds import DEFAULT
-from uvcc_console.plan import own_profiles
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile, profile_model
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
@@ -42,7 +42,7 @@ class ProfileFile:
 def folders() -> list[Path]:
     """Where named profiles are looked for: the operator's own, the packaged ones, a checkout's, an installation's."""
     return [
-        own_profiles.folder(),
+        paths.profiles_dir(),
         _HERE,
         _HERE.parents[1] / "profiles",
         Path(sys.prefix) / "share" / "uvcc" / "profiles",

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from uvcc_console.core.measures import AT
 from uvcc_console.core.shown import CHANGED, UNCHECKED, VERIFIED, Changes, Shown, final, shown, verified
 from uvcc_console.core.snapshot import PodView, Snapshot, WorkerView
 from uvcc_console.report.recheck import recheck
@@ -128,7 +129,7 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
         ],
         "workers": [_worker(s.workers[c]) for c in sorted(s.workers)],
         "figures": {
-            coord: {name: line.last[1] for name, line in by_name.items() if line.last}
+            coord: {name: line.last[1] for name, line in by_name.items() if line.last and name != AT}
             for coord, by_name in s.series.items()
         },
         "agreed_epoch": s.agreed_epoch,
