@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvcc_console.fleet.provider import PodRequest
+from uvcc_console.fleet.provider_kinds import DEFAULT, kind_of
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.private_job import where_it_says_something
@@ -127,13 +128,25 @@ def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> 
         topology, parties = Topology(replicas, part.stages, part.tensor, part.microbatches), PARTIES
     else:
         topology, parties = Topology(profile.job.ranks), 1
-    return Phase(name, f"{run}.{name}", profile.job.kind, steps, topology, engine_job(profile.job, steps), parties)
+    return Phase(
+        name,
+        f"{run}.{name}",
+        profile.job.kind,
+        steps,
+        topology,
+        engine_job(profile.job, steps, profile.fleet.provider),
+        parties,
+    )
 
 
-def engine_job(job: PrivateJobSettings | LmJobSettings | CommandJobSettings, steps: int) -> dict[str, Any]:
-    """The job as the worker reads it, with the phase's number of steps."""
+def engine_job(
+    job: PrivateJobSettings | LmJobSettings | CommandJobSettings, steps: int, provider: str = DEFAULT
+) -> dict[str, Any]:
+    """The job as the worker reads it, with the phase's number of steps, for pods of that provider."""
     if isinstance(job, PrivateJobSettings):
         found = job.model_dump(mode="json", exclude={*OWNERS_FILES, "epochs"}) | {"steps": steps}
+        if job.rounds == "auto":
+            found["rounds"] = "sparing" if kind_of(provider).here else "few"
         return where_it_says_something(found)
     if isinstance(job, LmJobSettings):
         train = {"seed": job.seed, **job.overrides.get("train", {}), "steps": steps}

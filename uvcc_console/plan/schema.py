@@ -10,7 +10,16 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_
 
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
 from uvcc_engine.contract.link_spec import LinkKind
-from uvcc_engine.contract.private_job import Device, Objective, OptimizerName, PrivateJob, Reveal, Schedule, Task
+from uvcc_engine.contract.private_job import (
+    Device,
+    Objective,
+    OptimizerName,
+    PrivateJob,
+    Reveal,
+    Rounds,
+    Schedule,
+    Task,
+)
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -45,6 +54,7 @@ class PrivateJobSettings(Strict):
     ``schema``: what the columns of ``data`` are, which also decides what ``test_rows`` is. ``model``: a shipped one by
     name, or a list of layers whose shapes follow from the data; the plan replaces the list by a model with all shapes.
     ``epochs``: so many passes over the training rows instead of ``steps``.
+    ``rounds``: ``auto`` is ``sparing`` for local pods, which share this machine, and ``few`` for all others.
     All other keys go into the policy: they are those of the engine's private job, with the same meaning and range.
     """
 
@@ -73,6 +83,7 @@ class PrivateJobSettings(Strict):
     min_rows: int = Field(default=_JOB.min_rows, gt=0)
     task: Task = _JOB.task
     device: Device = _JOB.device
+    rounds: Rounds | Literal["auto"] = "auto"
     data: str = ""
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""

@@ -20,6 +20,7 @@ OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
 Task = Literal["train", "infer"]
 Device = Literal["auto", "cpu", "cuda"]
+Rounds = Literal["few", "sparing"]
 METRICS: Final[tuple[str, ...]] = get_args(Metric)
 REVEALABLE: Final[tuple[str, ...]] = get_args(Reveal)
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
@@ -27,6 +28,7 @@ OPTIMIZERS: Final[tuple[str, ...]] = get_args(OptimizerName)
 OBJECTIVES: Final[tuple[str, ...]] = get_args(Objective)
 TASKS: Final[tuple[str, ...]] = get_args(Task)
 DEVICES: Final[tuple[str, ...]] = get_args(Device)
+ROUNDS: Final[tuple[str, ...]] = get_args(Rounds)
 HIGHEST_LOG_RATE: Final = 4.0
 """A Poisson rate is at most e^4, about 54.6: larger ones would leave the fixed point too few bits."""
 
@@ -50,6 +52,8 @@ class PrivateJob:
     ``model``: a shipped name, or the JSON of ``layer_list`` as canonical text; in JSON that is an object, not a text.
     ``device``: where shares are computed; ``auto`` is each pod's GPU, if it has one, and ``cuda`` insists on one and
     has the masks drawn there (``random_generator``). All give the same bits.
+    ``rounds``: ``few`` where the parties lie far apart, though it takes about twice the bytes and work; ``sparing``
+    where they share a machine or a rack. The weights differ in their last bits.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
@@ -76,6 +80,7 @@ class PrivateJob:
     clip_norm: float = 0.0
     warmup: int = 0
     device: Device = "auto"
+    rounds: Rounds = "few"
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -112,6 +117,7 @@ class PrivateJob:
             ("objective", OBJECTIVES),
             ("task", TASKS),
             ("device", DEVICES),
+            ("rounds", ROUNDS),
         ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"job.{name} is {getattr(self, name)!r}", f"one of {', '.join(known)}")
@@ -174,7 +180,7 @@ class PrivateJob:
         return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
 
 
-LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup", "device")
+LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds")
 """Keys that a policy names only where they say something."""
 _PLAIN: Final = PrivateJob()
 

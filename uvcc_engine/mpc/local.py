@@ -112,13 +112,18 @@ class LocalPlanes:
     """Three planes on one ``Wire``, and runtimes on them."""
 
     def __init__(
-        self, seed: int = 0, *, keep: bool = False, tamper: Callable[[int, int, Tag, bytes], bytes] | None = None
+        self,
+        seed: int = 0,
+        *,
+        keep: bool = False,
+        tamper: Callable[[int, int, Tag, bytes], bytes] | None = None,
+        few_rounds: bool = True,
     ) -> None:
         self.wire = Wire(keep=keep, tamper=tamper)
         self.planes = [LocalPlane(self.wire, p) for p in range(PARTIES)]
         sid = hashlib.sha256(f"sid {seed}".encode()).digest()
         keys = rehearsal_keys(seed)
-        self.runtimes = [Runtime(p, self.planes[p], keys[p], sid) for p in range(PARTIES)]
+        self.runtimes = [Runtime(p, self.planes[p], keys[p], sid, few_rounds=few_rounds) for p in range(PARTIES)]
 
     def run_three(self, fn: Callable[[Runtime], T]) -> list[T]:
         """Run ``fn(rt)`` for the three parties in threads; results by party.

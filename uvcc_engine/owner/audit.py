@@ -117,7 +117,9 @@ def replay(policy: Policy, seeds: Mapping[int, Seeds], sealed: Mapping[int, byte
     for p, s in sorted(seeds.items()):
         sid = sid_of(policy.sid_job, Coord(0, p, 0, 0))
         notes.append(_Notes(local.planes[p], sid, s.blinds))
-        local.runtimes[p] = Runtime(p, notes[p], s.prg, sid, s.attempt, prg=job.random_generator)
+        local.runtimes[p] = Runtime(
+            p, notes[p], s.prg, sid, s.attempt, prg=job.random_generator, few_rounds=job.rounds == "few"
+        )
     trainers = [PrivateTrainer(rt, job, model, inputs[rt.party]) for rt in local.runtimes]
     for epoch in range(job.steps + 1):
 

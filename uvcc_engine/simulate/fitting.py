@@ -112,7 +112,7 @@ class SimulatedFit:
         """
         if self.model.classes == 1:
             raise ConfigError("a file of rows holds classes", "write a CSV file, and give the job its schema")
-        job = {"kind": "private"} | self.job.to_json() | {"data": data}
+        job = {"kind": "private"} | self.job.to_json() | {"rounds": self.job.rounds, "data": data}
         return yaml.safe_dump({"job": job, "topology": {}, "fleet": {"provider": "local"}}, sort_keys=False)
 
     def twin(self) -> PlaintextResult:
@@ -196,11 +196,19 @@ def train(
     tensors = dataset_tensors(data, job.frac_bits)
     check_tensors(shapes_of(tensors), job, model)
     inputs = _party_inputs(tensors, job.frac_bits)
-    planes = LocalPlanes(job.seed)
+    planes = LocalPlanes(job.seed, few_rounds=job.rounds == "few")
     planes.wire.wait_s = _PATIENCE_S  # a party waits while the others compute on the same processor
     if keys is not None:
         planes.runtimes = [
-            Runtime(p, planes.planes[p], mine, keys.sid_sub, keys.attempt, prg=job.random_generator)
+            Runtime(
+                p,
+                planes.planes[p],
+                mine,
+                keys.sid_sub,
+                keys.attempt,
+                prg=job.random_generator,
+                few_rounds=job.rounds == "few",
+            )
             for p, mine in enumerate(keys.parties)
         ]
     metering, tell = Metering(model.layers), _teller(progress)

@@ -133,6 +133,7 @@ class WorkerSession:
                 stream=stream,
                 device=self.device,
                 prg=admitted.job.random_generator,
+                few_rounds=admitted.job.rounds == "few",
             )
 
         self._rt = runtime()

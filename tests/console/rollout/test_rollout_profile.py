@@ -118,7 +118,15 @@ def test_a_profiles_job_is_a_job_of_the_engine() -> None:
 def test_a_profile_knows_every_key_of_the_engines_job_with_its_default() -> None:
     ours = ProfileJob.model_validate({"kind": "private", "steps": 60})
     theirs = PrivateJob(steps=60).to_json()
-    assert engine_job(ours, 60) == theirs
+    assert engine_job(ours, 60, "inventory") == theirs
+    assert engine_job(ours, 60, "local") == theirs | {"rounds": "sparing"}  # they share a machine
+
+
+@pytest.mark.parametrize("rounds", ["few", "sparing"])
+def test_whoever_names_the_rounds_gets_them_everywhere(rounds: str) -> None:
+    ours = ProfileJob.model_validate({"kind": "private", "steps": 60, "rounds": rounds})
+    for provider in ("local", "inventory", "prime"):
+        assert PrivateJob.from_json(engine_job(ours, 60, provider)).rounds == rounds
 
 
 @pytest.mark.parametrize(

@@ -152,3 +152,15 @@ def test_the_classifier_is_one_of_scikit_learns() -> None:
         made.set_params(depth=2)
     with pytest.raises(ConfigError, match="not fitted"):
         made.predict(x)
+
+
+def test_few_rounds_are_paid_in_bytes_and_give_the_same_curve() -> None:
+    x, y = np.random.default_rng(3).normal(size=(60, 4)), np.arange(60) % 3
+    few, sparing = (
+        simulate.fit([{"linear": 8}, "relu", "linear"], x, y, steps=2, batch=10, rounds=rounds)
+        for rounds in ("few", "sparing")
+    )
+    assert few.rounds < sparing.rounds
+    assert few.bytes_sent > sparing.bytes_sent
+    assert np.allclose(few.losses, sparing.losses, atol=1e-3)
+    assert "rounds: sparing" in sparing.profile("rows.npz")
