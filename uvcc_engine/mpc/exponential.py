@@ -78,8 +78,8 @@ class PowerParts:
 
 def _parts_protocol(rt: Runtime, flat: Share, dealer: int) -> MpcProtocol[PowerParts]:
     """2 rounds. ``flat`` is one row, a multiple of 64 long."""
-    if flat.f not in (4, 8, 12, 16):
-        raise ConfigError(f"the exponential at f={flat.f}", "use f = 4, 8, 12 or 16 here")
+    if flat.f not in (12, 16):  # below, the way back from the power's 60 bits is longer than a truncation goes
+        raise ConfigError(f"the exponential at f={flat.f}", "use f = 12 or 16 here")
     role = roles(rt, dealer)
     value = (flat.first + flat.second) if role.is_dealer else online_part(rt, role, flat)
     u = value if role.is_dealer else None
@@ -116,7 +116,7 @@ def parts_of_protocol(
 
 
 def exp_in_range_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
-    """``e^x`` for ``-16 < x <= 0``; outside, a wrong number (still secret). Shape and scale kept; f = 4, 8, 12 or 16.
+    """``e^x`` for ``-16 < x <= 0``; outside, a wrong number (still secret). Shape and scale kept; f = 12 or 16.
 
     5 rounds. Absolute error below 2^-17 + one unit.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import time
@@ -20,6 +21,7 @@ from uvcc_engine.contract.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
 
 PROBE_S = 180.0  # of a pod among many that share a machine
+_IMPORT_LOOKS, _IMPORT_LOOK_S = 90, 2.0  # torch from a cold disk takes minutes
 CPU_OFFER = "CPU"  # how the market names a machine without GPUs; it counts one all the same
 _CHEAPER = "pods without GPUs would do, and cost less: fleet.gpu CPU_NODE"
 _GPU_PROCESSES = "nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv,noheader"
@@ -42,9 +44,9 @@ async def preflight(ctx: Rollout) -> str:
     The cheap looks come first; what costs a moment of every pod is not tried on a fleet that has failed already.
     """
     profile = ctx.plan.profile
-    probes = await each(ctx.due(), _probe)
-    gpus = 0 if profile.fleet.gpu.startswith(CPU_OFFER) else profile.fleet.gpus * bool(profile.fleet.gpu)
     on_gpus = computes_on_gpus(profile)
+    probes = await each(ctx.due(), lambda member: _probe_settled(member, on_gpus))
+    gpus = 0 if profile.fleet.gpu.startswith(CPU_OFFER) else profile.fleet.gpus * bool(profile.fleet.gpu)
     private = isinstance(profile.job, PrivateJobSettings)
     insists = isinstance(profile.job, PrivateJobSettings) and profile.job.device == "cuda"
     wanted = Requirements(profile.gates, max(gpus, int(insists)), on_gpus, kernels=on_gpus and private)
@@ -131,6 +133,17 @@ def _summary(facts: dict[str, dict[str, Any]]) -> str:
     if sums:
         said.append(f"all_reduce {min(s['mib_s'] for s in sums):.0f} MiB/s at worst ({sums[0]['backend']})")
     return "".join(f", {s}" for s in said)
+
+
+async def _probe_settled(member: Member, on_gpus: bool) -> dict[str, Any]:
+    """A probe that can tell whether torch reaches the GPUs: a pod that still imports it is asked again for a while."""
+    probe = await _probe(member)
+    for _ in range(_IMPORT_LOOKS):
+        if probe.get("imports") or not (on_gpus and probe.get("gpus")):
+            break
+        await asyncio.sleep(_IMPORT_LOOK_S)
+        probe = await _probe(member)
+    return probe
 
 
 async def _probe(member: Member) -> dict[str, Any]:
