@@ -41,7 +41,10 @@ def _foreign_untouched(host: PrimeHost, foreign: str) -> None:
 
 @pytest.mark.parametrize(
     ("death", "heir", "status"),
-    [(Death("bootstrap", 0.5), SWEEP, "running"), (Death("drill", 0.3), RESUME, "ok")],
+    [
+        (Death("bootstrap", 0.5), SWEEP, "running"),
+        pytest.param(Death("drill", 0.3), RESUME, "ok", marks=pytest.mark.slow),
+    ],
     ids=[SWEEP, RESUME],
 )
 async def test_a_console_killed_within_a_rollout_leaves_nothing(

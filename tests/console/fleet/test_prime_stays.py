@@ -30,6 +30,7 @@ SIDECAR = (
 )
 
 
+@pytest.mark.slow
 async def test_a_sidecar_stays_until_a_create_without_an_answer_is_proven(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

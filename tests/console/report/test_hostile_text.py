@@ -246,6 +246,7 @@ def test_the_files_that_people_read_hold_none_of_it(run_dir: Path) -> None:
         assert words(figure.read_text()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_followed_without_it(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = sqlite3.connect(run_dir / "journal.sqlite", isolation_level=None)
     db.execute("DELETE FROM events WHERE kind = 'run_ended'")

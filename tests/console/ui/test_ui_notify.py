@@ -172,12 +172,14 @@ async def test_a_silent_sidecar_is_said_with_the_way_around(folder: Path) -> Non
 
 def test_a_notice_is_posted_as_ntfy_takes_it_and_a_failure_is_told() -> None:
     got: list[tuple[str, bytes]] = []
+    taken = threading.Semaphore(0)  # each notice goes by a thread of its own, in any order
 
     class Takes(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             got.append((self.headers["Title"], self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200 if self.path == "/topic" else 500)
             self.end_headers()
+            taken.release()
 
         def log_message(self, *_: object) -> None:
             return
@@ -190,7 +192,8 @@ def test_a_notice_is_posted_as_ntfy_takes_it_and_a_failure_is_told() -> None:
         where = f"http://127.0.0.1:{server.server_port}"
         notices.post(f"{where}/topic", told.append)("HALTED 3/3")
         notices.post(f"{where}/wrong", lambda text: (told.append(text), failed.set())[0])("again")  # type: ignore[func-returns-value]
-        assert failed.wait(10)
+        assert failed.wait(60)
+        assert all(taken.acquire(timeout=60) for _ in range(2))
     finally:
         server.shutdown()
         server.server_close()

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plane_kit import IDENTITIES, PUBLIC, SID
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
-from uvcc_engine.plane import acks, nats_link, tlv
+from uvcc_engine.plane import acks, nats_link
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.channel import Acknowledgement
@@ -209,11 +209,9 @@ def test_what_a_peer_seals_raises_protocol_errors_only() -> None:
     ]
     entries = [acks.StreamCursors(Acknowledgement(s, 5, 900, ((7, 9), (12, 13))), 20, 4) for s in range(3)]
     cursors = [acks.encode_cursors([(1, 2, 3), (4, 5, 6)])]
-    vectors = [tlv.encode_batch([tlv.Vector(tlv.M_U64VEC, 7, 1, bytes(80)), tlv.Vector(tlv.COMP_U64VEC, 1, 0, b"")])]
     attack(lambda d: list(fr.read_packed(memoryview(d), 3, 0, label)), lambda rng: mutated(rng, packed), ProtocolError)
     attack(lambda d: acks.decode(d, 1), lambda rng: mutated(rng, [acks.encode(1, entries)]), ProtocolError)
     attack(lambda d: acks.decode_cursors(d, 1), lambda rng: mutated(rng, cursors), ProtocolError)
-    attack(lambda d: tlv.decode_batch(d, party=1), lambda rng: mutated(rng, vectors), ProtocolError)
 
 
 def test_a_peer_that_seals_what_it_likes_is_named_and_nothing_else_happens() -> None:
