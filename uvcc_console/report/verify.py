@@ -13,7 +13,7 @@ from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.report import archive, collector
+from uvcc_console.report import collector, received
 from uvcc_console.report.record import JOURNAL, identities, pins_of_identities
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.transcript.formats import reading
@@ -100,6 +100,6 @@ def run_verify(argv: Sequence[str], resolve: Callable[[str], Path] = Path) -> in
         @cache
         def found(word: str) -> Path:
             path = resolve(word)
-            return folders.enter_context(archive.unpacked(path)) if archive.is_archive(path) else path
+            return folders.enter_context(received.unpacked(path)) if received.is_archive(path) else path
 
         return cli.main(argv, pins=lambda path: pins_of(found(str(path))), resolve=found, prog="uvcc verify")

@@ -17,17 +17,20 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from package_mutations import Mutations
 from package_run import Package, copy_of, home, said
 
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.report import archive
+from uvcc_console.report import archive, received
 from uvcc_console.report.package import Package as Read
 from uvcc_console.report.page import page
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.verify import run_verify
+from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.transcript.proof import standalone_verify
 
@@ -47,7 +50,7 @@ def packed(made_package: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 @pytest.fixture
 def opened(packed: tuple[Package, Path], tmp_path: Path) -> Path:
     """The package as an auditor has it: unpacked somewhere else."""
-    with archive.unpacked(packed[1]) as there:
+    with received.unpacked(packed[1]) as there:
         return Path(shutil.copytree(there, tmp_path / "opened"))
 
 
@@ -103,6 +106,17 @@ def test_the_verifier_is_one_short_file_without_our_code() -> None:
     assert "from uvcc" not in text
     named = set(re.findall(r"^(?:from|import) ([a-z_.]+)", text, re.MULTILINE))
     assert {name.partition(".")[0] for name in named} <= sys.stdlib_module_names
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: abs(x) < 2**53 or x != int(x)))
+def test_its_numbers_are_those_of_canonical_json(value: float) -> None:
+    assert standalone_verify.canonical(value) == canonical(value)
+
+
+def test_a_number_spelled_otherwise_is_refused() -> None:
+    for text in (b'{"a":1.50}', b'{"a":1.0}', b'{"a":1e-5}', b'{"a":-0.0}', b'{"a":1E-7}'):
+        with pytest.raises(standalone_verify.Unreadable, match="not canonical"):
+            standalone_verify.parse_canonical(text, "it")
 
 
 class Compared(Mutations):
@@ -239,7 +253,7 @@ def tarred(path: Path, name: str, kind: bytes = tarfile.REGTYPE) -> None:
         entry = tarfile.TarInfo(name)
         entry.type, entry.linkname, entry.size = kind, "/etc/passwd", 1 if kind == tarfile.REGTYPE else 0
         made.addfile(entry, io.BytesIO(b"x"))
-    path.write_bytes(archive._zstandard().ZstdCompressor().compress(plain.getvalue()))
+    path.write_bytes(received.zstandard_module().ZstdCompressor().compress(plain.getvalue()))
 
 
 NAMES = ["../out", "/abs", "a/../../out", "a//b", "a/./b", "a\\..\\b", "..", "a/" + "b" * 2000]
@@ -250,7 +264,7 @@ NAMES = ["../out", "/abs", "a/../../out", "a//b", "a/./b", "a\\..\\b", "..", "a/
 def test_no_name_leads_out_of_the_folder(kind: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / f"x.{kind}"
     (zipped if kind == "zip" else tarred)(path, name)
-    with pytest.raises(UnreadableError), archive.unpacked(path):
+    with pytest.raises(UnreadableError), received.unpacked(path):
         pass
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
 
@@ -259,13 +273,13 @@ def test_no_name_leads_out_of_the_folder(kind: str, name: str, tmp_path: Path) -
 def test_only_plain_files_are_unpacked(kind: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.tar.zst"
     tarred(path, "run/link", kind)
-    with pytest.raises(UnreadableError, match="no plain file"), archive.unpacked(path):
+    with pytest.raises(UnreadableError, match="no plain file"), received.unpacked(path):
         pass
 
 
 def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
     zipped(tmp_path / "x.zip", "run/link", 0o120777)
-    with pytest.raises(UnreadableError, match="no plain file"), archive.unpacked(tmp_path / "x.zip"):
+    with pytest.raises(UnreadableError, match="no plain file"), received.unpacked(tmp_path / "x.zip"):
         pass
 
 
@@ -274,15 +288,15 @@ def test_a_name_twice_is_refused(tmp_path: Path) -> None:
         made.writestr("run/a", b"1")
         with pytest.warns(UserWarning, match="Duplicate"):
             made.writestr("run/a", b"2")
-    with pytest.raises(UnreadableError, match="File exists"), archive.unpacked(tmp_path / "x.zip"):
+    with pytest.raises(UnreadableError, match="File exists"), received.unpacked(tmp_path / "x.zip"):
         pass
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MOST", 1_000_000)
+    monkeypatch.setattr(received, "MOST", 1_000_000)
     with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("run/a", bytes(2_000_000))
-    with pytest.raises(UnreadableError, match="unpacks to more than"), archive.unpacked(tmp_path / "x.zip"):
+    with pytest.raises(UnreadableError, match="unpacks to more than"), received.unpacked(tmp_path / "x.zip"):
         pass
 
 

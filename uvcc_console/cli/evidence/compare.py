@@ -38,14 +38,14 @@ def run(argv: list[str]) -> int:
 
 def _bundle(word: str, phase: str) -> Bundle:
     """The verified bundle of the phase that decides. Raises VerificationError, UnreadableError."""
-    from uvcc_console.report import archive
+    from uvcc_console.report import received
     from uvcc_console.report.verify import pins_of
     from uvcc_engine.transcript.proof import package
     from uvcc_engine.transcript.proof.verifier import examine
 
     path = path_of(word)
     with contextlib.ExitStack() as folders:
-        home = folders.enter_context(archive.unpacked(path)) if archive.is_archive(path) else path
+        home = folders.enter_context(received.unpacked(path)) if received.is_archive(path) else path
         target = package.find(Path(home), phase)
         pins = pins_of(home)
         signers = pins.of(target.decides) if pins is not None else None

@@ -22,12 +22,12 @@ def run(argv: list[str]) -> int:
     )
     parser.add_json()
     args = parser.parse_args(argv)
-    from uvcc_console.report import archive, timestamps
+    from uvcc_console.report import received, timestamps
     from uvcc_engine.transcript.proof import package
 
     path = path_of(args.path)
     with contextlib.ExitStack() as folders:
-        home = folders.enter_context(archive.unpacked(path)) if archive.is_archive(path) else path
+        home = folders.enter_context(received.unpacked(path)) if received.is_archive(path) else path
         phases = package.find(home).phases
         found = {name: timestamps.check(file.parent, args.authority) for name, file in phases.items()}
     if args.json:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse, base64, csv, hashlib, json, math, os, re, stat, struct, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -30,10 +31,6 @@ POD, POD_RESULT = re.compile(r"p[0-9]{1,6}r[0-9]{1,6}"), re.compile(r"result(?:_
 WORDS, HEX32, HEXES = re.compile("(?s).+"), re.compile("[0-9a-f]{64}"), re.compile("(?:[0-9a-f]{2})*")
 Coord = tuple[int, int, int, int]  # replica, party, stage, tensor
 Json = Any
-
-class Number(float):  # with a point or an exponent; what is signed is how it is spelled
-    def __init__(self, token: str) -> None:
-        self.token = token if math.isfinite(self) else refuse(token)
 
 class Wrong(Exception): """Something was read, and it does not hold."""
 class Unreadable(Exception): """Something is not there, or is not what it must be."""
@@ -71,6 +68,12 @@ def read(path: Path, most: int = 512 * MIB) -> bytes:
 
 def refuse(text: str) -> NoReturn:
     raise ValueError(f"{text[:200]} is no evidence")
+def finite(token: str) -> float:
+    return float(token) if math.isfinite(float(token)) else refuse(token)
+def number(value: float) -> str:
+    if 1e-6 <= abs(value) < 1e21:
+        return format(Decimal(repr(value)), "f").removesuffix(".0")
+    return "0" if value == 0 else re.sub("e([+-])0", r"e\1", repr(value))
 def once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return dict(pairs) if len(dict(pairs)) == len(pairs) else refuse("a key that is there twice")
 
@@ -79,7 +82,7 @@ def parse(data: bytes, what: object) -> Json:
         text = data.decode()
         if len(re.findall(r"[\[{,]", re.sub(r'"(?:[^"\\]|\\.)*"', "", text))) > 50_000 + len(data) // 16:
             raise ValueError("it holds more values than evidence of its size can")
-        value = json.loads(text, parse_constant=refuse, parse_float=Number, object_pairs_hook=once,
+        value = json.loads(text, parse_constant=refuse, parse_float=finite, object_pairs_hook=once,
                            parse_int=lambda n: int(n) if len(n) < 18 and abs(int(n)) < 2**53 else refuse(n))
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be written
     except (ValueError, RecursionError, MemoryError) as e:
@@ -93,7 +96,7 @@ def canonical(value: Json) -> bytes:
         return b"{" + b",".join(canonical(k) + b":" + canonical(value[k]) for k in keys) + b"}"
     if isinstance(value, list):
         return b"[" + b",".join(map(canonical, value)) + b"]"
-    return (value.token if isinstance(value, Number) else json.dumps(value, ensure_ascii=False)).encode()
+    return (number(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)).encode()
 
 def parse_canonical(data: bytes, what: object) -> Json:
     body = data[:-1] if data.endswith(b"\n") else data
@@ -117,7 +120,7 @@ def fit(value: Json, form: Any, what: str) -> Json:
 def below(most: int, least: int = 0) -> Any:
     return lambda value: type(value) is int and least <= value < most
 def numbers(value: Json) -> bool:
-    return isinstance(value, dict) and all(type(n) in (int, Number) for n in value.values())
+    return isinstance(value, dict) and all(type(n) in (int, float) for n in value.values())
 # ---- section 2: trees ----------------------------------------------------------------------------------------------
 class Tree:  # RFC 9162 section 2.1.1
     def __init__(self) -> None:
@@ -211,7 +214,6 @@ AGREEMENT = {
 BEGUN = {**dict.fromkeys(("commit", "of", "root"), HEX32), "step": below(2**53, 1), "restored": object}
 
 class Policy:
-    """What the three parties agreed to run, and what follows from it."""
     def __init__(self, data: Json) -> None:
         self.data, self.text = fit(data, AGREEMENT, "the policy"), canonical(data)
         self.hash = sha(self.text)
@@ -252,7 +254,6 @@ class Policy:
     def sid_sub(self, c: Coord) -> bytes:
         return sha(b"UVCC_SID_SUB_V1", self.sid_rep(c[0]), struct.pack("<BH", c[2], c[3]))
     def values(self, epoch: int) -> list[str]:
-        """What every worker states in its root statement of this epoch (section 7)."""
         step = self.first + epoch
         due = step < self.steps and (step % self.every == 0 or step == self.steps - 1)
         return ["loss"] if self.losses and due else []
@@ -322,7 +323,6 @@ class Worker:
         self.lines = [b"".join(map(self.line, data["roots"])), self.line(data["result"])]
         self.lines.append(b"".join(canonical(one) + b"\n" for one in self.openings))
     def read(self, one: Json, form: dict[str, Any]) -> Json:
-        """A signed statement, checked for its form (sections 7 and 8)."""
         fit(one, {"signature": str, "statement": form}, f"a statement of {self.name}")
         s = one["statement"]
         others = dict.fromkeys(map(str, peers(coord_of(s["coord"])[1])), HEX32)
