@@ -45,6 +45,10 @@ class ProtocolError(UvccError):
         self.party = party
 
 
+class RingRangeError(UvccError):
+    """A secret number left the range in which protocols compute rightly. Seen in a debugging mode only."""
+
+
 class PeerLostError(UvccError):
     """A party gave no sign of life for longer than the agreed wait."""
 

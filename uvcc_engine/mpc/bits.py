@@ -117,7 +117,8 @@ def b2a_words_protocol(
 
 def at_least_protocol(rt: Runtime, x: Share, thresholds: Tensor, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``[x >= t]`` for every public threshold, as arithmetic bits (``f = 0``) ``[thresholds, *x.shape]``: 5 rounds."""
-    ring = torch.round(thresholds.to(torch.float64) * 2.0**x.f).to(torch.int64)
+    # the least ring element at or above each: rounded to the nearest, one between two integers would move at f = 0
+    ring = torch.ceil(thresholds.to(torch.float64) * 2.0**x.f).to(torch.int64)
     return (yield from drelu_arithmetic_protocol(rt, stack([add_ring(rt, x, -int(t)) for t in ring]), dealer=dealer))
 
 

@@ -34,6 +34,9 @@ _DIGIT = 4
 _DEALER_BITS = 40
 _ONLINE_BITS = 20
 _SHIFT = _DEALER_BITS + _ONLINE_BITS
+ABOVE = 1
+"""Units by which what is exponentiated may exceed zero. A row's maximum may be found before the rounding of its
+entries, which lifts one of them by a unit: of two that are almost equal, the other one may then be a unit larger."""
 _HALF = 10  # the 20 bits of an exponent below 16 at 16 fractional bits, in two halves
 _CONTEXT = Context(prec=40)
 LOOKUP_BITS = 8
@@ -100,25 +103,25 @@ def parts_of_protocol(
         seen.append(v() & low)
         return rt.kernels.to_planes(seen[0], bits)
 
-    # less one, so that zero, too, lies below the upper end; the unit comes back in the power
-    mine = None if u is None else (u - 1) & low
+    # so much less that zero and ``ABOVE`` lie below the upper end; the units come back in the power
+    mine = None if u is None else (u - 1 - ABOVE) & low
     planes = None if mine is None else rt.kernels.to_planes(mine, bits)
     extra = None if planes is None else torch.zeros_like(planes[0])
     steps = tree(((bits // _DIGIT, 1),))
     carry, _ = yield from carry_protocol(rt, dealer, _DIGIT, steps, n // 64, planes, online, extra)
-    # x - unit + 16 = u + v - 16 wrapped, each of u and v in [0, 16)
+    # x - units + 16 = u + v - 16 wrapped, each of u and v in [0, 16)
     wrapped = PairBits(role.d, torch.Size((n,)), carry)
-    unit = Decimal(1) / Decimal(1 << f)
+    units = Decimal(1 + ABOVE) / Decimal(1 << f)
     if mine is not None:
-        return PowerParts(wrapped, exp_public(mine, f, unit - EXP_RANGE, _DEALER_BITS), None, None)
+        return PowerParts(wrapped, exp_public(mine, f, units - EXP_RANGE, _DEALER_BITS), None, None)
     plain = exp_public(seen[0], f, Decimal(0), _ONLINE_BITS)
     return PowerParts(wrapped, None, plain, exp_public(seen[0], f, Decimal(-EXP_RANGE), _ONLINE_BITS))
 
 
 def exp_in_range_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
-    """``e^x`` for ``-16 < x <= 0``; outside, a wrong number (still secret). Shape and scale kept; f = 12 or 16.
+    """``e^x`` for ``-16 + 2^-f < x <= 2^-f``; outside, a wrong number (still secret). Shape and scale kept.
 
-    5 rounds. Absolute error below 2^-17 + one unit.
+    f = 12 or 16. 5 rounds. Absolute error below 2^-17 + one unit.
     """
     flat = padded(x.reshape(-1))
     at = yield from _parts_protocol(rt, flat, dealer)
@@ -161,7 +164,7 @@ def _gated_protocol(rt: Runtime, at: PowerParts, keep: PairBits) -> MpcProtocol[
 
 
 def exp_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
-    """``e^x`` for any ``x <= 0``; zero below -16. 6 rounds: the comparison runs beside the exponential."""
+    """``e^x`` for any ``x <= 2^-f``; zero below -16. 6 rounds: the comparison runs beside the exponential."""
     flat = padded(x.reshape(-1))
     z = yield from _before_truncation_protocol(rt, flat, dealer)
     out = yield from truncate_pair_protocol(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer)
@@ -169,7 +172,7 @@ def exp_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[
 
 
 def _before_truncation_protocol(rt: Runtime, flat: Share, dealer: int) -> MpcProtocol[Tensor | None]:
-    inside = add_public(rt, flat, EXP_RANGE - 2.0**-flat.f)
+    inside = add_public(rt, flat, EXP_RANGE - (1 + ABOVE) * 2.0**-flat.f)
     both: MpcProtocol[list[Any]] = par(_parts_protocol(rt, flat, dealer), drelu_protocol(rt, inside, dealer=dealer))
     at, keep = yield from both
     return (yield from _gated_protocol(rt, at, keep))

@@ -56,6 +56,7 @@ def _gated_protocol(
 def truncate_gated_protocol(rt: Runtime, z: Tensor, bit: Share, s: int, f: int, dealer: int) -> MpcProtocol[Share]:
     """``bit`` times the truncation of an additive product share (see ``truncate_product_protocol``). 2 rounds."""
     check_shift(s)
+    rt.watch(z, parties=3, shift=s)
     role = roles(rt, dealer)
     draws = rt.draws()
     left = draws.ring(role.with_left, *z.shape) if not role.is_right else None

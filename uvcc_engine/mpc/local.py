@@ -12,6 +12,7 @@ from typing import TypeVar
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.mpc.range_watch import RangeWatch
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Tag
 
@@ -118,12 +119,22 @@ class LocalPlanes:
         keep: bool = False,
         tamper: Callable[[int, int, Tag, bytes], bytes] | None = None,
         few_rounds: bool = True,
+        watch_range: bool = False,
     ) -> None:
+        """``watch_range``: raise RingRangeError where a value passes 2^62 before a truncation (``range_watch``)."""
         self.wire = Wire(keep=keep, tamper=tamper)
         self.planes = [LocalPlane(self.wire, p) for p in range(PARTIES)]
         sid = hashlib.sha256(f"sid {seed}".encode()).digest()
         keys = rehearsal_keys(seed)
         self.runtimes = [Runtime(p, self.planes[p], keys[p], sid, few_rounds=few_rounds) for p in range(PARTIES)]
+        if watch_range:
+            self.watch_range()
+
+    def watch_range(self) -> None:
+        """Have one watch look at what the three runtimes truncate."""
+        watch = RangeWatch()
+        for rt in self.runtimes:
+            rt.range_watch = watch
 
     def run_three(self, fn: Callable[[Runtime], T]) -> list[T]:
         """Run ``fn(rt)`` for the three parties in threads; results by party.

@@ -11,6 +11,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.prg import OWN, STREAMS, Draws, PairKeys, derive_key
+from uvcc_engine.mpc.range_watch import RangeWatch
 from uvcc_engine.mpc.rounds import Fork, MpcProtocol, Round, RoundInbox, RoundOutbox, message_kind, par
 from uvcc_engine.mpc.staging import Staging, staging_for
 from uvcc_engine.plane.api import Plane, Tag
@@ -82,6 +83,7 @@ class Runtime:
         self.staging = staging_for(self.device) if staging is None else staging
         self._outbox = {self.next: RoundOutbox(self.staging), self.prev: RoundOutbox(self.staging)}
         self.few_rounds = few_rounds
+        self.range_watch: RangeWatch | None = None  # only where one process holds all three parties
         self.rounds = 0
         self.bytes_sent = 0
         self.messages = 0
@@ -109,6 +111,11 @@ class Runtime:
         draws = Draws(self._streams, self._epoch, self.stream, self._op, self.device)
         self._op += 1
         return draws
+
+    def watch(self, z: Tensor, *, parties: int, shift: int) -> None:
+        """Show a range watch, if there is one, this party's summand of what the next operation truncates."""
+        if self.range_watch is not None:
+            self.range_watch.note((self._epoch, self.stream, self._op), z, parties=parties, shift=shift)
 
     def run(self, steps: MpcProtocol[T]) -> T:
         """Drive a protocol to its result. One round at a time, at most a few messages per peer and round.

@@ -29,6 +29,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import DEALER, matmul_open_protocol, sub
 from uvcc_engine.mpc.boolean import PairBits, sign_protocol
 from uvcc_engine.mpc.exponential import (
+    ABOVE,
     EXP_RANGE,
     INVERSE,
     PairPowers,
@@ -124,7 +125,7 @@ def shifted_powers_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DE
         return (yield from parts_of_protocol(rt, dealer, n * n * side, FINE, u, lambda: exponents(opened.v)))
 
     def in_range_protocol() -> MpcProtocol[PairBits]:
-        inside = (EXP_RANGE << scale) - (3 << (scale - FINE))  # what the two roundings may take is left out
+        inside = (EXP_RANGE << scale) - ((3 + ABOVE) << (scale - FINE))  # what the two roundings may take is left out
         u = pairs(opened.u).reshape(-1) + inside if role.is_dealer else None
         return (yield from sign_protocol(rt, dealer, n * n * side, u, lambda: pairs(opened.v).reshape(-1), most=0))
 

@@ -89,6 +89,17 @@ def to_wire(rt: Runtime, x: Tensor, s: int) -> Tensor:
     return rt.kernels.pack(x, shape[-1]) if dtype is torch.uint8 else x
 
 
+def part_to_wire(rt: Runtime, part: Tensor, s: int) -> Tensor:
+    """An online party's part of the upper bits, less what lies above bit ``s`` in a wire form that is wider.
+
+    The parts add up to ``(overflow + msb(r) [c >= 0]) mod 2^s``; without the modulus the carry would tell the mask's
+    top bit, and with it the sign of the value, wherever the overflow is all ones or zero: for a shift by one bit, half
+    of the time.
+    """
+    hidden = part if s == part.element_size() * 8 else part & ((1 << s) - 1)
+    return to_wire(rt, hidden, s)
+
+
 def from_wire(x: Tensor, s: int) -> Tensor:
     """The inverse; what lies above bit ``s`` is of no meaning."""
     if x.dtype is not torch.uint8:
@@ -131,7 +142,7 @@ def _finish_protocol(
     if opened is not None:
         opened.v = c - _OFFSET
     dtype, shape = wire_form(mask.s, mask.shape)
-    message.send(role.other, kinds.RESHARE, to_wire(rt, part, mask.s))
+    message.send(role.other, kinds.RESHARE, part_to_wire(rt, part, mask.s))
     message.want(role.other, kinds.RESHARE, dtype, *shape)
     (theirs,) = yield message
     return _close(rt, role, mask, c, part, from_wire(theirs, mask.s), f)
@@ -176,6 +187,7 @@ def truncate_product_protocol(
     ``SPARING`` outputs and 17 bits on, the left party alone opens and passes on: 3 rounds, 8 bytes less.
     """
     check_shift(s)
+    rt.watch(z, parties=3, shift=s)
     if s > 16 and z.numel() >= SPARING and opened is None:
         return (yield from _truncate_sparing_protocol(rt, z, s, f, dealer, out))
     role = roles(rt, dealer)
@@ -224,7 +236,7 @@ def _truncate_sparing_protocol(
         mask.k, mask.m = from_wire(got[0], s)
         c, part = rt.kernels.truncate_open(z, got[1], got[2], known(mask.k), known(mask.m), s)
         second.send(role.right, kinds.RESHARE, c)
-        second.send(role.right, kinds.RESHARE, to_wire(rt, part, s))
+        second.send(role.right, kinds.RESHARE, part_to_wire(rt, part, s))
         yield second
         third.want(role.right, kinds.RESHARE, dtype, *shape)
         (theirs,) = yield third
@@ -236,7 +248,7 @@ def _truncate_sparing_protocol(
     got = yield second
     none = torch.full_like(z, -_OFFSET)  # what arrives is the opened sum, its offset included
     c, part = rt.kernels.truncate_open(got[0], none, torch.zeros_like(z), known(mask.k), known(mask.m), s)
-    third.send(role.left, kinds.RESHARE, to_wire(rt, part, s))
+    third.send(role.left, kinds.RESHARE, part_to_wire(rt, part, s))
     yield third
     return _close(rt, role, mask, c, part, from_wire(got[1], s), f)
 
@@ -257,6 +269,8 @@ def truncate_pair_protocol(
     right party. 2 rounds; 24 bytes + 3 elements modulo 2^s per output.
     """
     check_shift(s)
+    if z is not None:
+        rt.watch(z, parties=2, shift=s)
     role = roles(rt, dealer)
     draws = rt.draws()
     mask = Mask(s, shape, None, None)

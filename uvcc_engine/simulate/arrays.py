@@ -24,9 +24,10 @@ from uvcc_engine.mpc.share import DEFAULT_F, Share, decode, share_of, split
 class Parties:
     """Three parties that compute on arrays. ``rounds`` and ``bytes_sent`` (of all three) count from the beginning."""
 
-    def __init__(self, seed: int = 0) -> None:
-        """``seed`` gives their keys, hence how truncations round."""
-        self._planes = LocalPlanes(seed)
+    def __init__(self, seed: int = 0, *, watch_range: bool = False) -> None:
+        """``seed`` gives their keys, hence how truncations round. ``watch_range``: RingRangeError where a number passes
+        2^62 before a truncation."""
+        self._planes = LocalPlanes(seed, watch_range=watch_range)
 
     @property
     def rounds(self) -> int:

@@ -147,13 +147,15 @@ def fit(
     test: float | tuple[ArrayLike, ArrayLike] = _TEST,
     keys: SessionKeys | None = None,
     progress: bool | Progress = False,
+    watch_range: bool = False,
     **job: Any,
 ) -> SimulatedFit:
     """Train ``model`` on rows ``x`` and labels ``y`` between three simulated parties.
 
     ``model``: a ``torch.nn.Module`` or ``"file.py:Model"``, of which the layers are taken, not the weights; a shipped
     name, a list of layers as in a profile, a ``ModelSpec``, or its JSON. ``test``: the share of
-    rows that is held out by the job's seed, or rows and labels of their own. All else are the keys of a private job
+    rows that is held out by the job's seed, or rows and labels of their own. ``watch_range``: a debugging mode that
+    raises RingRangeError as soon as a number passes 2^62 before a truncation. All else are the keys of a private job
     (``batch``, ``lr``, ``optimizer``, ``seed``, ...). Raises ConfigError for what does not fit, before it computes.
     """
     features, labels = _features(x).numpy(), np.asarray(y)
@@ -173,7 +175,7 @@ def fit(
         data = split(features, numbers, int(job.get("seed", _PLAIN.seed)), held, outputs)
     default = {"reveal": ["loss", "accuracy" if classes else "rmse"]}
     asked = _job(spec, data, epochs, steps, default | job)
-    return replace(train(asked, data, keys=keys, progress=progress), classes=classes)
+    return replace(train(asked, data, keys=keys, progress=progress, watch_range=watch_range), classes=classes)
 
 
 def _targets(objective: str, labels: np.ndarray[Any, Any]) -> tuple[tuple[Any, ...], Labels]:
@@ -189,9 +191,14 @@ def _targets(objective: str, labels: np.ndarray[Any, Any]) -> tuple[tuple[Any, .
 
 
 def train(
-    job: PrivateJob, data: Dataset, *, keys: SessionKeys | None = None, progress: bool | Progress = False
+    job: PrivateJob,
+    data: Dataset,
+    *,
+    keys: SessionKeys | None = None,
+    progress: bool | Progress = False,
+    watch_range: bool = False,
 ) -> SimulatedFit:
-    """Train exactly as ``job`` says, epoch for epoch as one worker per party does."""
+    """Train exactly as ``job`` says, epoch for epoch as one worker per party does. ``watch_range``: see ``fit``."""
     model = fit_model(job)
     tensors = dataset_tensors(data, job.frac_bits)
     check_tensors(shapes_of(tensors), job, model)
@@ -211,6 +218,8 @@ def train(
             )
             for p, mine in enumerate(keys.parties)
         ]
+    if watch_range:
+        planes.watch_range()
     metering, tell = Metering(model.layers), _teller(progress)
     began = time.monotonic()
 
