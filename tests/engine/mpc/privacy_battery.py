@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from uvcc_engine.mpc.local import LocalPlanes
@@ -38,7 +39,7 @@ class WatchedRuntime(Runtime):
 
     def _take(self, inbox: RoundInbox, peer: int) -> Tensor:
         got = super()._take(inbox, peer)
-        self.view.items.append((f"round {self.rounds} from {peer}", got.reshape(-1).clone()))
+        self.view.items.append((f"round {self.rounds} from {peer}", _numbers(got)))
         return got
 
     def draws(self) -> Draws:
@@ -58,6 +59,13 @@ class WatchedRuntime(Runtime):
         draws.ring = watched_ring  # type: ignore[method-assign]
         draws.narrow = watched_narrow  # type: ignore[method-assign]
         return draws
+
+
+def _numbers(got: Tensor) -> Tensor:
+    """A part as numbers, in a row: those of 5 to 7 bytes as words, whose bits above the shift are zero."""
+    if got.dtype is torch.uint8 and got.dim() > 1 and 4 < got.shape[-1] < 8:
+        return torch.nn.functional.pad(got, (0, 8 - got.shape[-1])).contiguous().view(torch.int64).reshape(-1)
+    return got.reshape(-1).clone()
 
 
 def views(program: Callable[[Runtime], object], seed: int = 0) -> list[View]:
