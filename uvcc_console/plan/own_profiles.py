@@ -18,6 +18,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 def schema() -> dict[str, Any]:
     """The JSON Schema of a profile, for editors; its ``fleet`` is that of any provider there is."""
     from uvcc_console.fleet.provider_kinds import known
+    from uvcc_console.plan.meanings import described
     from uvcc_console.plan.schema import Profile, profile_model
 
     found = Profile.model_json_schema()
@@ -27,7 +28,7 @@ def schema() -> dict[str, Any]:
         found.setdefault("$defs", {}).update(one.get("$defs", {}))
         fleets.append(one["properties"]["fleet"])
     found["properties"]["fleet"] = {"anyOf": fleets}
-    return found
+    return described(found)
 
 
 def new(name: str, template: str) -> Path:

@@ -1,0 +1,135 @@
+"""The manual says what the code does: generated pages are fresh, lists are whole, links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+import pytest
+import yaml
+
+ROOT: Final = Path(__file__).parents[1]
+DOCS: Final = ROOT / "docs"
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from docs.make import __main__ as made  # noqa: E402
+from docs.make import alerts, environment, relay, tables  # noqa: E402
+
+PAGES: Final = sorted(DOCS.rglob("*.md"))
+BESIDE: Final = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+AGAIN: Final = "run: python -m docs.make"
+
+
+def _id(path: Path) -> str:
+    return path.relative_to(DOCS).as_posix()
+
+
+def _prose(path: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^(```|~~~).*?^\1", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", made.PAGES)
+def test_a_generated_page_is_what_the_code_makes(page: str) -> None:
+    assert (DOCS / page).read_text(encoding="utf-8") == made.PAGES[page](), AGAIN
+
+
+def _anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#{1,6} (.+?)\s*$", _prose(path), re.MULTILINE)
+    return {alerts.anchor(re.sub(r"[`*]|\[([^]]*)\]\([^)]*\)", r"\1", h)) for h in headings}
+
+
+@pytest.mark.parametrize("path", [*PAGES, *BESIDE], ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(path)):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = unquote(target).partition("#")
+        there = (path.parent / name).resolve() if name else path
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in _anchors(there)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"[\w./-]+\.md\b", text[text.index("\nnav:") :]))
+    assert listed == {_id(p) for p in PAGES}
+
+
+def test_no_page_fetches_anything_from_elsewhere() -> None:
+    found = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert found["theme"]["font"] is False
+    assert not {"extra_javascript", "extra_css"} & found.keys()
+    assert [_id(p) for p in PAGES if "```mermaid" in p.read_text(encoding="utf-8")] == []  # it is fetched when shown
+
+
+def test_the_pages_are_installed_with_the_package() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["data-files"]
+    listed = {p for patterns in data.values() for pattern in patterns for p in ROOT.glob(pattern)}
+    assert {p for p in DOCS.rglob("*") if p.suffix in (".md", ".json")} <= listed
+    for target, patterns in data.items():
+        for pattern in patterns:
+            if pattern.startswith("docs/"):
+                assert target == f"share/uvcc/{Path(pattern).parent.as_posix()}"
+
+
+# ---- lists are whole
+
+
+def test_every_key_of_a_profile_has_a_meaning() -> None:
+    from uvcc_console.plan.meanings import MEANINGS, keys
+    from uvcc_console.plan.own_profiles import schema
+
+    known = {key for key, _ in keys(schema())}
+    assert known - MEANINGS.keys() == set(), "give each a line in uvcc_console/plan/meanings.py"
+    assert MEANINGS.keys() - known == set()
+
+
+def test_every_environment_variable_is_documented() -> None:
+    from uvcc_console.core.settings import KNOWN
+
+    told = environment.YOURS.keys() | environment.SET.keys() | {k.variable for k in KNOWN}
+    assert environment.in_code() - told == set(), "tell of it in docs/make/environment.py"
+    assert told - environment.in_code() == set()
+
+
+def test_every_exit_code_is_documented() -> None:
+    assert alerts.codes_in_code() <= alerts.CODES.keys(), "tell of it in docs/make/alerts.py"
+
+
+def test_every_metric_is_documented() -> None:
+    from uvcc_console.core.measures import BEAT_SERIES
+    from uvcc_engine.relay.queues import Totals
+
+    assert set(BEAT_SERIES) <= tables.SERIES.keys()
+    assert {f"{name}_total" for name in Totals.__slots__} <= tables.RELAY.keys()
+
+
+def test_every_route_of_the_relay_is_described() -> None:
+    found = json.loads((DOCS / "specifications/relay-openapi.json").read_text(encoding="utf-8"))
+    assert {path: sorted(m.upper() for m in methods) for path, methods in found["paths"].items()} == relay.routes()
+
+
+RUNBOOKS: Final = ("exit-codes.md", "halts.md", "gates.md")
+PARTS: Final = ("You see", "It means", "Do", "It worked when", "It costs")
+
+
+@pytest.mark.parametrize("page", RUNBOOKS)
+def test_every_section_of_a_runbook_has_its_five_parts_in_order(page: str) -> None:
+    text = (DOCS / "runbooks" / page).read_text(encoding="utf-8")
+    for section in text.split("\n## ")[1:]:
+        heading, _, body = section.partition("\n")
+        assert re.findall(r"^- \*\*([^*]+)\*\*", body, re.MULTILINE) == list(PARTS), heading
+
+
+def test_every_exit_code_and_gate_has_its_runbook() -> None:
+    assert set(alerts.headings("exit-codes.md")) == alerts.CODES.keys()
+    assert set(alerts.headings("gates.md")) == set(alerts.gates())

@@ -1,0 +1,149 @@
+"""What each key of a profile means, in one sentence: the descriptions of the JSON Schema and of the reference page.
+
+Keys are written ``section.key``; the keys of all kinds of jobs and of all providers that come with UVCC stand together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+MEANINGS: Final[dict[str, str]] = {
+    "job": "What is computed: a private training or inference, a language model, or a command of your own.",
+    "job.kind": "private (on secret shares), lm (language model) or command (anything that writes the run contract).",
+    "job.model": "A shipped model by name, a list of layers, or file.py:Model, a torch.nn.Module that is exported.",
+    "job.steps": "Training steps of the full run; with epochs, the plan counts them anew.",
+    "job.epochs": "Passes over the training rows, instead of steps; 0 takes steps.",
+    "job.batch": "Rows that each replica takes in one step.",
+    "job.lr": "Learning rate at its highest.",
+    "job.momentum": "Momentum of SGD, and Adam's first decay rate.",
+    "job.schedule": "How the learning rate falls: linear or cosine to nothing, or constant.",
+    "job.warmup": "Steps over which the learning rate rises by a line.",
+    "job.weight_decay": "What every matrix loses per unit of the learning rate, apart from its gradient.",
+    "job.clip_norm": "The gradient of each weight is scaled down to this norm where it is longer; 0 for never.",
+    "job.seed": "Decides the order of batches, the initial weights and the schedule. It is public.",
+    "job.frac_bits": "Fractional bits of the fixed point numbers that are shared.",
+    "job.reveal": "What the run opens; what is not listed stays shared. Signed in the policy.",
+    "job.loss_every": "Steps between two revealed losses.",
+    "job.checkpoint_every": "Steps between two checkpoints that all three parties commit.",
+    "job.test_rows": "Rows that are kept for the metrics at the end.",
+    "job.optimizer": "sgd or adam.",
+    "job.beta2": "Adam's second decay rate.",
+    "job.objective": "The loss that is trained on; where a schema is given and this is not, its target decides.",
+    "job.min_rows": "No number is revealed that is of fewer rows than this.",
+    "job.task": "train, or infer: answer the owner's queries with weights that the owner brings.",
+    "job.device": "Where shares are computed: cpu, cuda, or auto, which is each pod's GPU if it has one.",
+    "job.rounds": "few (between domains), sparing (on one machine), or auto, which chooses by where the pods are.",
+    "job.data": "The owner's file of rows; a relative path is relative to the profile.",
+    "job.schema": "What the columns of job.data are, as uvcc data infer writes it.",
+    "job.labels": "The owner's file of labels, where data does not hold them.",
+    "job.weights": "The owner's trained weights, for task infer.",
+    "job.config": "A packaged configuration of the language-model trainer, or a YAML file of your own.",
+    "job.ranks": "Worker processes of the one pod.",
+    "job.overrides": "Keys of the trainer's configuration, section by section, that this profile sets otherwise.",
+    "job.plan": "Facts that must hold of what runs (parameters, seq_len, precision, ...); else it does not start.",
+    "job.fetch_checkpoint": "Bring each checkpoint of the full run home while it goes on.",
+    "job.fetch_mib_s": "MiB a second that may be fetched beside the training.",
+    "job.fetch_keep": "How many of the newest checkpoints are kept at home.",
+    "job.argv": "The command and its arguments; it finds its run directory in UVCC_RUN_DIR.",
+    "job.cwd": "The folder in which the command starts.",
+    "topology": "How many workers each party has, and how the model lies on them.",
+    "topology.replicas": "Data-parallel replicas of each party; one pod each.",
+    "topology.stages": "Pipeline stages of each replica.",
+    "topology.tensor": "Tensor-parallel ranks of each stage.",
+    "topology.microbatches": "Parts into which a batch is cut for the pipeline.",
+    "fleet": "Where pods come from.",
+    "fleet.provider": "local (processes here), inventory (hosts of your own), prime (rented), or one that is installed.",
+    "fleet.per_party": "The market's provider for each of the three parties, in order.",
+    "fleet.gpu": "The GPU's name as the provider writes it; empty for any.",
+    "fleet.gpus": "GPUs of one pod.",
+    "fleet.gpu_memory": "GiB that a GPU must have at least; 0 asks for nothing.",
+    "fleet.image": "The image that pods start from, by the provider's name.",
+    "fleet.regions": "Regions that may be taken; empty for any.",
+    "fleet.country": "Country that pods must be in; empty for any.",
+    "fleet.spot": "Take offers that may be taken away again.",
+    "fleet.disk": "GiB of disk of a pod; 0 takes what the offer includes.",
+    "fleet.max_price": "US dollars an hour that one pod may cost; 0 for no cap of its own.",
+    "fleet.ssh_key": "An unlocked OpenSSH private key that opens the pods; without it the run makes a key of its own.",
+    "fleet.keep_pods": "Leave the pods after a good end; a process here ends them at limits.ttl.",
+    "fleet.replace_lost": "Lost pods that are replaced without being asked.",
+    "fleet.reserve": "Rent the full run's pods before the smoke, although some are idle then.",
+    "fleet.attach_prefix": "uvcc-RUN-: use the pods that this run kept, and create none.",
+    "fleet.packages": "Packages that each pod installs beside its image.",
+    "fleet.hosts": "The YAML file that lists your machines (provider inventory).",
+    "fleet.socket": "How the market's GPUs are attached: PCIe or SXM (provider prime).",
+    "fleet.data_center": "One data centre of the market (provider prime).",
+    "fleet.base_url": "Another address of the market's API, to which your key must be allowed to go (provider prime).",
+    "link": "How parties reach each other: direct, relay (HTTP), stream (the relay's stream), nats, or auto.",
+    "nats": "The JetStream server of link nats.",
+    "nats.url": "Its address, nats:// or tls://.",
+    "nats.token_file": "A file here with its token.",
+    "nats.ca_file": "A file here with the certificate that signed the server's.",
+    "smoke": "What the smoke changes; everything else is as in the full run.",
+    "smoke.replicas": "Replicas of the smoke.",
+    "smoke.steps": "Steps of the smoke; 0 leaves it out.",
+    "gates": "What must be measured of the smoke before the full run starts.",
+    "gates.loss_falls": "The last loss of every worker is below its first.",
+    "gates.result_hashes": "How many different result hashes there may be: 1, all workers agree.",
+    "gates.verifier": "ok: the smoke's bundle verifies; any: it is not asked.",
+    "gates.halt_drill_s": "Seconds within which the drill held and released every pod; 0: no gate.",
+    "gates.clock_skew_s": "Seconds that a pod's clock may differ; checked in preflight.",
+    "gates.disk_free_mib": "MiB that every pod must have free; checked in preflight, and watched afterwards.",
+    "gates.toks_per_s": "Tokens a second at least; 0: no gate.",
+    "gates.gate_entropy": "Mean entropy of the attention gates at least; 0: no gate.",
+    "gates.gate_collapse": "Share of collapsed attention gates at most; 1: no gate.",
+    "gates.gpu_mem_mib": "MiB of GPU memory reserved at most; 0: no gate.",
+    "gates.watchdog_dumps": "Stalls at most; -1: no gate.",
+    "limits": "Caps in US dollars, and lifetimes.",
+    "limits.hourly": "US dollars an hour at most; 0: nothing may be spent.",
+    "limits.total": "US dollars in all at most; 0: nothing may be spent.",
+    "limits.ttl": "The run's whole life; then it is torn down.",
+    "limits.wait": "How long pods are kept for a decision after a halt or a failure.",
+    "limits.stall": "How long no worker may make a step before the run counts as hung.",
+    "halt": "How a halt goes.",
+    "halt.lease": "The pods halt by themselves when nobody renewed for so long.",
+    "halt.patience": "How long a pod may take to show that it holds; a halt may take six times that.",
+    "halt.auto": "Rungs of the halt ladder that need no typed run id.",
+    "consent": "How many of the three domains must sign.",
+    "consent.full": "Signatures before the full run.",
+    "consent.terminate": "Signatures before pods are terminated on request.",
+    "evidence": "How evidence is dated.",
+    "evidence.timestamp": "An RFC 3161 service that dates each policy before its first step, and each proof bundle.",
+    "env": "Environment variables of the workers.",
+    "dp_preflight": "Rehearse the run's own network before the smoke.",
+}
+_SECTIONS: Final = {
+    "PrivateJobSettings": "job",
+    "LmJobSettings": "job",
+    "CommandJobSettings": "job",
+    "TopologyPart": "topology",
+    "SmokePart": "smoke",
+    "GatesPart": "gates",
+    "LimitsPart": "limits",
+    "HaltPart": "halt",
+    "ConsentPart": "consent",
+    "NatsPart": "nats",
+    "EvidencePart": "evidence",
+}
+
+
+def section_of(part: str, about: dict[str, Any]) -> str:
+    """The section that a definition of the schema describes; empty for none."""
+    return _SECTIONS.get(part) or ("fleet" if "provider" in about.get("properties", {}) else "")
+
+
+def keys(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every key of a profile's JSON Schema, as ``section.key``, with its part of the schema."""
+    yield from schema["properties"].items()
+    for part, about in schema.get("$defs", {}).items():
+        if section := section_of(part, about):
+            for key, found in about.get("properties", {}).items():
+                yield f"{section}.{key}", found
+
+
+def described(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with the meaning of every key that has one here; keys of foreign providers keep their own."""
+    for key, found in keys(schema):
+        if key in MEANINGS:
+            found["description"] = MEANINGS[key]
+    return schema
