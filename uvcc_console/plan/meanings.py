@@ -53,7 +53,7 @@ MEANINGS: Final[dict[str, str]] = {
     "topology.tensor": "Tensor-parallel ranks of each stage.",
     "topology.microbatches": "Parts into which a batch is cut for the pipeline.",
     "fleet": "Where pods come from.",
-    "fleet.provider": "local (processes here), inventory (hosts of your own), prime (rented), or one that is installed.",
+    "fleet.provider": "local (processes here), inventory (hosts of your own), prime (rented), or an installed one.",
     "fleet.per_party": "The market's provider for each of the three parties, in order.",
     "fleet.gpu": "The GPU's name as the provider writes it; empty for any.",
     "fleet.gpus": "GPUs of one pod.",
