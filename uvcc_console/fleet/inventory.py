@@ -24,7 +24,7 @@ from uvcc_console.fleet import pins, pod, ssh_keys
 from uvcc_console.fleet.claims import Claims, book_for, books
 from uvcc_console.fleet.pins import HostKeyPins, split_address
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
-from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
+from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind, place_of, sections
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
@@ -95,15 +95,19 @@ def _host(entry: Any, n: int, path: Path) -> Host:
 
 def jump_to(fleet: Mapping[str, Any], address: str) -> str:
     """The jump host (``user@host:port``) through which this address is reached; empty for a direct way."""
-    if fleet.get("provider") != InventoryProvider.name:
-        return ""
-    return next((h.jump for h in read_hosts(Path(str(fleet["hosts"]))) if h.address == address), "")
+    for part in sections(fleet):
+        if part.get("provider") == InventoryProvider.name:
+            for host in read_hosts(Path(str(part["hosts"]))):
+                if host.address == address:
+                    return host.jump
+    return ""
 
 
 def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> InventoryProvider:
     if not fleet.get("hosts"):
         raise ConfigError("fleet.hosts is missing", "it names the YAML file that lists the hosts")
-    return InventoryProvider(read_hosts(Path(str(fleet["hosts"]))), run_dir, str(fleet.get("ssh_key", "")))
+    hosts = read_hosts(Path(str(fleet["hosts"])))
+    return InventoryProvider(hosts, run_dir, str(fleet.get("ssh_key", "")), party=fleet.get("party"))
 
 
 class InventoryProvider:
@@ -111,7 +115,9 @@ class InventoryProvider:
 
     name = "inventory"
 
-    def __init__(self, hosts: Sequence[Host], run_dir: Path, key_file: str = "") -> None:
+    def __init__(self, hosts: Sequence[Host], run_dir: Path, key_file: str = "", *, party: int | None = None) -> None:
+        """``party``: it serves this one alone, and the claims of the run's others are another provider's."""
+        self._party = party
         self._hosts = {h.address: h for h in hosts}
         self._run_dir = run_dir
         self._key_file = key_file
@@ -222,7 +228,10 @@ class InventoryProvider:
 
     def begun(self, prefix: str) -> set[str]:
         """Names of claims that may be there."""
-        return {name for name, _ in self._book(prefix).open(prefix)}
+        return {name for name, _ in self._book(prefix).open(prefix) if self._serves(name)}
+
+    def _serves(self, name: str) -> bool:
+        return self._party is None or place_of(name)[0] == self._party
 
     async def list(self, prefix: str) -> list[Pod]:
         """Claims on the inventory's hosts, also those that may be on a host that does not answer: these with a doubt.
@@ -232,6 +241,7 @@ class InventoryProvider:
         """
         book = book_for(prefix, self._run_dir)
         mine = book.open(prefix) if book is not None else [c for b in books() for c in b.open(prefix)]
+        mine = [claim for claim in mine if self._serves(claim[0]) or claim[1] in self._hosts]
         told: dict[str, list[str]] = {}
         for name, host in mine:
             if book is not None or host in self._hosts:
@@ -301,7 +311,7 @@ class InventoryProvider:
         return f"another machine may answer in its place; where the new key is right (ssh-keygen -lf there): {then}"
 
     def _pod(self, name: str, host: Host, doubt: str = "") -> Pod:
-        party, replica = _place(name)
+        party, replica = place_of(name)
         return Pod(
             name=name,
             party=party,
@@ -351,12 +361,6 @@ def _why(request: PodRequest, hosts: Sequence[Host]) -> str:
     }
     said = ", ".join(f"{k} {v}" for k, v in wants.items() if v not in ("", None))
     return f"{len(hosts)} hosts are free, none fits {said}" if hosts else "all hosts are given out"
-
-
-def _place(name: str) -> tuple[int, int]:
-    """Party and replica out of ``...-p0r1``; (0, 0) for another form."""
-    found = re.fullmatch(r".*-p([0-9]{1,6})r([0-9]{1,6})", name)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 class InventoryFleet(FleetSettings):

@@ -83,12 +83,16 @@ class QuoteLine:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """Prices for a whole fleet at one moment. ``runway_h`` is the wallet over the hourly price, None if unknown."""
+    """Prices for a whole fleet at one moment. ``runway_h`` is the wallet over the hourly price, None if unknown.
+
+    ``parts``: where each party pays for itself, its quote by its name.
+    """
 
     lines: tuple[QuoteLine, ...]
     at: float
     funnel: tuple[FunnelStep, ...] = ()
     wallet: float | None = None
+    parts: Mapping[str, Quote] = field(default_factory=dict)
 
     @property
     def hourly(self) -> float:
@@ -96,6 +100,8 @@ class Quote:
 
     @property
     def runway_h(self) -> float | None:
+        if lasts := [part.runway_h for part in self.parts.values() if part.runway_h is not None]:
+            return min(lasts)
         return self.wallet / self.hourly if self.wallet is not None and self.hourly > 0 else None
 
 
@@ -159,7 +165,7 @@ class Rents(Protocol):
         """What the run has cost until now."""
         ...
 
-    async def prove(self, *, ended: bool, keep: Collection[str] = ()) -> list[str]:
+    async def prove(self, *, ended: bool, keep: Collection[str] = ()) -> Sequence[str]:
         """One look at what is not proven yet; returns the names of tries that still are not, nor in use.
 
         Of a run that has ``ended`` everything but ``keep`` (names of pods) goes; of one that lives, strays go.
@@ -174,6 +180,13 @@ class Remembers(Protocol):
     def begun(self, prefix: str) -> set[str]:
         """Names with this prefix under which something may exist; whatever is not among them was never made."""
         ...
+
+
+@runtime_checkable
+class Several(Protocol):
+    """A provider that is several: each with its name, and each may fail alone."""
+
+    def each(self) -> Sequence[tuple[str, Provider]]: ...
 
 
 @runtime_checkable

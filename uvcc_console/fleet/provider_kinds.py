@@ -6,14 +6,17 @@ A further provider is one file: a :class:`ProviderKind` with its own settings mo
     [project.entry-points."uvcc.providers"]
     lambda = "uvcc_lambda:KIND"
 
-A profile then says ``fleet: {provider: lambda, ...}``; every key of ``fleet`` is checked by that kind's model.
+A profile then says ``fleet: {provider: lambda, ...}``; every key of ``fleet`` is checked by that kind's model. Or it
+gives each party a provider of its own, ``fleet: {parties: {P0: {provider: lambda, ...}, P1: ..., P2: ...}}``; see
+:mod:`~uvcc_console.fleet.by_party`.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,13 +27,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from uvcc_console.core.suggest import nearest
 from uvcc_console.fleet.provider import Provider
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.text import clean
+from uvcc_engine.contract.topology import PARTIES
 
 GROUP: Final = "uvcc.providers"
 DEFAULT: Final = "local"
+PARTIES_KIND: Final = "parties"
+PARTY_NAMES: Final = tuple(f"P{party}" for party in range(PARTIES))
 _OWN: Final = {
     "local": "uvcc_console.fleet.local_provider:KIND",
     "inventory": "uvcc_console.fleet.inventory:KIND",
     "prime": "uvcc_console.fleet.prime:KIND",
+    PARTIES_KIND: "uvcc_console.fleet.by_party:KIND",
 }
 
 
@@ -72,6 +80,20 @@ class FleetSettings(Strict):
             raise ValueError(f"per_party names one provider for each of the three parties, not {len(self.per_party)}")
         return self
 
+    @property
+    def kind(self) -> str:
+        """The kind of provider that all pods come from; ``parties`` where they come from several."""
+        return self.provider
+
+    @property
+    def where(self) -> str:
+        """Where the pods come from, in words."""
+        return ", ".join(self.per_party) or self.provider
+
+    def of(self, party: int) -> FleetSettings:
+        """What one party's pods shall be."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class ProviderKind:
@@ -90,40 +112,78 @@ class ProviderKind:
 
 
 @cache
-def known() -> Mapping[str, str]:
-    """Every kind by its name, and where it is: ``module:attribute``.
-
-    Raises ConfigError where an installed package offers a name that is taken: nothing outside may stand in for a
-    provider that gets an API key.
-    """
-    found = dict(_OWN)
+def known() -> Mapping[str, tuple[str, ...]]:
+    """Every kind by its name, and where it is (``module:attribute``): ours first, then those of installed packages."""
+    found: dict[str, tuple[str, ...]] = {name: (target,) for name, target in _OWN.items()}
     for point in entry_points(group=GROUP):
-        if found.setdefault(point.name, point.value) != point.value:
-            package = point.dist.name if point.dist is not None else "a package"
-            raise ConfigError(f"{package} offers a provider {point.name!r}, which is taken", f"uninstall {package}")
+        others = found.get(point.name, ())
+        found[point.name] = others if point.value in others else (*others, point.value)
     return found
 
 
 def kind_of(name: str) -> ProviderKind:
-    """The kind of this name. Raises ConfigError for an unknown one, and for one that cannot be loaded."""
-    target = known().get(name)
-    if target is None:
+    """The kind of this name. Raises ConfigError for an unknown one, and for one that cannot be loaded.
+
+    A name that two offer is neither's: nothing outside may stand in for a provider that gets an API key. One package's
+    fault, whatever its import comes to, is the fault of that one kind, and every other goes on.
+    """
+    targets = known().get(name)
+    if targets is None:
         near = nearest(name, known())
         hint = f"did you mean {near}?" if near else f"known: {', '.join(known())}"
         raise ConfigError(f"fleet.provider is {name!r}", hint)
+    if len(targets) > 1:
+        package = targets[1].partition(".")[0].partition(":")[0]
+        raise ConfigError(f"{package} offers a provider {name!r}, which is taken", f"uninstall {package}")
+    target = targets[0]
     module, _, attribute = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as e:
-        raise ConfigError(f"provider {name} cannot be loaded: {e}", f"reinstall the package of {module}") from e
+    except (Exception, SystemExit) as e:
+        why = f"{type(e).__name__}: {clean(str(e))[:300]}"
+        raise ConfigError(f"provider {name} cannot be loaded: {why}", f"reinstall the package of {module}") from e
     if not isinstance(found, ProviderKind) or found.name != name:
         raise ConfigError(f"{target} is not the provider {name}", "its package is wrong: see fleet.provider_kinds")
     return found
 
 
+def sections(fleet: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a ``fleet`` section that each name one provider: one, or one for each party.
+
+    A party's part has all that holds for the whole fleet, and on top what it says for itself; ``party`` is its number.
+    """
+    parties = fleet.get("parties")
+    if not isinstance(parties, Mapping):
+        return [dict(fleet)]
+    usual = FleetSettings().model_dump(mode="json")
+    common = {k: v for k, v in fleet.items() if k not in ("parties", "provider")}
+    found = []
+    for party, name in enumerate(PARTY_NAMES):
+        own = parties.get(name)
+        said = {k: v for k, v in own.items() if k not in usual or v != usual[k]} if isinstance(own, Mapping) else {}
+        found.append({"provider": DEFAULT, **common, **said, "party": party})
+    return found
+
+
+def section_for(fleet: Mapping[str, Any], pod: str) -> dict[str, Any]:
+    """The part of a ``fleet`` section that a pod of this name comes from."""
+    parts = sections(fleet)
+    return parts[min(place_of(pod)[0], len(parts) - 1)]
+
+
+def place_of(pod: str) -> tuple[int, int]:
+    """Party and replica out of a pod's name, ``...-p0r1``; (0, 0) for another form."""
+    found = re.search(r"p([0-9]{1,6})r([0-9]{1,6})(x[0-9a-z]{6})?$", pod)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
 def kind_in(fleet: Mapping[str, Any]) -> ProviderKind:
     """The kind that a profile's ``fleet`` section names. Raises ConfigError."""
-    return kind_of(str(fleet.get("provider", DEFAULT)))
+    if not isinstance(fleet.get("parties"), Mapping):
+        return kind_of(str(fleet.get("provider", DEFAULT)))
+    kinds = [kind_of(str(part["provider"])) for part in sections(fleet)]
+    own = kind_of(PARTIES_KIND)
+    return replace(own, here=all(k.here for k in kinds), consents=any(k.consents for k in kinds))
 
 
 def runs_here(fleet: Mapping[str, Any]) -> bool:

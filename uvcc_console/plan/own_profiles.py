@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import paths
+from uvcc_console.core.log import logger
 from uvcc_console.plan import profile
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
+log = logger(__name__)
 SCHEMA: Final = "profile.schema.json"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
@@ -24,7 +26,11 @@ def schema() -> dict[str, Any]:
     found = Profile.model_json_schema()
     fleets: list[Any] = []
     for provider in known():
-        one = profile_model(provider).model_json_schema()
+        try:
+            one = profile_model(provider).model_json_schema()
+        except ConfigError as e:  # one package's fault leaves out its own kind alone
+            log.warning("left out of the schema: %s", e)
+            continue
         found.setdefault("$defs", {}).update(one.get("$defs", {}))
         fleets.append(one["properties"]["fleet"])
     found["properties"]["fleet"] = {"anyOf": fleets}

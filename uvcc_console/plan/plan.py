@@ -134,7 +134,7 @@ def _phase(run: str, name: str, profile: Profile, steps: int, replicas: int) -> 
         profile.job.kind,
         steps,
         topology,
-        engine_job(profile.job, steps, profile.fleet.provider),
+        engine_job(profile.job, steps, profile.fleet.kind),
         parties,
     )
 
@@ -155,11 +155,12 @@ def engine_job(
 
 
 def _requests(run: str, profile: Profile, full: Phase) -> dict[str, PodRequest]:
-    fleet, found = profile.fleet, {}
+    found: dict[str, PodRequest] = {}
     for coord in full.coords():
         name = full.pod_of(coord)
         if name in found:
             continue
+        fleet = profile.fleet.of(coord.party)
         found[name] = PodRequest(
             name=f"{pod_prefix(run, profile)}{name}",
             party=coord.party,

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from uvcc_console.core import paths
-from uvcc_console.fleet.provider_kinds import DEFAULT
+from uvcc_console.fleet.provider_kinds import DEFAULT, PARTIES_KIND, sections
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile, profile_model
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
@@ -128,8 +128,13 @@ def override(raw: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
 def model_for(raw: Mapping[str, Any]) -> type[Profile]:
     """The profile's model, with the ``fleet`` section of the provider that it names. Raises ConfigError."""
     fleet = raw.get("fleet")
-    named = fleet.get("provider", DEFAULT) if isinstance(fleet, Mapping) else DEFAULT
-    return profile_model(named) if isinstance(named, str) else Profile
+    if not isinstance(fleet, Mapping):
+        return profile_model(DEFAULT)
+    if isinstance(fleet.get("parties"), Mapping):
+        named = [part.get("provider", DEFAULT) for part in sections(fleet)]
+        return profile_model(PARTIES_KIND, *named) if all(isinstance(name, str) for name in named) else Profile
+    only = fleet.get("provider", DEFAULT)
+    return profile_model(only) if isinstance(only, str) else Profile
 
 
 def _keys_at(path: tuple[Any, ...], raw: Mapping[str, Any]) -> list[str]:
@@ -211,6 +216,10 @@ def _anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         value = out[part].get(key) if isinstance(out.get(part), dict) else None
         if isinstance(value, str) and value and not value.startswith("~") and (folder / value).exists():
             out[part][key] = str((folder / value).resolve())
+    fleet = out.get("fleet")
+    if isinstance(fleet, dict) and isinstance(fleet.get("parties"), Mapping):
+        own = {n: _anchored({"fleet": p}, folder)["fleet"] for n, p in fleet["parties"].items()}
+        out["fleet"] = {**fleet, "parties": own}
     return out
 
 

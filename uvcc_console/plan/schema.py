@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
+from uvcc_console.fleet.by_party import settings_for
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
 from uvcc_engine.contract.link_spec import LinkKind
 from uvcc_engine.contract.private_job import (
@@ -246,8 +247,11 @@ class Profile(Strict):
 
 
 @cache
-def profile_model(provider: str) -> type[Profile]:
-    """The profile whose ``fleet`` section is of this provider. Raises ConfigError for an unknown provider."""
-    settings: Any = kind_of(provider).settings
+def profile_model(provider: str, *parties: str) -> type[Profile]:
+    """The profile whose ``fleet`` section is of this provider, or of these, one for each of the parties.
+
+    Raises ConfigError for an unknown provider.
+    """
+    settings: Any = settings_for(parties) if parties else kind_of(provider).settings
     fleet = (settings, Field(default_factory=settings))
     return create_model("Profile", __base__=Profile, fleet=fleet)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger, within
@@ -100,12 +101,12 @@ def _last_artifacts(ctx: Rollout) -> None:
         ctx.say(ev.Alert(level="error", name="manifest", text=str(e)))
 
 
-async def _unproven(ctx: Rollout, keep: bool) -> list[str]:
+async def _unproven(ctx: Rollout, keep: bool) -> Sequence[str]:
     """Creates that never had an answer and that the market has still time to show: told, and watched on."""
     if not isinstance(ctx.provider, Rents):
         return []
     try:
-        left = await ctx.provider.prove(ended=True, keep=[m.request.name for m in ctx.members.values()] if keep else ())
+        left: Sequence[str] = await ctx.provider.prove(ended=True, keep=[m.request.name for m in ctx.members.values()] if keep else ())
     except UvccError as e:
         left = [f"{ctx.plan.prefix}* ({e.what})"]
     if left:

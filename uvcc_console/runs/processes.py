@@ -146,14 +146,14 @@ def create_run(
 
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
-    from uvcc_console.fleet.provider_kinds import runs_here
+    from uvcc_console.fleet.provider_kinds import runs_here, sections
     from uvcc_console.plan.owndata import keep_pin, settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
 
     short, profile = load(profile_name, settings)
     profile, pin = settle(profile, tell)
-    if runs_here({"provider": profile.fleet.provider}):
+    if any(runs_here(part) for part in sections(profile.fleet.model_dump(mode="json"))):
         extras.require("torch", "local pods compute on this machine")
     while True:
         run = new_run_id(name or short)

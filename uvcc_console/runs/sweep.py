@@ -18,6 +18,7 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.by_party import parts_of
 from uvcc_console.fleet.provider import Pod, Provider, Rents
 from uvcc_console.fleet.runclock import run_now
 from uvcc_console.fleet.ssh_keys import KEY_FILE
@@ -146,8 +147,17 @@ async def sweep(provider: Provider, own: str, *, now: float | None = None) -> li
     def lost(pod: Pod) -> bool:
         return pod.stray if pod.name.startswith(own) else abandoned(pod.name, now=now)
 
-    found = [pod for pod in await provider.list(POD_PREFIX) if lost(pod)]
-    ends = await asyncio.gather(*(provider.delete(pod) for pod in found), return_exceptions=True)
+    by_id: dict[tuple[str, str], tuple[Provider, Pod]] = {}  # parties may share an account
+    trouble: UvccError | None = None
+    for part in parts_of(provider):
+        try:
+            for pod in await part.list(POD_PREFIX):
+                if lost(pod):
+                    by_id.setdefault((pod.provider, pod.provider_id), (part, pod))
+        except UvccError as e:  # one party's provider that does not answer keeps no other
+            trouble = e
+    found = [pod for _, pod in by_id.values()]
+    ends = await asyncio.gather(*(part.delete(pod) for part, pod in by_id.values()), return_exceptions=True)
     if isinstance(provider, Rents):
         await provider.prove(ended=False)
     for end in ends:
@@ -156,6 +166,8 @@ async def sweep(provider: Provider, own: str, *, now: float | None = None) -> li
     # only now, and all of them: one that will not go keeps no other
     if stay := [f"{pod.name}: {end.what}" for pod, end in zip(found, ends, strict=True) if isinstance(end, UvccError)]:
         raise UnreachableError("; ".join(stay), "uvcc pods --sweep tells how to end each")
+    if trouble is not None:
+        raise trouble
     return found
 
 

@@ -22,7 +22,7 @@ def row(name: str) -> dict[str, Any]:
     return {
         "job": checked.job.kind,
         "pods": len(plan.requests),
-        "provider": ", ".join(checked.fleet.per_party) or checked.fleet.provider,
+        "provider": checked.fleet.where,
         "cap": limits.total,
         "hours": limits.ttl / 3600,
     }

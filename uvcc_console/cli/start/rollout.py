@@ -31,15 +31,13 @@ def run(argv: list[str]) -> int:
     given = {key: getattr(args, key.rpartition(".")[2]) for key in _FLAGS}
     args.set += [f"{key}={value}" for key, value in given.items() if value is not None]
     from uvcc_console.cli.screen.launch import has_terminal, launch
-    from uvcc_console.fleet.provider_kinds import kind_of
+    from uvcc_console.fleet.provider_kinds import kind_in
     from uvcc_console.plan.profile import load
 
     name, profile = load(args.profile, args.set)
-    if kind_of(profile.fleet.provider).consents and not args.yes:
+    if kind_in(profile.fleet.model_dump(mode="json")).consents and not args.yes:
         limits = profile.limits
-        question = (
-            f"{name}: up to {limits.hourly:.2f} $/h and {limits.total:.2f} $ in total on {profile.fleet.provider}"
-        )
+        question = f"{name}: up to {limits.hourly:.2f} $/h and {limits.total:.2f} $ in total on {profile.fleet.where}"
         if not sys.stdin.isatty():
             common.say(f"uvcc: {question}\n  say --yes to agree without a terminal")
             return USAGE

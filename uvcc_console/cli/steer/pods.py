@@ -110,10 +110,10 @@ def settle(run_dir: Path, names: Collection[str]) -> None:
 async def _end_one(run_dir: Path, name: str, host_key: str) -> None:
     from uvcc_console.fleet.inventory import InventoryProvider
     from uvcc_console.fleet.provider import Rents
-    from uvcc_console.fleet.provider_kinds import provider_for
+    from uvcc_console.fleet.provider_kinds import provider_for, section_for
 
     snapshot = common.load_snapshot(run_dir)
-    provider = provider_for(dict(snapshot.profile.get("fleet", {})), run_dir)
+    provider = provider_for(section_for(dict(snapshot.profile.get("fleet", {})), name), run_dir)
     try:
         if isinstance(provider, InventoryProvider):
             provider.accepted = host_key
@@ -154,7 +154,7 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     This machine itself is always asked. One run stands for all that ask the same account, the same hosts with the
     same key.
     """
-    from uvcc_console.fleet.provider_kinds import DEFAULT, runs_here
+    from uvcc_console.fleet.provider_kinds import DEFAULT, runs_here, sections
 
     found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {(DEFAULT,): ({"provider": DEFAULT}, paths.data_dir())}
     for run_dir in common.run_dirs():
@@ -162,10 +162,11 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
         if why:
             common.say(f"uvcc: {run_dir.name} is unreadable, its pods are not judged: {why}")
         given = s.profile.get("fleet", {})
-        fleet = dict(given) if isinstance(given, Mapping) else {}
-        name = str(fleet.get("provider", DEFAULT))
-        if not runs_here(fleet):
-            found[name, *(str(fleet.get(k, "")) for k in ("base_url", "hosts", "ssh_key"))] = (fleet, run_dir)
+        for fleet in sections(given if isinstance(given, Mapping) else {}):
+            name = str(fleet.get("provider", DEFAULT))
+            if not runs_here(fleet):
+                own = ("account", "base_url", "hosts", "ssh_key")
+                found[name, *(str(fleet.get(k, "")) for k in own)] = (fleet, run_dir)
     known = {key[0] for key in found}
     for name in only:
         if name not in known:
@@ -178,7 +179,7 @@ async def _prove(only: list[str], found: PodSurvey) -> None:
     from uvcc_console.fleet.prime.ends import LAG_S
     from uvcc_console.fleet.prime.intents import Intents
     from uvcc_console.fleet.provider import Rents
-    from uvcc_console.fleet.provider_kinds import provider_for
+    from uvcc_console.fleet.provider_kinds import DEFAULT, provider_for, sections
     from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of
 
     for run_dir in common.run_dirs():
@@ -186,7 +187,8 @@ async def _prove(only: list[str], found: PodSurvey) -> None:
         tries = {t.name: t for t in Intents.of(run_dir).tries().values() if t.open}
         given = common.read_snapshot(run_dir)[0].profile.get("fleet", {})
         fleet = dict(given) if isinstance(given, Mapping) else {}
-        if not tries or fate not in (ORPHAN, KEPT) or (only and fleet.get("provider") not in only):
+        asked = {str(part.get("provider", DEFAULT)) for part in sections(fleet)}
+        if not tries or fate not in (ORPHAN, KEPT) or (only and not asked & set(only)):
             continue
         kept = [t.base for t in tries.values() if fate == KEPT and t.held]
         try:

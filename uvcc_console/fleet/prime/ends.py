@@ -18,6 +18,7 @@ from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
 from uvcc_console.fleet.prime.intents import FILE, Intents, Try, base_of
 from uvcc_console.fleet.prime.models import ApiPod, HistoryItem
 from uvcc_console.fleet.provider import Pod
+from uvcc_console.fleet.provider_kinds import place_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 SETTLE_S = 45.0  # so long a create without an answer is waited for before anything else is tried
@@ -42,10 +43,14 @@ class _End:
 
 @dataclass
 class Ends:
-    """The account's pods as one run's folder knows them. ``asking``: names of creates that are under way here."""
+    """The account's pods as one run's folder knows them. ``asking``: names of creates that are under way here.
+
+    ``party``: this account is that one's alone; what the folder tells of the others is not to be judged by it.
+    """
 
     client: PrimeClient
     run_dir: Path
+    party: int | None = None
     asking: set[str] = field(default_factory=set)
     ending: set[str] = field(default_factory=set)  # ids that somebody here is ending
 
@@ -65,6 +70,12 @@ class Ends:
         return Intents.of(self.run_dir)
 
     def tries(self, prefix: str = "") -> dict[str, Try]:
+        """This account's tries of the run."""
+        found = self.all_tries(prefix)
+        return {n: t for n, t in found.items() if self.party is None or place_of(t.base)[0] == self.party}
+
+    def all_tries(self, prefix: str = "") -> dict[str, Try]:
+        """The run's tries, of every account."""
         return Intents.of(self.run_dir).tries(prefix)
 
     def ours(self, pod: ApiPod, tries: dict[str, Try]) -> bool:

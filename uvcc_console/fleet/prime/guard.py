@@ -25,7 +25,7 @@ class Guard:
 
     def books(self) -> Books:
         """What the run has cost until now: by our clock or by the provider's bill, whichever is more."""
-        return books_of(self.ends.tries().values(), self.ends.clock.now())
+        return books_of(self.ends.all_tries().values(), self.ends.clock.now())
 
     def over_cap(self, price: float) -> str:
         """Why one more pod at this price may not be rented; empty if it may."""

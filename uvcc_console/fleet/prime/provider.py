@@ -62,7 +62,7 @@ class PrimeProvider:
         self._image = ""
         self._rented: set[str] = set()
         self._blocked: dict[tuple[Any, ...], float] = {}
-        self._ends = Ends(client, run_dir)
+        self._ends = Ends(client, run_dir, fleet.get("party"))
         self._asking = self._ends.asking  # creates under way here: who asked for them settles them
         self._guard = Guard(self._ends)
         self._first: dict[int, asyncio.Lock] = {}
@@ -172,7 +172,7 @@ class PrimeProvider:
     def _know(self, request: PodRequest) -> None:
         """Which provider each party of this run has already, of pods that another process made."""
         run = request.name.rpartition("-")[0] + "-"
-        for t in self._ends.tries(run).values():
+        for t in self._ends.all_tries(run).values():
             if t.base and t.open and t.answered and t.provider and t.base not in self._requests:
                 self._rented.add(t.base)
                 self._requests.setdefault(t.base, replace(request, name=t.base, party=_place(t.base)[0]))
@@ -249,7 +249,7 @@ class PrimeProvider:
         fixed = self._wanted(request).per_party
         if own is None and fixed:
             own = fixed[request.party]
-        taken = {d for p, d in self._domains.items() if p != request.party}
+        taken = {d for p, d in self._domains.items() if p != request.party} | self._others(request.party)
         planned = {d for p, d in choice.domains.items() if p != request.party and p not in self._domains}
         first = choice.domains[request.party]
         names = [own] if own else [first, *(n for n in choice.by_provider if n not in planned | {first})]
@@ -261,6 +261,11 @@ class PrimeProvider:
                 if self._blocked.get(offer.key, 0.0) <= now:
                     return offer, choice.image
         raise ConfigError(f"no further offer for party {request.party} at {own or 'any free provider'}")
+
+    def _others(self, party: int) -> set[str]:
+        """Providers that other parties of this run have, or have asked for, whatever account they pay from."""
+        tries = self._ends.all_tries().values()
+        return {t.provider for t in tries if t.open and t.provider and _place(t.base)[0] != party}
 
     async def _try(self, request: PodRequest, offer: MarketOffer, image: str) -> Pod:
         """One create. What comes back is kept only if it is what was asked for, at the price that was quoted."""

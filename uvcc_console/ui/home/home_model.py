@@ -112,7 +112,7 @@ class Draft:
     @property
     def free(self) -> bool:
         """Whether nothing can be spent: pods are processes of this machine."""
-        return self.plan is not None and runs_here({"provider": self.plan.profile.fleet.provider})
+        return self.plan is not None and runs_here({"provider": self.plan.profile.fleet.kind})
 
 
 def make_draft(profile: str, settings: Sequence[str]) -> Draft:
@@ -181,7 +181,7 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     if job["kind"] == "private":
         lines += _pair("reveals", ", ".join(job["reveal"]), width)
         lines += _pair("operated", "; ".join(Operation.of(plan.phases["full"].topology).sentences()), width, "warn")
-    providers = ", ".join(p.fleet.per_party) or p.fleet.provider
+    providers = p.fleet.where
     lines += _pair("pods", f"{len(plan.requests)} on {providers}" + (f", {p.fleet.gpu}" if p.fleet.gpu else ""), width)
     lines += _pair("link", p.link, width)
     smoke = plan.phases.get("smoke")

@@ -165,7 +165,7 @@ class WizardScreen(Screen[Path | None]):
 
         limits = draft.plan.profile.limits
         lines = [
-            f"{len(draft.quote.lines)} pods at ${draft.quote.hourly:.2f}/h on {draft.plan.profile.fleet.provider}.",
+            f"{len(draft.quote.lines)} pods at ${draft.quote.hourly:.2f}/h on {draft.plan.profile.fleet.where}.",
             f"Caps: ${limits.hourly:.2f}/h, ${limits.total:.2f} in total, {limits.ttl / 3600:g} h at most.",
         ]
 

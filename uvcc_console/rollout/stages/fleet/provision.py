@@ -46,14 +46,17 @@ async def quote(ctx: Rollout) -> str:
             f"the fleet costs {hourly:.2f} $/h, limits.hourly is {limits.hourly:.2f}",
             "raise the cap or take fewer pods",
         )
-    if found.wallet is not None and found.wallet < most:
-        # an empty wallet ends pods without a word, so a run that it cannot see through is not begun
-        what = f"the wallet holds {found.wallet:.2f} $, the run may cost {most:.2f}"
-        raise ConfigError(what, "top it up, or lower limits.total or limits.ttl")
+    for whose, part in (found.parts or {"": found}).items():
+        share = most * part.hourly / hourly if hourly else most
+        if part.wallet is not None and part.wallet < share:
+            # an empty wallet ends pods without a word, so a run that it cannot see through is not begun
+            what = f"{whose}{': ' if whose else ''}the wallet holds {part.wallet:.2f} $, the run may cost {share:.2f}"
+            raise ConfigError(what, "top it up, or lower limits.total or limits.ttl")
     ctx.say(ev.CostTick(hourly=0.0, spent=0.0, forecast=most, runway_h=found.runway_h))
     said = f", {most:.2f} $ at most" if hourly else ""
     lasts = f", the wallet lasts {found.runway_h:.1f} h" if found.runway_h is not None else ""
-    return f"{len(found.lines)} pods, {hourly:.2f} $/h{_for_the_smoke(ctx, first, hourly)}{said}{lasts}"
+    each = "".join(f", {whose} {part.hourly:.2f} $/h" for whose, part in found.parts.items())
+    return f"{len(found.lines)} pods, {hourly:.2f} $/h{each}{_for_the_smoke(ctx, first, hourly)}{said}{lasts}"
 
 
 def _for_the_smoke(ctx: Rollout, first: float, hourly: float) -> str:
@@ -173,7 +176,7 @@ async def one_agent(ctx: Rollout, member: Member) -> None:
         packages=profile.fleet.packages,
         preload="none" if profile.job.kind == "command" else "",
         life_s=life_left(ctx),
-        give_way=priority.give_way(profile.fleet.provider, len(ctx.members)),
+        give_way=priority.give_way(profile.fleet.kind, len(ctx.members)),
     )
     await attach(ctx, member)
 
@@ -184,7 +187,7 @@ def life_left(ctx: Rollout) -> float:
     Local pods have a time to live of their own. No market that we know ends a pod at a time given with the order, so
     there it is the work that ends, not the bill.
     """
-    if runs_here({"provider": ctx.plan.profile.fleet.provider}):
+    if runs_here({"provider": ctx.plan.profile.fleet.kind}):
         return 0.0
     lived = run_now(ctx.run_dir) - ctx.bus.snapshot.created
     return max(0.0, ctx.plan.profile.limits.ttl - lived) + KEEPER_GRACE_S

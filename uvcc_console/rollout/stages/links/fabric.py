@@ -88,7 +88,7 @@ async def ranks(ctx: Rollout) -> Fabric:
     private = isinstance(ctx.plan.profile.job, PrivateJobSettings)
     links = await links_for(ctx, phase) if private else {}
     worlds = await meeting_places(ctx, phase) if private else {}
-    provider = ctx.plan.profile.fleet.provider
+    provider = ctx.plan.profile.fleet.kind
     slow = priority.stretch(provider, sum(1 for _ in phase.coords()))
     limit = slow * (RANK_S + PER_RANK_S * phase.topology.workers_per_party)
 
@@ -133,7 +133,7 @@ def _spec(
         job=job,
         link=links.get(str(coord), LinkSpec()),
         env={
-            **priority.environment(profile.fleet.provider, sum(1 for _ in phase.coords())),
+            **priority.environment(profile.fleet.kind, sum(1 for _ in phase.coords())),
             **profile.env,
             **worlds.get(str(coord), {}),
         },

@@ -139,7 +139,7 @@ async def _shown(ctx: Rollout, pids: dict[str, int]) -> None:
 def _patience(ctx: Rollout, usual: float) -> float:
     """Seconds to wait for something that takes a start and a step, on a fleet whose steps may be long."""
     workers = max(len(p.coords()) for p in ctx.plan.phases.values())
-    slow = priority.stretch(ctx.plan.profile.fleet.provider, workers)
+    slow = priority.stretch(ctx.plan.profile.fleet.kind, workers)
     return max(slow * usual, 3 * ctx.plan.profile.halt.patience)
 
 
@@ -169,7 +169,7 @@ def _spec(ctx: Rollout, phase: Phase, coord: str, link: LinkSpec, env: dict[str,
 def _environment(ctx: Rollout, phase: Phase) -> dict[str, str]:
     """The profile's environment, and whom to give way to; a command is told how many steps this phase has."""
     profile = ctx.plan.profile
-    env = {**priority.environment(profile.fleet.provider, sum(1 for _ in phase.coords())), **profile.env}
+    env = {**priority.environment(profile.fleet.kind, sum(1 for _ in phase.coords())), **profile.env}
     return env | {"UVCC_STEPS": str(phase.steps)} if phase.kind == "command" else env
 
 
