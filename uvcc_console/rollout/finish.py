@@ -106,7 +106,9 @@ async def _unproven(ctx: Rollout, keep: bool) -> Sequence[str]:
     if not isinstance(ctx.provider, Rents):
         return []
     try:
-        left: Sequence[str] = await ctx.provider.prove(ended=True, keep=[m.request.name for m in ctx.members.values()] if keep else ())
+        left: Sequence[str] = await ctx.provider.prove(
+            ended=True, keep=[m.request.name for m in ctx.members.values()] if keep else ()
+        )
     except UvccError as e:
         left = [f"{ctx.plan.prefix}* ({e.what})"]
     if left:

@@ -21,13 +21,18 @@ def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> PrimeProvider
     from uvcc_console.fleet.prime.key import find_account
     from uvcc_console.fleet.prime.provider import PrimeProvider
 
-    account = find_account(str(fleet.get("base_url", "")))
+    account = find_account(str(fleet.get("base_url", "")), account=str(fleet.get("account", "")))
     known = (run_dir / CLOCK).exists() or (run_dir / INTENTS).exists()
     return PrimeProvider(PrimeClient(account, clock=RunClock(run_dir if known else None)), fleet, run_dir)
 
 
 class PrimeFleet(FleetSettings):
-    """What only this market knows: ``socket``, ``data_center``, and ``base_url`` of another address of its API."""
+    """What only this market knows: ``socket``, ``data_center``, and ``base_url`` of another address of its API.
+
+    ``account``: one of several, whose key is found under its own name.
+    """
+
+    account: str = ""
 
     socket: str = ""
     data_center: str = ""

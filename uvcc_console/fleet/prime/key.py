@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from uvcc_console.fleet.cloud import api_keys
 from uvcc_console.fleet.prime import hosts
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
@@ -31,10 +31,11 @@ class Account:
         return f"Account(key=***, base_url={self.base_url!r}, team={self.team!r}, source={self.source!r})"
 
 
-def find_account(base_url: str = "", env: Mapping[str, str] | None = None) -> Account:
+def find_account(base_url: str = "", env: Mapping[str, str] | None = None, account: str = "") -> Account:
     """The key by environment, the vendor tool's configuration, or the key file, in this order.
 
-    ``base_url`` is the profile's. Raises ConfigError where there is no key, where others can read the file that holds
+    ``base_url`` and ``account`` are the profile's; the key of a named account is looked for under its own name only.
+    Raises ConfigError where there is no key, where others can read the file that holds
     it, and where the address is none that the key may go to (see ``hosts``).
     """
     env = os.environ if env is None else env
@@ -42,24 +43,22 @@ def find_account(base_url: str = "", env: Mapping[str, str] | None = None) -> Ac
     mine = env.get("PRIME_API_BASE_URL") or env.get("PRIME_BASE_URL") or str(config.get("base_url") or "")
     url = (base_url or mine or DEFAULT_URL).rstrip("/").removesuffix("/api/v1")
     url = hosts.checked(url, env, own=not base_url)
+    if account:
+        key, source = api_keys.named("prime", account, env)
+        return Account(key, url, "", source)
     team = env.get("PRIME_TEAM_ID", "").strip() or str(config.get("team_id") or "")
     for name in ("PRIME_API_KEY", "UVCC_PRIME_API_KEY"):
         if key := env.get(name, "").strip():
             return Account(key, url, team, name)
     if key := str(config.get("api_key") or "").strip():
-        _private(Path(CONFIG).expanduser())
+        api_keys.private(Path(CONFIG).expanduser())
         return Account(key, url, team, CONFIG)
     path = Path(KEY_FILE).expanduser()
     if path.exists():
-        _private(path)
-        if key := _read(path).strip():
+        api_keys.private(path)
+        if key := api_keys.read(path):
             return Account(key, url, team, KEY_FILE)
     raise ConfigError("no Prime Intellect API key", f"set PRIME_API_KEY, or write it to {KEY_FILE} (mode 600)")
-
-
-def _private(path: Path) -> None:
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise ConfigError(f"others can read the API key in {path}", f"chmod 600 {path}")
 
 
 def _read(path: Path) -> str:
