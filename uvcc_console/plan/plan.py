@@ -16,6 +16,7 @@ from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJ
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.private_job import where_it_says_something
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+from uvcc_engine.transcript.terms.operation import Operation
 
 POD_PREFIX = "uvcc-"
 SMOKE, FULL = "smoke", "full"
@@ -189,6 +190,12 @@ def make_plan(run: str, profile_name: str, profile: Profile, seed: int | None = 
         steps = min(profile.smoke.steps, profile.job.steps)
         phases[SMOKE] = _phase(run, SMOKE, profile, steps, profile.smoke.replicas)
     return Plan(run, profile_name, profile, seed, stage_names(profile), phases, _requests(run, profile, full))
+
+
+def operation_of(plan: Plan) -> tuple[str, ...]:
+    """Who could look into this run and what is not encrypted in it; nothing for jobs that claim no privacy."""
+    full = plan.phases[FULL]
+    return Operation.of(full.topology).sentences() if full.kind == "private" else ()
 
 
 def derive(seed: int | None, *labels: str) -> bytes:

@@ -60,7 +60,7 @@ def _privacy(policy: Policy) -> list[str]:
         told, owners = [value for value in told if value != "weights"], [*owners, "weights"]
     return [
         f"told to all three domains: {', '.join(told) or 'nothing'}; all else stayed shared",
-        f"told to the owner alone: {', '.join(dict.fromkeys(owners)) or 'nothing'}",
+        f"sealed to the owner's key: {', '.join(dict.fromkeys(owners)) or 'nothing'}",
         "two domains that put their shares together learn data and weights",
         *Operation.of(policy.topology).sentences(),
         "weights remember training data: whoever gets them can test guesses about single rows; no noise was added",

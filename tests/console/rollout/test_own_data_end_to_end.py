@@ -72,7 +72,7 @@ def check_card(results: Path, run_dir: Path) -> None:
     assert f"- policy: {policy.hash.hex()}" in card
     assert "- result: verified at" in card
     assert "- accuracy: 0." in card
-    assert "told to the owner alone: weights" in card
+    assert "sealed to the owner's key: weights" in card
     assert "could look at everything" in card
     assert all(f"- `{name}`" in card for name in ("model.safetensors", "model.json", "preprocessing.yaml"))
     with np.load(results / "weights.npz") as arrays:

@@ -26,7 +26,7 @@ MODEL, FITTED, CARD = "model.json", "preprocessing.yaml", "MODEL_CARD.md"
 def run(argv: list[str]) -> int:
     parser = common.Parser("owner", "The data owner's side of a finished run: open its results, and use them in clear.")
     actions = parser.add_subparsers(dest="action", required=True, parser_class=argparse.ArgumentParser)
-    opened = actions.add_parser("open", help="open the weights that the run revealed to the owner alone")
+    opened = actions.add_parser("open", help="open the weights that the run sealed to the owner's key")
     opened.add_argument("run", nargs="?", default="last", metavar="RUN")
     opened.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; the run's name without it")
     opened.add_argument("--unverified", action="store_true", help="open them although the run is not verified")

@@ -32,10 +32,13 @@ def run(argv: list[str]) -> int:
     args.set += [f"{key}={value}" for key, value in given.items() if value is not None]
     from uvcc_console.cli.screen.launch import has_terminal, launch
     from uvcc_console.fleet.provider_kinds import kind_in
+    from uvcc_console.plan.plan import make_plan, new_run_id, operation_of
     from uvcc_console.plan.profile import load
 
     name, profile = load(args.profile, args.set)
     if kind_in(profile.fleet.model_dump(mode="json")).consents and not args.yes:
+        for sentence in operation_of(make_plan(new_run_id(name), name, profile)):
+            common.say(sentence)
         limits = profile.limits
         question = f"{name}: up to {limits.hourly:.2f} $/h and {limits.total:.2f} $ in total on {profile.fleet.where}"
         if not sys.stdin.isatty():

@@ -8,7 +8,7 @@ from functools import partial
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.prime.offers import IMAGES
 from uvcc_console.plan import images, measurable
-from uvcc_console.plan.plan import FULL, SMOKE, Phase
+from uvcc_console.plan.plan import FULL, SMOKE, Phase, operation_of
 from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
 from uvcc_console.rollout.context import Halted, Rollout
 from uvcc_console.rollout.stage_runner import StageFunction
@@ -33,7 +33,8 @@ async def _plan(ctx: Rollout) -> str:
         measurable.check(job, smoke.steps, ctx.plan.profile.gates)
     await agree.check_job(ctx)
     names = ", ".join(f"{p.name} {p.steps} steps on {len(p.pods())} pods" for p in ctx.plan.phases.values())
-    return f"{ctx.plan.profile.job.kind}: {names}"
+    operated = operation_of(ctx.plan)
+    return "; ".join((f"{ctx.plan.profile.job.kind}: {names}", *operated))
 
 
 async def _verify_smoke(ctx: Rollout) -> str:

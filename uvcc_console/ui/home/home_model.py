@@ -21,7 +21,6 @@ from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.transcript.terms.operation import Operation
 
 if TYPE_CHECKING:
     from uvcc_console.fleet.provider import Quote
@@ -171,6 +170,7 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     plan, p = draft.plan, draft.plan.profile
     job: dict[str, Any] = p.job.model_dump(mode="json")
     from uvcc_console.plan.owndata import model_words
+    from uvcc_console.plan.plan import operation_of
 
     job |= {"model": model_words(job["model"])} if "model" in job else {}
     shown = ", ".join(f"{k} {v}" for k, v in job.items() if k in ("model", "config", "batch", "lr", "seed") and v != "")
@@ -180,7 +180,7 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     lines += _pair("shape", f"3 parties {g.times} {t.replicas} {g.times} {t.stages} {g.times} {t.tensor}", width)
     if job["kind"] == "private":
         lines += _pair("reveals", ", ".join(job["reveal"]), width)
-        lines += _pair("operated", "; ".join(Operation.of(plan.phases["full"].topology).sentences()), width, "warn")
+        lines += _pair("operated", "; ".join(operation_of(plan)), width, "warn")
     providers = p.fleet.where
     lines += _pair("pods", f"{len(plan.requests)} on {providers}" + (f", {p.fleet.gpu}" if p.fleet.gpu else ""), width)
     lines += _pair("link", p.link, width)

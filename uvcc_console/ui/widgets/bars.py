@@ -55,6 +55,8 @@ def header_line(view: View, width: int) -> Line:
     if health := health_spans(view):
         left += [*health, ("  ", "")]
     wide = width >= 120
+    if width >= 80 and not wide and s.operation:  # where there is no room for the run's name there is room for this
+        left += [("1 operator", "warn"), ("  ", "")]
     step, bar, until = _progress(view, wide)
     readonly: list[Span] = [("read-only", "warn"), ("  ", "")] if view.readonly else []
     right: list[Span] = []
@@ -73,24 +75,24 @@ def header_line(view: View, width: int) -> Line:
         ([*step, *readonly], time),
         (readonly, time),
     ):
-        if width_of(left) + width_of(parts) + width_of(end) <= width:
+        if width_of(left) + width_of(parts) + width_of(end) < width:
             break
     left, right = [*left, *parts], list(end)
-    return spread(left, [*_identity(view, width - width_of(left) - width_of(right) - 2), *right], width)
+    return spread(left, [*_identity(view, width - width_of(left) - width_of(right) - 2, wide), *right], width)
 
 
-def _identity(view: View, room: int) -> list[Span]:
-    """Run, shape and drill time; the least important go first when there is no room."""
+def _identity(view: View, room: int, wide: bool) -> list[Span]:
+    """Run, shape, who operates it and drill time; the least important go first when there is no room."""
     s, g = view.snap, view.glyphs
     inner = f" {g.times} {s.pipeline_stages} {g.times} {s.tensor}" if s.pipeline_stages * s.tensor > 1 else ""
     run: list[Span] = [(clean(s.run), "title"), ("   ", "")]
     many = f"3 parties {g.times} {s.replicas}{inner}" if s.proves else f"{len(s.workers) or len(s.pods)} ranks"
     shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} {many}   ", "muted")]
-    operators: list[Span] = [("one operator   ", "warn")] if s.operation else []
+    operators: list[Span] = [("one operator   ", "warn")] if s.operation and wide else []
     drill: list[Span] = []
     if s.halt.last_drill_s is not None:
         drill = [("drill ", "muted"), (f"{g.ok} {s.halt.last_drill_s:.1f} s   ", "text")]
-    for parts in ([*run, *shape, *operators, *drill], [*run, *operators, *drill], [*run, *operators], run):
+    for parts in ([*run, *shape, *operators, *drill], [*run, *operators, *drill], [*run, *operators], operators or run):
         if width_of(parts) <= room:
             return parts
     return []

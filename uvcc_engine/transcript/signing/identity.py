@@ -1,7 +1,8 @@
 """A party's identity: an Ed25519 key that signs and an X25519 key that agrees on pair secrets.
 
-Both are born on the party's own pod and never leave it. Files of an identity folder (0700): ``ed25519`` (OpenSSH
-private key, 0600, usable with ssh-keygen), ``x25519`` (32 raw bytes, 0600), ``public.json``.
+Both are born on the party's own pod, and no code takes them from there; whoever has a shell there can. Files of an
+identity folder (0700): ``ed25519`` (OpenSSH private key, 0600, usable with ssh-keygen), ``x25519`` (32 raw bytes,
+0600), ``public.json``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,68 @@
+"""The README's table of adversaries says what the code does: each row is held to a fact, none is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.plan.plan import make_plan, operation_of
+from uvcc_console.plan.profile import load
+from uvcc_console.runs import domain
+from uvcc_engine.contract.topology import Topology
+from uvcc_engine.transcript.terms.operation import IN_CLEAR, ONE_OPERATOR, Operation
+
+ROOT = Path(__file__).parents[1]
+VERDICTS = {"protected", "reads", "bends"}
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, list[str]]:
+    """Adversary -> what becomes of each asset."""
+    text = (ROOT / "README.md").read_text()
+    block = text[text.index("<!-- adversaries") : text.index("<!-- /adversaries")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if line[:1] == "|"]
+    return {first: rest for first, *rest in rows[2:]}
+
+
+def _row(table: dict[str, list[str]], word: str) -> list[str]:
+    (found,) = [cells for who, cells in table.items() if word in who]
+    return [cell.replace(",", " ").replace(":", " ").split()[0] for cell in found]
+
+
+def test_every_cell_is_one_of_three_verdicts(table: dict[str, list[str]]) -> None:
+    assert len(table) >= 8
+    assert {cell for who in table for cell in _row(table, who)} <= VERDICTS
+    assert {len(cells) for cells in table.values()} == {4}
+
+
+def test_the_operator_holds_every_key_and_the_table_says_so(table: dict[str, list[str]], tmp_path: Path) -> None:
+    names = domain.order_keys(tmp_path)  # what a rollout does on one machine
+    private = [p for p in tmp_path.rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()]
+    held = set(names) == {"operator", "P0", "P1", "P2"} and len(private) == len(names)
+    one = Operation.of(Topology()).operators == ONE_OPERATOR
+    assert held == one == ("protected" not in _row(table, "the operator of all three domains"))
+
+
+def test_traffic_inside_a_party_is_told_as_the_policy_states_it(table: dict[str, list[str]]) -> None:
+    clear = Operation.of(Topology(replicas=2)).party_traffic == IN_CLEAR
+    assert clear == ("bends" in _row(table, "one party's own pods"))
+    assert clear == (_row(table, "the same for two parties") == ["reads", "reads", "reads", "protected"])
+
+
+def test_two_domains_read_what_one_cannot(table: dict[str, list[str]]) -> None:
+    assert _row(table, "follows the protocol") == ["protected"] * 4
+    assert _row(table, "two domains together")[:3] == ["reads"] * 3
+
+
+def test_the_security_page_gives_the_operator_no_bounds() -> None:
+    (line,) = [x for x in (ROOT / "SECURITY.md").read_text().splitlines() if x.startswith("| the operator of all")]
+    _, _, _, cannot, can, _ = line.split("|")
+    assert cannot.strip() == ""
+    assert "owner's key" in can
+
+
+def test_a_plan_says_who_could_look() -> None:
+    name, profile = load("demo")
+    said = operation_of(make_plan("r", name, profile))
+    assert any("could look at everything" in sentence for sentence in said)
