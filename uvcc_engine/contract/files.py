@@ -49,6 +49,11 @@ def result_name(rank: int, *, lead: bool = True) -> str:
     return "result.json" if lead else f"result_rank{rank}.json"
 
 
+def least_attempt_name(coord: str) -> str:
+    """Where a worker leaves word that it needs a higher attempt: ``{"least": N}``."""
+    return f"least_attempt_{coord}.json"
+
+
 def is_heartbeat(name: str) -> bool:
     """Whether a file holds the heartbeats of a rank."""
     return name.startswith("heartbeat_rank")

@@ -36,9 +36,10 @@ from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.worker.admission import Admission, admit
 from uvcc_engine.worker.consensus import HALT, StepConsensus, Vote
+from uvcc_engine.worker.means import device_of, pair_keys
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.relay_control import Orders, Roots
-from uvcc_engine.worker.session import LateRecorder, RunOutcome, WorkerSession, device_of, pair_keys
+from uvcc_engine.worker.session import LateRecorder, RunOutcome, WorkerSession
 
 PEER_TIMEOUT_S: Final = 10.0
 """Without any sign of life of a peer for this long the run ends; the plane says something every two seconds."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from uvcc_engine.checkpoint.encryption import state_name
@@ -20,8 +19,6 @@ from uvcc_engine.contract.migration import Migration
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.kernels.choose import device_for
-from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
 from uvcc_engine.sealing.release import box_name, seal_weights
@@ -36,7 +33,9 @@ from uvcc_engine.worker.admission import SEALED, Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
 from uvcc_engine.worker.consensus import HALT, HOLD, StepConsensus, Vote
+from uvcc_engine.worker.high_water import HighWaterMark
 from uvcc_engine.worker.inference import Predictor
+from uvcc_engine.worker.means import device_of, pair_keys
 from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds
 from uvcc_engine.worker.ranks import Ranks
 
@@ -68,33 +67,6 @@ class LateRecorder:
         """See ``plane.api.Recorder``."""
         if self.inner is not None:
             self.inner.hash_ahead(peer, tag, payload)
-
-
-def pair_keys(admitted: Admission) -> PairKeys:
-    """The PRG keys of a party: HKDF of the static X25519 agreements, bound to the job."""
-    party, sid, label = admitted.party, admitted.policy.sid_job, "prg"
-    peers = admitted.policy.peers(party, admitted.coord.replica)
-    return PairKeys(
-        prev=admitted.identity.pair_secret(peers[(party + 2) % 3], sid, label),
-        next=admitted.identity.pair_secret(peers[(party + 1) % 3], sid, label),
-        own=admitted.identity.own_secret(sid, label),
-    )
-
-
-def device_of(admitted: Admission) -> torch.device:
-    """Where this worker keeps its shares. Ranks that compute together do so on processors.
-
-    Raises ConfigError where the job insists on a GPU that it cannot have.
-    """
-    size, wanted = admitted.policy.topology, admitted.job.device
-    if size.workers_per_party * size.microbatches == 1:
-        return device_for(wanted)
-    if wanted == "cuda":
-        raise ConfigError(
-            "job.device is cuda, and a party's several ranks compute on processors",
-            "one replica, stage, tensor rank and microbatch, or device: auto",
-        )
-    return torch.device("cpu")
 
 
 class WorkerSession:
@@ -139,6 +111,7 @@ class WorkerSession:
         self._rt = runtime()
         self._trainer = self._learner(runtime)
         self._evidence: WorkerEvidence | None = None
+        self._mark: HighWaterMark | None = None
         self._loss: float | None = None
         self._agreed = True  # whether the last finished epoch was agreed with both peers
         self.step = 0
@@ -168,11 +141,15 @@ class WorkerSession:
 
     def run(self) -> RunOutcome:
         """Train to the end or to a halt. Raises what the protocol, the plane and the disk raise."""
-        begin_attempt(Path(self._spec.dir), self._admitted.coord, self._spec.attempt)
+        a, folder, attempt = self._admitted, Path(self._spec.dir), self._spec.attempt
+        begin_attempt(folder, a.coord, attempt)
+        sid = a.policy.sid_job.hex()
+        self._mark = HighWaterMark.claim(Path(self._spec.identity_dir), sid, a.coord, attempt, folder)
         self.step = self._agree_where_to_start()
         self.running = True
         job = self._admitted.job
         self._open_evidence(self._epoch(self.step))
+        self._mark.admit(self._proof.recorder.epochs, self._proof.recorder.left_open)
         if self.step > job.first_step:
             self._load(self.step)
         elif job.start is not None:
@@ -196,6 +173,8 @@ class WorkerSession:
         self._checkpoints.close()
         if self._evidence is not None:
             self._evidence.close()
+        if self._mark is not None:
+            self._mark.close()
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
@@ -288,6 +267,8 @@ class WorkerSession:
     def _begin(self, epoch: int) -> Vote:
         self._rt.begin_epoch(epoch)
         self._proof.begin(epoch)
+        assert self._mark is not None
+        self._mark.begin(epoch)
         mine, stated = self._checkpoints.ballot(self._vote())
         notes = {} if self._agreed else {p: self._proof.agreement(p) for p in self._table.peers}
         self._table.open_step(epoch, mine, notes, stated)
@@ -360,12 +341,17 @@ class WorkerSession:
         if not taken:
             self._settle_roots()
             self._take(scheduled=False)
-            self._proof.sync()
+        self._make_durable()
         manifest = self._checkpoints.settle(self._table)
         assert manifest is not None
         self._writer.event("halted", nonce=decision.nonce, step=self.step, checkpoint=manifest.sha256)
         self._writer.heartbeat(self.step, "halted", "halted", halt_nonce=decision.nonce)
         return RunOutcome("halted", self.step, manifest.sha256)
+
+    def _make_durable(self) -> None:
+        self._proof.sync()
+        assert self._mark is not None
+        self._mark.settle()
 
     def _settle_roots(self) -> None:
         """Agree on the last finished epoch now rather than in the next step: a checkpoint must not outrun agreement."""
@@ -414,7 +400,7 @@ class WorkerSession:
         mine_at_end = {p: self._proof.closing(p) for p in self._table.peers}
         for peer, note in self._table.exchange("closing", mine_at_end).items():
             self._proof.check_closing(peer, note)
-        self._proof.sync()
+        self._make_durable()
         return self._publish(result, values, self._checkpoints.settle(self._table))
 
     def _release_weights(self) -> None:

@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -299,3 +300,23 @@ def test_a_header_that_lies_is_found_without_torch(tmp_path: Path, data: bytes, 
         check_tensors(path)
     path.write_bytes(tensors(3))
     assert check_tensors(path) == 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "masks"),
+    [
+        ([], 0),
+        (['{"least":1}'], 1),
+        (['{"least":1}', '{"least":3}'], 3),
+        (['{"least":99999999999}', '{"least":-4}', '{"least":true}', "[]", "x" * 400], 0),
+        (['{"least":65}'], 0),  # so far ahead that the numbers would run out: not obeyed
+    ],
+)
+async def test_the_next_start_takes_the_attempt_that_a_pod_needs(home: Home, texts: list[str], masks: int) -> None:
+    phase = replace(home.phase, kind="private")
+    folder = home.pod.root / f".uvcc/runs/{phase.engine_run}"
+    folder.mkdir(parents=True)
+    for n, text in enumerate(texts):
+        (folder / f"least_attempt_p0r0s0t{n}.json").write_text(text + "\n")
+    assert await earlier_checkpoint.masks(home.ctx, phase, -1) == masks
+    assert await earlier_checkpoint.masks(home.ctx, phase, 0) == max(masks, 1)  # starting over is another attempt

@@ -34,13 +34,13 @@ class Interrupted:
         assert -9 in self.fleet.wait()
         self._kept = folder / "kept"
         for party in range(3):
-            shutil.copytree(self.fleet.dir(party), self._kept / str(party))
+            shutil.copytree(self.fleet.home(party), self._kept / str(party))
 
     def again(self) -> Path:
-        """Everything as it lay; returns the transcript folder of the pod that died."""
+        """Everything as it lay, identities' marks with it; returns the transcript folder of the pod that died."""
         for party in range(3):
-            shutil.rmtree(self.fleet.dir(party))
-            shutil.copytree(self._kept / str(party), self.fleet.dir(party))
+            shutil.rmtree(self.fleet.home(party))
+            shutil.copytree(self._kept / str(party), self.fleet.home(party))
         return self.fleet.dir(FAILED) / f"transcript_p{FAILED}r0s0t0"
 
     def resume(self) -> list[int]:

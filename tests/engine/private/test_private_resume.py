@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from private_kit import Fleet, Zygote, direct_links
@@ -16,6 +18,7 @@ from test_private_worker import JOB, halt, until
 
 from uvcc_engine.contract import checkpoint as ck
 from uvcc_engine.contract.control import HALT, HOLD, RELEASE
+from uvcc_engine.transcript.leaves.leaf_file import next_block
 
 SMALL = replace(JOB, steps=6, checkpoint_every=2)
 
@@ -168,3 +171,46 @@ def test_starting_over_is_another_attempt_that_keeps_what_the_first_one_left(fle
     assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     assert (fleet.dir(1) / "earlier0_transcript_p1r0s0t0" / "leaves.bin").read_bytes() == before
     assert (fleet.dir(1) / "earlier0_checkpoints").is_dir()
+
+
+def cut_short(fleet: Fleet, party: int, epochs: int) -> None:
+    """What a power cut leaves of a transcript: what was durable at the last checkpoint."""
+    path = transcript(fleet, party, "leaves.bin")
+    with path.open("rb") as f:
+        end = 0
+        for _ in range(epochs):
+            block = next_block(f, end, path.stat().st_size)
+            assert block is not None
+            end = block.end
+    os.truncate(path, end)
+    for name in ("roots.jsonl", "peers.jsonl", "openings.jsonl"):
+        whole = transcript(fleet, party, name).read_bytes().splitlines(keepends=True)
+        kept = [line for line in whole if epoch_of(json.loads(line)) < epochs]
+        transcript(fleet, party, name).write_bytes(b"".join(kept))
+
+
+def epoch_of(line: dict[str, Any]) -> int:
+    return int(line["epoch"] if "epoch" in line else line["statement"]["epoch"])
+
+
+def test_a_transcript_cut_short_by_a_power_cut_takes_a_higher_attempt(fleet: Fleet) -> None:
+    began = len(fleet.roots(1))
+    cut_short(fleet, 1, 2)
+    fleet.launch(resume=True, start=2)
+    assert fleet.wait()[1] == 2
+    said = fleet.exit(1)
+    assert f"holds 2 epochs of the {began} that this identity may have begun in attempt 0" in said["error"]
+    assert "starts attempt 1 on all pods" in said["hint"]
+    assert json.loads((fleet.dir(1) / "least_attempt_p1r0s0t0.json").read_text()) == {"least": 1}
+    assert len(fleet.roots(1)) == began  # nothing was trained
+    fleet.launch(resume=True, attempt=1)
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+
+
+def test_the_same_session_in_a_second_directory_takes_a_higher_attempt(fleet: Fleet) -> None:
+    fleet.dir = lambda party: fleet.home(party) / "second"  # type: ignore[method-assign]
+    fleet.launch()
+    assert set(fleet.wait()) <= {2, 4}
+    said = [fleet.exit(p)["error"] for p in range(3)]
+    assert any("attempt 0 of this session was begun in ../run, not in ../second" in text for text in said)
+    assert not any(fleet.roots(p) for p in range(3))

@@ -185,6 +185,11 @@ class TranscriptStore:
         return len(self._blocks)
 
     @property
+    def left_open(self) -> int:
+        """The epoch whose records an earlier process left in ``open.bin``; -1 if none is the next one."""
+        return self._log.epoch if self._log is not None and self._log.epoch == len(self._blocks) else -1
+
+    @property
     def beside_s(self) -> float:
         """Processor time that hashing beside the caller has taken so far, in seconds."""
         return self._hasher.cpu_s if self._hasher is not None else 0.0

@@ -3,6 +3,7 @@
 A private run repeats from there the very messages that it sent before, under the same masks, and every one of them must
 match what was recorded. Where that cannot be, because the record is damaged, ``--from 0`` starts over under the next
 attempt number, whose masks are others; transcripts and checkpoints of the attempt before are moved aside on the pods.
+The same happens, unasked, where a pod's identity has been further than its transcript shows (``worker.high_water``).
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.outside import record, whole
 
 _LIST: Final = (
     'cd .uvcc/runs/{run}/checkpoints 2>/dev/null || exit 0; for d in step-*; do [ -d "$d" ] && echo "$d"; done; :'
 )
+_DEMANDS: Final = "cat .uvcc/runs/{run}/least_attempt_*.json 2>/dev/null | head -c 65536; :"
+MOST: Final = 1 << 20
+HIGHER: Final = 64
+"""A pod that asks for an attempt further ahead than this is not obeyed: numbers that ran out would end the session."""
 _STEP: Final = re.compile(r"step-(\d{1,9})")
 
 
@@ -55,8 +61,26 @@ async def steps_on(member: Member, phase: Phase) -> set[int]:
     return {int(m[1]) for line in listed if (m := _STEP.fullmatch(line.strip()))}
 
 
-def masks(ctx: Rollout, phase: Phase, start: int) -> int:
-    """The attempt number that the next start's masks depend on: one more where a run starts over, else as before."""
+async def masks(ctx: Rollout, phase: Phase, start: int) -> int:
+    """The attempt number that the next start's masks depend on: one more where a run starts over, else as before.
+
+    It is higher where a pod's identity needs that, because it cannot vouch for all that it did under the one before.
+    """
+    before = _masks_before(ctx, phase)
+    if phase.kind != "private":
+        return before
+    found = await each(ctx.of_phase(phase), lambda m: demanded(m, phase))
+    return max([before + (start == 0), *(least for least in found.values() if least <= before + HIGHER)])
+
+
+async def demanded(member: Member, phase: Phase) -> int:
+    """The least attempt that the workers of a pod have asked for; 0 if none did."""
+    listed = (await member.ssh.sh(_DEMANDS.format(run=phase.engine_run))).splitlines()
+    told = (record(line, 256) or {} for line in listed)
+    return max((whole(found.get("least"), 0, MOST) or 0 for found in told), default=0)
+
+
+def _masks_before(ctx: Rollout, phase: Phase) -> int:
     before = 0
     journal = Journal(ctx.run_dir / processes.JOURNAL, readonly=True)
     try:
@@ -65,4 +89,4 @@ def masks(ctx: Rollout, phase: Phase, start: int) -> int:
                 before = event.masks
     finally:
         journal.close()
-    return before + 1 if start == 0 and phase.kind == "private" else before
+    return before

@@ -65,7 +65,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
             ctx.say(ev.Alert(level="warn", name="resume", text="the workers run: nothing was gone back to", hint="F9"))
         return {}
     start = await earlier_checkpoint.chosen(ctx, phase) if known else -1
-    masks = earlier_checkpoint.masks(ctx, phase, start) if known else 0
+    masks = await earlier_checkpoint.masks(ctx, phase, start) if known else 0
     cited = await _cited(ctx, phase) if known and start < 0 else ""
     private = phase.kind == "private"
     agreement = await agree.agree(ctx, phase) if private else None

@@ -1,0 +1,37 @@
+"""What a worker computes with: the keys of its masks, and the device that holds its shares."""
+
+from __future__ import annotations
+
+import torch
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.kernels.choose import device_for
+from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.worker.admission import Admission
+
+
+def pair_keys(admitted: Admission) -> PairKeys:
+    """The PRG keys of a party: HKDF of the static X25519 agreements, bound to the job."""
+    party, sid, label = admitted.party, admitted.policy.sid_job, "prg"
+    peers = admitted.policy.peers(party, admitted.coord.replica)
+    return PairKeys(
+        prev=admitted.identity.pair_secret(peers[(party + 2) % 3], sid, label),
+        next=admitted.identity.pair_secret(peers[(party + 1) % 3], sid, label),
+        own=admitted.identity.own_secret(sid, label),
+    )
+
+
+def device_of(admitted: Admission) -> torch.device:
+    """Where this worker keeps its shares. Ranks that compute together do so on processors.
+
+    Raises ConfigError where the job insists on a GPU that it cannot have.
+    """
+    size, wanted = admitted.policy.topology, admitted.job.device
+    if size.workers_per_party * size.microbatches == 1:
+        return device_for(wanted)
+    if wanted == "cuda":
+        raise ConfigError(
+            "job.device is cuda, and a party's several ranks compute on processors",
+            "one replica, stage, tensor rank and microbatch, or device: auto",
+        )
+    return torch.device("cpu")
