@@ -42,7 +42,7 @@ VERBS: Final[dict[str, Verb]] = {
     "pod": Verb("steer", "stack dump, fetch, restart, replace, triage: what the console's keys do"),
     "data": Verb("parties", "infer FILE: a first schema of your own CSV file"),
     "owner": Verb("parties", "the data owner's: open a run's results, predict with them in clear"),
-    "domain": Verb("parties", "the console of one party's domain: export, join, open, consent"),
+    "domain": Verb("parties", "init, show: a domain's own key; export, join, open, consent: a party's console"),
     "teardown": Verb("steer", "delete a run's pods and prove it"),
     "verify": Verb("evidence", "check a run, its artifacts or a proof bundle"),
     "package": Verb("evidence", "everything for an auditor in one archive, with a verifier of its own"),

@@ -1,4 +1,4 @@
-"""``uvcc domain export|join|open|consent``: the console of one party's domain, with that party's credentials only.
+"""``uvcc domain init|show``: a domain's own key; ``export|join|open|consent``: the console of one party's domain.
 
 ``uvcc --party P`` is ``uvcc domain open --party P``.
 """
@@ -20,8 +20,16 @@ CONSENTS = ("full", "terminate")
 
 
 def run(argv: list[str]) -> int:
-    parser = common.Parser("domain", "The console of one party's domain: export, join, and consent to what needs it.")
+    parser = common.Parser("domain", "A domain's own key, and the console of one party's domain with its credentials.")
     actions = parser.add_subparsers(dest="action", required=True, parser_class=argparse.ArgumentParser)
+    init = actions.add_parser("init", help="make this installation's long-lived domain key and its site policy")
+    init.add_argument(
+        "--passphrase", action="store_true", help="have ssh-keygen ask for one; it asks again whenever the key signs"
+    )
+    init.add_argument("--key", type=Path, metavar="FILE", help="take up an Ed25519 key that ssh-keygen signs with")
+    show = actions.add_parser("show", help="the public key, and its fingerprint to compare by voice")
+    show.add_argument("file", type=Path, nargs="?", help="another domain's .pub file; this installation's without one")
+    show.add_argument("--json", action="store_true", help="print JSON on standard output")
     export = actions.add_parser("export", help="write what a domain's console needs; it holds secrets")
     export.add_argument("run")
     export.add_argument("--party", type=int, required=True)
@@ -37,7 +45,36 @@ def run(argv: list[str]) -> int:
     consent.add_argument("run")
     consent.add_argument("what", choices=CONSENTS)
     args = parser.parse_args(argv)
-    return {"export": _export, "join": _join, "open": _open, "consent": _consent}[args.action](args)
+    verbs = {"init": _init, "show": _show_key, "export": _export, "join": _join, "open": _open, "consent": _consent}
+    return verbs[args.action](args)
+
+
+def _init(args: argparse.Namespace) -> int:
+    from uvcc_console.federation import domain_key, site_policy
+    from uvcc_engine.contract.files import write_atomic
+
+    made = domain_key.create(args.key, passphrase=args.passphrase)
+    if not (policy := made.folder / site_policy.FILE).exists():
+        write_atomic(policy, site_policy.DEFAULT_TEXT.encode(), mode=0o600)
+    common.say(f"this domain's key and what it lets be done: {made.folder}")
+    return _tell(made.public, as_json=False)
+
+
+def _show_key(args: argparse.Namespace) -> int:
+    from uvcc_console.federation import domain_key
+
+    public = domain_key.read_public(args.file) if args.file is not None else domain_key.load().public
+    return _tell(public, as_json=args.json)
+
+
+def _tell(public: str, *, as_json: bool) -> int:
+    from uvcc_console.federation.domain_key import fingerprint
+
+    if as_json:
+        common.emit({"key": public, "fingerprint": fingerprint(public)})
+    else:
+        common.show(f"{public}\nfingerprint {fingerprint(public)}")
+    return OK
 
 
 def _export(args: argparse.Namespace) -> int:
