@@ -118,7 +118,7 @@ def test_every_route_of_the_relay_is_described() -> None:
     assert {path: sorted(m.upper() for m in methods) for path, methods in found["paths"].items()} == relay.routes()
 
 
-RUNBOOKS: Final = ("exit-codes.md", "halts.md", "gates.md")
+RUNBOOKS: Final = ("alerts.md", "disasters.md", "exit-codes.md", "halts.md", "gates.md")
 PARTS: Final = ("You see", "It means", "Do", "It worked when", "It costs")
 
 
@@ -130,6 +130,7 @@ def test_every_section_of_a_runbook_has_its_five_parts_in_order(page: str) -> No
         assert re.findall(r"^- \*\*([^*]+)\*\*", body, re.MULTILINE) == list(PARTS), heading
 
 
-def test_every_exit_code_and_gate_has_its_runbook() -> None:
+def test_every_alert_exit_code_and_gate_has_its_runbook() -> None:
+    assert set(alerts.headings("alerts.md")) == alerts.alerts().keys(), "write its section in docs/runbooks/alerts.md"
     assert set(alerts.headings("exit-codes.md")) == alerts.CODES.keys()
     assert set(alerts.headings("gates.md")) == set(alerts.gates())

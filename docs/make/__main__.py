@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from docs.make import commands, environment, events, profiles, relay, tables
+from docs.make import alerts, commands, environment, events, profiles, relay, tables
 
 DOCS: Final = Path(__file__).parents[1]
 PAGES: Final[dict[str, Callable[[], str]]] = {
@@ -23,6 +23,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/events.md": events.page,
     "reference/metrics.md": tables.metrics,
     "reference/keys.md": tables.keys,
+    "runbooks/index.md": alerts.index,
     "specifications/relay-openapi.json": relay.openapi,
 }
 """Page below ``docs`` -> what it should hold."""

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -45,10 +46,12 @@ def _constants(tree: ast.Module) -> dict[str, str]:
     return found
 
 
+@cache
 def alerts() -> dict[str, list[Place]]:
     """Every alert by its name. Raises LookupError for a call whose name cannot be read in the source."""
     found: defaultdict[str, list[Place]] = defaultdict(list)
-    trees = {p: ast.parse(p.read_text(encoding="utf-8")) for p in sorted((ROOT / "uvcc_console").rglob("*.py"))}
+    texts = {p: p.read_text(encoding="utf-8") for p in sorted((ROOT / "uvcc_console").rglob("*.py"))}
+    trees = {p: ast.parse(text) for p, text in texts.items() if re.search(r"Alert\(|Finding\(|_alert\(", text)}
     everywhere = {name: value for tree in trees.values() for name, value in _constants(tree).items()}
     for path, tree in trees.items():
         known = everywhere | _constants(tree)

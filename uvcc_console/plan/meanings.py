@@ -99,7 +99,7 @@ MEANINGS: Final[dict[str, str]] = {
     "limits.total": "US dollars in all at most; 0: nothing may be spent.",
     "limits.ttl": "The run's whole life; then it is torn down.",
     "limits.wait": "How long pods are kept for a decision after a halt or a failure.",
-    "limits.stall": "How long no worker may make a step before the run counts as hung.",
+    "limits.stall": "How long no worker may give a sign of life before the run has failed.",
     "halt": "How a halt goes.",
     "halt.lease": "The pods halt by themselves when nobody renewed for so long.",
     "halt.patience": "How long a pod may take to show that it holds; a halt may take six times that.",

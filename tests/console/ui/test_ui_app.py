@@ -112,6 +112,20 @@ async def test_each_number_shows_its_panel_alone_and_back(folder: Path, size: tu
         assert d.app.main.query_one(LogView).region.height > 2
 
 
+async def test_the_manual_opens_from_the_help_and_by_a_command(folder: Path) -> None:
+    from uvcc_console.ui.screens.manual_screen import ManualScreen
+
+    async with desk(Story().full(5), folder) as d:
+        await d.press("question_mark")
+        await d.press("m")
+        await d.settle()
+        assert isinstance(d.app.screen, ManualScreen)
+        await d.press("escape")
+        d.app.commands.line("docs loss_nan")
+        await d.settle()
+        assert isinstance(d.app.screen, ManualScreen)
+
+
 async def test_help_shows_the_focused_panel_first(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
         d.app.main.query_one(ChartsPanel).focus()

@@ -5,7 +5,20 @@ from __future__ import annotations
 from uvcc_console.cli import common
 from uvcc_console.cli.main import VERBS
 
-_NO_RUN = ("demo", "rollout", "runs", "data", "domain", "doctor", "paths", "profiles", "bench", "config", "completion")
+_NO_RUN = (
+    "demo",
+    "rollout",
+    "runs",
+    "data",
+    "domain",
+    "docs",
+    "doctor",
+    "paths",
+    "profiles",
+    "bench",
+    "config",
+    "completion",
+)
 _BASH = """\
 _uvcc() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}"

@@ -22,6 +22,7 @@ from uvcc_console.ui.feed.source import ReplaySource
 from uvcc_console.ui.halting.uncover import Uncover, make_room
 from uvcc_console.ui.halting.urgent import Urgent
 from uvcc_console.ui.judging import filters
+from uvcc_console.ui.judging.view import halting
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.widgets.log_view import LogView
@@ -29,6 +30,7 @@ from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
+RUNBOOKS = "runbooks/index"
 PASTE_WAIT_S = 0.15  # a guarded key acts when no other key follows it for so long, on a busy machine too
 
 
@@ -259,14 +261,35 @@ class Commands(ViewActions, LogActions):
 
     def do_help(self, _: str) -> None:
         """The focused panel first."""
-        from uvcc_console.ui.screens.help import HelpScreen
+        from uvcc_console.ui.screens.help import MANUAL, HelpScreen
+
+        def answered(word: str | None) -> None:
+            if word == MANUAL:
+                self.do_docs("")
 
         screen = self.app.screen
         panel = screen.focused_panel() if isinstance(screen, RunScreen) else None
         if isinstance(panel, (Panel, LogView)):
-            self._open(HelpScreen(self.app.context(), str(panel.border_title or ""), panel.context_help()))
+            help_screen = HelpScreen(self.app.context(), str(panel.border_title or ""), panel.context_help())
         else:
-            self._open(HelpScreen(self.app.context()))
+            help_screen = HelpScreen(self.app.context())
+        self._open(help_screen, answered)
+
+    def do_docs(self, text: str) -> None:
+        """The manual, at a topic; without one at the runbooks. It does not cover a halt."""
+        from uvcc_console.report import manual
+        from uvcc_console.ui.screens.manual_screen import ManualScreen
+
+        if halting(self.app.snap):
+            self.app.say("manual: a halt is under way and would be covered; uvcc docs shows it elsewhere", "warning")
+            return
+        try:
+            known = manual.pages()
+            manual.look_up(text or RUNBOOKS, known)
+        except UvccError as e:
+            self.app.say(str(e), "warning")
+            return
+        self._open(ManualScreen(known, text or RUNBOOKS))
 
     def _open(self, screen: Screen[Any], answered: Callable[[Any], None] | None = None) -> None:
         """Open a dialog, beside a halt that is shown and not over it."""

@@ -1,4 +1,4 @@
-"""Help: the focused panel first, then every key, with the reason where something is not possible now."""
+"""Help: the focused panel first, then every key, with the reason where something is not possible now; m: the manual."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from uvcc_console.ui.drawing.paint import Line, Span, wrap
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.panel import Panel
 
+MANUAL = "manual"
 _GROUPS = (("run", "The run"), ("pods", "Pods"), ("panels", "Panels"), ("screen", "Screen"), ("replay", "Replay"))
 
 
@@ -40,7 +41,8 @@ def help_lines(context: Context, panel: str, panel_help: str, width: int) -> lis
                 line.append((f"  {a.cli}", "muted"))
             lines += wrap(line, width, " " * 21)
         lines.append([("", "")])
-    lines += wrap([("Tab moves between panels, j k and the arrows inside them. Esc closes.", "muted")], width)
+    last = "Tab moves between panels, j k and the arrows inside them. m opens the manual. Esc closes."
+    lines += wrap([(last, "muted")], width)
     return lines
 
 
@@ -58,10 +60,13 @@ class HelpPanel(Panel):
         return help_lines(*self._about, width)
 
 
-class HelpScreen(ModalScreen[None]):
-    """Closes with Esc, q or ?."""
+class HelpScreen(ModalScreen[str]):
+    """Closes with Esc, q or ?; answers ``MANUAL`` where the manual is wanted."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [("escape,q,question_mark", "dismiss", "close")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("escape,q,question_mark", "dismiss", "close"),
+        ("m", f"dismiss('{MANUAL}')", "manual"),
+    ]
 
     def __init__(self, context: Context, panel: str = "", panel_help: str = "") -> None:
         super().__init__()

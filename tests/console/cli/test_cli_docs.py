@@ -1,0 +1,48 @@
+"""``uvcc docs`` without a terminal: plain text, lists, and what is not there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from uvcc_console.cli.main import main
+from uvcc_console.report import manual
+
+
+def test_a_topic_is_printed_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs", "root_fork"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("## `root_fork`")
+    assert "**It costs**" in said
+    assert "## `side_task`" not in said
+
+
+def test_the_start_page_and_the_list_name_every_part_of_the_manual(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs"]) == 0
+    assert capsys.readouterr().out.startswith("# UVCC")
+    assert main(["docs", "--list", "--json"]) == 0
+    named = {p["name"] for p in json.loads(capsys.readouterr().out)}
+    assert {"index", "runbooks/alerts", "reference/cli", "glossary"} <= named
+
+
+def test_a_search_names_topics_that_open(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs", "--search", "proven gone", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    known = manual.pages()
+    assert found
+    for hit in found:
+        manual.look_up(hit["topic"], known)
+    assert main(["docs", "--search", "zyzzyva"]) == 1
+
+
+def test_an_unknown_topic_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs", "los_nan"]) == 2
+    assert "loss_nan" in capsys.readouterr().err
+
+
+def test_every_section_of_the_manual_can_be_named() -> None:
+    known = manual.pages()
+    for page in known:
+        for part in manual.sections(page):
+            assert manual.look_up(part.address, known) == (page, part.anchor)
