@@ -45,6 +45,14 @@ class ProtocolError(UvccError):
         self.party = party
 
 
+class ProofFailedError(ProtocolError):
+    """A step's proof does not hold. ``pair``: the parties of whom one altered a message; the third saw it."""
+
+    def __init__(self, what: str, hint: str = "", *, pair: tuple[int, ...] = ()) -> None:
+        super().__init__(what, hint)
+        self.pair = pair
+
+
 class RingRangeError(UvccError):
     """A secret number left the range in which protocols compute rightly. Seen in a debugging mode only."""
 

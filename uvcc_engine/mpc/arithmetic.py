@@ -16,7 +16,9 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.chunking import CHUNK, chunk_slices, in_chunks_protocol
+from uvcc_engine.mpc.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, ProductNotes
 from uvcc_engine.mpc.kernels.base import RightFactor
+from uvcc_engine.mpc.proved_truncation import truncate_proved_protocol
 from uvcc_engine.mpc.roles import Roles, roles
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.share import Share, encode
@@ -132,12 +134,14 @@ def mul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer:
     """
     _fit_together(x, y, "multiply")
     if x.shape != y.shape or len(places := chunk_slices(x.n)) == 1:
-        return (yield from _product_protocol(rt, x, y, rt.kernels.mul, scale, dealer))
+        return (yield from _product_protocol(rt, x, y, rt.kernels.mul, scale, dealer, form=ELEMENTWISE))
     a, b = x.reshape(-1), y.reshape(-1)
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
         parts = a.index(place), b.index(place)
-        return [(yield from _product_protocol(rt, *parts, rt.kernels.mul, scale, dealer, out=outs[0]))]
+        return [
+            (yield from _product_protocol(rt, *parts, rt.kernels.mul, scale, dealer, out=outs[0], form=ELEMENTWISE))
+        ]
 
     (product,) = yield from in_chunks_protocol(places, a.shape, [x.f], build, dealer, rt.device)
     return product.reshape(*x.shape)
@@ -153,7 +157,7 @@ def matmul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, deal
     if x.first.dim() == 2 and y.first.dim() == 2:
         rows = chunk_slices(x.shape[0], max(64, CHUNK // max(1, y.shape[1])))
     if len(rows) == 1:
-        return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), scale, dealer))
+        return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), scale, dealer, form=MATMUL))
     ready: dict[int, RightFactor] = {}  # by dealer: chunks with one dealer share their prepared right factor
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
@@ -162,7 +166,7 @@ def matmul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, deal
                 ready[dealer] = rt.kernels.right_factor(ys, rows[0].stop)
             return ready[dealer](xs)
 
-        return [(yield from _product_protocol(rt, x.index(place), y, local, scale, dealer, out=outs[0]))]
+        return [(yield from _product_protocol(rt, x.index(place), y, local, scale, dealer, out=outs[0], form=MATMUL))]
 
     (product,) = yield from in_chunks_protocol(
         rows, torch.Size((x.shape[0], y.shape[1])), [x.f], build, dealer, rt.device
@@ -181,7 +185,7 @@ def matmul_open_protocol(
 ) -> MpcProtocol[Share]:
     """``matmul_protocol`` that lets a comparison beside it start from the masked product (``opened``)."""
     _check_matmul(x, y)
-    return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), 1.0, dealer, opened))
+    return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), 1.0, dealer, opened, form=MATMUL))
 
 
 def product_with_protocol(
@@ -196,6 +200,13 @@ def product_with_protocol(
     """Any bilinear ``local(x, y)`` (convolution, einsum) as a secure product. Costs as ``mul_protocol`` per output."""
 
     return (yield from _product_protocol(rt, x, y, bilinear(local), scale, dealer))
+
+
+def form_protocol(
+    rt: Runtime, x: Share, y: Share, local: Local, form: str, *, scale: float = 1.0, dealer: int = DEALER
+) -> MpcProtocol[Share]:
+    """A product by what every party computes of its factors (``local``) and what that is (``form``: claim_ledger)."""
+    return (yield from _product_protocol(rt, x, y, local, scale, dealer, form=form))
 
 
 def bilinear(local: Callable[[Tensor, Tensor], Tensor]) -> Local:
@@ -223,15 +234,45 @@ def _product_protocol(
     dealer: int,
     opened: Opened | None = None,
     out: Share | None = None,
+    form: str = "",
 ) -> MpcProtocol[Share]:
-    z, shift = additive_product(rt, x, y, local, scale, dealer)
+    z, shift = additive_product(rt, x, y, local, scale, dealer, form)
+    if rt.ledger is not None:
+        return (yield from _proved_protocol(rt, rt.ledger.last, shift, x.f, dealer, opened, out))
     if shift > 0:
         return (yield from truncate_product_protocol(rt, z, shift, x.f, dealer, opened=opened, out=out))
     return (yield from reshare_protocol(rt, z, x.f, out))
 
 
-def additive_product(rt: Runtime, x: Share, y: Share, local: Local, scale: float, dealer: int) -> tuple[Tensor, int]:
-    """This party's additive share of ``x * y * scale``, re-randomised, and by how many bits to truncate it. Local."""
+def _proved_protocol(
+    rt: Runtime,
+    notes: ProductNotes,
+    shift: int,
+    f: int,
+    dealer: int,
+    opened: Opened | None = None,
+    out: Share | None = None,
+) -> MpcProtocol[Share]:
+    """A product in the ledger, truncated or reshared such that every message of it can be proved."""
+    if shift > 0:
+        found = yield from truncate_proved_protocol(rt, notes, shift, f, dealer, opened=opened)
+    else:
+        found = yield from reshare_protocol(rt, notes.z, f)
+        notes.received[rt.next] = found.second
+    if out is None:
+        return found
+    out.first.copy_(found.first)
+    out.second.copy_(found.second)
+    return out
+
+
+def additive_product(
+    rt: Runtime, x: Share, y: Share, local: Local, scale: float, dealer: int, form: str = ""
+) -> tuple[Tensor, int]:
+    """This party's additive share of ``x * y * scale``, re-randomised, and by how many bits to truncate it. Local.
+
+    ``form`` says what ``local`` computes; where products are proved it is filed as a claim, the ledger's last.
+    """
     factor, extra = integer_scale(scale)
     if extra < 0:
         factor, extra = factor << -extra, 0
@@ -239,7 +280,11 @@ def additive_product(rt: Runtime, x: Share, y: Share, local: Local, scale: float
     role = roles(rt, dealer) if shift > 0 else None
     z = local(terms(role, x), partners(role, y))
     draws = rt.draws()
-    return rt.kernels.blind(z, factor, draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape)), shift
+    plus, minus = draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape)
+    z = rt.kernels.blind(z, factor, plus, minus)
+    if rt.ledger is not None:
+        rt.ledger.file(ProductNotes(form, x, y, factor, dealer if shift > 0 else None, minus, plus, z))
+    return z, shift
 
 
 def reshare_protocol(rt: Runtime, z: Tensor, f: int, out: Share | None = None) -> MpcProtocol[Share]:
@@ -281,8 +326,7 @@ def mul_public_protocol(rt: Runtime, x: Share, value: float, *, dealer: int = DE
     factor, shift = integer_scale(value, bits=15)
     if shift <= 0:
         return scale_int(x, factor << -shift)
-    z = x.first * factor + zero_share(rt, x.shape)
-    return (yield from truncate_product_protocol(rt, z, shift, x.f, dealer))
+    return (yield from _truncate_linear_protocol(rt, x, factor, shift, x.f, dealer))
 
 
 def mul_public(rt: Runtime, x: Share, value: float) -> Share:
@@ -294,8 +338,19 @@ def rescale_protocol(rt: Runtime, x: Share, f: int, *, dealer: int = DEALER) -> 
     """The same number at another scale: local upwards, a truncation downwards (2 rounds, 40 bytes)."""
     if f >= x.f:
         return scale_int(x, 1 << (f - x.f)).with_f(f)
-    z = x.first + zero_share(rt, x.shape)
-    return (yield from truncate_product_protocol(rt, z, x.f - f, f, dealer))
+    return (yield from _truncate_linear_protocol(rt, x, 1, x.f - f, f, dealer))
+
+
+def _truncate_linear_protocol(
+    rt: Runtime, x: Share, factor: int, shift: int, f: int, dealer: int
+) -> MpcProtocol[Share]:
+    draws = rt.draws()
+    plus, minus = draws.ring(rt.next, *x.shape), draws.ring(rt.party, *x.shape)
+    z = x.first * factor + plus - minus
+    if rt.ledger is None:
+        return (yield from truncate_product_protocol(rt, z, shift, f, dealer))
+    notes = rt.ledger.file(ProductNotes(LINEAR, x, None, factor, dealer, minus, plus, z))
+    return (yield from _proved_protocol(rt, notes, shift, f, dealer))
 
 
 def _same_scale(x: Share, y: Share, verb: str) -> None:

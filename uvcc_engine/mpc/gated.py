@@ -14,13 +14,22 @@ from collections.abc import Callable
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.arithmetic import DEALER, Local, additive_product, bilinear, matmul_local
+from uvcc_engine.mpc.arithmetic import (
+    DEALER,
+    Local,
+    additive_product,
+    bilinear,
+    form_protocol,
+    matmul_local,
+    mul_protocol,
+)
+from uvcc_engine.mpc.claim_ledger import MATMUL
 from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
 from uvcc_engine.mpc.roles import Roles, known, mine_part, online_part, roles
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.selection import pair_to_share_protocol
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.mpc.truncation import check_shift, from_wire, to_wire, wire_form
+from uvcc_engine.mpc.truncation import check_shift, from_wire, refuse_unproved, to_wire, wire_form
 from uvcc_engine.transcript.formats import kinds
 
 
@@ -32,7 +41,7 @@ def matmul_gated_protocol(
     2 rounds, as the product alone: 56 bytes + 3 elements modulo 2^s per output over the three parties (62 bytes for
     s <= 16, where product and choice one after the other take 64 and 3 rounds).
     """
-    return (yield from _gated_protocol(rt, x, y, bit, matmul_local(rt, x), scale, dealer))
+    return (yield from _gated_protocol(rt, x, y, bit, matmul_local(rt, x), scale, dealer, MATMUL))
 
 
 def product_gated_protocol(
@@ -43,10 +52,13 @@ def product_gated_protocol(
 
 
 def _gated_protocol(
-    rt: Runtime, x: Share, y: Share, bit: Share, local: Local, scale: float, dealer: int
+    rt: Runtime, x: Share, y: Share, bit: Share, local: Local, scale: float, dealer: int, form: str = ""
 ) -> MpcProtocol[Share]:
     if bit.f:
         raise ConfigError(f"a gate at f={bit.f}", "give bits: integers, f = 0")
+    if rt.ledger is not None:  # one after the other, as both are then proved: 3 rounds
+        product = yield from form_protocol(rt, x, y, local, form, scale=scale, dealer=dealer)
+        return (yield from mul_protocol(rt, product, bit, dealer=dealer))
     z, shift = additive_product(rt, x, y, local, scale, dealer)
     if z.shape != bit.shape:
         raise ConfigError(f"a gate of shape {tuple(bit.shape)} for a product of shape {tuple(z.shape)}")
@@ -56,6 +68,7 @@ def _gated_protocol(
 def truncate_gated_protocol(rt: Runtime, z: Tensor, bit: Share, s: int, f: int, dealer: int) -> MpcProtocol[Share]:
     """``bit`` times the truncation of an additive product share (see ``truncate_product_protocol``). 2 rounds."""
     check_shift(s)
+    refuse_unproved(rt)
     rt.watch(z, parties=3, shift=s)
     role = roles(rt, dealer)
     draws = rt.draws()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.mpc.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.prg import OWN, STREAMS, Draws, PairKeys, derive_key
 from uvcc_engine.mpc.range_watch import RangeWatch
@@ -84,6 +85,7 @@ class Runtime:
         self._outbox = {self.next: RoundOutbox(self.staging), self.prev: RoundOutbox(self.staging)}
         self.few_rounds = few_rounds
         self.range_watch: RangeWatch | None = None  # only where one process holds all three parties
+        self.ledger: ClaimLedger | None = None  # where products are to be proved
         self.rounds = 0
         self.bytes_sent = 0
         self.messages = 0

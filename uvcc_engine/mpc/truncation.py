@@ -37,7 +37,7 @@ from uvcc_engine.transcript.formats import kinds
 
 MAX_SHIFT = 50
 SPARING = 1 << 17  # outputs from which bytes matter more than a round, for shifts of more than 16 bits
-_OFFSET = 1 << 62
+OFFSET = 1 << 62
 
 
 def check_shift(s: int) -> None:
@@ -45,6 +45,12 @@ def check_shift(s: int) -> None:
         raise ConfigError(
             f"a truncation by {s} bits", f"shifts lie between 1 and {MAX_SHIFT}: choose another f or scale"
         )
+
+
+def refuse_unproved(rt: Runtime) -> None:
+    """Raises ConfigError where products are proved, and this one did not go through the ledger."""
+    if rt.ledger is not None:
+        raise ConfigError("a product that was summed up before its truncation has no proof", "verify: off")
 
 
 @dataclass(slots=True)
@@ -140,7 +146,7 @@ def _finish_protocol(
         return assemble(role, with_left=mask.left, with_right=mask.right, online=None, f=f)
     c, part = rt.kernels.truncate_open(*known(masked), known(mask.k), known(mask.m), mask.s)
     if opened is not None:
-        opened.v = c - _OFFSET
+        opened.v = c - OFFSET
     dtype, shape = wire_form(mask.s, mask.shape)
     message.send(role.other, kinds.RESHARE, part_to_wire(rt, part, mask.s))
     message.want(role.other, kinds.RESHARE, dtype, *shape)
@@ -187,6 +193,7 @@ def truncate_product_protocol(
     ``SPARING`` outputs and 17 bits on, the left party alone opens and passes on: 3 rounds, 8 bytes less.
     """
     check_shift(s)
+    refuse_unproved(rt)
     rt.watch(z, parties=3, shift=s)
     if s > 16 and z.numel() >= SPARING and opened is None:
         return (yield from _truncate_sparing_protocol(rt, z, s, f, dealer, out))
@@ -246,7 +253,7 @@ def _truncate_sparing_protocol(
     second.want(role.left, kinds.RESHARE, torch.int64, *z.shape)
     second.want(role.left, kinds.RESHARE, dtype, *shape)
     got = yield second
-    none = torch.full_like(z, -_OFFSET)  # what arrives is the opened sum, its offset included
+    none = torch.full_like(z, -OFFSET)  # what arrives is the opened sum, its offset included
     c, part = rt.kernels.truncate_open(got[0], none, torch.zeros_like(z), known(mask.k), known(mask.m), s)
     third.send(role.left, kinds.RESHARE, part_to_wire(rt, part, s))
     yield third

@@ -14,6 +14,8 @@ CHECKPOINT: Final = 7  # a checkpoint became durable (local leaf)
 POLICY: Final = 8  # the policy this session runs under (local leaf)
 PIPELINE: Final = 9  # activations or gradients between stages, inside a party (local leaf)
 START: Final = 10  # the committed checkpoint of another policy that this session starts from (local leaf)
+PROOF: Final = 11  # a share of a proof's coefficients, a masked end of its vectors, or a verdict
+COIN: Final = 12  # a verifier's coins, told to the prover after what they are about
 
 NAMES: Final = {
     OPEN: "OPEN",
@@ -26,4 +28,6 @@ NAMES: Final = {
     POLICY: "POLICY",
     PIPELINE: "PIPELINE",
     START: "START",
+    PROOF: "PROOF",
+    COIN: "COIN",
 }

@@ -1,0 +1,214 @@
+"""Three parties whose products are proved, and a liar among them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.mpc import arithmetic, gated
+from uvcc_engine.mpc.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.local import LocalPlanes
+from uvcc_engine.mpc.opening import open_ring_protocol
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, _Task
+from uvcc_engine.mpc.share import Share, share_of, split
+from uvcc_engine.plane.api import Tag
+from uvcc_engine.proofs.galois_ring import GaloisRing
+from uvcc_engine.proofs.step_proof import ProvedStep, prove_protocol
+from uvcc_engine.transcript.formats import kinds
+
+Build = Callable[..., MpcProtocol[Share]]
+Message = tuple[int, int, int, int, int]  # from, to, number on its link, kind, bytes
+
+
+def normal(seed: int, *shape: int, scale: float = 4.0) -> Tensor:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    return torch.round(x * 2.0**16) / 2.0**16
+
+
+def _dealer(build: Callable[..., Any], dealer: int) -> Build:
+    return lambda rt, *xs: build(rt, *xs, dealer=dealer)
+
+
+def _chosen(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    bit = Share(y.first[:1, : x.shape[1]], y.second[:1, : x.shape[1]], 0)
+    return (yield from arithmetic.mul_protocol(rt, x, bit, dealer=dealer))
+
+
+def _public(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    return (yield from arithmetic.mul_public_protocol(rt, x, 0.3, dealer=dealer))
+
+
+def _rescaled(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    return (yield from arithmetic.rescale_protocol(rt, x.with_f(32), 0, dealer=dealer))
+
+
+def _gated(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    bit = arithmetic.public(rt, torch.ones(x.shape[0], y.shape[1]), f=0)
+    return (yield from gated.matmul_gated_protocol(rt, x, y, bit, dealer=dealer))
+
+
+def _elementwise(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    return (yield from arithmetic.mul_protocol(rt, x, x, dealer=dealer))
+
+
+def _scaled(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    return (yield from arithmetic.matmul_protocol(rt, x, y, scale=3 * 2.0**-16, dealer=dealer))
+
+
+PROTOCOLS: dict[str, Callable[..., MpcProtocol[Share]]] = {
+    "matmul": arithmetic.matmul_protocol,
+    "scaled": _scaled,
+    "elementwise": _elementwise,
+    "chosen": _chosen,
+    "public": _public,
+    "rescaled": _rescaled,
+    "gated": _gated,
+}
+
+
+class LyingRuntime(Runtime):
+    """A party that lies and stands by it: it alters what it is about to send, and goes on with the altered numbers.
+
+    ``sends`` counts what it sends before the proof; ``lie`` alters the tensor of that number in place.
+    """
+
+    sends: int
+    lie: Callable[[int, Tensor], None] | None
+
+    def _resume(self, task: _Task, answer: list[Tensor] | None) -> list[_Task]:
+        steps = task.steps
+        task.steps = _Altering(self, steps)  # type: ignore[assignment]
+        try:
+            return super()._resume(task, answer)
+        finally:
+            task.steps = steps
+
+
+class _Altering:
+    def __init__(self, rt: LyingRuntime, steps: Any) -> None:
+        self._rt, self._steps = rt, steps
+
+    def send(self, answer: Any) -> Any:
+        request = self._steps.send(answer)
+        seen: list[Tensor] = []
+        for _, kind, data in getattr(request, "sends", []):
+            if kind in (kinds.PROOF, kinds.COIN, kinds.OPEN) or any(data is other for other in seen):
+                continue
+            seen.append(data)  # one number to both peers is one lie
+            if self._rt.lie is not None:
+                self._rt.lie(self._rt.sends, data)
+            self._rt.sends += 1
+        return request
+
+
+def alter(data: Tensor, how: str, at: random.Random) -> None:
+    """An error in one entry: 1, the top bit, random, one bit; or two entries swapped; or all of them."""
+    flat, bits = data.view(-1), 8 * data.element_size()
+    where = at.randrange(flat.numel())
+    if how == "swapped":
+        other = (where + 1) % flat.numel()
+        flat[[where, other]] = flat[[other, where]]
+    elif how == "all":
+        flat += 1
+    elif how == "bit":
+        flat[where] ^= _signed(1 << at.randrange(bits), bits)
+    else:
+        error = {"one": 1, "top": 1 << (bits - 1)}.get(how, at.randrange(1, 1 << bits))
+        flat[where] += _signed(error, bits)
+
+
+def _signed(x: int, bits: int) -> int:
+    return x - (1 << bits) if x >> (bits - 1) else x
+
+
+@dataclass
+class Ending:
+    """How a run went at each party: its error, or what it opened; and all messages, by the step or the proof."""
+
+    errors: list[ProtocolError | None]
+    opened: list[Tensor | None]
+    proved: list[ProvedStep | None]
+    step: list[Message]
+    proof: list[Message]
+    sends: list[int]
+    received: list[list[bytes]]
+
+
+def run_proved(
+    build: Build,
+    inputs: Sequence[Tensor],
+    *,
+    lie: Callable[[Message, bytes], bytes] | None = None,
+    liar: int = -1,
+    stands_by: Callable[[int, Tensor], None] | None = None,
+    prove: bool = True,
+    ring: GaloisRing | None = None,
+    seed: int = 0,
+    keep: bool = False,
+) -> Ending:
+    """Share ``inputs``, run a protocol, prove it, then open the result.
+
+    ``lie`` may change any message on its way; ``stands_by`` what party ``liar`` sends, and goes on with.
+    """
+    step: list[Message] = []
+    proof: list[Message] = []
+    counts: dict[tuple[int, int], int] = {}
+
+    def tamper(src: int, dst: int, tag: Tag, body: bytes) -> bytes:
+        number = counts[src, dst] = counts.get((src, dst), -1) + 1
+        message = (src, dst, number, tag.kind, len(body))
+        if tag.kind == kinds.OPEN:
+            return body
+        (proof if tag.kind in (kinds.PROOF, kinds.COIN) else step).append(message)
+        return body if lie is None else lie(message, body)
+
+    planes = LocalPlanes(seed, tamper=tamper, keep=keep)
+    for rt in planes.runtimes:
+        rt.ledger = ClaimLedger()
+        rt.__class__ = LyingRuntime
+        rt.sends, rt.lie = 0, stands_by if rt.party == liar else None  # type: ignore[attr-defined]
+    source = random.Random(seed).randbytes
+    parts = [split(x, 16, source) for x in inputs]
+
+    def body(rt: Runtime) -> tuple[ProtocolError | None, Tensor | None, ProvedStep | None]:
+        try:
+            found = rt.run(build(rt, *[share_of(p, rt.party, 16) for p in parts]))
+            proved = rt.run(prove_protocol(rt, ring)) if prove else None
+            return None, rt.run(open_ring_protocol(rt, found)), proved
+        except ProtocolError as why:
+            planes.wire.abort()
+            return why, None, None
+        except PeerLostError:
+            return None, None, None
+
+    ends = planes.run_three(body)
+    received = [
+        [b for _, tag, b in planes.wire.received[p] if tag.kind == kinds.PROOF and len(b) % 8 == 0 and len(b) > 64]
+        for p in range(3)
+    ]
+    sends = [rt.sends for rt in planes.runtimes]  # type: ignore[attr-defined]
+    return Ending([e[0] for e in ends], [e[1] for e in ends], [e[2] for e in ends], step, proof, sends, received)
+
+
+def altered(body: bytes, how: str, at: random.Random) -> bytes:
+    """A message with an error in one lane of 8 bytes (or what there is): 1, 2^63, random, a bit; or two swapped."""
+    if how == "swapped" and len(body) >= 16:
+        lanes = len(body) // 8
+        i, j = at.sample(range(lanes), 2)
+        out = bytearray(body)
+        out[8 * i : 8 * i + 8], out[8 * j : 8 * j + 8] = body[8 * j : 8 * j + 8], body[8 * i : 8 * i + 8]
+        if bytes(out) != body:
+            return bytes(out)
+    size = min(8, len(body))
+    start = size * at.randrange(len(body) // size)
+    bits = 8 * size
+    error = {"one": 1, "top": 1 << (bits - 1), "random": at.randrange(1, 1 << bits)}.get(how, 1 << at.randrange(bits))
+    value = int.from_bytes(body[start : start + size], "little")
+    changed = value ^ error if how == "bit" else (value + error) % (1 << bits)
+    return body[:start] + changed.to_bytes(size, "little") + body[start + size :]

@@ -1,0 +1,121 @@
+"""The Galois ring against a slow oracle, and what makes its challenges sound."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.proofs.galois_ring import TAPS, GaloisRing
+
+M = 1 << 64
+
+
+def _modulus(d: int) -> list[int]:
+    h = [0] * (d + 1)
+    for at in (0, d, TAPS[d]):
+        h[at] = 1
+    return h
+
+
+def slow_mul(a: list[int], b: list[int], d: int) -> list[int]:
+    """Product modulo ``h``, schoolbook, Python's integers."""
+    wide = [0] * (2 * d)
+    for (i, x), (j, y) in itertools.product(enumerate(a), enumerate(b)):
+        wide[i + j] += x * y
+    h = _modulus(d)
+    for at in range(2 * d - 1, d - 1, -1):
+        top = wide[at]
+        for k in range(d + 1):
+            wide[at - d + k] -= top * h[k]
+    return [x % M for x in wide[:d]]
+
+
+def _ints(x: Tensor) -> list[int]:
+    return [int(v) % M for v in x]
+
+
+def _random(gen: torch.Generator, *shape: int) -> Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, shape, generator=gen)
+
+
+@pytest.mark.parametrize("d", [2, 5, 7, 20, 47, 49])
+def test_products_are_those_of_the_slow_oracle(d: int) -> None:
+    ring, gen = GaloisRing(d), torch.Generator().manual_seed(d)
+    a, b = _random(gen, 5, d), _random(gen, 5, d)
+    slow = [slow_mul(_ints(x), _ints(y), d) for x, y in zip(a, b, strict=True)]
+    assert [_ints(x) for x in ring.mul(a, b)] == slow
+    assert _ints(ring.inner(a, b)) == [sum(column) % M for column in zip(*slow, strict=True)]
+    assert [_ints(x) for x in a @ ring.times(b[0])] == [slow_mul(_ints(x), _ints(b[0]), d) for x in a]
+    powers = ring.powers(a[0], 4)
+    assert _ints(powers[0]) == [1] + [0] * (d - 1)
+    assert _ints(powers[3]) == slow_mul(slow_mul(_ints(a[0]), _ints(a[0]), d), _ints(a[0]), d)
+    assert _ints(ring.embedded(a[0, :1])[0]) == _ints(a[0, :1]) + [0] * (d - 1)
+
+
+def _times_x(p: int, d: int) -> int:
+    h = sum(1 << k for k, c in enumerate(_modulus(d)) if c)
+    return (p << 1) ^ (h if (p << 1) >> d & 1 else 0)
+
+
+def _binary_mul(a: int, b: int, d: int) -> int:
+    found = 0
+    while b:
+        found ^= a if b & 1 else 0
+        a, b = _times_x(a, d), b >> 1
+    return found
+
+
+def _binary_gcd(a: int, b: int) -> int:
+    while b:
+        while a and a.bit_length() >= b.bit_length():
+            a ^= b << (a.bit_length() - b.bit_length())
+        a, b = b, a
+    return a
+
+
+@pytest.mark.parametrize("d", TAPS)
+def test_every_modulus_is_irreducible_modulo_two(d: int) -> None:
+    """Rabin's test: x^(2^d) = x, and x^(2^(d/p)) - x has no common factor with h for the primes p of d."""
+    h = sum(1 << k for k, c in enumerate(_modulus(d)) if c)
+
+    def frobenius(times: int) -> int:
+        x = 2 if d > 1 else 0
+        for _ in range(times):
+            x = _binary_mul(x, x, d)
+        return x
+
+    assert frobenius(d) == 2
+    for p in (p for p in range(2, d + 1) if d % p == 0 and all(p % q for q in range(2, p))):
+        assert _binary_gcd(h, frobenius(d // p) ^ 2) == 1
+
+
+def test_a_zero_divisor_times_a_unit_is_never_zero() -> None:
+    """2^63 times any challenge but zero, and times any difference of two: over Z_2^64 half of them vanish."""
+    ring = GaloisRing(5)
+    everyone = ring.challenges(torch.arange(32))
+    top = ring.embedded(torch.tensor([-(2**63)]))
+    found = ring.mul(top, everyone)
+    assert [bool((x != 0).any()) for x in found] == [False] + [True] * 31
+    differences = everyone[:, None] - everyone[None]
+    assert int((ring.mul(top, differences) == 0).all(-1).sum()) == 32
+
+
+@pytest.mark.parametrize("error", [1, -(2**63), 2**62, 12345 << 40])
+def test_a_polynomial_of_degree_k_has_at_most_k_roots_among_the_challenges(error: int) -> None:
+    ring, gen = GaloisRing(6), torch.Generator().manual_seed(error & 0xFFFF)
+    everyone = ring.challenges(torch.arange(64))
+    for degree in (1, 2, 3, 6):
+        roots = everyone[torch.randperm(64, generator=gen)[:degree]]
+        values = ring.embedded(torch.full((64,), error))
+        for root in roots:  # error (x - root_1) ... (x - root_k)
+            values = ring.mul(values, everyone - root)
+        assert int((values == 0).all(-1).sum()) == degree
+
+
+def test_a_ring_without_a_known_modulus_is_refused() -> None:
+    with pytest.raises(ConfigError, match="degree 8"):
+        GaloisRing(8)

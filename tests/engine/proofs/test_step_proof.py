@@ -1,0 +1,186 @@
+"""Products are proved before they are opened: honest runs pass, no altered message of a step or its proof does."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from proof_kit import PROTOCOLS, Ending, Message, alter, altered, normal, run_proved
+
+from uvcc_engine.contract.errors import ConfigError, ProofFailedError, ProtocolError
+from uvcc_engine.mpc import arithmetic
+from uvcc_engine.mpc.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.local import LocalPlanes
+from uvcc_engine.proofs.folding import DEGREE, LEAST_BITS, Sizes, schedule, soundness_bits
+from uvcc_engine.proofs.galois_ring import GaloisRing
+
+INPUTS = (normal(1, 3, 4), normal(2, 4, 3))
+SHAPED = {"chosen": (normal(1, 3, 3), normal(2, 1, 3))}
+ERRORS = ("one", "top", "random", "bit", "swapped", "all")
+RING = GaloisRing(20)  # misses one lie in thousands, and every case here has fixed seeds
+
+
+def _run(name: str, dealer: int, ring: GaloisRing | None = RING, **how: Any) -> Ending:
+    build = functools.partial(PROTOCOLS[name], dealer=dealer)
+    return run_proved(build, SHAPED.get(name, INPUTS), ring=ring, **how)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_an_honest_step_is_proved_and_opens_the_same_value_everywhere(name: str) -> None:
+    found = _run(name, len(name) % 3, ring=None)
+    assert found.errors == [None] * 3
+    assert all(p is not None and p.claims in (1, 2) for p in found.proved)
+    assert _same(found)
+
+
+def _same(found: Ending) -> bool:
+    first = found.opened[0]
+    return first is not None and all(o is not None and torch.equal(first, o) for o in found.opened)
+
+
+def test_proved_products_are_right() -> None:
+    x, y = INPUTS
+    opened = _run("matmul", 2).opened[0]
+    assert opened is not None
+    assert (opened / 2.0**16 - x @ y).abs().max() <= 2.0**-16
+
+
+def _judge(found: Ending, liar: int) -> None:
+    """Nobody opened anything; an honest party has a named error, and a pair that an honest one names has the liar."""
+    assert found.opened == [None] * 3
+    honest = [found.errors[p] for p in range(3) if p != liar and found.errors[p] is not None]
+    assert honest
+    for error in honest:
+        assert isinstance(error, ProtocolError)
+        if isinstance(error, ProofFailedError):
+            assert liar in error.pair
+
+
+def _standing_by(name: str, dealer: int, liar: int, number: int, how: str, seed: int, **more: Any) -> Ending:
+    """A run in which a party alters what it sends, and computes on with it: nothing else would notice."""
+    at = random.Random(seed)
+
+    def lie(sent: int, data: torch.Tensor) -> None:
+        if sent == number:
+            alter(data, how, at)
+
+    return _run(name, dealer, liar=liar, stands_by=lie, seed=seed, **more)
+
+
+def _lies(name: str, dealer: int, per_message: int) -> Iterator[tuple[int, int, str, int]]:
+    """(liar, number of what it sends, how, seed) for everything that anybody sends in a step."""
+    at = random.Random(f"{name} {dealer}")
+    for liar, count in enumerate(_run(name, dealer).sends):
+        for number in range(count):
+            for how in at.sample(ERRORS, per_message):
+                yield liar, number, how, at.randrange(1 << 16)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_no_party_gets_away_with_anything_that_it_sends_in_a_step(name: str) -> None:
+    dealer = len(name) % 3
+    for liar, number, how, seed in _lies(name, dealer, 1):
+        _judge(_standing_by(name, dealer, liar, number, how, seed), liar)
+
+
+@pytest.mark.parametrize("name", ["matmul", "chosen"])
+def test_the_same_lies_go_through_without_the_proof(name: str) -> None:
+    """So the tests of this file can fail: nothing else notices such a lie, and everybody opens the same wrong value."""
+    right = _run(name, 2).opened[0]
+    assert right is not None
+    through = 0
+    for liar, number, _, seed in _lies(name, 2, 1):
+        found = _standing_by(name, 2, liar, number, "top", seed, prove=False)
+        shifted = found.opened[0]
+        through += _same(found) and shifted is not None and not torch.equal(shifted, _honest(name, seed))
+    assert through >= 3
+
+
+def _honest(name: str, seed: int) -> torch.Tensor:
+    opened = _run(name, 2, prove=False, seed=seed).opened[0]
+    assert opened is not None
+    return opened
+
+
+def _on_its_way(name: str, dealer: int, chosen: Message, how: str, seed: int) -> Ending:
+    at = random.Random(seed)
+    return _run(name, dealer, lie=lambda message, body: altered(body, how, at) if message == chosen else body)
+
+
+def test_two_peers_that_are_told_different_numbers_notice() -> None:
+    """The dealer's masked value to one of the online parties only, and every other message of a step likewise."""
+    at = random.Random(8)
+    for number, message in enumerate(_run("matmul", 1).step):
+        _judge(_on_its_way("matmul", 1, message, at.choice(ERRORS[:5]), number), message[0])
+
+
+def test_messages_of_the_proof_itself_are_covered() -> None:
+    honest, at = _run("matmul", 1), random.Random(3)
+    for number, message in enumerate(at.sample(honest.proof, 8)):
+        found = _on_its_way("matmul", 1, message, at.choice(ERRORS[:4]), number)
+        assert any(isinstance(found.errors[p], ProtocolError) for p in range(3) if p != message[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_no_lie_of_thousands_goes_undetected(name: str) -> None:
+    for dealer in range(3):
+        for turn in range(6):
+            for liar, number, how, seed in _lies(name, dealer, len(ERRORS)):
+                _judge(_standing_by(name, dealer, liar, number, how, seed + turn, ring=GaloisRing(31)), liar)
+
+
+def test_a_small_ring_misses_lies_as_rarely_as_computed() -> None:
+    """The check of soundness: with challenges of 6 bits lies do pass, but no more often than the bound says."""
+    ring, tries = GaloisRing(6), 60
+    passed = sum(_standing_by("chosen", 0, 1, 0, "top", seed, ring=ring).opened != [None] * 3 for seed in range(tries))
+    bound = 2.0 ** -soundness_bits(ring, schedule(Sizes((18,), ())))
+    assert bound < 0.7
+    assert 0 < passed <= bound * tries
+
+
+def test_the_degree_gives_forty_bits_for_every_length() -> None:
+    for numbers, masks in ((0, 1), (10, 0), (10**5, 10**5), (10**7, 10**7), (10**9, 10**9)):
+        folds = schedule(Sizes((numbers,), (masks,)))
+        assert soundness_bits(GaloisRing(DEGREE), folds) >= LEAST_BITS
+    assert soundness_bits(GaloisRing(31), schedule(Sizes((10**5,), ()))) < LEAST_BITS
+    assert schedule(Sizes((), ())) == []
+
+
+def test_what_has_no_proof_is_refused_before_it_is_sent() -> None:
+    planes = LocalPlanes(1)
+    for rt in planes.runtimes:
+        rt.ledger = ClaimLedger()
+    x = arithmetic.public(planes.runtimes[0], torch.ones(2, 3, 3), f=16)
+    with pytest.raises(ConfigError, match="no proof"):
+        planes.runtimes[0].run(arithmetic.matmul_protocol(planes.runtimes[0], x, x))
+    with pytest.raises(ConfigError, match="no proof"):
+        planes.runtimes[0].run(arithmetic.product_with_protocol(planes.runtimes[0], x, x, lambda a, b: a * b))
+
+
+def _bits_seen(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Per party: how often each of the 64 bits of a word is set in all that it is sent in proofs of 4 such products."""
+    found = [torch.zeros(64) for _ in range(3)]
+    words = [0] * 3
+    for seed in range(4):
+        build = functools.partial(PROTOCOLS["matmul"], dealer=seed % 3)
+        seen = run_proved(build, (x, y), ring=RING, seed=seed, keep=True).received
+        for party, bodies in enumerate(seen):
+            for body in bodies:
+                whole = torch.frombuffer(bytearray(body), dtype=torch.int64)
+                found[party] += ((whole[:, None] >> torch.arange(64)) & 1).sum(0)
+                words[party] += len(whole)
+    return [f / n for f, n in zip(found, words, strict=True)]
+
+
+def test_messages_of_the_proof_look_alike_for_any_inputs() -> None:
+    """Coefficients, their ends and values under masks: every bit of every word is set half of the time."""
+    nothing, much = torch.zeros(3, 4, dtype=torch.float64), torch.full((3, 4), 2.0**13, dtype=torch.float64)
+    for x in (nothing, much):
+        for shares in _bits_seen(x, x.T):
+            assert (shares - 0.5).abs().max() < 0.1

@@ -1,0 +1,35 @@
+"""Public coins: long ones expanded from short seeds.
+
+The seed of the coins on a prover's messages is a piece of the other two parties' common random stream, which the prover
+does not know. Each of the two tells it a half once it has received all messages that the coins are about, so the prover
+learns the seed only after both are fixed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from torch import Tensor
+
+from uvcc_engine.proofs.galois_ring import GaloisRing
+
+SEED_WORDS = 4  # 256 bits, of which each verifier tells a half
+
+
+class PublicCoins:
+    """The coins that follow from a seed, in an order that all who know it keep: ChaCha20 (RFC 8439)."""
+
+    def __init__(self, ring: GaloisRing, seed: Tensor, label: bytes) -> None:
+        """``seed``: int64 ``[SEED_WORDS]``; ``label`` says what for."""
+        key = hashlib.sha256(b"UVCC_PROOF_COINS_V1" + label + seed.contiguous().numpy().tobytes()).digest()
+        self._ring = ring
+        self._stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def take(self, count: int) -> Tensor:
+        """The next ``count`` members of the exceptional set: ``[count, d]``."""
+        raw = bytearray(self._stream.update(bytes(8 * count)))
+        words = torch.from_numpy(np.frombuffer(raw, np.int64).copy()) if count else torch.empty(0, dtype=torch.int64)
+        return self._ring.challenges(words)

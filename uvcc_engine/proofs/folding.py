@@ -1,0 +1,50 @@
+"""How far a proof's vectors are folded at a time, and how sure it is.
+
+Every party computes the same schedule from the public sizes of a prover's blocks. Errors (over the verifiers' coins): a
+claim that does not hold passes the weighing with probability at most ``2 / 2^d`` (the weights are of degree 2 in the
+coins), a fold by ``L`` with ``(2 L - 2) / 2^d`` and the last step, whose coin is odd, with ``2 / 2^(d-1)``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from uvcc_engine.proofs.galois_ring import GaloisRing
+
+DEGREE: Final = 49
+LEAST_BITS: Final = 40
+"""A step's soundness error is at most 2^-40, for vectors of any length that fits into memory."""
+_MANY = 1 << 12  # entries, or words of masks, from which a larger first fold pays for its bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Public sizes of a prover's blocks: entries of each block of numbers, words of each block of masks."""
+
+    numbers: tuple[int, ...]
+    masks: tuple[int, ...]
+
+    def after(self, fold: int) -> int:
+        """Entries after the first fold."""
+        return sum(-(-n // fold) for n in self.numbers) + 64 * sum(-(-n // fold) for n in self.masks)
+
+
+def schedule(sizes: Sizes) -> list[int]:
+    """The folds, first to last; empty for a prover without a claim. Afterwards one entry is left."""
+    total = sum(sizes.numbers) + sum(sizes.masks)
+    if total == 0:
+        return []
+    first = 32 if total > _MANY else 16
+    folds, left = [first], sizes.after(first)
+    while left > 1:
+        folds.append(8 if left > _MANY else min(16, 1 << (left - 1).bit_length()))
+        left = -(-left // folds[-1])
+    return folds
+
+
+def soundness_bits(ring: GaloisRing, folds: list[int]) -> float:
+    """``-log2`` of the probability that a false claim of one prover and step passes."""
+    errors = 2 + sum(2 * fold - 2 for fold in folds) + 2 * 2
+    return ring.degree - math.log2(errors)

@@ -1,0 +1,265 @@
+"""The proof of everything that is in a party's ledger: three provers side by side, before anything is opened.
+
+Each party proves to the other two that the messages which it sent for the ledger's products and truncations are what
+the protocol makes of the shares (Boneh, Boyle, Corrigan-Gibbs, Gilboa, Ishai, CRYPTO 2019; Boyle, Gilboa, Ishai, Nof,
+CCS 2019, section 4.3, and ASIACRYPT 2020). One verifier, before the prover in the circle of parties, knows ``u``, the
+one after it ``v``, and of the target each knows a summand (``statement``). A fold sends the coefficients of a
+polynomial: one summand comes from the stream that the prover has in common with the first verifier, the other one is
+sent to the second, so neither learns anything. Then a coin of the verifiers' common stream takes the place of the
+polynomial's variable, and is told to the prover. When one entry is left, both sides are extended by a random slope, and
+the verifiers exchange the two values at a coin that the prover never learns, with their summands of the product.
+
+What is shown: sound against one of three parties (``folding.soundness_bits``), for whoever trusts that at most one is
+corrupt. A failure names the prover and one verifier: either of them can make it fail, nobody else. The coins are
+interactive, not a hash of the messages, so a prover cannot try again and again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
+from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.mpc.claim_ledger import ProductNotes
+from uvcc_engine.mpc.roles import known
+from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
+from uvcc_engine.proofs.challenges import SEED_WORDS, PublicCoins
+from uvcc_engine.proofs.folding import DEGREE, Sizes, schedule
+from uvcc_engine.proofs.galois_ring import GaloisRing
+from uvcc_engine.proofs.statement import ProverStatement, gather, sizes_of
+from uvcc_engine.proofs.vectors import Arithmetic, Block, NumberBlock
+from uvcc_engine.transcript.formats import kinds
+
+_HALF: Final = SEED_WORDS // 2
+_HELD, _FAILED, _NOT_MINE = 1, 2, 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProvedStep:
+    """What a proof covered: claims (products and truncations), and the entries of the three provers' vectors."""
+
+    claims: int
+    entries: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Randomness:
+    """One prover's randomness, as far as this party knows it."""
+
+    coins: Tensor | None = None  # words: the verifiers', one for the seed's each word and one per fold
+    summands: Tensor | None = None  # [.., d]: prover's and first verifier's
+    slope_before: Tensor | None = None  # [d]: theirs, too
+    slope_after: Tensor | None = None  # [d]: prover's and second verifier's
+
+
+def prove_protocol(rt: Runtime, ring: GaloisRing | None = None) -> MpcProtocol[ProvedStep]:
+    """Prove what the ledger holds and empty it. 4 rounds and 2 a fold (at most 5 folds up to 2^20 entries).
+
+    Raises ProofFailedError at every party if a proof does not hold at one of them; then nothing may be opened.
+    ``ring``: of a smaller degree in tests.
+    """
+    ledger = known(rt.ledger)
+    notes = ledger.take()
+    if not notes:
+        return ProvedStep(0, (0, 0, 0))
+    at = Arithmetic(ring or GaloisRing(DEGREE), rt.kernels)
+    sizes = [sizes_of(notes, q) for q in range(PARTIES)]
+    drawn = _draw(rt, at.ring, [schedule(s) for s in sizes])
+    seeds, agree = yield from _begin_protocol(rt, notes, drawn)
+    proofs: list[MpcProtocol[int]] = [
+        _one_protocol(rt, at, notes, q, sizes[q], drawn[q], seeds[q]) for q in range(PARTIES)
+    ]
+    verdicts = yield from par(*proofs)
+    yield from _agree_protocol(rt, verdicts, agree)
+    return ProvedStep(len(notes), tuple(sum(s.numbers) + 64 * sum(s.masks) for s in sizes))
+
+
+def _draw(rt: Runtime, ring: GaloisRing, folds: list[list[int]]) -> list[_Randomness]:
+    """Every holder of a component draws the same of its stream: coins, summands, slopes, in this order."""
+    draws = rt.draws()
+    found = [_Randomness() for _ in range(PARTIES)]
+    for c in (rt.party, rt.next):
+        other, before = (c + 1) % PARTIES, (c + 2) % PARTIES
+        found[other].coins = draws.ring(c, SEED_WORDS + len(folds[other]) + 1)
+        count = sum(2 * fold - 2 for fold in folds[c]) + 2
+        found[c].summands = draws.ring(c, count, ring.degree)
+        found[c].slope_before = draws.ring(c, ring.degree)
+        found[before].slope_after = draws.ring(c, ring.degree)
+    return found
+
+
+def _begin_protocol(
+    rt: Runtime, notes: list[ProductNotes], drawn: list[_Randomness]
+) -> MpcProtocol[tuple[list[Tensor], bool]]:
+    """Everybody tells both provers its half of their seeds, and the online parties compare what they opened: 1 round.
+
+    Whoever sends a half has received every message that the coins are about, because the round before is over.
+    """
+    message = Round()
+    for peer in (rt.next, rt.prev):
+        half = slice(0, _HALF) if (rt.party + 1) % PARTIES == peer else slice(_HALF, SEED_WORDS)
+        message.send(peer, kinds.COIN, known(drawn[peer].coins)[half])
+        message.send(peer, kinds.PROOF, _opened_digest(rt, notes, peer))
+        message.want(peer, kinds.COIN, torch.int64, _HALF)
+        message.want(peer, kinds.PROOF, torch.uint8, 32)
+    got: list[Tensor] = yield message
+    halves = {rt.next: got[0], rt.prev: got[2]}
+    agree = all(
+        torch.equal(digest, _opened_digest(rt, notes, peer)) for peer, digest in ((rt.next, got[1]), (rt.prev, got[3]))
+    )
+    mine = torch.cat([halves[rt.prev], halves[rt.next]])
+    return [mine if q == rt.party else known(drawn[q].coins)[:SEED_WORDS] for q in range(PARTIES)], agree
+
+
+def _opened_digest(rt: Runtime, notes: list[ProductNotes], peer: int) -> Tensor:
+    """Of everything that this party and ``peer`` opened under masks as the two online parties."""
+    hashed = hashlib.sha256(b"UVCC_OPENED_V1")
+    for one in notes:
+        if one.truncation is not None and one.dealer not in (rt.party, peer):
+            hashed.update(known(one.truncation.opened).contiguous().numpy().data.cast("B"))
+    return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
+
+
+def _one_protocol(
+    rt: Runtime, at: Arithmetic, notes: list[ProductNotes], q: int, sizes: Sizes, drawn: _Randomness, seed: Tensor
+) -> MpcProtocol[int]:
+    """Prover ``q``'s proof at this party: whether it holds, ``_NOT_MINE`` at the prover itself."""
+    folds = schedule(sizes)
+    if not folds:
+        return _HELD if rt.party != q else _NOT_MINE
+    side = _Side(rt, at, q, gather(at, notes, q, rt.party, PublicCoins(at.ring, seed, bytes([q]))), drawn)
+    for number, fold in enumerate(folds):
+        yield from side.fold_protocol(number, fold)
+    return (yield from side.finish_protocol())
+
+
+class _Side:
+    """One party's side of one proof: what is left of the vectors it holds, and of its summand of the target."""
+
+    def __init__(self, rt: Runtime, at: Arithmetic, q: int, statement: ProverStatement, drawn: _Randomness) -> None:
+        self._rt, self._at, self._q, self._drawn = rt, at, q, drawn
+        self.proves = rt.party == q
+        self.is_before = rt.next == q
+        self._blocks: list[Block] = statement.blocks
+        own = statement.before if self.is_before else statement.after
+        self._target = torch.zeros(at.ring.degree, dtype=torch.int64) if self.proves else -known(own)
+        self._used = 0
+
+    def _summands(self, count: int) -> Tensor:
+        start, self._used = self._used, self._used + count
+        return known(self._drawn.summands)[start : start + count]
+
+    def _word(self, number: int) -> Tensor:
+        return known(self._drawn.coins)[SEED_WORDS + number : SEED_WORDS + number + 1]
+
+    def _coin(self, number: int, *, odd: bool = False) -> Tensor:
+        word = self._word(number)
+        return self._at.ring.challenges(word | 1 if odd else word)[0]
+
+    def fold_protocol(self, number: int, fold: int) -> MpcProtocol[None]:
+        """2 rounds: the coefficients, but the one that is the target, to the second verifier; its coin back."""
+        ring, after = self._at.ring, (self._q + 1) % PARTIES
+        sent, told = Round(), Round()
+        if self.proves:
+            grams = [block.gram(self._at, fold) for block in self._blocks]
+            whole = torch.stack(grams).sum(0)
+            others = torch.cat([whole[: fold - 1], whole[fold:]])
+            sent.send(after, kinds.PROOF, others - self._summands(2 * fold - 2))
+            yield sent
+            told.want(after, kinds.COIN, torch.int64, 1)
+            (word,) = yield told
+            if int(word) >> ring.degree:
+                raise ProtocolError(f"the coin of party {after} is {int(word)}, beyond {ring.degree} bits", party=after)
+            powers = ring.powers(ring.challenges(word)[0], 2 * fold - 1)
+        else:
+            if self.is_before:
+                yield sent
+                mine = self._summands(2 * fold - 2)
+            else:
+                sent.want(self._q, kinds.PROOF, torch.int64, 2 * fold - 2, ring.degree)
+                (mine,) = yield sent
+                told.send(self._q, kinds.COIN, self._word(number) & ((1 << ring.degree) - 1))
+            yield told
+            powers = ring.powers(self._coin(number), 2 * fold - 1)
+            whole = torch.cat([mine[: fold - 1], self._target.unsqueeze(0), mine[fold - 1 :]])
+            self._target = ring.mul(whole, powers).sum(0)
+        self._shrink(powers[:fold])
+
+    def _shrink(self, powers: Tensor) -> None:
+        before = after = None
+        if self.proves or self.is_before:
+            before = torch.cat([block.folded_before(self._at, powers) for block in self._blocks])
+        if self.proves or not self.is_before:
+            after = torch.cat([block.folded_after(self._at, powers) for block in self._blocks])
+        self._blocks = [NumberBlock(before, after)]
+
+    def finish_protocol(self) -> MpcProtocol[int]:
+        """2 rounds: the last polynomial's two other coefficients; both verifiers' ends, in masked form."""
+        ring, q = self._at.ring, self._q
+        (block,) = self._blocks
+        assert isinstance(block, NumberBlock)
+        last, ends = Round(), Round()
+        if self.proves:
+            u, v = known(block.before)[0], known(block.after)[0]
+            a, b = known(self._drawn.slope_before), known(self._drawn.slope_after)
+            made = torch.stack([ring.mul(u, b) + ring.mul(a, v), ring.mul(a, b)])
+            last.send((q + 1) % PARTIES, kinds.PROOF, made - self._summands(2))
+            yield last
+            yield ends
+            return _NOT_MINE
+        other = (q + 1) % PARTIES if self.is_before else (q + 2) % PARTIES
+        if self.is_before:
+            yield last
+            mine, end, slope = self._summands(2), known(block.before)[0], known(self._drawn.slope_before)
+        else:
+            last.want(q, kinds.PROOF, torch.int64, 2, ring.degree)
+            (mine,) = yield last
+            end, slope = known(block.after)[0], known(self._drawn.slope_after)
+        coin = self._coin(len(known(self._drawn.coins)) - SEED_WORDS - 1, odd=True)
+        powers = ring.powers(coin, 3)
+        value = ring.mul(torch.cat([self._target.unsqueeze(0), mine]), powers).sum(0)
+        own = torch.stack([end + ring.mul(slope, coin), value])
+        ends.send(other, kinds.PROOF, own)
+        ends.want(other, kinds.PROOF, torch.int64, 2, ring.degree)
+        (theirs,) = yield ends
+        return _HELD if torch.equal(ring.mul(own[0], theirs[0]), own[1] + theirs[1]) else _FAILED
+
+
+def _agree_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtocol[None]:
+    """Everybody tells both others what it found, and stops if anybody found a fault: 1 round."""
+    mine = torch.tensor([*verdicts, _HELD if agree else _FAILED], dtype=torch.uint8)
+    message = Round()
+    for peer in (rt.next, rt.prev):
+        message.send(peer, kinds.PROOF, mine)
+        message.want(peer, kinds.PROOF, torch.uint8, PARTIES + 1)
+    got: list[Tensor] = yield message
+    found = {rt.party: mine, rt.next: got[0], rt.prev: got[1]}
+    where = f"step {rt.epoch}"
+    for q in range(PARTIES):
+        refuted = [p for p in found if p != q and int(found[p][q]) != _HELD]
+        if refuted and q != rt.party and rt.party in refuted:
+            other = next(p for p in range(PARTIES) if p not in (q, rt.party))
+            raise ProofFailedError(
+                f"{where}: the proof of party {q} does not hold at party {rt.party}: party {q} altered a message of"
+                f" this step, or party {other} its part of the check",
+                "nothing of this step was opened; compare both parties' transcripts of it",
+                pair=tuple(sorted((q, other))),
+            )
+    if not agree:
+        raise ProofFailedError(
+            f"{where}: parties {rt.next} and {rt.prev} sent party {rt.party} values under masks that do not agree",
+            "nothing of this step was opened; compare both parties' transcripts of it",
+            pair=tuple(sorted((rt.next, rt.prev))),
+        )
+    for p, flags in found.items():
+        if p != rt.party and any(int(flags[q]) != (_NOT_MINE if q == p else _HELD) for q in range(PARTIES + 1)):
+            raise ProofFailedError(
+                f"{where}: party {p} reports that a proof of this step does not hold",
+                "nothing of this step was opened; its own log names the two of whom one altered a message",
+                pair=tuple(sorted((p, next(q for q in range(PARTIES) if q not in (p, rt.party))))),
+            )

@@ -1,0 +1,181 @@
+"""The two long vectors of a prover's statement, in blocks of one shape each, and what is computed of them.
+
+The statement is ``<u, v> = t`` with ``u`` known to the prover and the party before it, ``v`` to the prover and the
+party after it. A verifier holds its own side of every block only. A fold by ``L`` takes ``L`` neighbouring entries for
+the coefficients of two polynomials, ``u(X) = sum u_l X^l`` and ``v(X) = sum v_l X^(L-1-l)``: the coefficient of
+``X^(L-1)`` of ``sum u(X) v(X)`` is the inner product (Boyle, Gilboa, Ishai, Nof, CCS 2019, section 4.3, with that
+coefficient in place of a sum over points).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.mpc.kernels.base import Kernels
+from uvcc_engine.mpc.roles import known
+from uvcc_engine.proofs.galois_ring import GaloisRing
+
+_WORD = 64
+_ROWS = 1 << 12  # of words at a time, so that their bits stay in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """The ring, and the device's matrix product for what is long."""
+
+    ring: GaloisRing
+    kernels: Kernels
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """``a @ b`` of integers modulo 2^64."""
+        if not a.numel() or not b.numel():
+            return torch.zeros(a.shape[0], b.shape[1], dtype=torch.int64)
+        return self.kernels.right_factor([b.contiguous()], a.shape[0])([a.contiguous()])
+
+    def inner(self, a: Tensor, b: Tensor) -> Tensor:
+        """``sum_i a_i b_i`` ``[d]`` of elements ``[n, d]``, or plain numbers ``[n, 1]`` on either side."""
+        outer = self.product(a.T, b)
+        return self.ring.collapsed(outer) if 1 not in outer.shape else self.widened(outer.reshape(-1))
+
+    def widened(self, x: Tensor) -> Tensor:
+        """Coefficients ``[..., 1 or d]`` as an element ``[..., d]``."""
+        return torch.nn.functional.pad(x, (0, self.ring.degree - x.shape[-1]))
+
+
+class Block(Protocol):
+    """A stretch of both vectors."""
+
+    def gram(self, at: Arithmetic, fold: int) -> Tensor:
+        """At the prover: this block's part of the ``2 fold - 1`` coefficients, ``[2 fold - 1, d]``."""
+
+    def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
+        """``u(r)`` from the powers of ``r`` ``[fold, d]``: ``[n', d]``."""
+
+    def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
+        """``v(r)``, the same."""
+
+
+def _grouped(x: Tensor, fold: int) -> Tensor:
+    """``[n, ...]`` to ``[ceil(n / fold), fold, ...]``, zeros at the end."""
+    short = -x.shape[0] % fold
+    whole = torch.cat([x, torch.zeros(short, *x.shape[1:], dtype=torch.int64)]) if short else x
+    return whole.reshape(-1, fold, *x.shape[1:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberBlock:
+    """Entries ``[n, d]``, or ``[n, 1]`` where they are plain numbers modulo 2^64: ``u`` before, ``v`` after."""
+
+    before: Tensor | None
+    after: Tensor | None
+
+    def gram(self, at: Arithmetic, fold: int) -> Tensor:
+        u, v = _grouped(known(self.before), fold), _grouped(known(self.after), fold)
+        groups, wide_u, wide_v = u.shape[0], u.shape[2], v.shape[2]
+        outer = at.product(u.reshape(groups, -1).T, v.reshape(groups, -1))
+        pairs = outer.reshape(fold, wide_u, fold, wide_v).permute(0, 2, 1, 3)
+        if wide_u > 1 and wide_v > 1:
+            elements = at.ring.collapsed(pairs)
+        else:
+            elements = at.widened(pairs.reshape(fold, fold, -1))
+        return _diagonals(elements)
+
+    def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
+        return _folded(at, _grouped(known(self.before), len(powers)), powers)
+
+    def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
+        return _folded(at, _grouped(known(self.after), len(powers)), powers.flip(0))
+
+
+def _diagonals(pairs: Tensor) -> Tensor:
+    """``[L, L, d]`` products ``u_l v_l'`` to the coefficients ``l + L - 1 - l'``: ``[2 L - 1, d]``."""
+    fold = pairs.shape[0]
+    found = torch.zeros(2 * fold - 1, pairs.shape[2], dtype=torch.int64)
+    for l_after in range(fold):
+        first = fold - 1 - l_after
+        found[first : first + fold] += pairs[:, l_after]
+    return found
+
+
+def _folded(at: Arithmetic, grouped: Tensor, powers: Tensor) -> Tensor:
+    groups, fold, wide = grouped.shape
+    steps = powers[:, None, :] if wide == 1 else at.ring.times(powers)
+    return at.product(grouped.reshape(groups, fold * wide), steps.reshape(fold * wide, -1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskBlock:
+    """What a truncation's mask takes: ``sum_e sum_k w_ek f_k(b_e & a_e)`` over words, ``f_k(x) = c_k (x >> s_k)``.
+
+    ``a`` (``v``'s side) and ``b`` (``u``'s side) are words ``[n]``; ``weights``: (``[n, d]``, ``s_k``, ``c_k``). As an
+    inner product it has ``64 n`` entries, one a bit. They are folded over the words of a group, each bit for itself, so
+    the coefficients come from whole words; after it every group has 64 entries.
+    """
+
+    b: Tensor | None
+    a: Tensor | None
+    weights: Sequence[tuple[Tensor, int, int]]
+
+    def gram(self, at: Arithmetic, fold: int) -> Tensor:
+        b, a = _grouped(known(self.b), fold), _grouped(known(self.a), fold)
+        pairs = torch.zeros(fold, fold, at.ring.degree, dtype=torch.int64)
+        for weights, shift, factor in self.weights:
+            grouped = _grouped(weights * factor, fold)
+            for l_before in range(fold):
+                both = _shifted(b[:, l_before, None] & a, shift)
+                pairs[l_before] += at.product(both.T, grouped[:, l_before])
+        return _diagonals(pairs)
+
+    def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
+        fold = len(powers)
+        weighted = []
+        for weights, shift, factor in self.weights:
+            steps = at.ring.times(powers)
+            grouped = _grouped(weights * factor, fold)
+            turned = torch.stack([at.product(grouped[:, k], steps[k]) for k in range(fold)], 1)
+            weighted.append((turned, shift))
+        return _by_rows(
+            _grouped(known(self.b), fold), at.ring.degree, lambda bits, rows: _weighted(bits, weighted, rows)
+        )
+
+    def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
+        turned = powers.flip(0)
+
+        def fold_rows(bits: Tensor, rows: slice) -> Tensor:
+            groups, fold, _ = bits.shape
+            flat = bits.transpose(1, 2).reshape(groups * _WORD, fold)
+            return at.product(flat, turned).reshape(groups, _WORD, -1)
+
+        return _by_rows(_grouped(known(self.a), len(powers)), at.ring.degree, fold_rows)
+
+
+def _shifted(x: Tensor, shift: int) -> Tensor:
+    """Logical shift to the right."""
+    return (x >> shift) & ((1 << (_WORD - shift)) - 1) if shift else x
+
+
+def _by_rows(words: Tensor, degree: int, of: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """``[groups, fold]`` words, as bits ``[.., fold, 64]`` some rows at a time, to ``[groups * 64, d]``."""
+    groups, fold = words.shape
+    out = torch.empty(groups, _WORD, degree, dtype=torch.int64)
+    step = max(1, _ROWS // fold)
+    for start in range(0, groups, step):
+        rows = slice(start, min(start + step, groups))
+        out[rows] = of((words[rows].unsqueeze(-1) >> torch.arange(_WORD)) & 1, rows)
+    return out.reshape(-1, degree)
+
+
+def _weighted(bits: Tensor, weighted: Sequence[tuple[Tensor, int]], rows: slice) -> Tensor:
+    """``[groups, 64, d]``: for every bit ``i`` the sum over the group of ``bit * w * 2^(i - s)`` where ``i >= s``."""
+    total = torch.zeros(bits.shape[0], _WORD, weighted[0][0].shape[-1], dtype=torch.int64)
+    for turned, shift in weighted:
+        part = torch.zeros_like(total[:, shift:])
+        for k in range(bits.shape[1]):
+            part += bits[:, k, shift:, None] * turned[rows][:, k, None, :]
+        total[:, shift:] += part << torch.arange(_WORD - shift)[None, :, None]
+    return total
