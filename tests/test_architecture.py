@@ -1,4 +1,4 @@
-"""The architecture page and README's list of rooms name what is there, in the order that the import contracts hold."""
+"""The architecture page and its list of rooms name what is there, in the order that the import contracts hold."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ def test_the_page_lists_the_stages_of_the_main_job() -> None:
 
 
 @pytest.mark.parametrize("package", ["uvcc_engine", "uvcc_console"])
-def test_readme_lists_every_room_below_those_that_may_import_it(package: str) -> None:
+def test_the_page_lists_every_room_below_those_that_may_import_it(package: str) -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = [c["layers"] for c in contracts if c.get("containers") == [package]]
     height = {room: n for n, layer in enumerate(layers) for room in layer.split(" | ")}
-    readme = (ROOT / "README.md").read_text()
-    block = readme[readme.index(f"\n{package}/ ") :].split("\n```")[0]
+    block = PAGE[PAGE.index(f"\n{package}/ ") :].split("\n```")[0]
     lines = block.split("\n")[2:]
     own = [line for line in lines[: next((n for n, x in enumerate(lines) if not x.startswith("  ")), len(lines))]]
     rooms = [room for line in own for room in re.findall(r"(\w+)/", line[:16])]

@@ -55,12 +55,13 @@ def test_no_path_of_a_machine_in_tracked_files() -> None:
     assert found == []
 
 
-def test_the_readme_promises_no_more_than_the_policy_states() -> None:
+def test_the_manual_promises_no_more_than_the_policy_states() -> None:
     """Who operates a run is signed in every policy; the sentences about privacy must say the same."""
     from uvcc_engine.contract.topology import Topology
     from uvcc_engine.transcript.terms.operation import IN_CLEAR, ONE_OPERATOR, Operation
 
-    text = " ".join((ROOT / "README.md").read_text().split())
+    pages = [ROOT / "README.md", ROOT / "docs" / "security" / "index.md"]
+    text = " ".join(" ".join(page.read_text() for page in pages).split())
     stated = Operation.of(Topology(replicas=2))
     assert ("One operator runs everything and could look" in text) == (stated.operators == ONE_OPERATOR)
     assert ("own workers (replicas, stages, tensor ranks) is not encrypted" in text) == (

@@ -24,6 +24,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/metrics.md": tables.metrics,
     "reference/keys.md": tables.keys,
     "runbooks/index.md": alerts.index,
+    "specifications/evidence.md": tables.evidence,
     "specifications/relay-openapi.json": relay.openapi,
 }
 """Page below ``docs`` -> what it should hold."""

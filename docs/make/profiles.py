@@ -85,7 +85,12 @@ def page() -> str:
     top = {k: v for k, v in found["properties"].items() if k in ("link", "env", "dp_preflight")}
     lines += _rows({"properties": top})
     kinds = {"PrivateJobSettings": "private", "LmJobSettings": "lm", "CommandJobSettings": "command"}
-    fleets = {"FleetSettings": "every provider", "InventoryFleet": "inventory", "PrimeFleet": "prime"}
+    fleets = {
+        "FleetSettings": "every provider",
+        "InventoryFleet": "inventory",
+        "PrimeFleet": "prime",
+        "PartiesFleet": "parties",
+    }
     common = set(found["$defs"]["FleetSettings"]["properties"])
     order = ["job", "topology", "fleet", "nats", "smoke", "gates", "limits", "halt", "consent", "evidence"]
     parts = [(section_of(part, about), part, about) for part, about in found["$defs"].items()]

@@ -110,3 +110,13 @@ def keys() -> str:
         markdown_table(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def evidence() -> str:
+    """The format that lies in every package beside its verifier."""
+    from importlib import resources
+
+    text = (resources.files("uvcc_engine") / "transcript" / "proof" / "EVIDENCE.md").read_text(encoding="utf-8")
+    title, _, rest = text.partition("\n")
+    note = "This is the very text that lies as `EVIDENCE.md` in each package; `verify.py` beside it cites its sections."
+    return f"{title}\n\n{HEAD}\n\n{note}\n{rest}".rstrip() + "\n"

@@ -1,1 +1,1 @@
-"""The console's own benchmarks: every figure of the README about the console and the main job comes from here."""
+"""The console's own benchmarks: every figure of docs/benchmarks.md about the console and the main job is from here."""

@@ -1,1 +1,1 @@
-"""Every benchmark that the README quotes."""
+"""Every benchmark that docs/benchmarks.md quotes."""

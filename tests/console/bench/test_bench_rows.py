@@ -1,4 +1,4 @@
-"""Benchmark rows have the shape that the README's tables are made from."""
+"""Benchmark rows have the shape that the manual's tables are made from."""
 
 from __future__ import annotations
 

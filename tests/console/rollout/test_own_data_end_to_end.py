@@ -1,4 +1,4 @@
-"""The commands of the README, as they stand there: from a CSV file to a verified training and a clear prediction."""
+"""The commands of the manual, as they stand there: from a CSV file to a verified training and a clear prediction."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.transcript.terms.policy import Policy
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "own-table.md"
 
 pytestmark = pytest.mark.timeout(600)
 
 
 def commands() -> list[list[str]]:
-    """The commands between the README's marks, without ``uvcc``."""
-    text = README.read_text().partition("<!-- own data:")[2].partition("<!-- /own data -->")[0]
+    """The commands between the page's marks, without ``uvcc``."""
+    text = PAGE.read_text().partition("<!-- own data:")[2].partition("<!-- /own data -->")[0]
     lines = text.partition("```sh\n")[2].partition("```")[0].splitlines()
     found = [shlex.split(line, comments=True) for line in lines]
     assert all(words[0] == "uvcc" for words in found)

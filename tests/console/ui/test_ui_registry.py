@@ -1,4 +1,4 @@
-"""One registry: bindings, palette, help, command-line verbs and the README say the same, and cannot drift apart."""
+"""One registry: bindings, palette, help, command-line verbs and the manual say the same, and cannot drift apart."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_every_verb_that_the_registry_names_exists() -> None:
         assert not a.command or COMMANDS[a.command] is a
 
 
-def test_the_readme_carries_the_registrys_own_table() -> None:
-    assert markdown_table() in README.read_text(), "run: python -m uvcc_console.ui.actions.keys README.md"
+def test_the_manual_carries_the_registrys_own_table() -> None:
+    assert markdown_table() in (ROOT / "docs/reference/keys.md").read_text(), "run: python -m docs.make"
 
 
 def test_the_readmes_pictures_are_the_baselines_that_the_tests_hold() -> None:

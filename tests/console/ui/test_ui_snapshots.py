@@ -1,4 +1,4 @@
-"""How the console looks, kept as SVG: both sizes, colour and NO_COLOR. The README shows these very files.
+"""How the console looks, kept as SVG: both sizes, colour and NO_COLOR. The README shows one of these very files.
 
 Renew them with ``pytest tests/console/ui/test_ui_snapshots.py --snapshot-update`` and look at every one.
 """

@@ -1,4 +1,4 @@
-"""The one table of what an operator can do. Bindings, palette, help, commands and the README's table come from it."""
+"""The one table of what an operator can do. Bindings, palette, help, commands and the manual's table come from it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class Context:
 
 
 SKIPPABLE = ("drill", "gate")
-BEGIN, END = "<!-- keys: made by python -m uvcc_console.ui.actions.keys README.md -->", "<!-- /keys -->"
 Reason = Callable[[Context], str]
 
 
@@ -290,27 +289,10 @@ def footer(context: Context) -> list[tuple[str, str, bool]]:
 
 
 def markdown_table(actions: Iterable[UiAction] = ()) -> str:
-    """The table of keys for the README."""
+    """The table of keys for the manual."""
     rows = ["| key | does | command | without a screen |", "|---|---|---|---|"]
     for a in actions or ACTIONS.values():
         command = f"`:{a.command}`" if a.command else ""
         cli = f"`{a.cli}`" if a.cli else ""
         rows.append(f"| `{a.label}` | {a.name}: {a.description} | {command} | {cli} |")
     return "\n".join(rows)
-
-
-def renewed(readme: str) -> str:
-    """The README with the table between its two markers made anew. Raises ValueError where they are missing."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"no {BEGIN} ... {END}")
-    return f"{before}{begin}\n{markdown_table()}\n{end}{after}"
-
-
-if __name__ == "__main__":
-    import sys
-    from pathlib import Path
-
-    path = Path(sys.argv[1])
-    path.write_text(renewed(path.read_text()))

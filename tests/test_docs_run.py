@@ -1,0 +1,137 @@
+"""What the manual's tutorials say is typed and shown: every block marked so is run in a sandbox.
+
+``<!-- file: NAME -->`` before a fenced block writes it there; ``<!-- run -->`` before a ``console`` block runs what
+follows ``$``, and the lines below it must be found in the output, in order: numbers, hashes and run ids may differ, and
+output may have lines between them. Blocks marked ``<!-- run slow -->`` are run in the slow tests only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+DOCS: Final = ROOT / "docs"
+BLOCK: Final = re.compile(r"^<!-- (file: [\w.-]+|run|run slow) -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+VARIES: Final = (
+    (r"\b\w+-\d{8}-\d{4}-[0-9a-f]{4}\b", r"[\\w-]+-\\d{8}-\\d{4}-[0-9a-f]{4}"),  # a run's id
+    (r"\b[0-9a-f]{12,}\b", "[0-9a-f]+"),
+    (r"\d+(\.\d+)?", r"[-+\\d.,e]+"),
+)
+
+
+class Block(NamedTuple):
+    """A marked block: ``mark`` is ``file: NAME``, ``run`` or ``run slow``."""
+
+    mark: str
+    language: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(*found) for found in BLOCK.findall(page.read_text(encoding="utf-8"))]
+
+
+PAGES: Final = [p for p in sorted(DOCS.rglob("*.md")) if any(b.mark.startswith("run") for b in blocks(p))]
+
+
+def shape(line: str) -> re.Pattern[str]:
+    """What a line of output may look like: as it stands, with other numbers, hashes and ids, and anything behind it."""
+    pattern, rest = "", line.rstrip()
+    while rest:
+        found = [(m, by) for regex, by in VARIES if (m := re.search(regex, rest))]
+        if not found:
+            return re.compile(pattern + re.escape(rest))
+        m, by = min(found, key=lambda f: f[0].start())
+        pattern += re.escape(rest[: m.start()]) + by.replace("\\\\", "\\")
+        rest = rest[m.end() :]
+    return re.compile(pattern)
+
+
+def commands(block: Block) -> Iterator[tuple[str, list[str]]]:
+    """Each command with the lines that its output must have."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, _, wanted = part.partition("\n")
+        yield command, [line for line in wanted.splitlines() if line.strip()]
+
+
+def play(page: Path, folder: Path, *, slow: bool) -> int:
+    """Run a page's blocks in ``folder``; returns how many commands were run."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("UVCC_", "COV_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
+    env |= {"UVCC_HOME": str(folder / "home"), "HOME": str(folder), "PATH": path, "TERM": "dumb", "LANG": "C.UTF-8"}
+    done = 0
+    for block in blocks(page):
+        if block.mark.startswith("file: "):
+            text = block.text.replace("{here}", str(folder))
+            (folder / block.mark.removeprefix("file: ")).write_text(text, encoding="utf-8")
+        elif block.mark == "run" or slow:
+            for command, wanted in commands(block):
+                out = subprocess.PIPE
+                ran = subprocess.run(
+                    command, shell=True, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT, text=True
+                )
+                output = ran.stdout
+                assert ran.returncode == 0, f"$ {command}\n{output}"
+                lines = iter(output.splitlines())
+                for line in wanted:
+                    assert any(shape(line).search(said) for said in lines), f"$ {command}\nno {line!r} in\n{output}"
+                done += 1
+    return done
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(DOCS).as_posix())
+def test_what_a_page_shows_happens(page: Path, tmp_path: Path) -> None:
+    assert play(page, tmp_path, slow=False) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if any(b.mark == "run slow" for b in blocks(p))],
+    ids=lambda p: p.relative_to(DOCS).as_posix(),
+)
+def test_a_whole_tutorial_is_followed_literally(page: Path, tmp_path: Path) -> None:
+    assert play(page, tmp_path, slow=True) > 0
+
+
+def test_other_numbers_fit_and_other_words_do_not() -> None:
+    assert shape("demo-20260101-0000-abcd: ok, verified").search("demo-20261122-1803-1a00: ok, verified")
+    assert shape("VERIFIED     phase full: 61 epochs").search("VERIFIED     phase full: 7 epochs, 12 leaves")
+    assert not shape("VERIFIED     phase full: 61 epochs").search("NOT VERIFIED phase full: 7 epochs")
+    assert not shape("gate     loss_falls: ok").search("gate     loss_falls: failed")
+
+
+def test_every_command_of_the_manual_names_a_verb_that_there_is() -> None:
+    from uvcc_console.cli.main import VERBS
+    from uvcc_engine.cli import COMMANDS
+
+    wrong = []
+    for page in sorted([*DOCS.rglob("*.md"), ROOT / "README.md"]):
+        text = page.read_text(encoding="utf-8")
+        for program, word in re.findall(
+            r"(?:^|[`$ ])(uvcc|uvcc-engine) ([a-z][a-z-]*)\b(?=[ `\n])", text, re.MULTILINE
+        ):
+            if f"`{program} {word}" in text or re.search(rf"^(\$ )?{program} {word}", text, re.MULTILINE):
+                known = VERBS if program == "uvcc" else COMMANDS
+                if word not in known and f"{program} {word}" not in ("uvcc without",):
+                    wrong.append(f"{page.name}: {program} {word}")
+    assert wrong == []
+
+
+def test_every_profile_that_the_manual_names_is_there() -> None:
+    from uvcc_console.plan.profile import available
+
+    known = {p.name for p in available()}
+    named = set()
+    for page in [*DOCS.rglob("*.md"), ROOT / "README.md"]:
+        named |= set(re.findall(r"uvcc rollout (?:profiles/)?([\w-]+)(?:\.yaml)?", page.read_text(encoding="utf-8")))
+    assert named - known - {"PROFILE", "NAME", "mine"} == set()
