@@ -69,7 +69,7 @@ MEANINGS: Final[dict[str, str]] = {
     "fleet.replace_lost": "Lost pods that are replaced without being asked.",
     "fleet.reserve": "Rent the full run's pods before the smoke, although some are idle then.",
     "fleet.attach_prefix": "uvcc-RUN-: use the pods that this run kept, and create none.",
-    "fleet.parties": "A provider for each of P0, P1 and P2; what stands beside it holds for those that say nothing else.",
+    "fleet.parties": "A provider for each of P0, P1 and P2; what stands beside it holds where they say nothing.",
     "fleet.account": "A named account at the market, whose API key is looked for under its own name (provider prime).",
     "fleet.packages": "Packages that each pod installs beside its image.",
     "fleet.hosts": "The YAML file that lists your machines (provider inventory).",
