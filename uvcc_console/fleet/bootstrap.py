@@ -16,6 +16,7 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, engine_requirements
 from uvcc_engine.contract import torch_floor
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+from uvcc_engine.contract.files import DOMAIN_KEY
 from uvcc_engine.contract.outside import record, whole
 
 log = logger(__name__)
@@ -141,6 +142,7 @@ async def bootstrap(
     on_progress: Progress | None = None,
     *,
     identity_seed: str = "",
+    domain: str = "",
     packages: Sequence[str] = (),
     preload: str = "",
     give_way: int = 0,
@@ -148,10 +150,11 @@ async def bootstrap(
 ) -> Bootstrapped:
     """Bring one pod up to an agent that answers, running exactly this wheel; safe to repeat.
 
-    ``identity_seed`` (demo only) makes the party's identity reproducible. ``preload`` names the modules that workers
-    share ("none" for commands that are no Python of ours; empty for the agent's default). ``give_way``: the niceness of
-    what is heavy here, where many pods share one machine. ``life_s``: after so long the pod ends by itself what was
-    started on it, whoever is still there to ask for it; 0 where it does so anyhow.
+    ``identity_seed`` (demo only) makes the party's identity reproducible. ``domain``: the key of the domain that the
+    pod obeys; it signs no policy that this key has not approved. ``preload`` names the modules that workers share
+    ("none" for commands that are no Python of ours; empty for the agent's default). ``give_way``: the niceness of what
+    is heavy here, where many pods share one machine. ``life_s``: after so long the pod ends by itself what was started
+    on it, whoever is still there to ask for it; 0 where it does so anyhow.
 
     Raises UvccError or UnreachableError naming the step that failed; what was done stays and is found again.
     """
@@ -167,6 +170,8 @@ async def bootstrap(
     await _install_wheel(link, wheel, say, give_way)
     say("python")
     survey = await _choose_python(link, packages, say, give_way)
+    if domain:
+        await link.put(f"{domain}\n".encode(), f"{ROOT}/{DOMAIN_KEY}")
     say("agent", f"python {survey['versions']['python']}, torch {survey['versions'].get('torch', '?')}")
     await _start_agent(link, wheel, survey["python"], identity_seed, preload, give_way)
     if life_s > 0:

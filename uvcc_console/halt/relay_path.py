@@ -112,11 +112,11 @@ def mailboxes(run_dir: Path, engine_run: str) -> list[RelayMailbox]:
     return found
 
 
-def signer(run_dir: Path, given: str = "") -> Callable[[bytes], str]:
+def signer(run_dir: Path, given: str = "", namespace: str = orders.ORDER_NAMESPACE) -> Callable[[bytes], str]:
     """Signs orders with the run's key, whose public half the workers know. ``given``: the profile's own key file."""
     private = _signing(run_dir, given)
     public = private.public_key().public_bytes_raw()
-    return lambda payload: sshsig.sign(private, public, orders.ORDER_NAMESPACE, payload)
+    return lambda payload: sshsig.sign(private, public, namespace, payload)
 
 
 def _signing(run_dir: Path, given: str) -> Ed25519PrivateKey:

@@ -198,6 +198,18 @@ def operation_of(plan: Plan) -> tuple[str, ...]:
     return Operation.of(full.topology).sentences() if full.kind == "private" else ()
 
 
+def revealed_values(job: Mapping[str, Any]) -> list[str]:
+    """What a policy of this job lists: a confusion matrix by each of its numbers. Raises ConfigError where unknown."""
+    reveal = list(job["reveal"])
+    if "confusion" not in reveal:
+        return reveal
+    model = job["model"]
+    if not isinstance(model, Mapping):
+        raise ConfigError("job.reveal: confusion, of a model by name", "give job.model as a list of layers")
+    classes = range(max(2, int(model["classes"])))
+    return [*reveal, *(f"confusion.{i}.{j}" for i in classes for j in classes)]
+
+
 def derive(seed: int | None, *labels: str) -> bytes:
     """32 bytes for one purpose: fixed by ``seed`` (a demo that can be repeated), fresh without one."""
     if seed is None:

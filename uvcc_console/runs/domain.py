@@ -17,13 +17,13 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.ssh_keys import KEY_FILE, operator_key, public_line
+from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.halt import relay_path
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.files import checked_run_id, write_atomic
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.transcript.signed import boxes
+from uvcc_engine.transcript.signed import approvals, boxes
 
 SIGNERS: Final = "signers.json"
 DOMAIN: Final = processes.DOMAIN
@@ -36,13 +36,24 @@ HALT: Final = {"lease": 0.0, "auto": ["hold", "halt"]}
 def order_keys(run_dir: Path, given: str = "") -> dict[str, str]:
     """Who may order a halt: name -> public key, the operator and the three domains; keys are made at first use."""
     found = {"operator": relay_path.order_key(run_dir, given)}
-    for party in range(PARTIES):
-        folder = run_dir / "domains" / f"p{party}"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found[f"P{party}"] = " ".join(public_line(operator_key(folder)).split()[:2])
+    found |= {f"P{party}": own_key(run_dir, party) for party in range(PARTIES)}
     (run_dir / relay_path.FOLDER).mkdir(exist_ok=True, mode=0o700)
     write_atomic(run_dir / relay_path.FOLDER / SIGNERS, json.dumps(found).encode())
     return found
+
+
+def own_key(run_dir: Path, party: int) -> str:
+    """The public key of a domain of this run, made at first use: its pods sign what it approves."""
+    folder = run_dir / "domains" / f"p{party}"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return relay_path.order_key(folder)
+
+
+def approve_policy(run_dir: Path, party: int, sha256: str) -> str:
+    """The word of a run's own domain key for a policy: one operator gives it for all three, by this very code."""
+    approval = approvals.Approval(of="policy", sha256=sha256, party=party, decision="approve")
+    folder = run_dir / "domains" / f"p{party}"
+    return approvals.signed(approval, relay_path.signer(folder, namespace=approvals.APPROVAL_NAMESPACE))
 
 
 def readers(run_dir: Path, given: str = "") -> list[str]:

@@ -170,7 +170,7 @@ def ask_flight(agent: AgentPort, console: Console, m: asked.FlightCommand, nonce
 
 
 def policy(agent: AgentPort, console: Console, m: asked.PolicyCommand, nonce: str) -> Fields:
-    return party.sign_policy(agent.root / "identity", m.policy)
+    return party.sign_policy(agent.root, m.policy, m.approval)
 
 
 def relay(agent: AgentPort, console: Console, m: asked.RelayCommand, nonce: str) -> Fields | None:

@@ -43,12 +43,21 @@ def ensure_identity(folder: Path, seed_hex: str = "") -> dict[str, Any]:
     return files.read_json(public)
 
 
-def sign_policy(folder: Path, text: str) -> dict[str, Any]:
-    """Check that the policy names this party's identity and this code, and sign its canonical bytes.
+def domain_key(root: Path) -> str:
+    """The key of this pod's own domain. Raises ConfigError where nobody told it."""
+    try:
+        return (root / files.DOMAIN_KEY).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("this pod knows no domain that it obeys", "bootstrap it with its domain's key") from error
 
-    Returns ``{party, policy_hash, signature}``. Raises ConfigError naming what the policy gets wrong.
+
+def sign_policy(root: Path, text: str, approval: str) -> dict[str, Any]:
+    """Check that the policy names this pod's identity and this code and that its own domain approved it, and sign.
+
+    Returns ``{party, policy_hash, signature}``. Raises ConfigError naming what the policy or the approval gets wrong.
     """
     try:
+        from uvcc_engine.transcript.signed import approvals
         from uvcc_engine.transcript.signing.identity import Identity
         from uvcc_engine.transcript.terms import policy as policies
     except ImportError as error:
@@ -56,6 +65,8 @@ def sign_policy(folder: Path, text: str) -> dict[str, Any]:
     if not code_hash():
         raise ConfigError("this pod runs from a source tree, which has no code hash", "bootstrap it with a wheel")
     policy = policies.Policy.from_bytes(text.encode())
-    identity = Identity.load(folder)
+    identity = Identity.load(root / "identity")
+    party = policy.party_of(identity.public)
+    approvals.check(approval, domain_key(root), of=approvals.POLICY, sha256=policy.hash.hex(), party=party)
     signature = policies.sign_policy(identity, policy, code_hash())
-    return {"party": policy.party_of(identity.public), "policy_hash": policy.hash.hex(), "signature": signature}
+    return {"party": party, "policy_hash": policy.hash.hex(), "signature": signature}

@@ -93,9 +93,13 @@ class FlightCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyCommand:
-    """Check a policy (canonical JSON) and sign it; the acknowledgement carries the ``signature``."""
+    """Check a policy (canonical JSON) and sign it; the acknowledgement carries the ``signature``.
+
+    ``approval``: the word of the pod's own domain for exactly this policy, without which nothing is signed.
+    """
 
     policy: str
+    approval: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

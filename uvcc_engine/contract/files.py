@@ -49,6 +49,10 @@ def result_name(rank: int, *, lead: bool = True) -> str:
     return "result.json" if lead else f"result_rank{rank}.json"
 
 
+DOMAIN_KEY: Final = "domain.pub"
+"""In the agent's root: the key of the domain that this pod obeys, as its bootstrap wrote it."""
+
+
 def least_attempt_name(coord: str) -> str:
     """Where a worker leaves word that it needs a higher attempt: ``{"least": N}``."""
     return f"least_attempt_{coord}.json"

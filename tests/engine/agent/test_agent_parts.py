@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from uvcc_engine import cli
 from uvcc_engine.agent import party, tail
@@ -22,6 +24,8 @@ from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Topology
+from uvcc_engine.transcript.signed import approvals
+from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.transcript.signing.identity import Identity, verify_signature
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
 
@@ -223,24 +227,65 @@ def make_policy(own: Identity, others: list[Identity], code_hash: str) -> Policy
     )
 
 
-def test_policy_is_signed_only_if_it_names_this_pod_and_this_code(
+class Domain:
+    """A domain's key, and what it says."""
+
+    def __init__(self) -> None:
+        self._key = Ed25519PrivateKey.generate()
+        self._raw = self._key.public_key().public_bytes_raw()
+        self.line = sshsig.public_line(self._raw)
+
+    def says(self, sha256: str, namespace: str = approvals.APPROVAL_NAMESPACE, **changes: Any) -> str:
+        fields: dict[str, Any] = {"of": "policy", "sha256": sha256, "party": 1, "decision": "approve"}
+        approval = approvals.Approval(**fields | changes)
+        return approvals.signed(approval, lambda payload: sshsig.sign(self._key, self._raw, namespace, payload))
+
+
+def test_a_policy_is_signed_only_if_it_names_this_pod_and_code_and_its_own_domain_approved_exactly_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = [Identity.create(tmp_path / str(n)) for n in range(4)]
+    ids = [Identity.create(tmp_path / str(n) / "identity") for n in range(4)]
     policy = make_policy(ids[0], ids[1:3], "ab" * 32)
-    text = policy.canonical.decode()
+    text, digest = policy.canonical.decode(), policy.hash.hex()
+    ours, theirs = Domain(), Domain()
+    good = ours.says(digest)
+    for n in range(4):
+        (tmp_path / str(n) / files.DOMAIN_KEY).write_text(ours.line + "\n")
+
+    def sign(approval: str = good, pod: int = 0) -> dict[str, Any]:
+        return party.sign_policy(tmp_path / str(pod), text, approval)
+
     with pytest.raises(ConfigError, match="source tree"):
-        party.sign_policy(tmp_path / "0", text)
+        sign()
     monkeypatch.setattr(party, "code_hash", lambda: "ab" * 32)
-    signed = party.sign_policy(tmp_path / "0", text)
+    signed = sign()
     assert signed["party"] == 1
-    assert signed["policy_hash"] == policy.hash.hex()
+    assert signed["policy_hash"] == digest
     assert verify_signature(ids[0].public, "uvcc-policy", policy.canonical, signed["signature"])
     with pytest.raises(ConfigError, match="does not name this pod"):
-        party.sign_policy(tmp_path / "3", text)
+        sign(pod=3)
+    for approval, words in [
+        ("", "has not approved this policy"),
+        ("{}", "is not signed by P1's domain"),
+        (theirs.says(digest), "is not signed by P1's domain"),
+        (good.replace(digest, "00" * 32), "is not signed by P1's domain"),
+        (ours.says(digest, namespace="uvcc-order"), "is not signed by P1's domain"),
+        (ours.says("00" * 32), "approved another text, the policy 0000000000000000"),
+        (ours.says(digest, of="proposal"), "approved another text, the proposal"),
+        (ours.says(digest, party=0), "approved it as P0"),
+        (ours.says(digest, decision="refuse", reason="not on a Sunday"), "refused this policy: not on a Sunday"),
+    ]:
+        with pytest.raises(ConfigError, match=words) as refused:
+            sign(approval)
+        assert "P1" in refused.value.what
+        assert ours.line in refused.value.what
+    (tmp_path / "0" / files.DOMAIN_KEY).unlink()
+    with pytest.raises(ConfigError, match="knows no domain"):
+        sign()
+    (tmp_path / "0" / files.DOMAIN_KEY).write_text(ours.line)
     monkeypatch.setattr(party, "code_hash", lambda: "cd" * 32)
     with pytest.raises(ConfigError, match="for code abababababab"):
-        party.sign_policy(tmp_path / "0", text)
+        sign()
 
 
 def test_command_line_names_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,10 +27,19 @@ def launch(
     tui: bool,
     as_json: bool = False,
     quiet: bool = False,
+    proposal: bytes = b"",
 ) -> int:
-    """Create the run, start its conductor and show it. Returns the exit code."""
+    """Create the run, start its conductor and show it. Returns the exit code.
+
+    ``proposal``: what three domains approved, to which the run is held.
+    """
     with headless.interruptible() as received:
         run_dir = processes.create_run(profile, settings, seed=seed, name=name, patient=tui, tell=common.say)
+        if proposal:
+            from uvcc_engine.contract.files import write_atomic
+            from uvcc_engine.transcript.signed.proposals import FILE
+
+            write_atomic(run_dir / FILE, proposal)
         if received:
             processes.end_run(run_dir, "torn_down", "interrupted before anything was started")
             return INTERRUPTED

@@ -7,6 +7,7 @@ import sys
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, USAGE
 from uvcc_engine.contract.text import clean
+from uvcc_engine.contract.topology import PARTIES
 
 # options of the runbook that are keys of the profile
 _FLAGS = {
@@ -16,12 +17,30 @@ _FLAGS = {
 }
 
 
+def approved_document(proposal_id: str) -> bytes:
+    """A proposal that this installation keeps, with its domains' approvals. Raises ConfigError if not all approved."""
+    import json
+
+    from uvcc_console.federation.rendezvous import kept
+    from uvcc_engine.contract.errors import ConfigError
+
+    standing = kept(proposal_id)
+    lacking = [f"P{n}" for n in range(PARTIES) if n not in standing.said or standing.said[n][0].decision != "approve"]
+    if lacking:
+        what = f"proposal {standing.signed.proposal.id[:12]} is not approved by {', '.join(lacking)}"
+        raise ConfigError(what, "uvcc proposals fetches what the domains said since")
+    return json.dumps(standing.to_json(), indent=1).encode() + b"\n"
+
+
 def run(argv: list[str]) -> int:
     parser = common.Parser("rollout", "Run a profile from plan to tear-down.")
     parser.add_argument("profile", metavar="PROFILE", help="name or path, see: uvcc profiles")
     parser.add_argument("--headless", action="store_true", help="progress line instead of the console")
     parser.add_argument("--yes", action="store_true", help="do not ask before spending money")
     parser.add_argument("--seed", type=int, metavar="N", help="repeatable identities and roots (demonstrations only)")
+    parser.add_argument(
+        "--proposal", default="", metavar="ID", help="only as three domains approved it: uvcc proposals"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress, only the summary")
     for key, about in _FLAGS.items():
         parser.add_argument(f"--{key.rpartition('.')[2].replace('_', '-')}", metavar="VALUE", help=about)
@@ -48,5 +67,6 @@ def run(argv: list[str]) -> int:
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return FAILED
+    agreed = approved_document(args.proposal) if args.proposal else b""
     tui = has_terminal() and not (args.headless or args.json or args.quiet)
-    return launch(args.profile, args.set, seed=args.seed, tui=tui, as_json=args.json, quiet=args.quiet)
+    return launch(args.profile, args.set, seed=args.seed, tui=tui, as_json=args.json, quiet=args.quiet, proposal=agreed)

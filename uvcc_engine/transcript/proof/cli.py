@@ -17,7 +17,7 @@ from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.proof import package
+from uvcc_engine.transcript.proof import consented, package
 from uvcc_engine.transcript.signing.signers import read_allowed_signers
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -48,6 +48,14 @@ def parser(prog: str = "verify") -> argparse.ArgumentParser:
         type=Path,
         metavar="F",
         help="OpenSSH allowed_signers file naming P0, P1, P2 and, for the manifest, collector",
+    )
+    made.add_argument(
+        "--domain",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="F.pub",
+        help="key of a domain that must have approved the run beforehand; once for each of the three",
     )
     made.add_argument("--policy", type=Path, metavar="F", help="the policy.json one expects")
     made.add_argument("--transcripts", type=Path, metavar="DIR", help="transcripts (default: beside the bundle)")
@@ -106,11 +114,13 @@ def main(
             require=frozenset(word for word in args.require.split(",") if word),
             head=args.head,
         )
+        approved = consented.check(target, consented.read_keys(args.domain)) if args.domain else ""
     except UvccError as e:
         return _refused(e, said, as_json=args.json)
     except (OSError, MemoryError, RecursionError) as e:
         return _refused(UnreadableError(f"cannot be read: {reading.reason(e)}"), said, as_json=args.json)
-    print(json.dumps(found.to_json()) if args.json else found.text())
+    told = found.to_json() | ({"approved": approved} if approved else {})
+    print(json.dumps(told) if args.json else "\n".join(filter(None, (found.text(), approved))))
     return found.exit_code
 
 

@@ -19,6 +19,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.topology import PARTIES, Topology
 from uvcc_engine.transcript.formats.reading import parse_canonical
 from uvcc_engine.transcript.signing import sshsig
+from uvcc_engine.transcript.terms.policy import Policy
 
 VERSION: Final = 1
 LARGEST: Final = 24 << 10
@@ -113,6 +114,26 @@ class Proposal:
         if domain not in self.domains:
             raise ConfigError("this proposal does not name this domain", "uvcc domain show prints its key")
         return self.domains.index(domain)
+
+    def differs(self, policy: Policy, *, smoke: bool = False) -> str:
+        """In what a policy is not what was proposed; "" if it is. The owners' keys are not compared.
+
+        ``smoke``: it may have fewer steps and replicas.
+        """
+        job, topology = dict(self.job), asdict(self.topology)
+        if smoke:
+            job["steps"] = min(policy.steps, int(job.get("steps", 0)))
+            topology["replicas"] = min(policy.topology.replicas, self.topology.replicas)
+        limits = {"hourly": self.limits.hourly, "total": self.limits.total, "ttl_s": self.limits.ttl_s}
+        pairs = {
+            "job": (job, dict(policy.job)),
+            "topology": (topology, asdict(policy.topology)),
+            "code_hash": (self.code_hash, policy.code_hash),
+            "reveal": ([[r.value, r.to] for r in self.reveal], [list(r) for r in policy.reveal]),
+            "limits": (limits, {"hourly": 0, "total": 0, "ttl_s": 0} | dict(policy.limits)),
+            "providers": (list(self.providers), [p.provider for p in policy.parties]),
+        }
+        return ", ".join(name for name, (ours, theirs) in pairs.items() if canonical(ours) != canonical(theirs))
 
 
 def _checked_key(line: str) -> None:

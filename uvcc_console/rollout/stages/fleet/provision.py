@@ -19,7 +19,7 @@ from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.plan import SMOKE, derive
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Member, Rollout, describe, each, readdress
-from uvcc_console.runs import processes
+from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.outside import said, tidy
@@ -173,6 +173,7 @@ async def one_agent(ctx: Rollout, member: Member) -> None:
         ctx.wheel,
         progress,
         identity_seed=secret,
+        domain=domain.own_key(ctx.run_dir, party) if profile.job.kind == "private" else "",
         packages=profile.fleet.packages,
         preload="none" if profile.job.kind == "command" else "",
         life_s=life_left(ctx),

@@ -13,15 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.plan.owndata import fitted_file, pin_file
-from uvcc_console.plan.plan import Phase, derive, pod_name
+from uvcc_console.plan.plan import SMOKE, Phase, derive, pod_name, revealed_values
 from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, relay_tokens
+from uvcc_console.runs import domain
 from uvcc_engine.contract.agent_commands import PolicyCommand
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.files import write_atomic
 from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
+from uvcc_engine.transcript.signed.proposals import FILE as PROPOSAL_FILE
+from uvcc_engine.transcript.signed.proposals import Standing
 from uvcc_engine.transcript.signing.identity import PublicIdentity
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, check_signatures, write_signatures
 
@@ -165,26 +170,14 @@ def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
         parties=parties_of(ctx, phase),
         owner=str(shared["owner"]),
         commitments=list(shared["commitments"]),
-        reveal=_revealed(job),
+        reveal=revealed_values(job),
         limits={"hourly": profile.limits.hourly, "total": profile.limits.total, "ttl_s": profile.limits.ttl},
         nonce=derive(ctx.plan.seed, "nonce", phase.name).hex(),
     )
 
 
-def _revealed(job: Mapping[str, Any]) -> list[str]:
-    """What the policy lists: a confusion matrix by each of its numbers. Raises ConfigError where those are unknown."""
-    reveal = list(job["reveal"])
-    if "confusion" not in reveal:
-        return reveal
-    model = job["model"]
-    if not isinstance(model, Mapping):
-        raise ConfigError("job.reveal: confusion, of a model by name", "give job.model as a list of layers")
-    classes = range(max(2, int(model["classes"])))
-    return [*reveal, *(f"confusion.{i}.{j}" for i in classes for j in classes)]
-
-
 async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
-    """Draft the policy, have each party's agent check and sign it, keep it, and hand it to every pod of the phase.
+    """Draft the policy, approve it for each domain, have each party's agent check and sign it, and hand it to all pods.
 
     An agreement that lies there already is used again: a resume runs under the policy that was signed.
     """
@@ -193,9 +186,12 @@ async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
         agreement = SignedPolicy(Policy.load(folder / POLICY_FILE), folder)
     else:
         policy = draft(ctx, phase, await share_inputs(ctx, phase))
+        _check_proposal(ctx, phase, policy)
         signers = [ctx.members[pod_name(p, 0)] for p in range(PARTIES)]
-        text = policy.canonical.decode()
-        acks = await each(signers, lambda m: m.channel.request(PolicyCommand(policy=text)))
+        text, digest = policy.canonical.decode(), policy.hash.hex()
+        approved = {p: domain.approve_policy(ctx.run_dir, p, digest) for p in range(PARTIES)}
+        command = {m.name: PolicyCommand(policy=text, approval=approved[m.request.party]) for m in signers}
+        acks = await each(signers, lambda m: m.channel.request(command[m.name]))
         signatures = {m.request.party: str(acks[m.name]["signature"]) for m in signers}
         check_signatures(policy, signatures)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -208,6 +204,25 @@ async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
         await stamp(folder / POLICY_FILE, url)  # before any pod may begin
     await each(ctx.of_phase(phase), lambda m: _hand_over(ctx, phase, m, agreement))
     return agreement
+
+
+def _check_proposal(ctx: Rollout, phase: Phase, policy: Policy) -> None:
+    """Where the run was started from a proposal: nothing but what its three domains approved gets a signature.
+
+    Raises ConfigError naming in what the policy differs.
+    """
+    path = ctx.run_dir / PROPOSAL_FILE
+    if not path.exists():
+        return
+    standing = Standing.from_json(reading.read_json(path))
+    differs = standing.signed.proposal.differs(policy, smoke=phase.name == SMOKE)
+    if differs or not standing.approved:
+        what = (
+            f"the policy of {phase.name} is not what the domains approved: {differs or 'they did not all approve it'}"
+        )
+        raise ConfigError(what, "propose what is to be run, and have it approved")
+    ctx.artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomic(ctx.artifacts / PROPOSAL_FILE, path.read_bytes())
 
 
 def remote_dir(phase: Phase) -> str:

@@ -1,0 +1,182 @@
+"""A coordinator and three domains meet at a real relay: approvals, refusals, and a coordinator who tells two tales."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
+from relaykit import TOKENS, relay  # noqa: F401
+
+from uvcc_console.cli.main import main
+from uvcc_console.federation import domain_key, rendezvous
+from uvcc_console.rollout.stages.training import agree
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
+from uvcc_engine.transcript.signed import approvals, proposals
+from uvcc_engine.transcript.signed.proposals import PROPOSAL_NAMESPACE, SignedProposal, Standing
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
+
+
+class People:
+    """A coordinator and three domains, each with a home of its own."""
+
+    def __init__(self, root: Path, url: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.root, self.url, self._patch, self._capsys = root, url, patch, capsys
+        self.out = self.err = ""
+        for n, name in enumerate(("p0", "p1", "p2", "coordinator")):
+            (root / name).mkdir()
+            (root / name / "token").write_text(TOKENS[n % 3])
+            assert self.at(name, "domain", "init") == 0
+
+    def be(self, who: str) -> None:
+        self._patch.setenv("UVCC_HOME", str(self.root / who))
+
+    def at(self, who: str, *args: str) -> int:
+        """Run a verb as somebody."""
+        self.be(who)
+        meets = args[0] in ("propose", "proposals", "join")
+        more = ["--relay", self.url, "--token-file", str(self.root / who / "token")] if meets else []
+        code = main([*args, *more])
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    def key(self, who: str) -> Path:
+        return self.root / who / "config" / "domain" / domain_key.PUBLIC_FILE
+
+    def allows(self, who: str, **rules: Any) -> None:
+        (self.key(who).parent / "policy.yaml").write_text(json.dumps(rules))
+
+    def propose(self) -> str:
+        domains = [part for n in range(3) for part in ("--domain", str(self.key(f"p{n}")))]
+        assert self.at("coordinator", "propose", "demo", *domains, "--json", "--set", "job.steps=9") == 0, self.err
+        return str(json.loads(self.out)["proposal"])
+
+
+@pytest.fixture
+def people(
+    tmp_path: Path,
+    relay: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> People:
+    return People(tmp_path, relay, monkeypatch, capsys)
+
+
+def test_three_domains_approve_and_everybody_can_check_it(people: People) -> None:
+    trusted = people.key("coordinator").read_text().rsplit(" ", 1)[0]
+    wanted = people.propose()
+    for n in range(3):
+        people.allows(f"p{n}", yes_for=[trusted])
+        assert people.at(f"p{n}", "join", wanted[:10], "--yes") == 0, people.err
+        assert "one operator runs the data owner's program" in people.out
+    assert people.at("coordinator", "proposals") == 0
+    assert "approved by all three" in people.out
+    kept = rendezvous.kept(wanted[:8])
+    assert kept.approved
+    assert Standing.from_json(kept.to_json()) == kept
+    _a_rollout_is_held_to_it(people.root, kept)
+    for party in ("0", "1", "2"):  # an approval of one domain is none of another, and none of another text
+        whole = kept.to_json()
+        other = str((int(party) + 1) % 3)
+        with pytest.raises(UnreadableError, match="did not sign"):
+            Standing.from_json(whole | {"approvals": {**whole["approvals"], party: whole["approvals"][other]}})
+
+
+def _a_rollout_is_held_to_it(root: Path, standing: Standing) -> None:
+    """No policy gets a signature that differs from what was approved, or that one domain did not approve."""
+    p = standing.signed.proposal
+    ctx: Any = SimpleNamespace(run_dir=root / "run", artifacts=root / "run" / "artifacts")
+    ctx.run_dir.mkdir()
+    parties = [PolicyParty(n, Identity.create(root / f"id{n}").public, p.providers[n], "here") for n in range(3)]
+
+    def policy(**job: Any) -> Policy:
+        return Policy.build(
+            job={**p.job, **job},
+            model_hash="11" * 32,
+            code_hash=p.code_hash,
+            topology=p.topology,
+            parties=parties,
+            owner="owner",
+            commitments=["22" * 32] * 3,
+            reveal=[r.value for r in p.reveal],
+            limits=asdict(p.limits),
+        )
+
+    full, smoke = SimpleNamespace(name="full"), SimpleNamespace(name="smoke")
+    agree._check_proposal(ctx, full, policy(lr=9))  # type: ignore[arg-type]  # not started from a proposal
+    written = ctx.run_dir / proposals.FILE
+    written.write_text(json.dumps(standing.to_json()))
+    agree._check_proposal(ctx, full, policy())  # type: ignore[arg-type]
+    agree._check_proposal(ctx, smoke, policy(steps=2))  # type: ignore[arg-type]
+    assert (ctx.artifacts / proposals.FILE).read_bytes() == written.read_bytes()
+    for phase, job in ((full, {"steps": 2}), (full, {"lr": 9}), (smoke, {"lr": 9}), (smoke, {"steps": 10})):
+        with pytest.raises(ConfigError, match="is not what the domains approved: job"):
+            agree._check_proposal(ctx, phase, policy(**job))  # type: ignore[arg-type]
+    written.write_text(json.dumps({**standing.to_json(), "approvals": {}}))
+    with pytest.raises(ConfigError, match="they did not all approve it"):
+        agree._check_proposal(ctx, full, policy())  # type: ignore[arg-type]
+
+
+def test_outside_the_site_policy_nobody_is_asked_and_the_rule_is_named(people: People) -> None:
+    wanted = people.propose()
+    people.allows("p1", models=["other"])
+    assert people.at("p1", "join", wanted, "--yes") == 1
+    assert "REFUSED      models: mlp-digits is not approved here" in people.out
+    assert people.at("p2", "join", wanted, "--refuse", "not today") == 1
+    assert people.at("p0", "join", wanted, "--yes") == 2  # inside the policy, but it marks no coordinator for --yes
+    assert people.at("coordinator", "proposals", "--json") == 0
+    (row,) = json.loads(people.out)["proposals"]
+    assert row["said"] == {"P1": "refuse", "P2": "refuse"}
+    assert not row["approved"]
+    assert people.at("coordinator", "join", wanted) == 2
+    assert "does not name this domain" in people.err
+
+
+def test_a_coordinator_who_shows_two_texts_is_named_and_both_are_kept(people: People) -> None:
+    wanted = people.propose()
+    people.be("coordinator")
+    ours, first = domain_key.load(), rendezvous.kept(wanted).signed
+    altered = replace(first.proposal, job={**first.proposal.job, "batch": 16})
+    second = SignedProposal.make(altered, lambda payload: ours.sign(PROPOSAL_NAMESPACE, payload))
+    there = rendezvous.Rendezvous(people.url, TOKENS[1])
+    there.leave(f"{rendezvous.PROPOSALS}{altered.id}", second.body)
+    who = domain_key.fingerprint(ours.public)
+    for n, shown in enumerate((wanted, altered.id)):
+        assert people.at(f"p{n}", "join", shown, "--refuse", "x") == 1
+        assert who in people.err
+        (path,) = (people.key(f"p{n}").parent / rendezvous.EVIDENCE).glob("*.json")
+        texts = [SignedProposal.opened(body) for body in json.loads(path.read_text())["texts"]]
+        assert {t.proposal.id for t in texts if t is not None} == {wanted, altered.id}
+    assert people.at("p2", "proposals") == 1
+    assert who in people.err
+
+
+def test_a_relay_that_withholds_one_text_is_found_out_by_what_was_kept(people: People) -> None:
+    """The relay shows this domain the second text only; it kept the first."""
+    wanted = people.propose()
+    people.be("coordinator")
+    ours, first = domain_key.load(), rendezvous.kept(wanted).signed
+    altered = replace(first.proposal, reveal=())
+    second = SignedProposal.make(altered, lambda payload: ours.sign(PROPOSAL_NAMESPACE, payload))
+    people.be("p0")
+    rendezvous.keep(Standing(first))
+    with pytest.raises(ProtocolError, match="signed two texts as one proposal"):
+        rendezvous.told_one_tale(second, [])
+
+
+def test_what_nobody_signed_is_not_there(people: People) -> None:
+    wanted = people.propose()
+    body = rendezvous.kept(wanted).signed.body
+    forged = body.replace('"batch":', '"batch":1')
+    bad = ["", "[]", "{}", "\ud800", "[" * 9000, forged, body.replace("uvcc", "uvcd"), json.dumps({"content": 1})]
+    found, twice = proposals.standings([*bad, body])
+    assert set(found) == {wanted}
+    assert not twice
+    assert approvals.opened(body, found[wanted].signed.proposal.coordinator) is None

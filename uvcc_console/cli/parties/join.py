@@ -1,0 +1,54 @@
+"""``uvcc join PROPOSAL``: read one proposal whole, and approve or refuse it with this domain's key.
+
+Exit codes: 0 approved; 1 refused, by the site policy or by a person, or its coordinator told two tales; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Literal
+
+from uvcc_console.cli import common
+from uvcc_console.cli.main import FAILED, OK, USAGE
+from uvcc_console.cli.parties.propose import add_relay, meeting
+from uvcc_engine.contract.text import clean
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser("join", "Show what a proposal would compute, reveal and cost; approve or refuse it.")
+    parser.add_argument("proposal", metavar="PROPOSAL", help="its id, or the beginning of it; see: uvcc proposals")
+    parser.add_argument("--refuse", default="", metavar="REASON", help="refuse it")
+    parser.add_argument("--yes", action="store_true", help="approve without asking, where the site policy lets it")
+    add_relay(parser)
+    args = parser.parse_args(argv)
+    from uvcc_console.federation import domain_key, proposing, rendezvous, site_policy
+    from uvcc_engine.transcript.signed import approvals
+
+    ours, there = domain_key.load(), meeting(args)
+    found, twice = there.look()
+    standing = rendezvous.chosen(found, args.proposal)
+    p = standing.signed.proposal
+    party = p.party_of(ours.public)
+    rendezvous.told_one_tale(standing.signed, twice)
+    judged = site_policy.evaluate(p, site_policy.load(ours.folder / site_policy.FILE), ours.public, time.time())
+    common.show("\n".join(proposing.screen(standing, judged)))
+    reason = args.refuse or "; ".join(f"{rule}: {why}" for rule, why in judged.refused)
+    if not reason and not (args.yes and judged.yes):
+        if not sys.stdin.isatty():
+            why = "the site policy's yes_for does not name its coordinator" if args.yes else "nobody is there to ask"
+            common.say(f"uvcc join: {why}\n  approve it at a terminal, or say --refuse REASON")
+            return USAGE
+        sys.stderr.write(clean(f"Approve {p.name} as P{party}? [y/N] "))
+        sys.stderr.flush()
+        reason = "" if sys.stdin.readline().strip().lower() in ("y", "yes") else "a person said no"
+    decision: Literal["approve", "refuse"] = "refuse" if reason else "approve"
+    word = approvals.Approval(
+        of="proposal", sha256=p.id, party=party, decision=decision, reason=clean(reason)[: approvals.LONGEST_REASON]
+    )
+    body = approvals.signed(word, lambda payload: ours.sign(approvals.APPROVAL_NAMESPACE, payload))
+    rendezvous.keep(standing.hearing(body))  # here first: a domain never forgets what it signed
+    there.leave(f"{rendezvous.PROPOSALS}{p.id}", standing.signed.body)  # the very text that was shown here
+    there.leave(f"{rendezvous.APPROVALS}{p.id}/{party}", body)
+    common.say(f"signed as P{party}: {decision}" + (f" ({reason})" if reason else ""))
+    return FAILED if reason else OK

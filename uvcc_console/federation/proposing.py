@@ -1,0 +1,90 @@
+"""From a profile to a proposal, and from a proposal to the one screen on which a person decides."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from uvcc_console.federation.domain_key import fingerprint
+from uvcc_console.federation.site_policy import SiteJudgement
+from uvcc_console.fleet.wheel import build_wheel
+from uvcc_console.plan.owndata import model_words, settle
+from uvcc_console.plan.plan import FULL, make_plan, new_run_id, operation_of, revealed_values
+from uvcc_console.plan.profile import load
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.transcript.signed.proposals import Standing
+from uvcc_engine.transcript.terms.operation import Operation
+from uvcc_engine.transcript.terms.proposal import EVERYBODY, VERSION, Proposal, ProposedLimits, Revealed
+
+
+def propose(
+    profile_name: str,
+    settings: Sequence[str],
+    *,
+    coordinator: str,
+    domains: Sequence[str],
+    owners: Sequence[str],
+    lasts_s: float,
+    tell: Callable[[str], None],
+) -> Proposal:
+    """What this profile's full run would be. Raises ConfigError for a job that is not private, or bad keys."""
+    name, profile = load(profile_name, settings)
+    profile, _ = settle(profile, tell)
+    plan = make_plan(new_run_id(name), name, profile)
+    full = plan.phases[FULL]
+    if not operation_of(plan) or len(domains) != 3:
+        raise ConfigError("a proposal is of a private job and names three domains", "--domain once for P0, P1 and P2")
+    with tempfile.TemporaryDirectory(prefix="uvcc-propose-") as scratch:
+        code = build_wheel(Path(scratch)).sha256
+    first, second, third = profile.fleet.per_party or [profile.fleet.provider] * 3
+    now = int(time.time())
+    limits = profile.limits
+    return Proposal(
+        version=VERSION,
+        name=name,
+        coordinator=coordinator,
+        domains=(domains[0], domains[1], domains[2]),
+        owners=tuple(owners),
+        job=dict(full.job),
+        topology=full.topology,
+        code_hash=code,
+        reveal=tuple(Revealed(value=value, to=EVERYBODY) for value in revealed_values(full.job)),
+        providers=(first, second, third),
+        limits=ProposedLimits(hourly=limits.hourly, total=limits.total, ttl_s=limits.ttl),
+        created=now,
+        expires=now + int(lasts_s),
+        nonce=secrets.token_hex(32),
+    )
+
+
+def screen(standing: Standing, judgement: SiteJudgement | None = None) -> list[str]:
+    """What will be computed, revealed to whom, on whose pods, by which code, at what cost, and who said what."""
+    p = standing.signed.proposal
+    t, job = p.topology, p.job
+    lines = [
+        f"proposal     {p.id}",
+        f"name         {p.name}, until {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(p.expires))}",
+        f"coordinator  {fingerprint(p.coordinator)}",
+        f"computes     {job.get('kind')}, {model_words(job.get('model', '?'))}, {job.get('steps')} steps of "
+        f"{job.get('batch')} rows",
+        f"shape        3 parties x {t.replicas} x {t.stages} x {t.tensor}",
+        f"reveals      {', '.join(f'{r.value} to {r.to}' for r in p.reveal) or 'nothing'}",
+        *(f"owner        {fingerprint(key)}" for key in p.owners),
+        f"code         {p.code_hash}",
+        f"costs        at most {p.limits.hourly:.2f} $/h, {p.limits.total:.2f} $, {p.limits.ttl_s / 3600:g} h",
+        *(f"operated     {sentence}" for sentence in Operation.of(t).sentences()),
+    ]
+    for party, key in enumerate(p.domains):
+        heard = standing.said.get(party)
+        word = (
+            "no word yet"
+            if heard is None
+            else f"{heard[0].decision}s" + (f": {heard[0].reason}" * bool(heard[0].reason))
+        )
+        lines.append(f"P{party}           {p.providers[party]}, {fingerprint(key)}: {word}")
+    if judgement is not None:
+        lines += [f"REFUSED      {rule}: {why}" for rule, why in judgement.refused] or ["site policy  allows it"]
+    return lines

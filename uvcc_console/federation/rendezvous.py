@@ -1,0 +1,123 @@
+"""Where a coordinator and the domains meet: records at a relay, and what this domain keeps of them.
+
+The relay sees signed texts and can withhold them, but not change them; one that it withholds all do not approve.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from uvcc_console.core import paths
+from uvcc_console.federation import domain_key
+from uvcc_console.halt.relay_path import RelayMailbox
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
+from uvcc_engine.contract.files import write_atomic
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.signed.proposals import Equivocation, SignedProposal, Standing, standings
+
+PROPOSALS: Final = "proposal/"
+APPROVALS: Final = "approval/"
+KEPT: Final = "proposals"
+EVIDENCE: Final = "equivocations"
+_MOST: Final = 64
+"""Answers of a relay that are read: each has 256 records at most."""
+
+
+@dataclass(slots=True)
+class Rendezvous:
+    """A relay, and the credential that it lets this domain in with."""
+
+    url: str
+    token: str
+    ca_file: str = ""
+    _box: RelayMailbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._box = RelayMailbox(self.url, "", "", (self.token,), self.ca_file)
+
+    def leave(self, name: str, body: str) -> None:
+        """Put a record there. Raises UvccError."""
+        self._box.exchange({"name": name, "body": body}, "\n")  # no record has such a name: nothing is read
+
+    def look(self) -> tuple[dict[str, Standing], list[Equivocation]]:
+        """Every proposal that lies there, with the domains' words. Raises UvccError."""
+        return standings([body for prefix in (PROPOSALS, APPROVALS) for body in self._bodies(prefix)])
+
+    def _bodies(self, prefix: str) -> Iterator[str]:
+        self._box.after = -1
+        for _ in range(_MOST):
+            found = self._box.exchange(None, prefix)
+            yield from (body for one in found if isinstance(body := one.get("body"), str))
+            if not found:
+                return
+
+
+def kept_file(proposal_id: str) -> Path:
+    """Where this domain keeps a proposal."""
+    return domain_key.folder() / KEPT / f"{proposal_id}.json"
+
+
+def keep(standing: Standing) -> Path:
+    """Write down a proposal and what was said of it; nothing that was kept before is forgotten. Raises UvccError."""
+    path = kept_file(standing.signed.proposal.id)
+    paths.ensure(path.parent)
+    if path.exists():
+        for _, body in Standing.from_json(reading.read_json(path)).said.values():
+            standing = standing.hearing(body)
+    write_atomic(path, json.dumps(standing.to_json(), indent=1).encode() + b"\n", mode=0o600)
+    return path
+
+
+def kept(proposal_id: str) -> Standing:
+    """A proposal that was kept, by its id or the beginning of it. Raises ConfigError, UnreadableError."""
+    folder = domain_key.folder() / KEPT
+    found = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    hits = [p for p in found if p.stem.startswith(proposal_id)]
+    if len(hits) != 1:
+        what = (
+            f"no proposal {proposal_id!r} is kept here" if not hits else f"{proposal_id!r} fits {len(hits)} proposals"
+        )
+        raise ConfigError(what, "uvcc proposals fetches them")
+    return Standing.from_json(reading.read_json(hits[0]))
+
+
+def chosen(found: dict[str, Standing], proposal_id: str) -> Standing:
+    """The proposal of this id, or of its beginning. Raises ConfigError."""
+    hits = [name for name in found if name.startswith(proposal_id)]
+    if len(hits) != 1:
+        what = f"no proposal {proposal_id!r} lies there" if not hits else f"{proposal_id!r} fits {len(hits)} proposals"
+        raise ConfigError(what, "see: uvcc proposals")
+    return found[hits[0]]
+
+
+def told_one_tale(signed: SignedProposal, twice: list[Equivocation]) -> None:
+    """See that its coordinator signed no other text under this nonce, there or to this domain before.
+
+    Raises ProtocolError naming the coordinator; both texts are kept as evidence.
+    """
+    p = signed.proposal
+    against = [e for e in twice if e.coordinator == p.coordinator and e.texts[0].proposal.nonce == p.nonce]
+    folder = domain_key.folder() / KEPT
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() and not against else []:
+        try:
+            other = Standing.from_json(reading.read_json(path)).signed
+        except UnreadableError:
+            continue  # a file of ours that is damaged convicts nobody
+        q = other.proposal
+        if (q.coordinator, q.nonce) == (p.coordinator, p.nonce) and q.id != p.id:
+            against = [Equivocation(p.coordinator, (other, signed))]
+            break
+    if not against:
+        return
+    where = domain_key.folder() / EVIDENCE / f"{p.nonce[:16]}.json"
+    paths.ensure(where.parent)
+    write_atomic(where, json.dumps(against[0].to_json(), indent=1).encode() + b"\n", mode=0o600)
+    who = domain_key.fingerprint(p.coordinator)
+    ids = " and ".join(t.proposal.id[:12] for t in against[0].texts)
+    raise ProtocolError(
+        f"the coordinator {who} signed two texts as one proposal: {ids}", f"both, with its signatures, are in {where}"
+    )
