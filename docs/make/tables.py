@@ -97,7 +97,7 @@ def metrics() -> str:
 
 def keys() -> str:
     """Every key of the console."""
-    from uvcc_console.ui.actions.keys import markdown_table
+    from uvcc_console.ui.registry.keys import markdown_table
 
     lines = [
         "# Keys of the console",

@@ -17,7 +17,6 @@ from textual.binding import Binding, BindingType
 from uvcc_console.core import events as ev
 from uvcc_console.ui.actions.commands import Commands, tell
 from uvcc_console.ui.actions.forwarding import forward
-from uvcc_console.ui.actions.keys import ACTIONS, UiAction, bindings, footer
 from uvcc_console.ui.actions.notices import ways
 from uvcc_console.ui.actions.notify import Notifier, operators_program
 from uvcc_console.ui.actions.palette import ActionProvider
@@ -28,6 +27,7 @@ from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.urgent import soon
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_console.ui.judging.view import View, holding
+from uvcc_console.ui.registry.keys import ACTIONS, UiAction, bindings, footer
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.widgets.fleet import FleetPanel

@@ -11,7 +11,6 @@ from textual.driver import Driver
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.actions.keys import Context, UiAction
 from uvcc_console.ui.app_base import ConsoleApp
 from uvcc_console.ui.feed.run_processes import CONDUCTOR, HALTD, Processes, RunProcesses
 from uvcc_console.ui.feed.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource
@@ -20,6 +19,7 @@ from uvcc_console.ui.halting.urgent import soon, watched
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import Lamp, Watchman
 from uvcc_console.ui.judging.view import halting
+from uvcc_console.ui.registry.keys import Context, UiAction
 from uvcc_console.ui.screens.run import RunScreen
 
 

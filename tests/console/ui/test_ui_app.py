@@ -12,8 +12,8 @@ from ui_desk import desk, typed
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
-from uvcc_console.ui.actions.keys import ACTIONS, bindings, markdown_table
 from uvcc_console.ui.app import open_app
+from uvcc_console.ui.registry.keys import ACTIONS, bindings, markdown_table
 from uvcc_console.ui.screens.help import HelpScreen
 from uvcc_console.ui.widgets.charts import ChartsPanel
 from uvcc_console.ui.widgets.fleet import FleetPanel

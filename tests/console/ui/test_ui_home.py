@@ -17,7 +17,7 @@ from ui_journals import RUN, T0, Story
 
 from uvcc_console.core import paths
 from uvcc_console.fleet.procs import identify
-from uvcc_console.ui.home import home_model
+from uvcc_console.ui.feed import home_model
 from uvcc_console.ui.home.home_app import HomeApp, RunChoice
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.screens.wizard import WizardFooter, WizardScreen

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_console.ui.actions.panels import PanelSpec, table
+from uvcc_console.ui.registry.panels import PanelSpec, table
 from uvcc_engine.contract.errors import ConfigError
 
 PACKAGE = """
 from typing import ClassVar
-from uvcc_console.ui.actions.panels import PanelSpec
+from uvcc_console.ui.registry.panels import PanelSpec
 from uvcc_console.ui.widgets.panel import Panel
 
 
@@ -41,7 +41,7 @@ importlib.metadata.entry_points = lambda **how: [extra] if how.get("group") == "
 
 from ui_desk import desk
 from ui_journals import Story
-from uvcc_console.ui.actions.keys import ACTIONS, COMMANDS
+from uvcc_console.ui.registry.keys import ACTIONS, COMMANDS
 
 
 async def main(folder):

@@ -17,8 +17,8 @@ from uvcc_console.core.state import fold
 from uvcc_console.ui.actions.notify import Note, state_note
 from uvcc_console.ui.drawing.glyphs import ASCII, UNICODE
 from uvcc_console.ui.drawing.paint import plain, width_of
+from uvcc_console.ui.feed import home_model
 from uvcc_console.ui.feed.tape import Tape
-from uvcc_console.ui.home import home_model
 from uvcc_console.ui.judging import rechecks
 from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.view import View, fleet_rows

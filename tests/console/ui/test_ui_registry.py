@@ -14,8 +14,8 @@ from ui_journals import Story
 
 from uvcc_console.cli.main import VERBS
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.actions.keys import ACTIONS, COMMANDS, Context, bindings, markdown_table
 from uvcc_console.ui.actions.palette import ActionProvider
+from uvcc_console.ui.registry.keys import ACTIONS, COMMANDS, Context, bindings, markdown_table
 from uvcc_console.ui.screens.help import HelpScreen, help_lines
 
 ROOT = Path(__file__).parents[3]

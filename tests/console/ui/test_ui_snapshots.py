@@ -14,9 +14,9 @@ from textual.app import App
 from ui_desk import FakeProcesses
 from ui_journals import RUN, T0, Story
 
-from uvcc_console.ui.actions.keys import ACTIONS
 from uvcc_console.ui.app import UvccApp, open_app
 from uvcc_console.ui.home.home_app import HomeApp
+from uvcc_console.ui.registry.keys import ACTIONS
 
 WIDE, NARROW = (160, 50), (80, 24)
 Compare = Callable[..., bool]

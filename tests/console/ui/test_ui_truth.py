@@ -12,12 +12,12 @@ from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.state import fold
-from uvcc_console.ui.actions.keys import ACTIONS, Context
 from uvcc_console.ui.drawing.frames import Frames
 from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.lamps import DEAD, FROZEN, START_LOOKS, STARTING, Lamp, Watchman
 from uvcc_console.ui.judging.view import View, fleet_rows
+from uvcc_console.ui.registry.keys import ACTIONS, Context
 from uvcc_console.ui.widgets import bars, fleet, halt_panel
 
 STUCK = Lamp(FROZEN, "pid 4242 has not moved for 9 s: a signal stopped it")

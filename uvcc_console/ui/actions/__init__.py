@@ -1,1 +1,1 @@
-"""The one table of what an operator can do, and what each entry of it does."""
+"""What each key and command of the operator does."""

@@ -13,7 +13,6 @@ from textual.screen import Screen
 
 from uvcc_console.core import events as ev
 from uvcc_console.ui.actions import saved_screens, typing_offers
-from uvcc_console.ui.actions.keys import ACTIONS, COMMANDS, UiAction
 from uvcc_console.ui.actions.log_actions import LogActions
 from uvcc_console.ui.actions.notify import Note
 from uvcc_console.ui.actions.view_actions import ViewActions
@@ -23,6 +22,7 @@ from uvcc_console.ui.halting.uncover import Uncover, make_room
 from uvcc_console.ui.halting.urgent import Urgent
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.view import halting
+from uvcc_console.ui.registry.keys import ACTIONS, COMMANDS, UiAction
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.widgets.log_view import LogView

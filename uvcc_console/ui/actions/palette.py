@@ -7,8 +7,8 @@ from typing import cast
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from uvcc_console.ui.actions.keys import ACTIONS, UiAction
 from uvcc_console.ui.drawing.paint import literal
+from uvcc_console.ui.registry.keys import ACTIONS, UiAction
 from uvcc_console.ui.run_base import RunConsole
 
 

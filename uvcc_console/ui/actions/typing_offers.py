@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from uvcc_console.ui.actions import compared
-from uvcc_console.ui.actions.keys import COMMANDS
 from uvcc_console.ui.actions.log_actions import texts
+from uvcc_console.ui.registry.keys import COMMANDS
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.widgets.fleet_columns import COLUMNS
 from uvcc_console.ui.widgets.ring import FLEET_ONLY

@@ -19,9 +19,10 @@ from uvcc_console.core import paths
 from uvcc_console.ui.app_base import ConsoleApp, KeyTime
 from uvcc_console.ui.drawing.format import clock
 from uvcc_console.ui.drawing.paint import Line, spread
+from uvcc_console.ui.feed import home_model
+from uvcc_console.ui.feed.home_model import Draft, RunSummary
 from uvcc_console.ui.feed.source import Clock
-from uvcc_console.ui.home import home_model, keeping
-from uvcc_console.ui.home.home_model import Draft, RunSummary
+from uvcc_console.ui.home import keeping
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.view import View

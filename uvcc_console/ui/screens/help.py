@@ -9,9 +9,9 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.screen import ModalScreen
 
-from uvcc_console.ui.actions.keys import ACTIONS, Context
 from uvcc_console.ui.drawing.paint import Line, Span, wrap
 from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.registry.keys import ACTIONS, Context
 from uvcc_console.ui.widgets.panel import Panel
 
 MANUAL = "manual"

@@ -11,9 +11,9 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from uvcc_console.core.snapshot import LogEntry
-from uvcc_console.ui.actions.panels import Place, panels
 from uvcc_console.ui.feed.tape import Tape
 from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.registry.panels import Place, panels
 from uvcc_console.ui.screens.trail import Spot, Trail
 from uvcc_console.ui.widgets.bars import BannerBar, Bar, FooterBar, HeaderBar, TrackBar
 from uvcc_console.ui.widgets.halt_panel import HaltPanel

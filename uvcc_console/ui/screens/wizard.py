@@ -15,8 +15,8 @@ from textual.screen import Screen
 from textual.worker import get_current_worker
 
 from uvcc_console.ui.drawing.paint import Line, Span, clean, literal, spread
-from uvcc_console.ui.home import home_model
-from uvcc_console.ui.home.home_model import Draft, draft_lines
+from uvcc_console.ui.feed import home_model
+from uvcc_console.ui.feed.home_model import Draft, draft_lines
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.bars import Bar
 from uvcc_console.ui.widgets.list_panel import ListPanel

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from uvcc_console.ui.actions.keys import SKIPPABLE
 from uvcc_console.ui.drawing.format import clock, duration, money
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of, wrap
 from uvcc_console.ui.judging.condition import health_spans, judge, stale, stalled_s, status_word, undecided, warnings
 from uvcc_console.ui.judging.lamps import STARTING, Lamp, halt_paths, needs_sidecar
 from uvcc_console.ui.judging.view import View, eta, halting, holding, stakes, unknown_after_halt
+from uvcc_console.ui.registry.keys import SKIPPABLE
 from uvcc_console.ui.widgets.panel import Panel
 
 BADGE = {"full": "alarm", "smoke": "amber", "replay": "blue", "plain": "grey"}

@@ -11,7 +11,7 @@ from textual.binding import BindingType
 from uvcc_console.core.shown import REPORTED, UNCHECKED, VERIFIED, shown
 from uvcc_console.ui.drawing.format import duration, money, number
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
-from uvcc_console.ui.home.home_model import Draft, RunSummary, draft_lines
+from uvcc_console.ui.feed.home_model import Draft, RunSummary, draft_lines
 from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import DEAD, Lamp

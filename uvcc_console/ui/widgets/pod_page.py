@@ -11,11 +11,11 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from uvcc_console.core.snapshot import GpuView, PodView
-from uvcc_console.ui.actions.keys import ACTIONS, Context
 from uvcc_console.ui.drawing.format import age, duration, number
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread
 from uvcc_console.ui.drawing.spark import part_bar, spark
 from uvcc_console.ui.judging.view import FleetRow, View, fleet_rows, party_role
+from uvcc_console.ui.registry.keys import ACTIONS, Context
 from uvcc_console.ui.widgets.charts import ACCURACY, RATE, beside, chart
 from uvcc_console.ui.widgets.curves import names
 from uvcc_console.ui.widgets.log_lines import entry_line

@@ -9,9 +9,9 @@ from textual.binding import Binding
 
 from uvcc_console.core import triage
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.actions.panels import panels
 from uvcc_console.ui.judging.condition import Judgement, judge, undecided
 from uvcc_console.ui.judging.lamps import DEAD, Lamp
+from uvcc_console.ui.registry.panels import panels
 
 
 @dataclass(frozen=True, slots=True)
