@@ -50,10 +50,9 @@ def _run(args: list[str]) -> int:
             return _bench(args[1:])
         return _main_of(args[0], COMMANDS[args[0]][0])(args[1:])
     if args and not args[0].startswith("-"):
-        import difflib
+        from uvcc_engine.contract.suggest import did_you_mean
 
-        near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.0)
-        raise ConfigError(f"unknown command {args[0]!r}", f"did you mean {near[0]!r}?")
+        raise ConfigError(f"unknown command {args[0]!r}", did_you_mean(args[0], COMMANDS))
     parser = _parser()
     parser.parse_args(args)
     parser.print_help()

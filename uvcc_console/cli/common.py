@@ -125,7 +125,7 @@ def find_run(name: str) -> Path:
     exact = [d for d in dirs if d.name == name]
     hits = exact or [d for d in dirs if d.name.startswith(name)]
     if not hits:
-        from uvcc_console.core.suggest import nearest
+        from uvcc_engine.contract.suggest import nearest
 
         raise UnreadableError(
             f"no run {name!r}", f"did you mean {nearest(name, [d.name for d in dirs])}? see: uvcc runs"

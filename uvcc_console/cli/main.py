@@ -122,10 +122,10 @@ def _dispatch(args: list[str]) -> int:
         args = ["domain", "open", *args]
     verb = args[0] if args else "console"
     if verb != "console" and verb not in VERBS:
-        import difflib
+        from uvcc_engine.contract.suggest import CLOSE, nearest
 
-        close = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f"did you mean {close[0]}?" if close else "see: uvcc --help"
+        close = nearest(verb, VERBS, CLOSE)
+        hint = f"did you mean {close}?" if close else "see: uvcc --help"
         sys.stderr.write(f"uvcc: unknown verb {verb!r}\n  {hint}\n")
         return USAGE
     return int(module_of(verb).run(args[1:]))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import paths
-from uvcc_console.core.suggest import nearest
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.suggest import nearest
 
 FILE: Final = "config.yaml"
 _LARGEST: Final = 1 << 16

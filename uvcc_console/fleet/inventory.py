@@ -19,7 +19,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from uvcc_console.core.log import logger
-from uvcc_console.core.suggest import nearest
 from uvcc_console.fleet import pins, pod, ssh_keys
 from uvcc_console.fleet.claims import Claims, book_for, books
 from uvcc_console.fleet.pins import HostKeyPins, split_address
@@ -27,6 +26,7 @@ from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, Quot
 from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind, place_of, sections
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
+from uvcc_engine.contract.suggest import nearest
 
 log = logger(__name__)
 

@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from uvcc_console.core.suggest import nearest
 from uvcc_console.fleet.provider import Provider
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.suggest import nearest
 from uvcc_engine.contract.text import clean
 from uvcc_engine.contract.topology import PARTIES
 

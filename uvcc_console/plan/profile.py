@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from uvcc_console.core import paths
 from uvcc_console.fleet.provider_kinds import DEFAULT, PARTIES_KIND, sections
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile, profile_model
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.suggest import nearest
 
 _JOBS: dict[str, type[BaseModel]] = {"private": PrivateJobSettings, "lm": LmJobSettings, "command": CommandJobSettings}
 _PATHS = (
@@ -87,8 +87,8 @@ def find(name: str) -> Path:
 
 
 def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
-    return f"did you mean {prefix}{close[0]}?" if close else ""
+    close = nearest(word, known, cutoff=0.4)
+    return f"did you mean {prefix}{close}?" if close else ""
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from uvcc_console.core.suggest import nearest
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.suggest import nearest
 
 START: Final = "index"
 LONG: Final = 90

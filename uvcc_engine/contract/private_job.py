@@ -12,6 +12,7 @@ from uvcc_engine.contract import strict
 from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.migration import Migration
+from uvcc_engine.contract.suggest import did_you_mean
 
 Metric = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
 Reveal = Literal["loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "predictions", "seeds"]
@@ -123,7 +124,7 @@ class PrivateJob:
                 raise ConfigError(f"job.{name} is {getattr(self, name)!r}", f"one of {', '.join(known)}")
         for item in self.reveal:
             if item not in REVEALABLE:
-                raise ConfigError(f"job.reveal: unknown item {item!r}", strict.did_you_mean(item, REVEALABLE))
+                raise ConfigError(f"job.reveal: unknown item {item!r}", did_you_mean(item, REVEALABLE))
             if (item == "predictions") != (self.task == "infer"):
                 raise ConfigError(
                     f"job.reveal: {item!r} in task {self.task!r}", "task 'infer' reveals 'predictions' and nothing else"

@@ -8,7 +8,6 @@ names the nearest known key or refuses ``true`` for a number without as much cod
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.suggest import did_you_mean
 
 T = TypeVar("T")
 _NO: Final = object()
@@ -36,7 +36,7 @@ def read(cls: type[T], data: object, what: str, *, optional: Collection[str] = (
     known = _fields(typing.cast(Any, cls))
     for key in data:
         if key not in known:
-            raise ConfigError(f"{what}: unknown key {str(key)[:80]!r}", did_you_mean(str(key), known))
+            raise ConfigError(f"{what}: unknown key {str(key)[:80]!r}", did_you_mean(str(key), known, "remove it"))
     values: dict[str, Any] = {}
     for name, (hint, required) in known.items():
         if name in data:
@@ -59,17 +59,11 @@ def exact(
         raise error(f"{what} is not an object", f"it needs the fields {', '.join(names)}")
     for key in data:
         if key not in names:
-            raise error(f"{what} has the unknown field {str(key)[:40]!r}", did_you_mean(str(key)[:40], names))
+            raise error(f"{what} has the unknown field {str(key)[:40]!r}", did_you_mean(str(key), names, "remove it"))
     for name in names:
         if name not in data:
             raise error(f"{what} lacks the field {name!r}", f"it needs {', '.join(names)}")
     return data
-
-
-def did_you_mean(key: str, known: Collection[str]) -> str:
-    """A hint that names the nearest of the known words."""
-    near = difflib.get_close_matches(key[:80], list(known), n=1, cutoff=0.0)
-    return f"did you mean {near[0]!r}?" if near else "remove it"
 
 
 @cache

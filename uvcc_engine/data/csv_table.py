@@ -7,11 +7,11 @@ import hashlib
 import io
 import math
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.suggest import did_you_mean
 
 MOST_BYTES: Final = 4 << 30
 """What a table may weigh: its cells are held as text while it is read."""
@@ -38,8 +38,7 @@ class CsvTable:
         """The cells of a column. Raises ConfigError naming the nearest one that there is."""
         if name in self.columns:
             return self.columns[name]
-        near = get_close_matches(name, self.columns, n=1, cutoff=0.0)
-        raise ConfigError(f"{self.name} has no column {name!r}", f"did you mean {near[0]!r}?")
+        raise ConfigError(f"{self.name} has no column {name!r}", did_you_mean(name, self.columns))
 
     def rows(self, wanted: list[int]) -> CsvTable:
         """Some of its rows, in that order."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.suggest import did_you_mean
 
 NUMERIC: Final = ("standardise", "minmax", "log", "clip")
 ONE_HOT: Final = "one-hot"
@@ -210,8 +210,7 @@ def _mapping(found: object, where: str, known: Sequence[str], needed: Sequence[s
         raise ConfigError(f"{where} is {_short(found)}", f"it is a mapping with {', '.join(known)}")
     for key in found:
         if key not in known:
-            near = get_close_matches(str(key)[:80], known, n=1, cutoff=0.0)
-            raise ConfigError(f"{where}: unknown key {_short(key)}", f"did you mean {near[0]!r}?")
+            raise ConfigError(f"{where}: unknown key {_short(key)}", did_you_mean(str(key), known))
     for key in needed:
         if key not in found:
             raise ConfigError(f"{where} lacks {key!r}", f"it needs {', '.join(needed)}")
@@ -221,9 +220,8 @@ def _mapping(found: object, where: str, known: Sequence[str], needed: Sequence[s
 def _one_of(found: object, known: Sequence[str], where: str) -> str:
     if isinstance(found, str) and found in known:
         return found
-    near = get_close_matches(str(found)[:80], known, n=1, cutoff=0.5)
     raise ConfigError(
-        f"{where} is {_short(found)}", f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}"
+        f"{where} is {_short(found)}", did_you_mean(str(found), known, f"one of {', '.join(known)}", cutoff=0.5)
     )
 
 

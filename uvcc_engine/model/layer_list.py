@@ -13,11 +13,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.suggest import did_you_mean
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.batch_norm import BatchNorm
 from uvcc_engine.model.layer_types.conv2d import Conv2d
@@ -154,9 +154,8 @@ def _named(layer: object, where: str) -> tuple[str, object]:
         raise ConfigError(f"{where} is {_short(layer)}", "a layer is a word, like relu, or one key: {linear: 16}")
     ((name, value),) = layer.items()
     if name not in _LAYERS:
-        near = get_close_matches(name[:80].lower(), _LAYERS, n=1, cutoff=0.0)
         other = " (it is not written in lists)" if name in layer_types() else ""
-        raise ConfigError(f"{where}: unknown layer {name[:80]!r}{other}", f"did you mean {near[0]!r}?")
+        raise ConfigError(f"{where}: unknown layer {name[:80]!r}{other}", did_you_mean(name.lower(), _LAYERS))
     return name, value
 
 
@@ -177,8 +176,7 @@ def _options(value: object, main: str, known: Sequence[str], where: str) -> dict
     found = value if isinstance(value, Mapping) else {main: value}
     for key in found:
         if key not in known:
-            near = get_close_matches(str(key)[:80], known, n=1, cutoff=0.0)
-            raise ConfigError(f"{where}: unknown key {_short(key)}", f"did you mean {near[0]!r}?")
+            raise ConfigError(f"{where}: unknown key {_short(key)}", did_you_mean(str(key), known))
     return dict(found)
 
 

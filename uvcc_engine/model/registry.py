@@ -28,12 +28,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.suggest import did_you_mean
 from uvcc_engine.data.sets import Floats, public_stream
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, check_writable
 from uvcc_engine.model.shapes import Shape
@@ -206,5 +206,4 @@ def layer_types() -> tuple[str, ...]:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    near = get_close_matches(name[:80], known, n=1, cutoff=0.0)
-    return f"did you mean {near[0]!r}?" if near else "import the module that registers it"
+    return did_you_mean(name, known, "import the module that registers it")

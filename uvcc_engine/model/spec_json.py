@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from difflib import get_close_matches
 from typing import Any, Final, get_args, get_origin
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.suggest import did_you_mean
 from uvcc_engine.model.layer_spec import LayerSpec, field_kinds
 from uvcc_engine.model.registry import layer_type, type_of
 
@@ -65,8 +65,7 @@ def _dataclass(kind: type, found: Mapping[Any, Any], where: str, depth: int) -> 
     hints = field_kinds(kind)
     for key in found:
         if key not in hints:
-            near = get_close_matches(str(key)[:80], hints, n=1, cutoff=0.0)
-            raise ConfigError(f"{where}: unknown key {_short(key)}", f"did you mean {near[0]!r}?" if near else "")
+            raise ConfigError(f"{where}: unknown key {_short(key)}", did_you_mean(str(key), hints))
     for field in fields(kind):
         if field.name not in found and field.default is MISSING:
             raise ConfigError(f"{where} lacks {field.name!r}", "every layer says all of its sizes")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.suggest import did_you_mean
 from uvcc_engine.model.layer_list import model_of_text
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.attention import Attention
@@ -142,8 +142,7 @@ def find_model(name: str) -> ModelSpec:
         return MODELS[name]
     if name.startswith("{"):
         return model_of_text(name)
-    near = get_close_matches(name, MODELS, n=1, cutoff=0.0)
-    raise ConfigError(f"job.model: unknown model {name!r}", f"did you mean {near[0]!r}?")
+    raise ConfigError(f"job.model: unknown model {name!r}", did_you_mean(name, MODELS))
 
 
 def register_model(model: ModelSpec) -> ModelSpec:

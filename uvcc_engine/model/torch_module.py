@@ -15,7 +15,6 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -25,6 +24,7 @@ from torch import nn
 from torch.fx import Node
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.suggest import did_you_mean, nearest
 from uvcc_engine.model.layer_list import model_of_layers
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.batch_norm import BatchNorm
@@ -92,8 +92,7 @@ def _built(found: ModuleType, name: str, file: Path, sizes: dict[str, int]) -> n
     kind = getattr(found, name, None)
     known = [n for n, v in vars(found).items() if isinstance(v, type) and issubclass(v, nn.Module)]
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        near = get_close_matches(name, known, n=1, cutoff=0.0)
-        hint = f"did you mean {near[0]!r}?" if near else "define a class derived from torch.nn.Module"
+        hint = did_you_mean(name, known, "define a class derived from torch.nn.Module")
         raise ConfigError(f"{file.name} has no torch module {name!r}", hint)
     taken = inspect.signature(kind).parameters
     given = {key: value for key, value in sizes.items() if key in taken}
@@ -188,8 +187,9 @@ class _Walk:
                 continue
             make = _OPERATIONS.get(name)
             if make is None:
-                near = get_close_matches(name, _OPERATIONS, n=1, cutoff=0.0)
-                raise self.refusal(node, "cannot be computed on shares here", f"the nearest that can is {near[0]!r}")
+                raise self.refusal(
+                    node, "cannot be computed on shares here", f"the nearest that can is {nearest(name, _OPERATIONS)!r}"
+                )
             layers[:0] = make(self, node)
             node = node.args[0]
         return layers

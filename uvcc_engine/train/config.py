@@ -7,7 +7,6 @@ day on the wrong model.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.suggest import CLOSE, nearest
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 
 
@@ -154,8 +154,8 @@ def _at_least(name: str, value: float, least: int) -> None:
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        near = difflib.get_close_matches(value, known, 1)
-        raise ConfigError(f"{name}={value!r} is unknown", f"did you mean {near[0]}?" if near else " | ".join(known))
+        near = nearest(value, known, CLOSE)
+        raise ConfigError(f"{name}={value!r} is unknown", f"did you mean {near}?" if near else " | ".join(known))
 
 
 def _build(cls: type[Any], raw: Any, where: str) -> Any:
@@ -168,9 +168,9 @@ def _build(cls: type[Any], raw: Any, where: str) -> Any:
     for key, value in raw.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
+            near = nearest(str(key), known, CLOSE)
             raise ConfigError(
-                f"unknown key {path}", f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+                f"unknown key {path}", f"did you mean {near}?" if near else f"known: {', '.join(sorted(known))}"
             )
         values[key] = _coerce(hints[key], value, path)
     return cls(**values)
@@ -220,8 +220,8 @@ def load(name_or_path: str) -> dict[str, Any]:
         text = path.read_text()
     else:
         names = sorted(p.name[:-5] for p in (resources.files("uvcc_engine.train") / "configs").iterdir())
-        near = difflib.get_close_matches(name_or_path, names, 1)
-        raise UnreadableError(f"no config {name_or_path}", f"did you mean {near[0]}?" if near else ", ".join(names))
+        near = nearest(name_or_path, names, CLOSE)
+        raise UnreadableError(f"no config {name_or_path}", f"did you mean {near}?" if near else ", ".join(names))
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as e:

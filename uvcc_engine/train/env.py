@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.suggest import CLOSE, nearest
 from uvcc_engine.train.config import LMConfig
 
 
@@ -113,10 +113,8 @@ def apply(cfg: LMConfig, environ: Mapping[str, str]) -> tuple[LMConfig, list[Eff
     effects: list[Effect] = []
     for name in sorted(n for n in environ if n.startswith("NSA_")):
         if name not in KNOWN:
-            near = difflib.get_close_matches(name, KNOWN, 1)
-            raise ConfigError(
-                f"{name} is set but has no effect here", f"did you mean {near[0]}?" if near else "unset it"
-            )
+            near = nearest(name, KNOWN, CLOSE)
+            raise ConfigError(f"{name} is set but has no effect here", f"did you mean {near}?" if near else "unset it")
         meaning, parse = KNOWN[name]
         try:
             cfg = parse(environ[name])(cfg)

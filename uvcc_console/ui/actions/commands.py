@@ -29,6 +29,7 @@ from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.suggest import CLOSE, nearest
 
 RUNBOOKS = "runbooks/index"
 PASTE_WAIT_S = 0.15  # a guarded key acts when no other key follows it for so long, on a busy machine too
@@ -104,10 +105,8 @@ class Commands(ViewActions, LogActions):
             return
         action = COMMANDS.get(word)
         if action is None:
-            import difflib
-
-            near = difflib.get_close_matches(word, COMMANDS, 1)
-            self.app.say(f"no command {word!r}" + (f", did you mean {near[0]}?" if near else ""), "warning")
+            near = nearest(word, COMMANDS, CLOSE)
+            self.app.say(f"no command {word!r}" + (f", did you mean {near}?" if near else ""), "warning")
             return
         self.run(action, rest.strip(), by_key=False)
 

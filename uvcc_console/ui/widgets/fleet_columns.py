@@ -8,13 +8,13 @@ from functools import lru_cache
 from typing import Final
 
 from uvcc_console.core.series import Series
-from uvcc_console.core.suggest import nearest
 from uvcc_console.ui.drawing.format import age, number, short
 from uvcc_console.ui.drawing.paint import Span, clean
 from uvcc_console.ui.drawing.spark import spark
 from uvcc_console.ui.judging.view import FleetRow, View, party_role
 from uvcc_console.ui.widgets.table import Column
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.suggest import nearest
 from uvcc_engine.contract.waiting import Waiting
 
 CURSOR: Final = Column("cursor", "", 2)
