@@ -45,7 +45,8 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError, Unreadabl
 from uvcc_engine.contract.records import Malformed
 
 log = logger(__name__)
-POLL_S = 0.005
+POLL_S = 0.005  # while a halt is on its way
+IDLE_POLL_S = 0.025  # orders come at the front door and wait for no poll; only the journal's are found so late
 WARM_S = 5.0
 REAP_EVERY_S = 2.0
 REAP_HALT_S = 120.0
@@ -224,7 +225,7 @@ class Service:
                         log.error("the run's folder is gone: there is nothing left to look after")
                         return
                     self._look_after()
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(POLL_S if self._halter.active else IDLE_POLL_S)
         finally:
             if self._reaping is not None:
                 self._reaping.cancel()
