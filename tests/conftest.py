@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,17 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("UVCC_STRICT", "1")  # errors that may be the program's own are raised, not counted
 
+# Hundreds of processes are started from this checkout: they compile it once, not each time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 pytest_plugins = ("skiplist",)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests live until the end: the garbage collector need not look at them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

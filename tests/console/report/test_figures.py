@@ -14,7 +14,7 @@ from report_run import RUN, START
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.report import metrics
-from uvcc_console.report.figures import _side_by_side, drawings, write_figures
+from uvcc_console.report.figures import Figures, _side_by_side, drawings, write_figures
 from uvcc_console.report.logbundle import _figures
 from uvcc_console.report.record import RunRecord
 
@@ -102,29 +102,33 @@ def test_numbers(parallel_run: Path) -> None:
     assert ticks[0].end - ticks[0].start == pytest.approx(0.8)
 
 
-def test_every_figure_is_written_thrice(parallel_run: Path, tmp_path: Path) -> None:
-    done = write_figures(parallel_run, tmp_path)
+@pytest.fixture(scope="module")
+def drawn(parallel_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Figures, Path]:
+    folder = tmp_path_factory.mktemp("drawn")
+    return write_figures(parallel_run, folder), folder
+
+
+def test_every_figure_is_written_thrice(drawn: tuple[Figures, Path]) -> None:
+    done, folder = drawn
     names = {p.stem for p in done.written}
     wanted = {f"fig{i}" for i in range(3, 10)}
     assert {n.split("_")[0] for n in names if n.startswith("fig")} == wanted
     assert {"loss", "toks_per_s"} <= names
     assert done.skipped == {"samples_per_s": "no worker reported samples_per_s"}
     for name in names:
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
-        assert len(rows(tmp_path / f"{name}.csv")) > 1
-    assert rows(tmp_path / "fig3_init_cdf.csv")[-1] == ["dp", "1.23", "1.0"]
-    assert ["fwd open ok", "72"] in rows(tmp_path / "fig4_event_counts.csv")
-    assert ["pp", "timeout", "1"] in rows(tmp_path / "fig6_errors_by_group.csv")
-    assert rows(tmp_path / "fig7_dp_ready.csv")[0] == ["stage", "tensor", "ready", "expected"]
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (folder / f"{name}.svg").read_text()
+        assert len(rows(folder / f"{name}.csv")) > 1
+    assert rows(folder / "fig3_init_cdf.csv")[-1] == ["dp", "1.23", "1.0"]
+    assert ["fwd open ok", "72"] in rows(folder / "fig4_event_counts.csv")
+    assert ["pp", "timeout", "1"] in rows(folder / "fig6_errors_by_group.csv")
+    assert rows(folder / "fig7_dp_ready.csv")[0] == ["stage", "tensor", "ready", "expected"]
 
 
-def test_drawing_again_gives_the_same_files(parallel_run: Path, tmp_path: Path) -> None:
-    one, two = tmp_path / "1", tmp_path / "2"
-    for folder in (one, two):
-        write_figures(parallel_run, folder)
-    for path in one.iterdir():
-        assert path.read_bytes() == (two / path.name).read_bytes(), path.name
+def test_drawing_again_gives_the_same_files(parallel_run: Path, drawn: tuple[Figures, Path], tmp_path: Path) -> None:
+    write_figures(parallel_run, tmp_path)
+    for path in drawn[1].iterdir():
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
 
 
 def test_what_has_no_data_is_named_not_drawn(run_dir: Path) -> None:
