@@ -18,7 +18,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.prime.intents import Intents
+from uvcc_console.fleet.cloud.intents import Intents
 from uvcc_console.fleet.provider import Provider, Rents
 from uvcc_console.fleet.provider_kinds import provider_for, runs_here
 from uvcc_console.fleet.runclock import run_now

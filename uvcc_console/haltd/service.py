@@ -21,8 +21,8 @@ from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.agent_client import AgentClient
+from uvcc_console.fleet.cloud.intents import Intents, books_of
 from uvcc_console.fleet.inventory import jump_to
-from uvcc_console.fleet.prime.intents import Intents, books_of
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.runclock import RunClock

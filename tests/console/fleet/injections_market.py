@@ -8,7 +8,7 @@ import injuries
 import pytest
 from primeworld import RUN, World
 
-from uvcc_console.fleet.prime.client import PrimeRefused
+from uvcc_console.fleet.prime.client import CloudRefused
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_engine.contract.errors import UvccError
 
@@ -24,7 +24,7 @@ def fleet(injure: Callable[[World], None]) -> Act:
             pods = await w.up()
         except UvccError as e:
             await w.down()
-            return f"stopped: {e.kind}" if isinstance(e, PrimeRefused) else "stopped"
+            return f"stopped: {e.kind}" if isinstance(e, CloudRefused) else "stopped"
         assert len({p.provider for p in pods}) == 3
         assert len(w.ours) == 3  # no double, no ghost
         creates, born = len(w.fake.asked("POST", "/pods/")), sum(not p.foreign for p in w.fake.pods.values())
@@ -42,7 +42,7 @@ async def key_refused_mid_run(w: World) -> str:
     pods = await w.up()
     w.fake.fail("POST", "/pods", "answer", status=401, body={"detail": "Invalid token"})
     w.fake.fail("DELETE", "/pods", "answer", 1, 2, status=401, body={"detail": "Invalid token"})
-    with pytest.raises(PrimeRefused) as caught:
+    with pytest.raises(CloudRefused) as caught:
         await w.provider.create(PodRequest(f"{RUN}-p0r9", 0, 9, max_price_hr=3.0))
     assert caught.value.stops_spending
     for pod in pods:

@@ -16,11 +16,11 @@ from othermarket import ME, OtherMarket, Quirks
 from primefake import PrimeFake
 from virtualtime import VirtualClock
 
+from uvcc_console.fleet.cloud.ready import Readiness
+from uvcc_console.fleet.cloud.saga import CloudProvider
 from uvcc_console.fleet.prime.access import SshTarget
 from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
-from uvcc_console.fleet.prime.provider import PrimeProvider
-from uvcc_console.fleet.prime.ready import Readiness
 from uvcc_console.fleet.provider import Caps, Pod, PodRequest
 from uvcc_console.runs.sweep import sweep
 
@@ -40,16 +40,16 @@ class Site:
     fleet: dict[str, Any] = field(default_factory=lambda: {"provider": "prime", "gpu": "H100_80GB", "gpus": 1})
     caps: Caps | None = None
     login_s: float = 0.0
-    consoles: list[PrimeProvider] = field(default_factory=list)
+    consoles: list[CloudProvider] = field(default_factory=list)
 
     async def _login(self, at: SshTarget, gpu: bool) -> str:
         await self.clock.sleep(self.login_s)
         return "" if at.user == "ubuntu" else "permission denied"
 
-    def console(self) -> PrimeProvider:
+    def console(self) -> CloudProvider:
         """A process of the console: all it knows beyond the market is in the run's folder."""
         client = PrimeClient(Account(self.key, "https://market.test"), transport=self.transport, clock=self.clock)
-        made = PrimeProvider(
+        made = CloudProvider(
             client, self.fleet, self.run_dir, readiness=Readiness(client, self.run_dir, "", self._login)
         )
         made.caps = self.caps
@@ -59,7 +59,7 @@ class Site:
     def requests(self, replicas: int = 1) -> list[PodRequest]:
         return [PodRequest(f"{RUN}-p{p}r{r}", p, r, max_price_hr=3.0) for r in range(replicas) for p in range(3)]
 
-    async def up(self, provider: PrimeProvider, replicas: int = 1) -> list[Pod]:
+    async def up(self, provider: CloudProvider, replicas: int = 1) -> list[Pod]:
         """Quote, create, wait until each can be logged in to."""
         requests = self.requests(replicas)
         await provider.quote(requests)
@@ -69,13 +69,13 @@ class Site:
 
         return list(await asyncio.gather(*(one(r) for r in requests)))
 
-    async def watch(self, provider: PrimeProvider) -> None:
+    async def watch(self, provider: CloudProvider) -> None:
         """What the conductor does beside the stages."""
         while True:
             await sweep(provider, f"{RUN}-", now=self.clock.now())
             await self.clock.sleep(60.0)
 
-    async def down(self, provider: PrimeProvider) -> list[str]:
+    async def down(self, provider: CloudProvider) -> list[str]:
         """What the last stage does; returns the tries that are still to be watched."""
         found = await provider.list(f"{RUN}-")
         await asyncio.gather(*(provider.delete(p) for p in found))

@@ -13,11 +13,11 @@ import httpx
 from primefake import KEY, PrimeFake
 from virtualtime import VirtualClock
 
+from uvcc_console.fleet.cloud.ready import Readiness
+from uvcc_console.fleet.cloud.saga import CloudProvider
 from uvcc_console.fleet.prime.access import SshTarget
 from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
-from uvcc_console.fleet.prime.provider import PrimeProvider
-from uvcc_console.fleet.prime.ready import Readiness
 from uvcc_console.fleet.provider import Pod, PodRequest
 
 RUN = "uvcc-demo-20261121-0115-ab12"
@@ -33,7 +33,7 @@ class World:
     run_dir: Path
     fleet: dict[str, Any]
     logins: dict[str, str]
-    provider: PrimeProvider
+    provider: CloudProvider
     faltering: dict[str, list[str]] = field(default_factory=dict)
 
     def requests(self, replicas: int = 1) -> list[PodRequest]:
@@ -50,11 +50,11 @@ class World:
             return self.logins[at.host]
         return "" if at.user == "ubuntu" and at.port == 22 else "permission denied"
 
-    def console(self) -> PrimeProvider:
+    def console(self) -> CloudProvider:
         """A console process: all it knows beyond the account is in the run's folder."""
         transport = httpx.ASGITransport(self.fake.app)
         client = PrimeClient(Account(KEY, "http://prime.test"), transport=transport, clock=self.clock)
-        return PrimeProvider(
+        return CloudProvider(
             client, self.fleet, self.run_dir, readiness=Readiness(client, self.run_dir, "", self.login)
         )
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from virtualtime import VirtualClock
 
-from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused, explain, kind_of
-from uvcc_console.fleet.prime.intents import Intents, attempt_name, base_of
+from uvcc_console.fleet.cloud.intents import Intents, attempt_name, base_of
+from uvcc_console.fleet.prime.client import CloudRefused, PrimeClient, explain, kind_of
 from uvcc_console.fleet.prime.key import Account, find_account
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
@@ -113,7 +113,7 @@ async def test_retry_after_is_honoured(client_on) -> None:
 )
 async def test_every_refusal_is_understood(client_on, status: int, body: Any, kind: str, text: str) -> None:
     handler, seen = answers((status, body))
-    with pytest.raises(PrimeRefused, match=str(status)) as caught:
+    with pytest.raises(CloudRefused, match=str(status)) as caught:
         await client_on(handler).create({"pod": {}})
     assert caught.value.kind == kind
     assert text in caught.value.what
@@ -207,7 +207,7 @@ async def test_the_key_is_never_shown(client_on, caplog) -> None:
     caplog.set_level(logging.DEBUG)
     handler, _ = answers((401, {"detail": "Invalid token"}))
     client = client_on(handler)
-    with pytest.raises(PrimeRefused) as caught:
+    with pytest.raises(CloudRefused) as caught:
         await client.whoami()
     shown = [repr(client.account), str(caught.value), repr(caught.value), caplog.text, repr(vars(client))]
     assert not [text for text in shown if SECRET in text]

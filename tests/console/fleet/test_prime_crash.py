@@ -27,11 +27,11 @@ from uvcc_console.cli.steer import pods
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet import provider_kinds as providers
+from uvcc_console.fleet.cloud.ready import Readiness
+from uvcc_console.fleet.cloud.saga import CloudProvider
 from uvcc_console.fleet.prime.access import SshTarget
 from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
-from uvcc_console.fleet.prime.provider import PrimeProvider
-from uvcc_console.fleet.prime.ready import Readiness
 from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
@@ -67,13 +67,13 @@ async def _anybody(at: SshTarget, gpu: bool) -> str:
     return ""
 
 
-def _provider(transport: httpx.AsyncBaseTransport, clock: VirtualClock, run_dir: Path) -> PrimeProvider:
+def _provider(transport: httpx.AsyncBaseTransport, clock: VirtualClock, run_dir: Path) -> CloudProvider:
     client = PrimeClient(Account(KEY, "http://prime.test"), transport=transport, clock=clock)
-    return PrimeProvider(client, FLEET, run_dir, readiness=Readiness(client, run_dir, "", _anybody))
+    return CloudProvider(client, FLEET, run_dir, readiness=Readiness(client, run_dir, "", _anybody))
 
 
 @asynccontextmanager
-async def _rollout(provider: PrimeProvider, run_dir: Path) -> AsyncIterator[Rollout]:
+async def _rollout(provider: CloudProvider, run_dir: Path) -> AsyncIterator[Rollout]:
     """The run as a conductor holds it: its journal, its plan, its pods still unknown."""
     name, profile = load(str(PROFILE), ["topology.replicas=1", "smoke.replicas=1", "fleet.per_party=[]"])
     plan = make_plan(run_dir.name, name, profile)

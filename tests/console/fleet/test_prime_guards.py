@@ -13,8 +13,8 @@ import pytest
 from otherworld import first_site
 from virtualtime import VirtualClock
 
-from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
-from uvcc_console.fleet.prime.intents import Intents, attempt_name, books_of
+from uvcc_console.fleet.cloud.intents import Intents, attempt_name, books_of
+from uvcc_console.fleet.prime.client import CloudRefused, PrimeClient
 from uvcc_console.fleet.prime.key import Account, find_account
 from uvcc_console.fleet.prime.models import ApiPod
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
@@ -114,7 +114,7 @@ async def test_no_redirect_carries_the_key_or_an_order_elsewhere(
 
     client = client_on(handler)
     for ask in (client.pods(), client.create({"pod": {}}), client.delete("a")):
-        with pytest.raises(PrimeRefused, match="test") as caught:
+        with pytest.raises(CloudRefused, match="test") as caught:
             await ask
         assert caught.value.stops_spending
     assert {(r.url.scheme, r.url.host, r.url.port) for r in seen} == {("https", "api.test", None)}
@@ -127,7 +127,7 @@ async def test_a_redirect_that_makes_another_order_of_it_is_not_followed(client_
         asked.append(request.method)
         return httpx.Response(302, headers={"location": "/api/v1/pods"})
 
-    with pytest.raises(PrimeRefused):
+    with pytest.raises(CloudRefused):
         await client_on(handler).create({"pod": {}})
     assert asked == ["POST"]
 

@@ -8,7 +8,7 @@ import primefake
 import pytest
 from primeworld import RUN, new_world
 
-from uvcc_console.fleet.prime.client import PrimeRefused
+from uvcc_console.fleet.prime.client import CloudRefused
 from uvcc_console.fleet.provider import Pod, Remembers
 from uvcc_engine.contract.errors import UnreachableError
 
@@ -22,7 +22,7 @@ async def test_what_may_be_left_is_known_and_ended_once_the_key_is_right(
         pods = await w.up()
         names = {pod.name for pod in pods}
         monkeypatch.setattr(primefake, "KEY", "another")
-        with pytest.raises(PrimeRefused, match="401"):
+        with pytest.raises(CloudRefused, match="401"):
             await w.provider.list(f"{RUN}-")
         assert w.provider.begun(f"{RUN}-") == names
         with pytest.raises(UnreachableError, match="is not proven gone"):

@@ -10,8 +10,8 @@ import pytest
 from primefake import FakePod, PrimeFake
 from primeworld import RUN, World, new_world
 
-from uvcc_console.fleet.prime.client import PrimeRefused
-from uvcc_console.fleet.prime.intents import Intents
+from uvcc_console.fleet.cloud.intents import Intents
+from uvcc_console.fleet.prime.client import CloudRefused
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.runs.sweep import sweep
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -76,7 +76,7 @@ async def test_a_refusal_of_money_or_permission_stops_creating_but_not_deleting(
     world.fake.fail("POST", "/pods", "answer", status=402, body={"detail": "Payment required"})
     world.fake.fail("DELETE", "/pods", "answer", 1, 2, status=401, body={"detail": "Invalid token"})
     creates = len(world.fake.asked("POST", "/pods"))
-    with pytest.raises(PrimeRefused) as caught:
+    with pytest.raises(CloudRefused) as caught:
         await world.provider.create(PodRequest(f"{RUN}-p0r9", 0, 9, max_price_hr=3.0))
     assert caught.value.kind == "payment"
     assert len(world.fake.asked("POST", "/pods")) == creates + 1

@@ -15,7 +15,7 @@ from primehost import PrimeHost
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_all
-from uvcc_console.fleet.prime.intents import Intents, attempt_name
+from uvcc_console.fleet.cloud.intents import Intents, attempt_name
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.haltd import leftovers
 from uvcc_console.plan.profile import load
@@ -25,7 +25,7 @@ PROFILE = Path(__file__).parents[3] / "profiles" / "prime-smoke-r2.yaml"
 # the sidecar's own program, only that it looks more often and believes sooner
 SIDECAR = (
     "import sys; from uvcc_console.haltd import leftovers; leftovers.LOOK_S = 0.3\n"
-    "from uvcc_console.fleet.prime import ends; ends.UNKNOWN_S, ends.AGAIN_S = 2.0, 0.5\n"
+    "from uvcc_console.fleet.cloud import ends; ends.UNKNOWN_S, ends.AGAIN_S = 2.0, 0.5\n"
     "from uvcc_console.haltd.__main__ import main; sys.exit(main())"
 )
 

@@ -11,7 +11,7 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet.prime.intents import Intents, attempt_name, books_of
+from uvcc_console.fleet.cloud.intents import Intents, attempt_name, books_of
 from uvcc_console.fleet.provider import Books, Pod
 from uvcc_console.haltd import leftovers
 from uvcc_engine.contract.errors import UnreachableError

@@ -176,8 +176,8 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
 
 async def _prove(only: list[str], found: PodSurvey) -> None:
     """Look at every create of runs that are over or dead and that had no answer; a line for each that is not proven."""
-    from uvcc_console.fleet.prime.ends import LAG_S
-    from uvcc_console.fleet.prime.intents import Intents
+    from uvcc_console.fleet.cloud.ends import LAG_S
+    from uvcc_console.fleet.cloud.intents import Intents
     from uvcc_console.fleet.provider import Rents
     from uvcc_console.fleet.provider_kinds import DEFAULT, provider_for, sections
     from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of

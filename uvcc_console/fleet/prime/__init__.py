@@ -11,19 +11,19 @@ from uvcc_console.fleet.runclock import FILE as CLOCK
 from uvcc_console.fleet.runclock import RunClock
 
 if TYPE_CHECKING:
-    from uvcc_console.fleet.prime.provider import PrimeProvider
+    from uvcc_console.fleet.cloud.saga import CloudProvider
 
 
-def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> PrimeProvider:
+def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> CloudProvider:
     """Raises ConfigError where no API key is found, and where it must not go to the host that the profile names."""
+    from uvcc_console.fleet.cloud.intents import Intents
+    from uvcc_console.fleet.cloud.saga import CloudProvider
     from uvcc_console.fleet.prime.client import PrimeClient  # here, so that whoever reads intents loads no HTTP client
-    from uvcc_console.fleet.prime.intents import FILE as INTENTS
     from uvcc_console.fleet.prime.key import find_account
-    from uvcc_console.fleet.prime.provider import PrimeProvider
 
     account = find_account(str(fleet.get("base_url", "")), account=str(fleet.get("account", "")))
-    known = (run_dir / CLOCK).exists() or (run_dir / INTENTS).exists()
-    return PrimeProvider(PrimeClient(account, clock=RunClock(run_dir if known else None)), fleet, run_dir)
+    known = (run_dir / CLOCK).exists() or Intents.of(run_dir).path.exists()
+    return CloudProvider(PrimeClient(account, clock=RunClock(run_dir if known else None)), fleet, run_dir)
 
 
 class PrimeFleet(FleetSettings):

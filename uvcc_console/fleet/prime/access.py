@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from uvcc_console.fleet.cloud.vendor import SshTarget
 from uvcc_console.fleet.prime.models import ApiPod
 
 # the user that each provider's images come with, where it is known
@@ -20,13 +20,6 @@ _USERS = {
     "primecompute": "root",
 }
 _PORTS = {"datacrunch": (22, 1234)}
-
-
-@dataclass(frozen=True, slots=True)
-class SshTarget:
-    user: str
-    host: str
-    port: int
 
 
 def _words(value: Any) -> list[str]:

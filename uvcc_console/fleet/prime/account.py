@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 from pydantic import ValidationError
 
-from uvcc_console.fleet.prime.calls import Call, Calls, PrimeRefused, one
+from uvcc_console.fleet.cloud.calls import Call, Calls, CloudRefused, one
+from uvcc_console.fleet.cloud.clock import Clock
+from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.prime.models import Disk, KeyOwner, SshKey, Team, TeamMember, Wallet
 from uvcc_engine.contract.errors import UvccError
 
 
 class AccountCalls(Calls):
     """Typed calls about the account."""
+
+    def __init__(
+        self, account: Account, *, transport: httpx.AsyncBaseTransport | None = None, clock: Clock | None = None
+    ) -> None:
+        super().__init__(f"{account.base_url}/api/v1", account.key, transport=transport, clock=clock)
+        self.account = account
 
     async def whoami(self) -> KeyOwner:
         found = await self._get("/user/whoami")
@@ -47,7 +56,7 @@ class AccountCalls(Calls):
     async def delete_ssh_key(self, key_id: str) -> None:
         try:
             await self._send(Call("DELETE", f"/ssh_keys/{key_id}", []))
-        except PrimeRefused as e:
+        except CloudRefused as e:
             if e.kind != "missing":
                 raise
 
@@ -60,7 +69,7 @@ class AccountCalls(Calls):
         """One disk; None if the API does not know it."""
         try:
             return one(Disk, await self._get(f"/disks/{disk_id}"))
-        except PrimeRefused as e:
+        except CloudRefused as e:
             if e.kind != "missing":
                 raise
             return None
@@ -76,6 +85,6 @@ class AccountCalls(Calls):
     async def delete_disk(self, disk_id: str) -> None:
         try:
             await self._send(Call("DELETE", f"/disks/{disk_id}", []))
-        except PrimeRefused as e:
+        except CloudRefused as e:
             if e.kind != "missing":
                 raise

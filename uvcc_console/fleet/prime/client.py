@@ -4,22 +4,64 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from uvcc_console.core.log import logger
+from uvcc_console.fleet.cloud.calls import PAGE, PAGES, Call, CloudRefused, explain, kind_of, one
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
+from uvcc_console.fleet.cloud.clock import Clock, WallClock
+from uvcc_console.fleet.cloud.hosts import PRIME
+from uvcc_console.fleet.cloud.vendor import SshTarget
+from uvcc_console.fleet.prime import offers as market
+from uvcc_console.fleet.prime.access import targets
 from uvcc_console.fleet.prime.account import AccountCalls
-from uvcc_console.fleet.prime.calls import PAGE, PAGES, Call, Clock, PrimeRefused, WallClock, explain, kind_of, one
 from uvcc_console.fleet.prime.models import ApiPod, DiskOffer, HistoryItem, MarketOffer, PodStatus, read_offers
-from uvcc_engine.contract.errors import UnreachableError
+from uvcc_engine.contract.errors import ConfigError, UnreachableError
 
 log = logger(__name__)
 
-__all__ = ["Clock", "PrimeClient", "PrimeRefused", "WallClock", "explain", "kind_of"]
+__all__ = ["Clock", "CloudRefused", "PrimeClient", "WallClock", "explain", "kind_of"]
 
 
 class PrimeClient(AccountCalls):
     """Typed calls. UnreachableError: no usable answer, so the outcome of a create is unknown."""
+
+    name = "prime"
+    distinct = True  # several operators sell here, and the parties go to different ones
+
+    # what the saga asks for
+
+    @property
+    def where(self) -> str:
+        own = self.account.base_url.endswith(f"//{PRIME}")
+        return "" if own else self.account.base_url  # whoever named another host shall see it
+
+    async def permitted(self) -> None:
+        try:
+            lacking = (await self.whoami()).lacks()
+        except CloudRefused as e:
+            if e.kind == "auth":
+                raise
+            return
+        if lacking:
+            raise ConfigError(f"the API key lacks {', '.join(lacking)}", "make one with these permissions")
+
+    async def offers_for(self, wanted: OfferFilter) -> Sequence[MarketOffer]:
+        return await self.offers(gpu_type=wanted.gpu, gpu_count=wanted.gpus)
+
+    def choose(
+        self, rows: Sequence[MarketOffer], wanted: OfferFilter, parties: Collection[int], settled: Mapping[int, str]
+    ) -> OfferChoice:
+        return market.choose(rows, wanted, parties, settled)
+
+    async def rent(
+        self, offer: MarketOffer, wanted: OfferFilter, *, name: str, image: str, key_id: str, cap: float
+    ) -> ApiPod:
+        return await self.create(market.request_body(offer, wanted, name=name, image=image, key_id=key_id, cap=cap))
+
+    def logins(self, pod: ApiPod) -> Sequence[SshTarget]:
+        return targets(pod)
 
     # the market
 
@@ -109,7 +151,7 @@ class PrimeClient(AccountCalls):
         """One pod; None if the API does not know it."""
         try:
             found = await self._get(f"/pods/{_safe(pod_id)}")
-        except PrimeRefused as e:
+        except CloudRefused as e:
             if e.kind == "missing":
                 return None
             raise
@@ -135,7 +177,7 @@ class PrimeClient(AccountCalls):
         try:
             await self._send(Call("DELETE", f"/pods/{_safe(pod_id)}", []))
             log.info("the end of pod %s is asked for", pod_id)
-        except PrimeRefused as e:
+        except CloudRefused as e:
             if e.kind != "missing":
                 raise
             return False

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uvcc_console.fleet.cloud import api_keys
-from uvcc_console.fleet.prime import hosts
+from uvcc_console.fleet.cloud import api_keys, hosts
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
 DEFAULT_URL = "https://api.primeintellect.ai"

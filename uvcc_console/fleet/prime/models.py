@@ -91,6 +91,10 @@ class MarketOffer(Tolerant):
     prepaid_time: Number = None
 
     @property
+    def once(self) -> bool:
+        return False
+
+    @property
     def key(self) -> tuple[str, str, str, str, int, bool]:
         """What tells two rows apart; ``cloud_id`` repeats over data centres."""
         where = (self.provider, self.cloud_id, self.data_center, self.socket)
@@ -151,6 +155,23 @@ class ApiPod(Tolerant):
     @property
     def dying(self) -> bool:
         return self.status in ("DELETING", "TERMINATED", "ERROR") or bool(self.terminated_at)
+
+    @property
+    def failed(self) -> bool:
+        return self.dying or self.installation_status in ("ERROR", "TERMINATED")
+
+    @property
+    def unclear(self) -> bool:
+        return self.status == "UNKNOWN"
+
+    @property
+    def has_gpu(self) -> bool:
+        return not self.gpu_name.startswith("CPU") and bool(self.gpu_count)
+
+    @property
+    def stage(self) -> str:
+        progress = f" {self.installation_progress:.0f} %" if self.installation_progress is not None else ""
+        return f"{self.status} {self.installation_status}{progress} {self.installation_failure}".strip()
 
     @property
     def installed(self) -> bool:

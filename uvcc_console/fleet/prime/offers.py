@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, sift, why_none
 from uvcc_console.fleet.prime.models import MarketOffer
-from uvcc_console.fleet.provider import FunnelStep, PodRequest
+from uvcc_console.fleet.provider import FunnelStep
 from uvcc_engine.contract import torch_floor
 from uvcc_engine.contract.errors import ConfigError
 
@@ -18,42 +18,6 @@ IMAGES = (
     "cuda_12_4_pytorch_2_5",
     "ubuntu_22_cuda_12",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class OfferFilter:
-    """What every pod must be. Empty values ask for nothing; ``max_price`` in US dollars an hour, None = any."""
-
-    gpu: str = ""
-    gpus: int = 0
-    gpu_memory: int = 0
-    image: str = ""
-    socket: str = ""
-    regions: tuple[str, ...] = ()
-    country: str = ""
-    data_center: str = ""
-    spot: bool = False
-    disk: int = 0
-    max_price: float | None = None
-    per_party: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, fleet: Mapping[str, Any], request: PodRequest) -> OfferFilter:
-        """Out of the profile's ``fleet`` section and one pod's request, which may be stricter."""
-        return cls(
-            gpu=request.gpu or str(fleet.get("gpu", "")),
-            gpus=request.gpu_count or (int(fleet.get("gpus", 1)) if fleet.get("gpu") else 0),
-            gpu_memory=int(fleet.get("gpu_memory", 0)),
-            image=request.image or str(fleet.get("image", "")),
-            socket=str(fleet.get("socket", "")),
-            regions=tuple(fleet.get("regions", ())) or ((request.region,) if request.region else ()),
-            country=str(fleet.get("country", "")),
-            data_center=str(fleet.get("data_center", "")),
-            spot=request.spot or bool(fleet.get("spot", False)),
-            disk=request.disk_gib or int(fleet.get("disk", 0)),
-            max_price=request.max_price_hr,
-            per_party=tuple(fleet.get("per_party", ())),
-        )
 
 
 def _fits_disk(offer: MarketOffer, size: int) -> bool:
@@ -98,32 +62,8 @@ def _tests(w: OfferFilter) -> list[tuple[str, Callable[[MarketOffer], bool]]]:
 
 def filter_offers(offers: Iterable[MarketOffer], wanted: OfferFilter) -> tuple[list[MarketOffer], list[FunnelStep]]:
     """Offers that fit, cheapest first, and what each constraint removed."""
-    left = list(offers)
-    funnel = [FunnelStep("offered", len(left), 0)]
-    for name, test in _tests(wanted):
-        kept = [o for o in left if test(o)]
-        gone = [o for o in left if not test(o)]
-        funnel.append(FunnelStep(name, len(kept), len(gone), gone[0].label if gone else ""))
-        left = kept
+    left, funnel = sift(offers, _tests(wanted))
     return sorted(left, key=lambda o: (o.price(wanted.disk) or 0.0, o.key)), funnel
-
-
-def why_none(funnel: Sequence[FunnelStep]) -> str:
-    """The constraint that left nothing, and how many it met."""
-    for step in funnel:
-        if step.left == 0:
-            return f"{step.constraint} removed the last {step.removed} offers" if step.removed else "nothing is offered"
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class OfferChoice:
-    """Which provider each party goes to first, the image of all, and every fitting offer by provider."""
-
-    domains: Mapping[int, str]
-    image: str
-    by_provider: Mapping[str, Sequence[MarketOffer]]
-    funnel: tuple[FunnelStep, ...] = field(default=())
 
 
 def choose(

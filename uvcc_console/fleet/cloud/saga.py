@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core.log import logger
-from uvcc_console.fleet.prime import offers as market
-from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
-from uvcc_console.fleet.prime.ends import LAG_S, SETTLE_S, Ends
-from uvcc_console.fleet.prime.guard import Guard, OverCap, unfit, wrong
-from uvcc_console.fleet.prime.hosts import VENDOR
-from uvcc_console.fleet.prime.intents import Intents, attempt_name, base_of
-from uvcc_console.fleet.prime.models import MarketOffer
-from uvcc_console.fleet.prime.ready import NotReady, Readiness
-from uvcc_console.fleet.prime.runkey import RunKey
-from uvcc_console.fleet.prime.stall import Stall
+from uvcc_console.fleet.cloud import choice as market
+from uvcc_console.fleet.cloud.calls import CloudRefused
+from uvcc_console.fleet.cloud.ends import LAG_S, SETTLE_S, Ends
+from uvcc_console.fleet.cloud.guard import Guard, OverCap, unfit, wrong
+from uvcc_console.fleet.cloud.intents import Intents, attempt_name, base_of
+from uvcc_console.fleet.cloud.ready import NotReady, Readiness
+from uvcc_console.fleet.cloud.runkey import RunKey
+from uvcc_console.fleet.cloud.stall import Stall
+from uvcc_console.fleet.cloud.vendor import Cloud, CloudOffer
 from uvcc_console.fleet.provider import Books, Caps, Pod, PodRequest, Quote, QuoteLine
+from uvcc_console.fleet.provider_kinds import place_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 log = logger(__name__)
@@ -36,19 +36,18 @@ UNANSWERED = 2  # creates of one pod that may be without an answer at a time, si
 LOOK_S = 15.0
 
 
-class PrimeProvider:
+class CloudProvider:
     """Quotes, creates, waits and deletes. Parties go to distinct providers, and every pod of a party to the same."""
-
-    name = "prime"
 
     def __init__(
         self,
-        client: PrimeClient,
+        client: Cloud,
         fleet: Mapping[str, Any],
         run_dir: Path,
         *,
         readiness: Readiness | None = None,
     ) -> None:
+        self.name = client.name
         self._client = client
         self._clock = client.clock
         self._fleet = fleet
@@ -57,7 +56,7 @@ class PrimeProvider:
         self._readiness = readiness or Readiness(client, run_dir, str(fleet.get("ssh_key", "")))
         self._stall = Stall(client)
         self._requests: dict[str, PodRequest] = {}
-        self._offers: dict[str, MarketOffer] = {}
+        self._offers: dict[str, CloudOffer] = {}
         self._domains: dict[int, str] = {}
         self._image = ""
         self._rented: set[str] = set()
@@ -81,29 +80,25 @@ class PrimeProvider:
     async def quote(self, requests: Sequence[PodRequest]) -> Quote:
         """The cheapest fleet on distinct providers, with the funnel. Raises ConfigError naming what leaves nothing."""
         self._requests |= {r.name: r for r in requests}
-        await self._permitted()
+        await self._client.permitted()
         choice = await self._look(requests[0], force=True)
         lines = []
+        left = {name: list(those) for name, those in choice.by_provider.items()}
         for request in requests:
             provider = choice.domains[request.party]
-            offer = choice.by_provider[provider][0]
+            if not left[provider]:
+                what = f"{provider} offers {len(choice.by_provider[provider])} machines that fit"
+                raise ConfigError(f"{what}, {len(requests)} pods are wanted", "loosen a constraint, or take fewer pods")
+            offer = left[provider][0]
+            if offer.once:
+                left[provider].pop(0)
             price = offer.price(self._wanted(request).disk) or 0.0
             row = {"offer": offer.label, "image": choice.image, "gpu": offer.gpu_type, "gpus": offer.gpu_count}
             lines.append(QuoteLine(request, provider, offer.region, price, row))
         funnel = choice.funnel
-        if not self._client.account.base_url.endswith(f"//{VENDOR}"):  # whoever named another host shall see it
-            funnel = (replace(funnel[0], constraint=f"asked at {self._client.account.base_url}"), *funnel)
+        if self._client.where:
+            funnel = (replace(funnel[0], constraint=f"asked at {self._client.where}"), *funnel)
         return Quote(tuple(lines), self._clock.now(), funnel, await self._client.wallet())
-
-    async def _permitted(self) -> None:
-        try:
-            lacking = (await self._client.whoami()).lacks()
-        except PrimeRefused as e:
-            if e.kind == "auth":
-                raise
-            return
-        if lacking:
-            raise ConfigError(f"the API key lacks {', '.join(lacking)}", "make one with these permissions")
 
     def _wanted(self, request: PodRequest) -> market.OfferFilter:
         return market.OfferFilter.of(self._fleet, request)
@@ -121,7 +116,7 @@ class PrimeProvider:
     async def create(self, request: PodRequest) -> Pod:
         """Adopt the pod if a try of an earlier process succeeded, else rent one, offer after offer.
 
-        The first pod of a party settles its provider; the others follow. Raises PrimeRefused where money or permission
+        The first pod of a party settles its provider; the others follow. Raises CloudRefused where money or permission
         is missing, UvccError with every offer's reason when all were tried.
         """
         self._requests[request.name] = request
@@ -140,14 +135,15 @@ class PrimeProvider:
         """
         await self._ends.waited(request.name)
         self._know(request)
-        pods = [p for p in await self._ends.listing(request.name, _place) if p.name == request.name]
+        pods = [p for p in await self._ends.listing(request.name, place_of) if p.name == request.name]
         known = {t.id: t.name for t in self._ends.tries(request.name).values() if t.open and t.id}
         if not pods or pods[0].stray or pods[0].provider_id not in known:
             return None
         found = await self._client.pod(pods[0].provider_id)
         if found is not None and found.dying:
             return None
-        if why := unfit(request, pods[0], self._domains, PRICE_SLACK):
+        domains = self._domains if self._client.distinct else {}
+        if why := unfit(request, pods[0], domains, PRICE_SLACK):
             name = known[pods[0].provider_id]
             self._intents.note(self._clock.now(), name=name, rejected=why)
             await self._ends.end(pods[0].provider_id, name)
@@ -165,7 +161,7 @@ class PrimeProvider:
                 self._intents.note(self._clock.now(), name=t.name, held=True)
             elif t.id != pod_id and t.held:
                 self._intents.note(self._clock.now(), name=t.name, released=True)
-        for pod in await self._ends.listing(base, _place):
+        for pod in await self._ends.listing(base, place_of):
             if base_of(pod.name) == base and pod.provider_id != pod_id:
                 await self._ends.delete(pod)
 
@@ -175,8 +171,8 @@ class PrimeProvider:
         for t in self._ends.all_tries(run).values():
             if t.base and t.open and t.answered and t.provider and t.base not in self._requests:
                 self._rented.add(t.base)
-                self._requests.setdefault(t.base, replace(request, name=t.base, party=_place(t.base)[0]))
-                self._domains.setdefault(_place(t.base)[0], t.provider)
+                self._requests.setdefault(t.base, replace(request, name=t.base, party=place_of(t.base)[0]))
+                self._domains.setdefault(place_of(t.base)[0], t.provider)
 
     async def _rent(self, request: PodRequest) -> Pod:
         reasons: list[str] = []
@@ -193,7 +189,7 @@ class PrimeProvider:
                 return late or await self._try(request, offer, image)
             except OverCap:
                 raise
-            except PrimeRefused as e:
+            except CloudRefused as e:
                 if e.stops_spending:
                     raise
                 reasons.append(f"{offer.label}: {e.what}")
@@ -213,13 +209,13 @@ class PrimeProvider:
                 await self._ends.prove(self._guard.is_stray)
                 if any(t.name in unknown and t.answered for t in self._ends.tries(request.name).values()):
                     return await self._adopt(request)
-            except (UnreachableError, PrimeRefused) as e:  # unknown they stay
+            except (UnreachableError, CloudRefused) as e:  # unknown they stay
                 log.warning("creates without an answer are not proven: %s", e, pod=request.name)
             if len(unknown) < UNANSWERED:
                 return None
             await self._clock.sleep(LOOK_S)
 
-    def _price(self, request: PodRequest, offer: MarketOffer) -> float:
+    def _price(self, request: PodRequest, offer: CloudOffer) -> float:
         return offer.price(self._wanted(request).disk) or 0.0
 
     async def _room(self, request: PodRequest, price: float) -> Pod | None:
@@ -238,18 +234,18 @@ class PrimeProvider:
                 mine = [t for t in self._ends.tries(request.name).values() if t.base == request.name and t.open]
                 if any(t.answered and not t.rejected for t in mine):
                     return await self._adopt(request)
-            except (UnreachableError, PrimeRefused) as e:
+            except (UnreachableError, CloudRefused) as e:
                 log.warning("creates without an answer are not proven: %s", e, pod=request.name)
         return None
 
-    async def _candidate(self, request: PodRequest, *, fresh: bool) -> tuple[MarketOffer, str]:
+    async def _candidate(self, request: PodRequest, *, fresh: bool) -> tuple[CloudOffer, str]:
         """The next offer of this party's provider; before it has one, of any provider that no other party has."""
         choice = await self._look(request, force=fresh)
         own = self._domains.get(request.party)
         fixed = self._wanted(request).per_party
         if own is None and fixed:
             own = fixed[request.party]
-        taken = {d for p, d in self._domains.items() if p != request.party} | self._others(request.party)
+        taken = self._taken(request.party)
         planned = {d for p, d in choice.domains.items() if p != request.party and p not in self._domains}
         first = choice.domains[request.party]
         names = [own] if own else [first, *(n for n in choice.by_provider if n not in planned | {first})]
@@ -259,39 +255,45 @@ class PrimeProvider:
                 continue
             for offer in choice.by_provider.get(name, ()):
                 if self._blocked.get(offer.key, 0.0) <= now:
+                    if offer.once:  # nobody else who rents at the same moment shall try for it
+                        self._blocked[offer.key] = now + BLOCK_S
                     return offer, choice.image
         raise ConfigError(f"no further offer for party {request.party} at {own or 'any free provider'}")
 
-    def _others(self, party: int) -> set[str]:
-        """Providers that other parties of this run have, or have asked for, whatever account they pay from."""
-        tries = self._ends.all_tries().values()
-        return {t.provider for t in tries if t.open and t.provider and _place(t.base)[0] != party}
+    def _taken(self, party: int) -> set[str]:
+        """Operators that other parties of this run have, or have asked for, whatever account they pay from.
 
-    async def _try(self, request: PodRequest, offer: MarketOffer, image: str) -> Pod:
+        Nobody's, where all offers are the vendor's own.
+        """
+        if not self._client.distinct:
+            return set()
+        asked = {t.provider for t in self._ends.all_tries().values() if t.open and place_of(t.base)[0] != party}
+        return {d for p, d in self._domains.items() if p != party} | (asked - {""})
+
+    async def _try(self, request: PodRequest, offer: CloudOffer, image: str) -> Pod:
         """One create. What comes back is kept only if it is what was asked for, at the price that was quoted."""
         wanted = self._wanted(request)
         price = self._price(request, offer)
         cap = min(price * PRICE_SLACK, request.max_price_hr or float("inf"))
         name = attempt_name(request.name)
         key_id = await self._key.id()
-        body = market.request_body(offer, wanted, name=name, image=image, key_id=key_id, cap=round(cap, 4))
         self._guard.refuse_over_cap(price)  # asked and written down without anything in between
         self._asking.add(name)
         try:
             self._intents.note(self._clock.now(), name=name, offer=offer.label, provider=offer.provider, price_hr=price)
-            made = await self._client.create(body)
+            made = await self._client.rent(offer, wanted, name=name, image=image, key_id=key_id, cap=round(cap, 4))
             if not made.id:
                 raise UnreachableError("the create was answered without an id", "its outcome is unknown")
         except UnreachableError as e:
             made = await self._ends.settled(name, e)
-        except PrimeRefused as e:
+        except CloudRefused as e:
             self._intents.note(self._clock.now(), name=name, refused=e.kind)
             raise
         finally:
             self._asking.discard(name)
         got = made.price_hr or price  # a market that names no price yet shall not make it free
         self._intents.note(self._clock.now(), name=name, id=made.id, user=made.user_id, price_hr=got)
-        others = {d for p, d in self._domains.items() if p != request.party}
+        others = self._taken(request.party)
         if why := wrong(made, offer, got, price, cap, others):
             self._intents.note(self._clock.now(), name=name, rejected=why)
             await self._ends.end(made.id, name)
@@ -345,7 +347,7 @@ class PrimeProvider:
         request = self._requests.get(pod.name)
         try:
             found = await self._client.pod(pod.provider_id)
-        except (UnreachableError, PrimeRefused):
+        except (UnreachableError, CloudRefused):
             found = None
         if found is None or not found.price_hr or pod.price_hr <= 0:
             return pod.price_hr
@@ -369,7 +371,7 @@ class PrimeProvider:
 
     async def list(self, prefix: str) -> list[Pod]:
         """Pods of ours that may still cost something, under their requests' names; a second try shows its own name."""
-        return await self._ends.listing(prefix, _place)
+        return await self._ends.listing(prefix, place_of)
 
     def begun(self, prefix: str) -> set[str]:
         """Pods that may exist: nothing is asked for that is not on disk, and what is proven over is told there."""
@@ -388,9 +390,3 @@ class PrimeProvider:
 
     async def close(self) -> None:
         await self._client.close()
-
-
-def _place(base: str) -> tuple[int, int]:
-    """Party and replica out of ``...-p0r1``."""
-    party, _, replica = base.rpartition("-")[2].removeprefix("p").partition("r")
-    return int(party), int(replica)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from uvcc_console.core import paths
-from uvcc_console.fleet.prime.calls import Clock
-from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
-from uvcc_console.fleet.prime.intents import FILE, Intents, Try, base_of
-from uvcc_console.fleet.prime.models import ApiPod, HistoryItem
+from uvcc_console.fleet.cloud.calls import CloudRefused
+from uvcc_console.fleet.cloud.clock import Clock
+from uvcc_console.fleet.cloud.intents import Intents, Try, base_of
+from uvcc_console.fleet.cloud.vendor import Cloud, CloudPod, EndedPod, PastPod, RentedPod
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.provider_kinds import place_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -26,7 +26,7 @@ LAG_S = 600.0  # so late list, look-up and history may show what there is
 GONE_S = LAG_S + 120.0
 UNKNOWN_S = 60.0  # so long nobody knows a pod that was shown before, and whose end was asked for
 AGAIN_S = 10.0
-_Trouble = (UnreachableError, PrimeRefused)
+_Trouble = (UnreachableError, CloudRefused)
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Ends:
     ``party``: this account is that one's alone; what the folder tells of the others is not to be judged by it.
     """
 
-    client: PrimeClient
+    client: Cloud
     run_dir: Path
     party: int | None = None
     asking: set[str] = field(default_factory=set)
@@ -65,7 +65,7 @@ class Ends:
         run = _run(name)
         if run and run != self.run_dir.name:
             other = paths.run_dir(run)
-            if (other / FILE).exists():
+            if Intents.of(other).path.exists():
                 return Intents.of(other)
         return Intents.of(self.run_dir)
 
@@ -78,7 +78,7 @@ class Ends:
         """The run's tries, of every account."""
         return Intents.of(self.run_dir).tries(prefix)
 
-    def ours(self, pod: ApiPod, tries: dict[str, Try]) -> bool:
+    def ours(self, pod: CloudPod, tries: dict[str, Try]) -> bool:
         """Whether a pod whose name has our form is ours: its create is on disk, and no other user's key made it.
 
         Nothing is created that was not written down before, so a name alone makes nothing ours. Pods of runs that this
@@ -92,7 +92,7 @@ class Ends:
         users = {t.user for t in tries.values() if t.user}
         return pod.name in tries and (not (pod.user_id and users) or pod.user_id in users)
 
-    async def shown(self, prefix: str) -> list[tuple[ApiPod, dict[str, Try]]]:
+    async def shown(self, prefix: str) -> list[tuple[CloudPod, dict[str, Try]]]:
         """Listed pods of ours under this prefix that may cost something, each with the tries that its run knows of."""
         known: dict[Path, dict[str, Try]] = {}
         found = []
@@ -106,7 +106,7 @@ class Ends:
                 found.append((pod, tries))
         return found
 
-    def _see(self, book: Intents, t: Try | None, pod: ApiPod) -> None:
+    def _see(self, book: Intents, t: Try | None, pod: CloudPod) -> None:
         """Write down, once, that the market shows it, and which id it has."""
         if t is None or t.outcome or (t.seen and t.id) or (t.id and t.id != pod.id):
             return
@@ -128,7 +128,7 @@ class Ends:
                 return
             await self.clock.sleep(5.0)
 
-    async def settled(self, name: str, why: UnreachableError) -> ApiPod:
+    async def settled(self, name: str, why: UnreachableError) -> CloudPod:
         """A create without an answer: the list tells, if it shows in time what was made.
 
         If not, nothing is given up: a pod that still comes of it is found by ``prove`` and ended.
@@ -137,7 +137,7 @@ class Ends:
         while True:
             try:
                 found = [p for p, _ in await self.shown(name) if p.name == name]
-            except (UnreachableError, PrimeRefused):
+            except (UnreachableError, CloudRefused):
                 found = []
             if found:
                 return found[0]
@@ -155,7 +155,7 @@ class Ends:
         """
         await self.waited(prefix)
         rows = await self.shown(prefix)
-        there: dict[str, list[tuple[ApiPod, Try | None]]] = {}
+        there: dict[str, list[tuple[CloudPod, Try | None]]] = {}
         held: dict[str, str] = {}
         for pod, tries in rows:
             there.setdefault(base_of(pod.name), []).append((pod, tries.get(pod.name)))
@@ -171,14 +171,14 @@ class Ends:
                 stray = (given_up or (pod.id != chosen and base in held)) and pod.name not in self.asking
                 name = base if pod.id == chosen and not given_up else pod.name
                 price = max(pod.price_hr or 0.0, t.price_hr if t else 0.0)
-                provider = pod.provider_type or (t.provider if t else "") or "prime"
+                provider = pod.provider_type or (t.provider if t else "") or self.client.name
                 found.append(Pod(name, *place(base), provider, pod.id, price_hr=price, stray=stray))
         return found
 
-    async def _hidden(self, prefix: str, listed: set[str]) -> list[tuple[ApiPod, Try]]:
+    async def _hidden(self, prefix: str, listed: set[str]) -> list[tuple[CloudPod, Try]]:
         """Pods with an id that the list does not show, and that may be there all the same."""
         found = []
-        past: list[HistoryItem] | None = None
+        past: Sequence[PastPod] | None = None
         for t in self.tries(prefix).values():
             if not t.open or not t.id or t.id in listed:
                 continue
@@ -192,7 +192,7 @@ class Ends:
             if pod is not None or (item is not None and _told(item)):
                 self._gone(t, t.id, item)
             elif not t.seen and self.clock.now() - t.asked < LAG_S:
-                found.append((ApiPod(id=t.id, name=t.name, user_id=t.user, provider_type=t.provider), t))
+                found.append((RentedPod(t.id, t.name, t.provider, user_id=t.user), t))
         return found
 
     # how does it end?
@@ -276,7 +276,7 @@ class Ends:
             self.ending.discard(pod_id)
         raise UnreachableError(f"pod {name} ({pod_id}) is not proven gone: {seen.trouble}", "uvcc pods --sweep goes on")
 
-    async def _look(self, pod_id: str, seen: _End, asked_for: float) -> HistoryItem | None:
+    async def _look(self, pod_id: str, seen: _End, asked_for: float) -> PastPod | None:
         """Ask for the end if it is due, look everywhere; what proves the end (an empty item: that nobody knows it)."""
         now = self.clock.now()
         if seen.absent == 0 and now - seen.asked >= AGAIN_S:
@@ -297,14 +297,14 @@ class Ends:
             seen.absent, seen.since, seen.seen, seen.trouble = 0, now, True, "it can still be looked up"
             return None
         if found is not None:
-            return item or HistoryItem(id=pod_id)
+            return item or EndedPod(pod_id)
         seen.trouble = "nobody knows it, and its history does not tell of its end"
         if now - seen.asked >= AGAIN_S and not seen.seen:
             seen.absent = 0  # a market that does not show it yet may not have understood either: ask again
         unknown = now - seen.since >= UNKNOWN_S if seen.seen else now - asked_for >= LAG_S
-        return (item or HistoryItem(id=pod_id)) if unknown and seen.answered else None
+        return (item or EndedPod(pod_id)) if unknown and seen.answered else None
 
-    def _gone(self, t: Try, pod_id: str, item: HistoryItem | None) -> None:
+    def _gone(self, t: Try, pod_id: str, item: PastPod | None) -> None:
         billed = {"billed": item.total_billed_price} if item is not None and item.total_billed_price else {}
         self.book(t.name).note(self.clock.now(), name=t.name, id=pod_id, gone=True, **billed)
 
@@ -355,28 +355,28 @@ def _fresh(t: Try, now: float) -> bool:
     return now - t.ended < LAG_S
 
 
-def _told(item: HistoryItem) -> bool:
+def _told(item: PastPod) -> bool:
     """The history may tell of pods that live: only a time of its end says that one does not."""
     return bool(item.terminated_at)
 
 
-def _its(t: Try, rows: Iterable[ApiPod]) -> ApiPod | None:
+def _its(t: Try, rows: Iterable[CloudPod]) -> CloudPod | None:
     """The pod of this try: by its id, or while it has none by its name."""
     return next((p for p in rows if (p.id == t.id if t.id else p.name == t.name)), None)
 
 
-def _past(t: Try, items: Iterable[HistoryItem]) -> HistoryItem | None:
+def _past(t: Try, items: Iterable[PastPod]) -> PastPod | None:
     own = t.user
     return next(
         (i for i in items if (i.id == t.id if t.id else i.name == t.name and (not own or i.user_id in ("", own)))), None
     )
 
 
-def _likeliest(those: Sequence[tuple[ApiPod, Try | None]]) -> str:
+def _likeliest(those: Sequence[tuple[CloudPod, Try | None]]) -> str:
     """The id to go by where no run says which one it holds: one that was not given up, the earliest asked for."""
     return min(those, key=lambda one: _rank(*one))[0].id
 
 
-def _rank(pod: ApiPod, t: Try | None) -> tuple[bool, bool, bool, float, str]:
+def _rank(pod: CloudPod, t: Try | None) -> tuple[bool, bool, bool, float, str]:
     given_up = bool(t and (t.outcome or t.rejected))
     return given_up, pod.dying, t is None, t.asked if t else 0.0, pod.id

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
-import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from uvcc_console.core.log import logger
-from uvcc_console.fleet.prime.key import Account
-from uvcc_console.fleet.prime.models import Tolerant
+from uvcc_console.fleet.cloud.clock import Clock, WallClock
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 log = logger(__name__)
@@ -28,27 +25,10 @@ LONGEST_PAUSE_S = 120.0
 _CAPACITY = ("no capacity", "capacity", "unavailable", "out of stock", "insufficient", "not available", "sold out")
 _MONEY = ("balance", "credit", "payment", "fund")
 _LIMIT = ("maximum number of instances", "quota exceeded", "limit exceeded")
-M = TypeVar("M", bound=Tolerant)
+M = TypeVar("M", bound=BaseModel)
 
 
-class Clock(Protocol):
-    """Time as the provider sees it, so that tests need not wait."""
-
-    def now(self) -> float: ...
-    async def sleep(self, seconds: float) -> None: ...
-
-
-class WallClock:
-    """Real time."""
-
-    def now(self) -> float:
-        return time.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
-class PrimeRefused(UvccError):
+class CloudRefused(UvccError):
     """The API answered no. ``kind``: auth | payment | limit | capacity | invalid | missing | rate | elsewhere."""
 
     def __init__(self, kind: str, status: int, text: str) -> None:
@@ -122,14 +102,18 @@ class Calls:
     """Sends requests. UnreachableError: no usable answer, so the outcome of a create is unknown."""
 
     def __init__(
-        self, account: Account, *, transport: httpx.AsyncBaseTransport | None = None, clock: Clock | None = None
+        self,
+        base_url: str,
+        key: str,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.clock = clock or WallClock()
-        self.account = account
         self._random = random.Random()
         self._http = httpx.AsyncClient(
-            base_url=f"{account.base_url}/api/v1",
-            headers={"Authorization": f"Bearer {account.key}", "User-Agent": "uvcc-console"},
+            base_url=base_url,
+            headers={"Authorization": f"Bearer {key}", "User-Agent": "uvcc-console"},
             timeout=httpx.Timeout(30.0, connect=10.0),
             follow_redirects=False,  # see _ask
             transport=transport,
@@ -140,7 +124,7 @@ class Calls:
         await self._http.aclose()
 
     async def _send(self, call: Call) -> Any:
-        """Raises PrimeRefused, or UnreachableError once the tries are used up (at once if not repeatable)."""
+        """Raises CloudRefused, or UnreachableError once the tries are used up (at once if not repeatable)."""
         trouble = ""
         for attempt in range(TRIES):
             pause = min(20.0, 2.0 * 2**attempt) * self._random.uniform(0.5, 1.0)
@@ -160,7 +144,7 @@ class Calls:
                     pause = max(pause, _retry_after(response, self.clock.now()))
                 elif response.status_code < 500:
                     log.warning("%s %s is refused: %s", call.method, call.path, trouble)
-                    raise PrimeRefused(kind_of(response.status_code, text), response.status_code, text)
+                    raise CloudRefused(kind_of(response.status_code, text), response.status_code, text)
                 elif not call.repeat:
                     break
             log.warning("%s %s, try %d: %s", call.method, call.path, attempt + 1, trouble)
@@ -179,7 +163,7 @@ class Calls:
                 return response
             if _origin(onward.url) != _origin(request.url) or onward.method != request.method:
                 there = f"{onward.url.scheme}://{onward.url.netloc.decode('ascii', 'replace')}"
-                raise PrimeRefused("elsewhere", response.status_code, f"it sends {call.method} {call.path} to {there}")
+                raise CloudRefused("elsewhere", response.status_code, f"it sends {call.method} {call.path} to {there}")
             request = onward
         raise httpx.TooManyRedirects(f"{call.path} leads in circles", request=request)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from uvcc_console.fleet.prime.ends import Ends
-from uvcc_console.fleet.prime.intents import Try, books_of
-from uvcc_console.fleet.prime.models import ApiPod, MarketOffer
+from uvcc_console.fleet.cloud.ends import Ends
+from uvcc_console.fleet.cloud.intents import Try, books_of
+from uvcc_console.fleet.cloud.vendor import CloudOffer, CloudPod
 from uvcc_console.fleet.provider import Books, Caps, Pod, PodRequest
 from uvcc_engine.contract.errors import UvccError
 
@@ -62,7 +62,7 @@ def unfit(request: PodRequest, pod: Pod, domains: Mapping[int, str], slack: floa
     return ""
 
 
-def wrong(made: ApiPod, offer: MarketOffer, got: float, price: float, cap: float, others: set[str]) -> str:
+def wrong(made: CloudPod, offer: CloudOffer, got: float, price: float, cap: float, others: set[str]) -> str:
     """Why a pod that was made is not the one that was asked for; empty if it is. ``others``: the other parties'."""
     if made.provider_type and made.provider_type != offer.provider:
         return f"came from {made.provider_type}, not from {offer.provider}"

@@ -20,7 +20,8 @@ from typing import Any
 from uvcc_console.fleet.provider import Books
 from uvcc_engine.contract.errors import UvccError
 
-FILE = "prime_intents.jsonl"
+FILE = "intents.jsonl"
+_EARLIER = "prime_intents.jsonl"  # what runs of before 0.1 called it
 _NAME = re.compile(r"(?P<base>.+-p\d{1,4}r\d{1,4})x[0-9a-z]{6}")
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _ENDS = ("refused", "absent", "gone")
@@ -89,7 +90,8 @@ class Intents:
 
     @classmethod
     def of(cls, run_dir: Path) -> Intents:
-        return cls(run_dir / FILE)
+        earlier = run_dir / _EARLIER
+        return cls(earlier if earlier.exists() else run_dir / FILE)
 
     def note(self, ts: float, **fields: object) -> None:
         """Raises UvccError if the disk refuses; then nothing may be created."""

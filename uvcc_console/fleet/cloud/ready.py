@@ -10,10 +10,9 @@ from pathlib import Path
 import asyncssh
 
 from uvcc_console.fleet import ssh_keys
-from uvcc_console.fleet.prime.access import SshTarget, targets
-from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
-from uvcc_console.fleet.prime.ends import LAG_S
-from uvcc_console.fleet.prime.models import ApiPod, MarketOffer
+from uvcc_console.fleet.cloud.calls import CloudRefused
+from uvcc_console.fleet.cloud.ends import LAG_S
+from uvcc_console.fleet.cloud.vendor import Cloud, CloudOffer, CloudPod, SshTarget
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_engine.contract.errors import UnreachableError, UvccError
@@ -51,7 +50,7 @@ class Readiness:
 
     def __init__(
         self,
-        client: PrimeClient,
+        client: Cloud,
         run_dir: Path,
         key_file: str = "",
         login: Callable[[SshTarget, bool], Awaitable[str]] | None = None,
@@ -63,9 +62,9 @@ class Readiness:
         self._host_keys: dict[SshTarget, str] = {}
         self._listing = asyncio.Lock()
         self._listed = float("-inf")
-        self._rows: dict[str, ApiPod] = {}
+        self._rows: dict[str, CloudPod] = {}
 
-    async def wait(self, pod: Pod, offer: MarketOffer | None) -> SshTarget:
+    async def wait(self, pod: Pod, offer: CloudOffer | None) -> SshTarget:
         """The login that works. Raises NotReady with the reason once the pod has failed or its time is over.
 
         A pod that gets on is left in peace: its time is over when it has shown nothing new for as long as its offer
@@ -92,7 +91,7 @@ class Readiness:
         """The key of the machine that let us in there: the one that every later connection must find again."""
         return self._host_keys.get(at, "")
 
-    async def _ask(self, pod: Pod, watch: _Watch) -> ApiPod | None:
+    async def _ask(self, pod: Pod, watch: _Watch) -> CloudPod | None:
         """The pod's present state; None while the API does not tell.
 
         A pod that was never shown is waited for as long as the market may be late. One that was shown has vanished
@@ -109,7 +108,7 @@ class Readiness:
         except UnreachableError as e:
             watch.said = e.what
             return None
-        except PrimeRefused as e:
+        except CloudRefused as e:
             if e.kind == "auth":
                 raise
             watch.said = e.what
@@ -125,38 +124,37 @@ class Readiness:
             raise NotReady(f"it was not shown in {LAG_S / 60:.0f} min")
         return None
 
-    async def _board(self) -> dict[str, ApiPod]:
+    async def _board(self) -> dict[str, CloudPod]:
         """All pods of the account, at most ``POLL_S`` old: one list serves everybody who waits."""
         async with self._listing:
             if self._client.clock.now() - self._listed >= POLL_S:
                 try:
                     self._rows = {p.id: p for p in await self._client.pods()}
-                except (UnreachableError, PrimeRefused):
+                except (UnreachableError, CloudRefused):
                     self._rows = {}  # each is looked up by itself
                 self._listed = self._client.clock.now()
             return self._rows
 
-    def _judge(self, found: ApiPod, watch: _Watch, now: float) -> None:
-        progress = f" {found.installation_progress:.0f} %" if found.installation_progress is not None else ""
-        watch.said = f"{found.status} {found.installation_status}{progress} {found.installation_failure}".strip()
-        mark = (found.status, found.installation_status, found.installation_progress, bool(targets(found)))
+    def _judge(self, found: CloudPod, watch: _Watch, now: float) -> None:
+        watch.said = found.stage
+        mark = (found.stage, bool(self._client.logins(found)))
         if mark not in watch.marks:
             watch.marks.add(mark)
             watch.moved = now
-        if found.dying or found.installation_status in ("ERROR", "TERMINATED"):
+        if found.failed or found.dying:
             raise NotReady(watch.said)
-        if found.status != "UNKNOWN":
+        if not found.unclear:
             watch.unknown_since = None
         elif watch.unknown_since is None:
             watch.unknown_since = now
         elif now - watch.unknown_since > UNKNOWN_S:
             raise NotReady(f"UNKNOWN for {UNKNOWN_S / 60:.0f} min")
 
-    async def _try_all(self, found: ApiPod, watch: _Watch) -> SshTarget | None:
-        choices = targets(found)
+    async def _try_all(self, found: CloudPod, watch: _Watch) -> SshTarget | None:
+        choices = self._client.logins(found)
         if not choices:
-            watch.said = "ACTIVE, but it names no SSH address"
-        gpu = not found.gpu_name.startswith("CPU") and bool(found.gpu_count)
+            watch.said = f"{found.stage}, but it names no SSH address"
+        gpu = found.has_gpu
         for at in choices:
             trouble = await self._login(at, gpu)
             if not trouble:

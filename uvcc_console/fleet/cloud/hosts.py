@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from uvcc_engine.contract.errors import ConfigError
 
-VENDOR = "api.primeintellect.ai"
-CONSENT = "UVCC_PRIME_HOSTS"
+PRIME = "api.primeintellect.ai"
 
 
 def is_loopback(host: str) -> bool:
@@ -21,11 +20,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def checked(url: str, env: Mapping[str, str], *, own: bool) -> str:
+def checked(url: str, env: Mapping[str, str], *, own: bool, vendor: str = PRIME, kind: str = "prime") -> str:
     """The address, if the key may go there: the vendor, this machine, or a host that the user vouches for.
 
-    ``own``: the user's own environment or configuration named it, not a profile. Raises ConfigError for every other
-    host, and for plain HTTP to anywhere but this machine, which no consent allows.
+    ``vendor``: where this ``kind`` of provider has its API. ``own``: the user's own environment or configuration named
+    it, not a profile. Raises ConfigError for every other host, and for plain HTTP to anywhere but this machine, which no consent allows.
     """
     try:
         parts = urlsplit(url)
@@ -39,11 +38,12 @@ def checked(url: str, env: Mapping[str, str], *, own: bool) -> str:
     if is_loopback(host):
         return url
     if parts.scheme != "https":
-        raise ConfigError(f"the API key does not go to {host} over plain HTTP", f"use https://, or {VENDOR}")
-    allowed = {h.strip().lower() for h in env.get(CONSENT, "").split(",") if h.strip()}
-    if host == VENDOR or own or host in allowed:
+        raise ConfigError(f"the API key does not go to {host} over plain HTTP", f"use https://, or {vendor}")
+    consent = f"UVCC_{kind.upper()}_HOSTS"
+    allowed = {h.strip().lower() for h in env.get(consent, "").split(",") if h.strip()}
+    if host == vendor or own or host in allowed:
         return url
     raise ConfigError(
         f"the profile's fleet.base_url would send your API key to {host}",
-        f"if you trust that host, say so in your own environment: {CONSENT}={host}",
+        f"if you trust that host, say so in your own environment: {consent}={host}",
     )

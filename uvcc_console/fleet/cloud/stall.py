@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from uvcc_console.fleet.prime import offers as market
-from uvcc_console.fleet.prime.client import PrimeClient
+from uvcc_console.fleet.cloud import choice as market
+from uvcc_console.fleet.cloud.vendor import Cloud
 
 FRESH_S = 60.0
 
@@ -16,7 +16,7 @@ FRESH_S = 60.0
 class Stall:
     """What there was to choose from at the last look."""
 
-    client: PrimeClient
+    client: Cloud
     _found: market.OfferChoice | None = None
     _at: float = 0.0
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -37,7 +37,7 @@ class Stall:
             clock = self.client.clock
             if self._found is None or force or clock.now() - self._at >= FRESH_S:
                 wanted, _ = want()
-                rows = await self.client.offers(gpu_type=wanted.gpu, gpu_count=wanted.gpus)
-                self._found = market.choose(rows, *want(), domains)
+                rows = await self.client.offers_for(wanted)
+                self._found = self.client.choose(rows, *want(), domains)
                 self._at = clock.now()
             return self._found

@@ -6,8 +6,9 @@ import asyncio
 from pathlib import Path
 
 from uvcc_console.fleet import ssh_keys
-from uvcc_console.fleet.prime.client import PrimeClient, PrimeRefused
-from uvcc_console.fleet.prime.intents import base_of
+from uvcc_console.fleet.cloud.calls import CloudRefused
+from uvcc_console.fleet.cloud.intents import base_of
+from uvcc_console.fleet.cloud.vendor import Cloud
 from uvcc_engine.contract.errors import UnreachableError
 
 PREFIX = "uvcc-"
@@ -16,7 +17,7 @@ PREFIX = "uvcc-"
 class RunKey:
     """One run's key. ``key_file`` is the user's own, empty for one that is made for the run."""
 
-    def __init__(self, client: PrimeClient, run_dir: Path, key_file: str) -> None:
+    def __init__(self, client: Cloud, run_dir: Path, key_file: str) -> None:
         self._client = client
         self._run_dir = run_dir
         self._key_file = key_file
@@ -46,6 +47,6 @@ class RunKey:
             for key in await self._client.ssh_keys():
                 if key.name == name:
                     await self._client.delete_ssh_key(key.id)
-        except (UnreachableError, PrimeRefused):
+        except (UnreachableError, CloudRefused):
             return  # a key without a pod opens nothing and costs nothing
         self._id = ""
