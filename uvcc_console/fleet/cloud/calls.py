@@ -67,7 +67,14 @@ def explain(response: httpx.Response) -> str:
         return " ".join(response.text.split())[:2048] or response.reason_phrase
     if not isinstance(found, dict):
         return json.dumps(found)[:2048]
-    detail = found.get("detail") or found.get("errors") or found.get("message") or found.get("error") or found
+    detail = (
+        found.get("detail")
+        or found.get("errors")
+        or found.get("message")
+        or found.get("msg")
+        or found.get("error")
+        or found
+    )
     rows = detail if isinstance(detail, list) else [detail]
     said = []
     for row in rows:
@@ -144,7 +151,7 @@ class Calls:
                     pause = max(pause, _retry_after(response, self.clock.now()))
                 elif response.status_code < 500:
                     log.warning("%s %s is refused: %s", call.method, call.path, trouble)
-                    raise CloudRefused(kind_of(response.status_code, text), response.status_code, text)
+                    raise CloudRefused(self._kind(response, text), response.status_code, text)
                 elif not call.repeat:
                     break
             log.warning("%s %s, try %d: %s", call.method, call.path, attempt + 1, trouble)
@@ -152,6 +159,10 @@ class Calls:
                 await self.clock.sleep(pause)
         what = f"{call.method} {call.path} got no usable answer: {trouble}"
         raise UnreachableError(what, "its outcome is unknown" if not call.repeat else "is the provider's API up?")
+
+    def _kind(self, response: httpx.Response, said: str) -> str:
+        """What a refusal means for the next step; a vendor that has codes for it reads those."""
+        return kind_of(response.status_code, said)
 
     async def _ask(self, call: Call) -> httpx.Response:
         """One request, sent on only within the same origin and unchanged: neither key nor order leaves it."""

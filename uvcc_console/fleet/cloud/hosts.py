@@ -24,7 +24,8 @@ def checked(url: str, env: Mapping[str, str], *, own: bool, vendor: str = PRIME,
     """The address, if the key may go there: the vendor, this machine, or a host that the user vouches for.
 
     ``vendor``: where this ``kind`` of provider has its API. ``own``: the user's own environment or configuration named
-    it, not a profile. Raises ConfigError for every other host, and for plain HTTP to anywhere but this machine, which no consent allows.
+    it, not a profile. Raises ConfigError for every other host, and for plain HTTP to anywhere but this machine, which
+    no consent allows.
     """
     try:
         parts = urlsplit(url)

@@ -33,10 +33,19 @@ class RunKey:
             material = tuple(line.split()[:2])
             known = {k.material: k.id for k in await self._client.ssh_keys()}
             if material not in known:
-                made = await self._client.add_ssh_key(f"{PREFIX}{self._run_dir.name}", line)
-                known[material] = made.id
+                known[material] = await self._add(f"{PREFIX}{self._run_dir.name}", line, material)
             self._id = known[material]
             return self._id
+
+    async def _add(self, name: str, line: str, material: tuple[str, ...]) -> str:
+        """Add the key. A vendor may refuse one that another party of this run has added at this moment."""
+        try:
+            return (await self._client.add_ssh_key(name, line)).id
+        except CloudRefused:
+            for key in await self._client.ssh_keys():
+                if key.material == material:
+                    return key.id
+            raise
 
     async def forget(self) -> None:
         """Take it from the account if no pod of the run is left."""

@@ -333,7 +333,13 @@ class CloudProvider:
                 break
             if offer is not None:
                 self._blocked[offer.key] = self._clock.now() + BLOCK_S
-            pod = await self._rent(request)
+            try:
+                pod = await self._rent(request)
+            except (OverCap, CloudRefused):
+                raise
+            except UvccError as e:
+                why = "; ".join([*reasons, e.what])
+                raise UvccError(f"pod {pod.name} never became ready: {why}", e.hint) from e
         raise UvccError(f"pod {pod.name} never became ready: " + "; ".join(reasons), "try later, or another provider")
 
     def _unsettle(self, pod: Pod) -> None:

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from uvcc_engine.contract.text import clean
+from uvcc_console.fleet.cloud.fields import items, number, text, whole
 
-
-def _number(value: Any) -> float | None:
-    """A finite number: one that is none would pass every cap that it is held against."""
-    try:
-        found = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return found if math.isfinite(found) and not isinstance(value, bool) else None
-
-
-def _whole(value: Any) -> int | None:
-    number = _number(value)
-    return int(number) if number is not None and abs(number) < 1e15 else None
-
-
-def _text(value: Any) -> str:
-    """What the market says ends in the journal and on terminals."""
-    return "" if value is None else clean(str(value))
-
-
-def _list(value: Any) -> list[Any]:
-    return [v for v in value if v is not None] if isinstance(value, list) else []
-
-
-Number = Annotated[float | None, BeforeValidator(_number)]
-Whole = Annotated[int | None, BeforeValidator(_whole)]
-Text = Annotated[str, BeforeValidator(_text)]
+Number = Annotated[float | None, BeforeValidator(number)]
+Whole = Annotated[int | None, BeforeValidator(whole)]
+Text = Annotated[str, BeforeValidator(text)]
 
 
 class Tolerant(BaseModel):
@@ -86,7 +61,7 @@ class MarketOffer(Tolerant):
     stock_status: Text = ""
     security: Text = ""
     prices: Prices = Prices()
-    images: Annotated[list[str], BeforeValidator(_list)] = []
+    images: Annotated[list[str], BeforeValidator(items)] = []
     is_spot: bool | None = None
     prepaid_time: Number = None
 
@@ -143,7 +118,7 @@ class ApiPod(Tolerant):
     gpu_name: Text = ""
     gpu_count: Whole = 0
     price_hr: Number = None
-    prime_port_mapping: Annotated[list[PortMapping], BeforeValidator(_list)] = []
+    prime_port_mapping: Annotated[list[PortMapping], BeforeValidator(items)] = []
     ssh_connection: Any = None
     ip: Any = None
 

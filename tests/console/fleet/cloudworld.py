@@ -1,0 +1,141 @@
+"""One account at one vendor, one run, in virtual time: what every scenario of the conformance suite plays in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+from cloudfake import KEY, CloudFake, LambdaFake, RunPodFake, VastFake
+from primefake import PrimeFake
+from virtualtime import VirtualClock
+
+from uvcc_console.fleet.cloud.ready import Readiness
+from uvcc_console.fleet.cloud.saga import CloudProvider
+from uvcc_console.fleet.cloud.vendor import Cloud, SshTarget
+from uvcc_console.fleet.lambda_cloud import LambdaClient
+from uvcc_console.fleet.prime.client import PrimeClient
+from uvcc_console.fleet.prime.key import Account
+from uvcc_console.fleet.provider import Pod, PodRequest
+from uvcc_console.fleet.runpod import RunPodClient
+from uvcc_console.fleet.vast import VastClient
+
+RUN = "uvcc-demo-20261121-0115-ab12"
+
+
+class PrimeSide(PrimeFake):
+    """The market's fake, told what to do in the words of the others."""
+
+    OPS: ClassVar = {
+        "market": ("GET", "/availability/gpus"),
+        "create": ("POST", "/pods/"),
+        "list": ("GET", "/pods/"),
+        "delete": ("DELETE", "/pods/"),
+    }
+
+    def fail(self, op: str, action: str, *nth: int, **more: Any) -> None:  # type: ignore[override]
+        self.drifts = True
+        super().fail(*self.OPS[op], action, *nth, **more)
+
+    def asked(self, op: str, path: str = "") -> list[Any]:
+        return super().asked(*self.OPS[op]) if op in self.OPS else super().asked(op, path)
+
+    @property
+    def billing(self) -> list[str]:
+        for pod in self.pods.values():
+            self._age(pod)
+        return sorted(p.record["name"] for p in self.pods.values() if p.dead is None and not p.foreign)
+
+    def _each(self, **how: Any) -> None:
+        for row in self.offers:
+            row["sim"] |= how
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        simulated = {"price_factor": "price_factor", "vanish_s": "vanish_s", "refuse_deletes": "refuse_deletes"}
+        if name in simulated:
+            self._each(**{simulated[name]: value})
+        elif name == "delete_s":
+            self._each(delete_s=value)
+        elif name == "born_state":
+            self._each(timeline=[(0.0, {"status": "UNKNOWN" if value == "unclear" else "ERROR"})])
+        elif name == "stock":
+            self._each(capacity=value)
+        elif name == "quota":
+            self.max_instances = value
+        elif name == "broke":
+            self.balance = 0.5 if value else 100.0
+        else:
+            super().__setattr__(name, value)
+
+
+Vendors: dict[str, tuple[type[Any], str, Callable[..., Cloud]]] = {
+    "prime": (PrimeSide, "H100_80GB", lambda **at: PrimeClient(Account(KEY, "http://prime.test"), **at)),
+    "runpod": (RunPodFake, "H100", lambda **at: RunPodClient("http://runpod.test/api/v2", KEY, **at)),
+    "lambda": (LambdaFake, "H100", lambda **at: LambdaClient("http://lambda.test/api/v1", KEY, **at)),
+    "vast": (VastFake, "H100", lambda **at: VastClient("http://vast.test/api/v0", KEY, **at)),
+}
+# how each says what the scenarios need it to say
+FAILED = {"prime": "failed", "runpod": "ERROR", "lambda": "terminating", "vast": "exited"}
+UNCLEAR = {"prime": "unclear", "lambda": "unhealthy", "vast": "offline"}
+
+
+@dataclass
+class CloudWorld:
+    """``logins``: what is wrong with a login to this host, "" for nothing."""
+
+    vendor: str
+    clock: VirtualClock
+    fake: Any
+    run_dir: Path
+    fleet: dict[str, Any]
+    logins: dict[str, str] = field(default_factory=dict)
+    provider: CloudProvider = None  # type: ignore[assignment]
+
+    def request(self, party: int = 0, replica: int = 0, **more: Any) -> PodRequest:
+        return PodRequest(f"{RUN}-p{party}r{replica}", party, replica, **{"max_price_hr": 3.0, **more})
+
+    async def login(self, at: SshTarget, gpu: bool) -> str:
+        return self.logins.get(at.host, "")
+
+    def client(self) -> Cloud:
+        over = self.fake.transport if isinstance(self.fake, CloudFake) else httpx.ASGITransport(self.fake.app)
+        return Vendors[self.vendor][2](transport=over, clock=self.clock)
+
+    def console(self, **fleet: Any) -> CloudProvider:
+        """A console process: all it knows beyond the account is in the run's folder."""
+        client = self.client()
+        ready = Readiness(client, self.run_dir, "", self.login)
+        return CloudProvider(client, self.fleet | fleet, self.run_dir, readiness=ready)
+
+    async def up(self, parties: int = 1) -> list[Pod]:
+        requests = [self.request(p) for p in range(parties)]
+        await self.provider.quote(requests)
+        pods = await asyncio.gather(*(self.provider.create(r) for r in requests))
+        return list(await asyncio.gather(*(self.provider.wait_ready(p) for p in pods)))
+
+    async def down(self) -> None:
+        """The end of a run: everything listed is deleted, and every create is proven."""
+        self.fake.faults.clear()
+        for pod in await self.provider.list(f"{RUN}-"):
+            await self.provider.delete(pod)
+        for _ in range(60):
+            if not await self.provider.prove(ended=True):
+                return
+            await self.clock.sleep(60.0)
+        raise AssertionError("creates stay unproven")
+
+
+@asynccontextmanager
+async def cloud_world(vendor: str, run_dir: Path) -> AsyncIterator[CloudWorld]:
+    fake_type, gpu, _ = Vendors[vendor]
+    async with VirtualClock() as clock:
+        fake: CloudFake | PrimeFake = fake_type(clock.now)
+        image = {"image": "cuda_12_6_pytorch_2_7"} if vendor == "prime" else {}
+        made = CloudWorld(vendor, clock, fake, run_dir, {"provider": vendor, "gpu": gpu, "gpus": 1, **image})
+        made.provider = made.console()
+        yield made
+        await made.provider.close()

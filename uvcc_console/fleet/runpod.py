@@ -1,0 +1,172 @@
+"""Pods rented at Runpod, over version 2 of its REST API."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import httpx
+
+from uvcc_console.fleet.cloud.calls import PAGES, Call, Calls, CloudRefused
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
+from uvcc_console.fleet.cloud.clock import Clock
+from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
+from uvcc_console.fleet.cloud.plain import CloudFleet, PlainOffer, Vendor, choose
+from uvcc_console.fleet.cloud.vendor import AccountKey, PastPod, RentedPod, SshTarget
+from uvcc_console.fleet.provider_kinds import ProviderKind
+from uvcc_engine.contract.errors import ConfigError, UnreachableError
+
+NAME: Final = "runpod"
+IMAGE: Final = "runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04"
+DISK_GIB: Final = 40
+PAGE: Final = 100
+
+
+class RunPodClient(Calls):
+    """One account. The run's SSH key goes into each pod by ``PUBLIC_KEY``: the account's own keys stay as they are."""
+
+    name = NAME
+    distinct = False
+
+    def __init__(
+        self, url: str, key: str, *, clock: Clock | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        super().__init__(url, key, transport=transport, clock=clock)
+        self.where = "" if url == VENDOR.url else url
+
+    async def permitted(self) -> None:
+        await self._get("/pods", ("limit", 1))
+
+    # the market
+
+    async def offers_for(self, wanted: OfferFilter) -> Sequence[PlainOffer]:
+        """Stock and prices of each data centre of the secure cloud. Runpod names prices for one GPU."""
+        if wanted.spot:
+            raise ConfigError("runpod's API rents on demand only", "leave out fleet.spot")
+        count = wanted.gpus or 1
+        asked = ("include", "AVAILABILITY"), ("product", "POD"), ("count", count), ("cloud", "SECURE")
+        answer = mapping(await self._get("/catalog/gpus", *asked), "runpod's list of GPUs")
+        found: list[PlainOffer] = []
+        for row in rows(answer.get("gpus"), "runpod's list of GPUs"):
+            price = number(part(row.get("price")).get("secure"))
+            gpu, memory = text(row.get("id")), number(row.get("memory")) or 0.0
+            centres = row.get("dataCenters")
+            places = [c for c in centres if isinstance(c, Mapping)] if isinstance(centres, list) else []
+            for place in places or [{"id": "", "availability": row.get("availability")}]:
+                stock = text(place.get("availability")) in ("LOW", "MEDIUM", "HIGH")
+                where = text(place.get("id"))
+                found.append(PlainOffer(gpu, NAME, where, gpu, count, (price or 0.0) * count, memory, stock=stock))
+        return found
+
+    def choose(
+        self, rows: Sequence[PlainOffer], wanted: OfferFilter, parties: Collection[int], settled: Mapping[int, str]
+    ) -> OfferChoice:
+        return choose(rows, wanted, parties, NAME, IMAGE)
+
+    # pods
+
+    async def rent(
+        self, offer: PlainOffer, wanted: OfferFilter, *, name: str, image: str, key_id: str, cap: float
+    ) -> RentedPod:
+        """The API takes no ceiling: a pod that comes at another price than was quoted is ended by who asked."""
+        body: dict[str, Any] = {
+            "name": name,
+            "image": image,
+            "cloud": "SECURE",
+            "gpu": {"id": offer.gpu_type, "count": offer.gpu_count},
+            "disk": wanted.disk or DISK_GIB,
+            "ports": ["22/tcp"],
+            "startSsh": True,
+            "env": {"PUBLIC_KEY": key_id},
+        }
+        if offer.region:
+            body["dataCenterIds"] = [offer.region]
+        return _pod(await self._send(Call("POST", "/pods", [], body, repeat=False)))
+
+    async def pods(self) -> Sequence[RentedPod]:
+        """Every pod, page by page. Raises UnreachableError for a list that never ends, or names none as its next."""
+        found: dict[str, RentedPod] = {}
+        cursor = ""
+        for _ in range(PAGES):
+            answer = mapping(await self._get("/pods", ("limit", PAGE), ("cursor", cursor)), "runpod's list of pods")
+            found |= {pod.id: pod for pod in map(_pod, rows(answer.get("pods"), "runpod's list of pods"))}
+            page = part(answer.get("pagination"))
+            following = text(page.get("nextCursor"))
+            if not page.get("hasNextPage"):
+                return list(found.values())
+            if not following or following == cursor:
+                break
+            cursor = following
+        raise UnreachableError("runpod's list of pods does not end", "the API may have changed")
+
+    async def pod(self, pod_id: str) -> RentedPod | None:
+        try:
+            return _pod(await self._get(f"/pods/{ident(pod_id, 'a pod')}"))
+        except CloudRefused as e:
+            if e.kind != "missing":
+                raise
+            return None
+
+    async def history(self) -> Sequence[PastPod]:
+        return ()
+
+    async def delete(self, pod_id: str) -> bool:
+        try:
+            await self._send(Call("DELETE", f"/pods/{ident(pod_id, 'a pod')}", []))
+        except CloudRefused as e:
+            if e.kind != "missing":
+                raise
+            return False
+        return True
+
+    def logins(self, pod: RentedPod) -> Sequence[SshTarget]:
+        return pod.logins
+
+    # the account
+
+    async def wallet(self) -> float | None:
+        return None
+
+    async def ssh_keys(self) -> Sequence[AccountKey]:
+        return ()
+
+    async def add_ssh_key(self, name: str, public_key: str) -> AccountKey:
+        return AccountKey(public_key, name, public_key)
+
+    async def delete_ssh_key(self, key_id: str) -> None:
+        return None
+
+
+def _pod(row: Any) -> RentedPod:
+    """A pod out of its record. Raises UnreachableError for one without an id."""
+    said = mapping(row, "runpod's pod")
+    status = text(said.get("status"))
+    gpu, direct = part(said.get("gpu")), part(part(said.get("ssh")).get("direct"))
+    host, port = text(direct.get("host")), whole(direct.get("port")) or 0
+    logins = (SshTarget(text(direct.get("username")) or "root", host, port),) if host and 0 < port < 65536 else ()
+    return RentedPod(
+        ident(said.get("id"), "runpod's pod"),
+        text(said.get("name")),
+        NAME,
+        number(said.get("cost")) or None,
+        status,
+        over=status == "TERMINATED",
+        dying=status in ("TERMINATED", "ERROR", "EXITED"),
+        failed=status in ("ERROR", "EXITED", "TERMINATED"),
+        installed=status == "RUNNING",
+        has_gpu=bool(gpu),
+        logins=logins,
+    )
+
+
+class RunPodFleet(CloudFleet):
+    """``gpu``: Runpod's own name, like ``NVIDIA H100 80GB HBM3``; ``regions``: its data centres; ``image``: a container
+    image that starts an SSH server for the key in ``PUBLIC_KEY``, as Runpod's own do."""
+
+
+def _client(url: str, key: str, clock: Clock) -> RunPodClient:
+    return RunPodClient(url, key, clock=clock)
+
+
+VENDOR: Final = Vendor(NAME, "https://api.runpod.io/v2", ("RUNPOD_API_KEY",), _client)
+KIND: Final = ProviderKind(NAME, RunPodFleet, VENDOR.make)
