@@ -27,7 +27,6 @@ MODULES: Final = frozenset(
         "flight",
         "main",
         "package",
-        "provider",
         "schema",
         "selection",
         "selftest",

@@ -11,7 +11,7 @@ from uvcc_console.fleet.cloud.calls import Call, Calls, CloudRefused, kind_of
 from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
-from uvcc_console.fleet.cloud.plain import CloudFleet, PlainOffer, Vendor, choose
+from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor, choose
 from uvcc_console.fleet.cloud.vendor import AccountKey, PastPod, RentedPod, SshTarget
 from uvcc_console.fleet.provider_kinds import ProviderKind
 from uvcc_engine.contract.errors import UnreachableError, UvccError

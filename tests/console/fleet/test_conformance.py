@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from inspect import iscoroutinefunction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import scenarios
-from cloudworld import RUN, CloudWorld, Vendors, cloud_world
+from cloudworld import RUN, UNCLEAR, CloudWorld, Vendors, cloud_world
 
 Scenario = Callable[[CloudWorld], Awaitable[None]]
 ALL: dict[str, Scenario] = {
@@ -24,11 +25,17 @@ def own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-# the market is played through by its own tests as well: its part of the suite is run by hand
-@pytest.mark.parametrize(
-    "vendor", [pytest.param("prime", marks=pytest.mark.slow), *(v for v in Vendors if v != "prime")]
-)
-@pytest.mark.parametrize("name", list(ALL))
+def _pairs() -> list[Any]:
+    """Every scenario with every vendor, but for a state that one of them has no word for.
+
+    The market is played through by tests of its own as well: its part of the suite is run by hand.
+    """
+    unclear = scenarios.a_pod_in_an_unknown_state_for_long_is_given_up.__name__
+    pairs = [(name, vendor) for name in ALL for vendor in Vendors if name != unclear or vendor in UNCLEAR]
+    return [pytest.param(n, v, marks=[pytest.mark.slow] if v == "prime" else []) for n, v in pairs]
+
+
+@pytest.mark.parametrize(("name", "vendor"), _pairs())
 async def test_scenario(name: str, vendor: str, own_run: Path) -> None:
     async with cloud_world(vendor, own_run) as world:
         await ALL[name](world)
