@@ -7,12 +7,14 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import asyncssh
 
 from uvcc_console.core.log import logger
 from uvcc_console.fleet import pins, ssherrors
 from uvcc_console.fleet.pins import HostKeyPins, split_address
+from uvcc_console.fleet.user_ssh import UserKeys
 from uvcc_engine.contract.errors import UvccError
 
 log = logger(__name__)
@@ -62,7 +64,7 @@ class Dialer:
         self,
         name: str,
         address: str,
-        key: asyncssh.SSHKey,
+        key: asyncssh.SSHKey | UserKeys,
         host_key: str,
         known: HostKeyPins | None,
         hint: str,
@@ -123,6 +125,8 @@ class Dialer:
             methods = await self._methods() if isinstance(e, asyncssh.PermissionDenied) else []
             if methods and "publickey" not in methods:
                 raise ssherrors.not_by_key(self.name, self.address, methods) from e
+            if methods and isinstance(self._key, UserKeys):
+                raise ssherrors.not_by_these(self.name, self.address, self._key.words) from e
             raise ssherrors.classify(e, self.name, self.address) from e
 
     async def _dial(self) -> asyncssh.SSHClientConnection:
@@ -145,6 +149,7 @@ class Dialer:
         user, host, port = split_address(self.address)
         t = self.timeouts
         tunnel = await self._through() if self._jump else None
+        credentials = await self._credentials()
         # not asyncssh's own connect_timeout: Python 3.11's wait_for loses a cancellation that comes with the
         # answer, and whoever waits for this would wait for ever
         async with _handshake_slot(), asyncio.timeout(t.connect):
@@ -152,12 +157,11 @@ class Dialer:
                 host,
                 port,
                 username=user,
-                client_keys=[self._key],
+                **credentials,
                 known_hosts=([], [], []),
                 server_host_key_algs=pins.preference(self.host_key),
                 client_factory=lambda: _Client(self),
                 config=None,
-                agent_path=None,
                 tunnel=tunnel,
                 preferred_auth="publickey",
                 compression_algs=None,
@@ -165,6 +169,12 @@ class Dialer:
                 keepalive_interval=t.keepalive_s,
                 keepalive_count_max=t.keepalive_count,
             )
+
+    async def _credentials(self) -> dict[str, Any]:
+        """The run's one key and nothing else; or all that a user has, to a host of their own."""
+        if isinstance(self._key, UserKeys):
+            return await asyncio.to_thread(self._key.options)  # it may ask the user
+        return {"client_keys": [self._key], "agent_path": None}
 
     async def _methods(self) -> list[str]:
         """How the server lets anybody in at all; empty where it does not tell."""
@@ -177,22 +187,31 @@ class Dialer:
             return []
 
     async def _through(self) -> asyncssh.SSHClientConnection:
-        """The connection to the jump host. It is the user's own: their keys, their agent, their known_hosts."""
+        """The connection to the jump host, through others before it where several are named, one after the other.
+
+        It is the user's own: their configuration, their keys, their agent, their known_hosts.
+        """
         if self.tunnel is not None and not self.tunnel.is_closed():
             return self.tunnel
-        user, host, port = split_address(self._jump)
         t = self.timeouts
-        async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
-            self.tunnel = await asyncssh.connect(
-                host,
-                port,
-                username=user or (),
-                config=None,
-                login_timeout=t.login,
-                keepalive_interval=t.keepalive_s,
-                keepalive_count_max=t.keepalive_count,
-            )
-        return self.tunnel
+        before: asyncssh.SSHClientConnection | None = None
+        for hop in self._jump.split(","):
+            user, host, port = split_address(hop.strip())
+            given = hop.rpartition(":")[2].isdigit()
+            more = {"tunnel": before} if before is not None else {}
+            async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
+                before = await asyncssh.connect(
+                    host,
+                    port if given else (),
+                    username=user or (),
+                    login_timeout=t.login,
+                    keepalive_interval=t.keepalive_s,
+                    keepalive_count_max=t.keepalive_count,
+                    **more,
+                )
+        assert before is not None
+        self.tunnel = before
+        return before
 
     def backoff(self, attempt: int) -> float:
         """Seconds before try ``attempt + 1``: doubling, capped, between half and the whole of it."""

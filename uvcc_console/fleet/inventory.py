@@ -25,6 +25,7 @@ from uvcc_console.fleet.pins import HostKeyPins, split_address
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind, place_of, sections
 from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.fleet.user_ssh import UserKeys, place
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 from uvcc_engine.contract.suggest import nearest
 
@@ -36,12 +37,16 @@ _CLAIMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 class Host(BaseModel):
-    """One machine. ``party`` reserves it for a party; ``domain`` is who runs it; ``price`` US dollars an hour."""
+    """One machine. ``party`` reserves it for a party; ``domain`` is who runs it; ``price`` US dollars an hour.
+
+    ``host`` may be a name that ``~/.ssh/config`` knows; what that says of address, user, port, keys and jump hosts
+    counts where the entry itself says nothing.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str
-    user: str
+    user: str = ""
     port: int = Field(22, gt=0, lt=65536)
     party: int | None = Field(None, ge=0, le=2)
     key: str = ""
@@ -52,6 +57,7 @@ class Host(BaseModel):
     region: str = ""
     price: float = Field(0.0, ge=0)
     host_key: str = ""
+    login: UserKeys | None = Field(None, exclude=True)
 
     @property
     def address(self) -> str:
@@ -80,17 +86,27 @@ def read_hosts(path: Path) -> list[Host]:
 def _host(entry: Any, n: int, path: Path) -> Host:
     if not isinstance(entry, dict):
         raise ConfigError(f"inventory {path}, entry {n} is not a mapping", "write it like {host: a.example, user: me}")
+    if "login" in entry:
+        raise ConfigError(f"inventory {path}, entry {n}: unknown key login", "did you mean jump?")
     try:
-        host = Host.model_validate(entry)
+        host = _placed(Host.model_validate(entry))
         where = f"inventory {path}, entry {n}"
         return host.model_copy(update={"host_key": pins.checked(host.host_key, where)}) if host.host_key else host
     except ValidationError as e:
         error = e.errors()[0]
         key = ".".join(str(p) for p in error["loc"])
         if error["type"] == "extra_forbidden":
-            hint = f"did you mean {nearest(key, Host.model_fields)}?"
+            hint = f"did you mean {nearest(key, [k for k in Host.model_fields if k != 'login'])}?"
             raise ConfigError(f"inventory {path}, entry {n}: unknown key {key}", hint) from None
         raise ConfigError(f"inventory {path}, entry {n}: {key}: {error['msg']}") from None
+
+
+def _placed(host: Host) -> Host:
+    """The entry with what the user's SSH configuration adds to it."""
+    given = host.port if "port" in host.model_fields_set else 0
+    at = place(host.host, user=host.user, port=given, jump=host.jump, key=host.key)
+    found = {"host": at.host, "user": at.user, "port": at.port, "jump": at.jump, "login": at.keys}
+    return host.model_copy(update=found)
 
 
 def jump_to(fleet: Mapping[str, Any], address: str) -> str:
@@ -288,8 +304,8 @@ class InventoryProvider:
     def _make_link(self, host: Host) -> PodLink:
         link = self._links.get(host.address)
         if link is None:
-            given = host.key or self._key_file or "~/.ssh/id_ed25519"
-            key = ssh_keys.operator_key(self._run_dir, given)
+            key = host.login if host.login is not None and (host.key or not self._key_file) else None
+            key = key or place(host.host, key=self._key_file).keys
             link = self._links[host.address] = PodLink(
                 host.address,
                 host.address,

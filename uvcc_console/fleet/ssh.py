@@ -20,6 +20,7 @@ from uvcc_console.fleet.landing import Arriving, Landing
 from uvcc_console.fleet.pins import HostKeyPins
 from uvcc_console.fleet.sessions import FullError, Sessions
 from uvcc_console.fleet.ssherrors import classify
+from uvcc_console.fleet.user_ssh import UserKeys
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.safepaths import Parts
 
@@ -59,7 +60,7 @@ class PodLink:
         self,
         name: str,
         address: str,
-        key: asyncssh.SSHKey,
+        key: asyncssh.SSHKey | UserKeys,
         *,
         host_key: str = "",
         known: HostKeyPins | None = None,

@@ -55,6 +55,12 @@ def closed_at_the_door(pod: str, address: str) -> UnreachableError:
     return UnreachableError(what, "set MaxStartups 10:30:100 in its sshd_config; or somebody floods its port")
 
 
+def not_by_these(pod: str, address: str, offered: str) -> UnreachableError:
+    """A host of the user's own that takes none of their keys."""
+    what = f"pod {pod} at {address} refuses {offered}"
+    return UnreachableError(what, "what works with ssh works here: ssh-add the key, or name it in ~/.ssh/config")
+
+
 def not_by_key(pod: str, address: str, methods: list[str]) -> UnreachableError:
     """No key will do there."""
     what = f"pod {pod} at {address} lets in by {' or '.join(methods)} only, not by a key"

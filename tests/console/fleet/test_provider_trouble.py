@@ -1,4 +1,4 @@
-"""What can be wrong before money is spent: names, keys, hosts, packages. Each a clear error, and nothing else breaks."""
+"""What can be wrong before money is spent: names, keys, hosts, packages. Each a clear error, nothing else breaks."""
 
 from __future__ import annotations
 

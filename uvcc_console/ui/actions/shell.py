@@ -17,7 +17,8 @@ KEY_FILE = "ssh_ed25519"
 # a provider says where its pods are: nothing of it may be an option of ssh or a second line of known_hosts
 _HOST = re.compile(r"\[?[A-Za-z0-9:][A-Za-z0-9.:%_-]*\]?")
 _USER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*)?")
-_JUMP = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*@)?\[?[A-Za-z0-9:][A-Za-z0-9.:%_-]*\]?(:[0-9]{1,5})?")
+_HOP = r"([A-Za-z0-9_][A-Za-z0-9._-]*@)?\[?[A-Za-z0-9:][A-Za-z0-9.:%_-]*\]?(:[0-9]{1,5})?"
+_JUMP = re.compile(rf"{_HOP}(,{_HOP}){{0,7}}")
 _HOST_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+")
 
 
