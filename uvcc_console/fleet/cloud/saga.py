@@ -261,14 +261,17 @@ class CloudProvider:
         raise ConfigError(f"no further offer for party {request.party} at {own or 'any free provider'}")
 
     def _taken(self, party: int) -> set[str]:
-        """Operators that other parties of this run have, or have asked for, whatever account they pay from.
+        """Operators that other parties of this run have, and from accounts of their own those that they asked.
 
         Nobody's, where all offers are the vendor's own.
         """
         if not self._client.distinct:
             return set()
-        asked = {t.provider for t in self._ends.all_tries().values() if t.open and place_of(t.base)[0] != party}
-        return {d for p, d in self._domains.items() if p != party} | (asked - {""})
+        taken = {d for p, d in self._domains.items() if p != party}
+        if self._ends.party is not None:
+            tries = self._ends.all_tries().values()
+            taken |= {t.provider for t in tries if t.open and t.provider and place_of(t.base)[0] != party}
+        return taken
 
     async def _try(self, request: PodRequest, offer: CloudOffer, image: str) -> Pod:
         """One create. What comes back is kept only if it is what was asked for, at the price that was quoted."""
