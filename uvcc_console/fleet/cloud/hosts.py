@@ -1,4 +1,7 @@
-"""Which hosts may see the API key. A profile is shared, so a host that it names needs the user's own consent."""
+"""Which hosts may see the API key. A profile is shared, so a host that it names needs the user's own consent.
+
+It is given host by host: ``UVCC_PRIME_HOSTS``, ``UVCC_RUNPOD_HOSTS``, ``UVCC_LAMBDA_HOSTS``, ``UVCC_VAST_HOSTS``.
+"""
 
 from __future__ import annotations
 
