@@ -77,7 +77,7 @@ def test_the_pages_are_installed_with_the_package() -> None:
     assert {p for p in DOCS.rglob("*") if p.suffix in (".md", ".json")} <= listed
     for target, patterns in data.items():
         for pattern in patterns:
-            if pattern.startswith("docs/"):
+            if pattern.startswith("docs/") and target != "share/man/man1":
                 assert target == f"share/uvcc/{Path(pattern).parent.as_posix()}"
 
 
@@ -91,6 +91,19 @@ def test_every_key_of_a_profile_has_a_meaning() -> None:
     known = {key for key, _ in keys(schema())}
     assert known - MEANINGS.keys() == set(), "give each a line in uvcc_console/plan/meanings.py"
     assert MEANINGS.keys() - known == set()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda p: p.stem)
+def test_a_shipped_profile_names_the_schema_that_it_fits(path: Path) -> None:
+    if path.stem.startswith("inventory-hosts"):
+        return
+    from jsonschema import Draft202012Validator
+
+    text = path.read_text(encoding="utf-8")
+    named = re.search(r"^# yaml-language-server: \$schema=(\S+)$", text, re.MULTILINE)
+    assert named, "give it the line that the other profiles have"
+    schema = json.loads((path.parent / named[1]).read_text(encoding="utf-8"))
+    Draft202012Validator(schema).validate(yaml.safe_load(text))
 
 
 def test_every_environment_variable_is_documented() -> None:

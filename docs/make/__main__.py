@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from docs.make import alerts, commands, environment, events, profiles, relay, tables
+from docs.make import agent, alerts, commands, environment, events, profiles, relay, tables, vectors
 
 DOCS: Final = Path(__file__).parents[1]
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/cli.md": commands.console,
     "reference/engine-cli.md": commands.engine,
+    "reference/uvcc.1": commands.manual,
     "reference/profile.md": profiles.page,
     "reference/profile.schema.json": profiles.schema,
     "reference/environment.md": environment.page,
@@ -24,6 +25,12 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/metrics.md": tables.metrics,
     "reference/keys.md": tables.keys,
     "runbooks/index.md": alerts.index,
+    "specifications/agent-protocol.md": agent.page,
+    "specifications/vectors/run-contract.json": vectors.run_contract,
+    "specifications/vectors/agent-protocol.json": vectors.agent_protocol,
+    "specifications/vectors/relay-exchange.json": vectors.relay_exchange,
+    "specifications/vectors/frame.json": vectors.frames,
+    "specifications/vectors/evidence.json": vectors.evidence,
     "specifications/evidence.md": tables.evidence,
     "specifications/relay-openapi.json": relay.openapi,
 }

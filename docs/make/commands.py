@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from docs.make.alerts import CODES
 from docs.make.words import HEAD, cell
 
 ENGINE_BENCHES: Final = "uvcc-engine bench"
@@ -130,3 +131,33 @@ def engine() -> str:
             continue
         lines += _section(f"uvcc-engine {command}", does, parser_of(cli._main_of(command, module)))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _roff(text: str) -> str:
+    """A text as roff takes it: no line begins with a control character, and a minus stays one."""
+    flat = " ".join(text.replace("\\", "\\e").replace("`", "").split()).replace("-", "\\-")
+    return "\\&" + flat if flat.startswith((".", "'")) else flat
+
+
+def manual() -> str:
+    """The man page of ``uvcc``."""
+    from uvcc_console.cli.main import VERBS, groups, module_of
+
+    lines = ['.\\" made by python -m docs.make; do not edit', ".TH UVCC 1", ".SH NAME"]
+    lines += ["uvcc \\- verifiable training on secret shares over three provider domains", ".SH SYNOPSIS"]
+    lines += [".B uvcc", "[\\fIVERB\\fR] [\\fIoptions\\fR]", ".SH DESCRIPTION"]
+    lines += ["Without a verb, the console. RUN may be shortened to a unique prefix, or be last or current."]
+    for title, verbs in groups().items():
+        lines.append(f".SH {_roff(title).upper()}")
+        for verb in verbs:
+            lines += [f".SS uvcc {verb}", _roff(VERBS[verb].does[:1].upper() + VERBS[verb].does[1:] + ".")]
+            parser = parser_of(module_of(verb).run)
+            for a in parser._actions:
+                if a.help != argparse.SUPPRESS and not isinstance(a, argparse._HelpAction | argparse._SubParsersAction):
+                    about = (a.help or "").replace("%(default)s", str(a.default)).replace("%%", "%")
+                    lines += [".TP", f"\\fB{_roff(_shown(a))}\\fR", _roff(about) or "\\&"]
+    lines += [".SH EXIT STATUS"]
+    for code, means in CODES.items():
+        lines += [".TP", f"\\fB{code}\\fR", _roff(means)]
+    lines += [".SH SEE ALSO", "uvcc docs, the manual; uvcc VERB \\-\\-help"]
+    return "\n".join(lines) + "\n"

@@ -73,11 +73,24 @@ def module_of(verb: str) -> ModuleType:
     return importlib.import_module(f"uvcc_console.cli.{room}.{verb}")
 
 
+def groups() -> dict[str, list[str]]:
+    """The verbs by who uses them."""
+    rooms = {"evidence": "evidence, for operators and auditors", "machine": "this machine"}
+    owners = {"data": "data owner", "owner": "data owner", "domain": "domain"}
+    found: dict[str, list[str]] = {title: [] for title in ("operator", *rooms.values(), "data owner", "domain")}
+    for verb, about in VERBS.items():
+        usual = "domain" if about.room == "parties" else "operator"
+        found[owners.get(verb) or rooms.get(about.room, usual)].append(verb)
+    return {title: verbs for title, verbs in found.items() if verbs}
+
+
 def usage() -> str:
     """The text of ``uvcc --help``."""
     width = max(len(v) for v in VERBS)
     lines = [_USAGE, ""]
-    lines += [f"  {verb:<{width}}  {about.does}" for verb, about in VERBS.items()]
+    for title, found in groups().items():
+        lines += [title, *(f"  {verb:<{width}}  {VERBS[verb].does}" for verb in found), ""]
+    lines.pop()
     lines += ["", "RUN may be shortened to a unique prefix, or be `last` or `current`. `uvcc VERB --help` says more."]
     return "\n".join(lines) + "\n"
 

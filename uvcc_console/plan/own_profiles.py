@@ -14,6 +14,7 @@ from uvcc_engine.contract.errors import ConfigError, UvccError
 
 log = logger(__name__)
 SCHEMA: Final = "profile.schema.json"
+_MODELINE: Final = "# yaml-language-server:"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
@@ -49,10 +50,12 @@ def new(name: str, template: str) -> Path:
     text = source.read_text(encoding="utf-8")
     body = text.split("\n")
     said = next((i for i, line in enumerate(body) if not line.startswith("#")), len(body))
-    head = [f"# {name}: begun from {source.stem}", "", f"# yaml-language-server: $schema=./{SCHEMA}"]
+    kept = [line for line in body[said:] if not line.startswith(_MODELINE)]
+    kept = kept[1:] if kept[:1] == [""] else kept  # what stood between the comment and the template's own line
+    head = [f"# {name}: begun from {source.stem}", "", f"{_MODELINE} $schema=./{SCHEMA}"]
     try:
         (here / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
-        made.write_text("\n".join([*head, *body[said:]]), encoding="utf-8")
+        made.write_text("\n".join([*head, *kept]), encoding="utf-8")
     except OSError as e:
         raise UvccError(f"cannot write {made}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
     return made
