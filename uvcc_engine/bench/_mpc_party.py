@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from uvcc_engine.bench import _mpc_links as links
+from uvcc_engine.bench import _mpc_proofs as proofs
 from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.mpc.arithmetic import DEALER, matmul_protocol, mul_protocol, scale_int, sub
 from uvcc_engine.mpc.boolean import drelu_bits_protocol
@@ -222,6 +223,7 @@ def works(party: int) -> dict[str, Callable[[], Work]]:
         return Work(lambda rt: rt.run(step(rt)), LOCAL_PRODUCTS * (forward + backward))
 
     return {
+        "matmul_256": lambda: matmul(256),
         "matmul_512": lambda: matmul(512),
         "matmul_1024": lambda: matmul(1024),
         "mul_1e6": lambda: elements(lambda rt, x: mul_protocol(rt, x, x)),
@@ -254,12 +256,14 @@ def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
         before = (rt.rounds, rt.bytes_sent)
         begun, busy = time.perf_counter(), time.process_time()
         work.run(rt)
+        proofs.prove(rt)
         taken = time.perf_counter() - begun
         cpu.append(time.process_time() - busy)
         rounds, sent = rt.rounds - before[0], rt.bytes_sent - before[1]
         if k:
             seconds.append(taken)
-    return {"seconds": seconds, "products": work.products, "rounds": rounds, "bytes": sent, "cpu": cpu[1:]}
+    figures = {"seconds": seconds, "products": work.products, "rounds": rounds, "bytes": sent, "cpu": cpu[1:]}
+    return figures | {"peak": proofs.peak_bytes()}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -292,7 +296,8 @@ def main(argv: Sequence[str]) -> int:
         used: Plane = DelayedPlane(plane, delay, rate) if delay or rate < math.inf else plane
         rt = Runtime(party, used, keys, SID, attempt, few_rounds=delay > 0)
         rt.begin_epoch(1000 * attempt)  # tags must not repeat within the session
-        out[name] = measure(rt, works(party)[links.work_of(name)](), config["runs"])
+        proofs.open_ledger(rt, name)
+        out[name] = measure(rt, works(party)[proofs.work_of(name)](), config["runs"])
     plane.close()
     print(json.dumps(out))
     return 0

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.bench import _machine, _mpc_links, _mpc_peers
+from uvcc_engine.bench import _machine, _mpc_links, _mpc_peers, _mpc_proofs
 from uvcc_engine.bench._parties import said_by
 from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.errors import ConfigError
@@ -26,6 +26,7 @@ from uvcc_engine.transcript.signing.identity import Identity
 # most times the machine's floor, most bytes per party, most rounds
 BARS: Final[dict[str, tuple[float, float, float]]] = {
     "matmul_1024": (4.0, 14.1e6, 2),
+    "matmul_256": (8.0, 0.9e6, 2),
     "matmul_512": (4.0, 3.6e6, 2),
     "mul_1e6": (6.0, 13.5e6, 2),
     "drelu_1e6": (8.0, 14.5e6, 5),
@@ -73,7 +74,7 @@ def table(measured: list[dict[str, Any]], machine: Mapping[str, list[float]], co
     twice; and what the link takes: the delay of the rounds, and the bytes at its rate.
     """
     out: list[Row] = []
-    for name in measured[0]:
+    for name in (n for n in measured[0] if n in BARS):
         parts = [party[name] for party in measured]
         seconds = [max(run) for run in zip(*(p["seconds"] for p in parts), strict=True)]
         sent = sum(p["bytes"] for p in parts)
@@ -95,17 +96,21 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--runs", type=int, default=5)
     made.add_argument("--json", action="store_true")
     made.add_argument("--against", default="", metavar="PEERS", help=f"other systems, of {', '.join(_mpc_peers.PEERS)}")
+    made.add_argument("--verify", action="store_true", help="the rows whose products can be proved, without and with")
     args = made.parse_args(argv)
     names = args.rows.split(",")
     unknown = sorted(set(names) - set(ROWS))
     if unknown:
         raise ConfigError(f"unknown row {unknown[0]!r}", f"one of: {', '.join(ROWS)}")
+    if args.verify:
+        names = _mpc_proofs.rows_of(names)
     peers = _mpc_peers.chosen(args.against)
     cores = available_cores()
     print(_machine.described(cores), file=sys.stderr)
     rates = _machine.measured(args.runs)
-    ours = table(run_parties(names, args.runs), rates, cores)
-    rows = _machine.rows(rates) + ours
+    measured = run_parties(names, args.runs)
+    ours = table(measured, rates, cores)
+    rows = _machine.rows(rates) + ours + _mpc_proofs.table(measured)
     for peer in peers:
         found, absent = peer.measured(names, args.runs)
         if absent:

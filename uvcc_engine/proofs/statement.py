@@ -50,8 +50,8 @@ class _Weights:
     def of(self, x: Tensor) -> Tensor:
         """``sum w x`` ``[d]``."""
         if self._flat is not None:
-            return self._at.product(x.reshape(1, -1), self._flat)[0]
-        return self._at.inner(self._at.product(x.T, self.rows), self.columns)
+            return self._at.by_small(x.reshape(1, -1), self._flat)[0]
+        return self._at.inner(self._at.by_small(x.T, self.rows), self.columns)
 
     @property
     def flat(self) -> Tensor:
@@ -59,7 +59,7 @@ class _Weights:
         if self._flat is None:
             ring = self._at.ring
             steps = torch.cat([ring.times(v) for v in self.columns], 1)  # [d, n d]
-            self._flat = self._at.product(self.rows, steps).reshape(-1, ring.degree)
+            self._flat = self._at.small_by(self.rows, steps).reshape(-1, ring.degree)
         return self._flat
 
 
@@ -162,7 +162,7 @@ def _matrix(
 
     def both(index: int) -> tuple[Tensor, Tensor]:
         x_part, y_part = who.component(notes.x, index), who.component(y, index)
-        return at.product(x_part.T, w.rows), at.product(y_part, w.columns)
+        return at.by_small(x_part.T, w.rows), at.by_small(y_part, w.columns)
 
     before = after = None
     if who.before:

@@ -21,7 +21,7 @@ from uvcc_engine.mpc.roles import known
 from uvcc_engine.proofs.galois_ring import GaloisRing
 
 _WORD = 64
-_ROWS = 1 << 12  # of words at a time, so that their bits stay in the cache
+_ROWS = 1 << 13  # of words at a time, so that their bits stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,21 @@ class Arithmetic:
             return torch.zeros(a.shape[0], b.shape[1], dtype=torch.int64)
         return self.kernels.right_factor([b.contiguous()], a.shape[0])([a.contiguous()])
 
+    def by_small(self, a: Tensor, b: Tensor) -> Tensor:
+        """``a @ b`` modulo 2^64 for ``b`` of small numbers (``[..., k, n]``, ``k |b| < 2^31``): three exact products of
+        doubles, where ``product`` takes up to ten."""
+        if not a.numel() or not b.numel():
+            return torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.int64)
+        small = b.to(torch.float64)
+        return sum_of_limbs(a, lambda limb: limb @ small)
+
+    def small_by(self, a: Tensor, b: Tensor) -> Tensor:
+        """The same with the small numbers on the left."""
+        if not a.numel() or not b.numel():
+            return torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.int64)
+        small = a.to(torch.float64)
+        return sum_of_limbs(b, lambda limb: small @ limb)
+
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
         """``sum_i a_i b_i`` ``[d]`` of elements ``[n, d]``, or plain numbers ``[n, 1]`` on either side."""
         outer = self.product(a.T, b)
@@ -45,6 +60,20 @@ class Arithmetic:
     def widened(self, x: Tensor) -> Tensor:
         """Coefficients ``[..., 1 or d]`` as an element ``[..., d]``."""
         return torch.nn.functional.pad(x, (0, self.ring.degree - x.shape[-1]))
+
+
+_LIMB = 22  # bits: a limb times 2^31 is exact as a double
+
+
+def sum_of_limbs(x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """A linear function of ``x`` modulo 2^64, from its values for three limbs of ``x`` as doubles."""
+    total: Tensor | None = None
+    for start in range(0, _WORD, _LIMB):
+        bits = (x >> start) & ((1 << min(_LIMB, _WORD - start)) - 1)
+        part = of(bits.to(torch.float64)).to(torch.int64) << start
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
 
 
 class Block(Protocol):
@@ -124,23 +153,21 @@ class MaskBlock:
     def gram(self, at: Arithmetic, fold: int) -> Tensor:
         b, a = _grouped(known(self.b), fold), _grouped(known(self.a), fold)
         pairs = torch.zeros(fold, fold, at.ring.degree, dtype=torch.int64)
-        for weights, shift, factor in self.weights:
-            grouped = _grouped(weights * factor, fold)
-            for l_before in range(fold):
-                both = _shifted(b[:, l_before, None] & a, shift)
-                pairs[l_before] += at.product(both.T, grouped[:, l_before])
+        grouped = [_grouped(weights, fold) for weights, _, _ in self.weights]
+        for l_before in range(fold):
+            both = b[:, l_before, None] & a
+            for (_, shift, factor), small in zip(self.weights, grouped, strict=True):
+                pairs[l_before] += at.by_small(_shifted(both, shift).T, small[:, l_before]) * factor
         return _diagonals(pairs)
 
     def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        fold = len(powers)
-        weighted = []
+        fold, weighted = len(powers), []
+        steps = at.ring.times(powers).unbind(0)
         for weights, shift, factor in self.weights:
-            steps = at.ring.times(powers)
-            grouped = _grouped(weights * factor, fold)
-            turned = torch.stack([at.product(grouped[:, k], steps[k]) for k in range(fold)], 1)
-            weighted.append((turned, shift))
+            turned = torch.stack(list(map(at.small_by, _grouped(weights, fold).unbind(1), steps)), 1)
+            weighted.append((turned * factor, shift))
         return _by_rows(
-            _grouped(known(self.b), fold), at.ring.degree, lambda bits, rows: _weighted(bits, weighted, rows)
+            _grouped(known(self.b), fold), at.ring.degree, lambda bits, rows: _weighted(at, bits, weighted, rows)
         )
 
     def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
@@ -149,7 +176,7 @@ class MaskBlock:
         def fold_rows(bits: Tensor, rows: slice) -> Tensor:
             groups, fold, _ = bits.shape
             flat = bits.transpose(1, 2).reshape(groups * _WORD, fold)
-            return at.product(flat, turned).reshape(groups, _WORD, -1)
+            return at.small_by(flat, turned).reshape(groups, _WORD, -1)
 
         return _by_rows(_grouped(known(self.a), len(powers)), at.ring.degree, fold_rows)
 
@@ -170,12 +197,11 @@ def _by_rows(words: Tensor, degree: int, of: Callable[[Tensor, slice], Tensor]) 
     return out.reshape(-1, degree)
 
 
-def _weighted(bits: Tensor, weighted: Sequence[tuple[Tensor, int]], rows: slice) -> Tensor:
+def _weighted(at: Arithmetic, bits: Tensor, weighted: Sequence[tuple[Tensor, int]], rows: slice) -> Tensor:
     """``[groups, 64, d]``: for every bit ``i`` the sum over the group of ``bit * w * 2^(i - s)`` where ``i >= s``."""
     total = torch.zeros(bits.shape[0], _WORD, weighted[0][0].shape[-1], dtype=torch.int64)
+    by_bit = bits.transpose(1, 2)
     for turned, shift in weighted:
-        part = torch.zeros_like(total[:, shift:])
-        for k in range(bits.shape[1]):
-            part += bits[:, k, shift:, None] * turned[rows][:, k, None, :]
+        part = at.small_by(by_bit[:, shift:], turned[rows])
         total[:, shift:] += part << torch.arange(_WORD - shift)[None, :, None]
     return total
