@@ -12,7 +12,7 @@ from torch import Tensor
 
 from uvcc_engine.model.functions import EXP_SCALE, to_exp_scale_protocol
 from uvcc_engine.mpc import exponential, softmax
-from uvcc_engine.mpc.arithmetic import mul_protocol, product_with_protocol, rescale_protocol, sub
+from uvcc_engine.mpc.arithmetic import dot_protocol, mul_protocol, product_with_protocol, rescale_protocol, sub
 from uvcc_engine.mpc.exponential import INVERSE, LOG, SUM_LIMIT, exp_protocol
 from uvcc_engine.mpc.maximum import argmax_one_hot_protocol, max_protocol
 from uvcc_engine.mpc.nonlinear import divide_protocol, log_protocol
@@ -80,7 +80,7 @@ def total_loss_protocol(rt: Runtime, at: Powers, targets: Share) -> MpcProtocol[
         logs = rescale_protocol(rt, at.log.sum(0), at.shifted.f)
     else:
         logs = _log_protocol(rt, at)
-    total, picked = yield from par(logs, product_with_protocol(rt, at.shifted, targets, _dot))
+    total, picked = yield from par(logs, dot_protocol(rt, at.shifted, targets))
     return sub(total, picked)
 
 
@@ -102,7 +102,7 @@ def hits_protocol(rt: Runtime, logits: Share, targets: Share) -> MpcProtocol[Sha
     the targets' scale.
     """
     chosen = yield from argmax_one_hot_protocol(rt, logits)
-    return (yield from product_with_protocol(rt, targets, chosen, _dot))
+    return (yield from dot_protocol(rt, targets, chosen))
 
 
 def mean_square_protocol(rt: Runtime, difference: Share) -> MpcProtocol[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from uvcc_engine.mpc.arithmetic import public, sub
 from uvcc_engine.mpc.opening import open_ring_protocol
 from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.share import Share
+from uvcc_engine.proofs.step_proof import prove_protocol
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 
@@ -76,7 +77,36 @@ class PrivateTrainer:
         rows = torch.from_numpy(batch_rows(self._job.seed, step, self._job.batch, self._tensors["train_x"].shape[0]))
         rows = rows.to(self._rt.device)
         self._optimizer.step = step
-        return self._rt.run(self._step_protocol(rows, reveal=self._job.reveals_loss(step)))
+        reveal = self._job.reveals_loss(step)
+        if self._rt.ledger is not None:
+            return self._proved_step(rows, reveal=reveal)
+        return self._rt.run(self._step_protocol(rows, reveal=reveal))
+
+    def _proved_step(self, rows: Tensor, *, reveal: bool) -> StepResult:
+        """The same with every product of the step proved before its loss is opened. Cross-entropy only."""
+        total = self._rt.run(self._closed_step_protocol(rows, reveal=reveal))
+        self._rt.run(prove_protocol(self._rt))
+        if total is None:
+            return StepResult(None)
+        opened = self._rt.run(open_ring_protocol(self._rt, total))
+        return StepResult(float(opened.item()) / 2.0**total.f / (len(rows) * self._model.positions))
+
+    def _closed_step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[Share | None]:
+        """A step that opens nothing; the summed loss, if it is to be revealed."""
+        if self._job.objective != "cross-entropy":
+            raise ConfigError(f"proofs of objective {self._job.objective!r}", "train with cross-entropy")
+        x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
+        y = y.reshape(-1, self._model.classes)
+        nn.set_training(self._layers, True)
+        powers = yield from nn.forward_powers_protocol(self._rt, self._layers, x, loss=reveal)
+        if not reveal:
+            yield from self._learn_protocol(powers, y)
+            return None
+        both: MpcProtocol[list[Any]] = par(
+            self._learn_protocol(powers, y), losses.total_loss_protocol(self._rt, powers, y)
+        )
+        _, total = yield from both
+        return cast(Share, total)
 
     def _step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[StepResult]:
         x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
@@ -128,7 +158,23 @@ class PrivateTrainer:
         """Open the metrics that the job lists, over all test rows; nothing else about them is revealed."""
         if not set(METRICS) & set(self._job.reveal):
             return {}
+        if self._rt.ledger is not None:
+            return self._proved_accuracy()
         return self._rt.run(self._evaluate_protocol())
+
+    def _proved_accuracy(self) -> dict[str, float]:
+        if set(METRICS) & set(self._job.reveal) != {"accuracy"} or self._model.classes < 2:
+            raise ConfigError(f"proofs of what {', '.join(self._job.reveal)} reveal", "reveal the accuracy alone")
+        hits = self._rt.run(self._hits_protocol())
+        self._rt.run(prove_protocol(self._rt))
+        opened = self._rt.run(open_ring_protocol(self._rt, hits))
+        return {"accuracy": (int(opened.item()) >> hits.f) / self.test_rows}
+
+    def _hits_protocol(self) -> MpcProtocol[Share]:
+        nn.set_training(self._layers, False)
+        logits = yield from nn.forward_protocol(self._rt, self._layers, self._tensors["test_x"])
+        targets = self._tensors["test_y"].reshape(-1, self._model.classes)
+        return (yield from losses.hits_protocol(self._rt, logits, targets))
 
     def _evaluate_protocol(self) -> MpcProtocol[dict[str, float]]:
         nn.set_training(self._layers, False)

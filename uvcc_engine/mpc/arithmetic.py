@@ -202,6 +202,12 @@ def product_with_protocol(
     return (yield from _product_protocol(rt, x, y, bilinear(local), scale, dealer))
 
 
+def dot_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
+    """``sum x y * scale`` of two shares of one shape, ``[1]``. Costs as ``mul_protocol`` for one output."""
+    total = yield from matmul_protocol(rt, x.reshape(1, -1), y.reshape(-1, 1), scale=scale, dealer=dealer)
+    return total.reshape(1)
+
+
 def form_protocol(
     rt: Runtime, x: Share, y: Share, local: Local, form: str, *, scale: float = 1.0, dealer: int = DEALER
 ) -> MpcProtocol[Share]:

@@ -1,0 +1,64 @@
+"""A training whose products are proved: it learns the same, and a lie ends it before a loss is opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from uvcc_engine import simulate
+from uvcc_engine.contract.errors import ConfigError, ProofFailedError
+from uvcc_engine.mpc import proved_truncation
+from uvcc_engine.mpc.claim_ledger import ProductNotes
+from uvcc_engine.mpc.runtime import Runtime
+
+NET = [{"linear": 4}, "relu", "linear"]
+
+
+def _data() -> tuple[Any, Any]:
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64).numpy()
+    return x, (x[:, 0] > 0).astype(int)
+
+
+def _fit(**more: Any) -> simulate.SimulatedFit:
+    x, y = _data()
+    return simulate.fit(NET, x, y, **({"steps": 2, "batch": 8, "seed": 3} | more))
+
+
+def test_a_proved_training_learns_what_an_unproved_one_does() -> None:
+    plain, proved = _fit(), _fit(prove_products=True)
+    assert np.allclose(plain.losses, proved.losses, atol=2.0**-9)
+    for a, b in zip(plain.weights, proved.weights, strict=True):
+        assert np.allclose(a, b, atol=2.0**-9)
+    assert plain.accuracy == proved.accuracy
+    assert proved.rounds > plain.rounds
+
+
+@pytest.mark.parametrize("liar", [0, 1, 2])
+def test_a_lie_in_a_step_ends_the_training_before_its_loss_is_opened(
+    liar: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The liar adds 2^63 to its summand of one product of step 1, and goes on with it."""
+    told: list[float | None] = []
+    honest = proved_truncation.truncate_proved_protocol
+
+    def lying(rt: Runtime, notes: ProductNotes, *args: Any, **kwargs: Any) -> Any:
+        if rt.party == liar and rt.epoch == 1 and not lied:
+            lied.append(rt.epoch)
+            notes.z.view(-1)[0] += -(2**63)
+        return honest(rt, notes, *args, **kwargs)
+
+    lied: list[int] = []
+    monkeypatch.setattr("uvcc_engine.mpc.arithmetic.truncate_proved_protocol", lying)
+    with pytest.raises(ProofFailedError, match="step 1"):
+        _fit(prove_products=True, progress=lambda done, steps, loss: told.append(loss))
+    assert len(told) == 1
+
+
+def test_what_has_no_proof_is_refused_not_skipped() -> None:
+    with pytest.raises(ConfigError, match="cross-entropy"):
+        _fit(prove_products=True, objective="mse")
+    with pytest.raises(ConfigError, match="accuracy alone"):
+        _fit(prove_products=True, reveal=["loss", "confusion"])
