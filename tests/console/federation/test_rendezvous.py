@@ -20,6 +20,7 @@ from uvcc_console.rollout.stages.training import agree
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.transcript.signed import approvals, proposals
 from uvcc_engine.transcript.signed.proposals import PROPOSAL_NAMESPACE, SignedProposal, Standing
+from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
 
@@ -180,3 +181,24 @@ def test_what_nobody_signed_is_not_there(people: People) -> None:
     assert set(found) == {wanted}
     assert not twice
     assert approvals.opened(body, found[wanted].signed.proposal.coordinator) is None
+
+
+def test_a_flood_of_proposals_and_words_costs_each_its_own_checks(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write there can sign proposals of its own; each word is checked for the one that it names only."""
+    wanted = people.propose()
+    people.be("coordinator")
+    ours, first = domain_key.load(), rendezvous.kept(wanted).signed.proposal
+    bodies = []
+    for n in range(12):
+        p = replace(first, nonce=f"{n:064x}")
+        word = approvals.Approval(of="proposal", sha256=p.id, party=0, decision="approve")
+        bodies.append(SignedProposal.make(p, lambda payload: ours.sign(PROPOSAL_NAMESPACE, payload)).body)
+        bodies.append(approvals.signed(word, lambda payload: ours.sign(approvals.APPROVAL_NAMESPACE, payload)))
+    checks, holds = [], sshsig.holds
+    monkeypatch.setattr(sshsig, "holds", lambda *args: checks.append(args[0]) or holds(*args))
+    found, _ = proposals.standings([*bodies, *['{"content":{"sha256":7}}', "[" * 9000]])
+    assert len(found) == 12
+    assert len(checks) <= 12 + 12 * 3
+    assert not any(s.said for s in found.values())  # the coordinator's key is no domain's

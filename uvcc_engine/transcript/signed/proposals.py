@@ -122,6 +122,7 @@ def standings(bodies: Iterable[str]) -> tuple[dict[str, Standing], list[Equivoca
         if first is not signed:
             twice.append(Equivocation(p.coordinator, (first, signed)))
     for body in kept:
-        for name, standing in found.items():
-            found[name] = standing.hearing(body)
+        named = found.get(approvals.claims(body))
+        if named is not None:
+            found[named.signed.proposal.id] = named.hearing(body)
     return found, twice
