@@ -41,7 +41,7 @@ VERBS: Final[dict[str, Verb]] = {
     "resume": Verb("start", "go on from the last common checkpoint"),
     "pod": Verb("steer", "stack dump, fetch, restart, replace, triage: what the console's keys do"),
     "data": Verb("parties", "infer FILE: a first schema of your own CSV file"),
-    "owner": Verb("parties", "the data owner's: open a run's results, predict with them in clear"),
+    "owner": Verb("parties", "the data owner's: make a key, open a run's results, predict with them in clear"),
     "domain": Verb("parties", "init, show: a domain's own key; export, join, open, consent: a party's console"),
     "propose": Verb("parties", "ask three domains for their approval of one run, by a signed text at a relay"),
     "proposals": Verb("parties", "what lies at a relay for approval, and what each domain said of it"),

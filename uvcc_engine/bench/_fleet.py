@@ -34,6 +34,7 @@ from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.contract.waiting import Waiting
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sealing.inputs import share_dataset
+from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.transcript.proof.bundle import assemble_folder
 from uvcc_engine.transcript.proof.verifier import Certificate, verify
 from uvcc_engine.transcript.signing.identity import Identity
@@ -149,7 +150,10 @@ class Fleet:
         self.coords = list(size.coords())
         pods = [[keys(p, r) for p in range(3)] for r in range(size.replicas)]
         public = [tuple(i.public for i in row) for row in pods]
-        made = share_dataset(dataset_for(job), job.frac_bits, public[0], OWNER, seed=1, replicas=public[1:])
+        purpose = Purpose.of(job, [OWNER.public.x25519])
+        made = share_dataset(
+            dataset_for(job), job.frac_bits, public[0], OWNER, seed=1, replicas=public[1:], purpose=purpose
+        )
         parties = [
             PolicyParty(p, pods[0][p].public, "local", "here", tuple(row[p].public for row in pods[1:]))
             for p in range(3)

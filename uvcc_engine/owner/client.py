@@ -30,6 +30,7 @@ from uvcc_engine.owner.own_data import FITTED, prepared
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import SharedInputs, dataset_tensors, encode_fixed, share_tensors
 from uvcc_engine.sealing.joint import combine
+from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.release import box_name, open_weights
 from uvcc_engine.sharding.partition import join_weight, place_layers, weights_of
 from uvcc_engine.sharding.validation import PREDICTION, QUERY, check_tensors, fit_model, shapes_of
@@ -132,9 +133,18 @@ def share(args: argparse.Namespace) -> dict[str, Any]:
     tensors = input_tensors(job, args)
     owner = load_owner(args.owner, args.seed)
     parties, *replicas = load_parties(args.parties)
-    shared = share_tensors(tensors, job.frac_bits, parties, owner, args.seed, replicas=replicas)
+    purpose = Purpose.of(job, _owners(args.owners, owner))
+    shared = share_tensors(tensors, job.frac_bits, parties, owner, args.seed, replicas=replicas, purpose=purpose)
     names = write_shared(shared, args.out)
     return shared.public() | {"files": names, "rows": _rows(tensors)}
+
+
+def _owners(listed: Sequence[Path], owner: Identity) -> list[str]:
+    """The X25519 keys of all owners in their order; this one's alone where none are listed. Raises ConfigError."""
+    keys = [PublicIdentity.from_json(files.read_json(path)).x25519 for path in listed] or [owner.public.x25519]
+    if owner.public.x25519 not in keys or len(set(keys)) != len(keys):
+        raise ConfigError("--owners names this owner not at all, or somebody twice", "public.json of each, in order")
+    return keys
 
 
 def _rows(tensors: Mapping[str, Ring]) -> dict[str, int]:
@@ -259,6 +269,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--parties", type=Path, help="JSON list of public identities, three per replica")
     parser.add_argument("--owner", type=Path, help="folder of the owner's key pair (made if missing)")
+    parser.add_argument(
+        "--owners",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="PUBLIC",
+        help="public.json of every owner of the job, in order, the one first who gets the results; alone without it",
+    )
     parser.add_argument("--out", type=Path, help="folder for the sealed files and commitments.json")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--job", type=Path, help="share the inputs of this job (JSON, as in the profile's `job`)")

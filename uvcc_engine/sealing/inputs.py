@@ -22,6 +22,7 @@ from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.data.sets import Dataset, Floats, target_rows
 from uvcc_engine.sealing.box import derive, seal, sha256, unseal
 from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
+from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
 FEATURE_LIMIT: Final = 1024.0
@@ -86,15 +87,17 @@ def share_dataset(
     seed: int | None = None,
     *,
     replicas: Sequence[tuple[PublicIdentity, ...]] = (),
+    purpose: Purpose | None = None,
 ) -> SharedInputs:
     """Split a data set into three components per tensor and seal two to each party.
 
     ``replicas`` names the three pods of every further replica, which get their party's two components, too. With
     ``seed`` every random value follows from the owner's secret, the seed, the data and the recipients: the same call
-    gives the same files, any other call unrelated ones. Fresh randomness otherwise.
+    gives the same files, any other call unrelated ones. Fresh randomness otherwise. ``purpose``: what a pod may open
+    the boxes for; without one no worker opens them.
     """
     tensors = dataset_tensors(data, frac_bits)
-    return share_tensors(tensors, frac_bits, parties, owner, seed, replicas=replicas)
+    return share_tensors(tensors, frac_bits, parties, owner, seed, replicas=replicas, purpose=purpose)
 
 
 def share_tensors(
@@ -105,6 +108,7 @@ def share_tensors(
     seed: int | None = None,
     *,
     replicas: Sequence[tuple[PublicIdentity, ...]] = (),
+    purpose: Purpose | None = None,
 ) -> SharedInputs:
     """:func:`share_dataset` for any named tensors of ring elements."""
     pods = [parties, *replicas]
@@ -118,6 +122,8 @@ def share_tensors(
         for c in range(PARTIES)
     ]
 
+    said: dict[str, Any] = {} if purpose is None else {"purpose": purpose.to_json()}
+
     def sealed(replica: int) -> tuple[bytes, bytes, bytes]:
         label = "box" if not replica else f"box|replica {replica}"
         made = [
@@ -125,7 +131,7 @@ def share_tensors(
                 pack_halves([(blinds[c], parts[c]) for c in (i, (i + 1) % PARTIES)]),
                 sender=owner,
                 to=pods[replica][i].x25519,
-                about={"format": _FORMAT, "party": i},
+                about={"format": _FORMAT, "party": i, **said},
                 entropy=None if seed is None else derive(entropy, f"{label}|{i}"),
             )
             for i in range(PARTIES)
@@ -142,17 +148,29 @@ def commitment(blind: bytes, component: bytes | memoryview) -> str:
     return sha256(b"UVCC_INPUT_COMMIT_V1", blind, component).hex()
 
 
-def open_inputs(box: bytes, *, party: int, identity: Identity, owner: str, commitments: Sequence[str]) -> PartyInputs:
+def open_inputs(
+    box: bytes,
+    *,
+    party: int,
+    identity: Identity,
+    owner: str,
+    commitments: Sequence[str],
+    purpose: Purpose | None = None,
+) -> PartyInputs:
     """Unseal a party's file and check both components against the commitments of the policy.
 
-    Raises UnreadableError or VerificationError naming what does not hold.
+    ``purpose``: what it is opened for, which must be what it was sealed for. Raises UnreadableError or
+    VerificationError naming what does not hold.
     """
-    return read_inputs(*unseal(box, recipient=identity, sender=owner), party=party, commitments=commitments)
+    plain, about = unseal(box, recipient=identity, sender=owner)
+    if purpose is not None:
+        purpose.check(about.get("purpose"))
+    return read_inputs(plain, about, party=party, commitments=commitments)
 
 
 def read_inputs(plain: bytes, about: Mapping[str, Any], *, party: int, commitments: Sequence[str]) -> PartyInputs:
     """An opened box's inputs, checked as :func:`open_inputs` says."""
-    if about != {"format": _FORMAT, "party": party}:
+    if {key: value for key, value in about.items() if key != "purpose"} != {"format": _FORMAT, "party": party}:
         raise VerificationError("inputs", f"the sealed input says {about}", f"this is party {party}; send its own file")
     halves: list[tuple[int, dict[str, Ring]]] = []
     for slot, (blind, encoded) in enumerate(unpack_halves(plain)):

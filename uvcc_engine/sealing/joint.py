@@ -17,10 +17,12 @@ import numpy as np
 
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.sealing.box import sha256
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs
+from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.transcript.signing.identity import Identity
 
 MAGIC: Final = b"UVCCSET1"
@@ -69,18 +71,29 @@ def _lay(parts: Sequence[OwnerPart], boxes: Sequence[bytes]) -> bytes:
     return b"".join([MAGIC, struct.pack("<I", len(header)), header, *boxes])
 
 
-def open_set(box: bytes, *, party: int, identity: Identity, owner: str, commitments: Sequence[str]) -> PartyInputs:
+def open_set(
+    box: bytes,
+    *,
+    party: int,
+    identity: Identity,
+    owner: str,
+    commitments: Sequence[str],
+    job: PrivateJob | None = None,
+) -> PartyInputs:
     """A party's inputs from one owner's box or from a set of several owners'; rows are put together in their order.
 
-    Raises what :func:`open_inputs` raises, and VerificationError if the set is not the one the policy commits to.
+    ``job``: what they are opened for, with these owners in this order; each box must have been sealed for that. Raises
+    what :func:`open_inputs` raises, and VerificationError if the set is not the one the policy commits to.
     """
     if not box.startswith(MAGIC):
-        return open_inputs(box, party=party, identity=identity, owner=owner, commitments=commitments)
+        purpose = None if job is None else Purpose.of(job, [owner])
+        return open_inputs(box, party=party, identity=identity, owner=owner, commitments=commitments, purpose=purpose)
     listed, boxes = _read(box)
     if set_commitments(listed) != tuple(commitments) or listed[0].owner != owner:
         raise VerificationError("inputs", "the set of owners is not the one the policy commits to", "combine it again")
+    purpose = None if job is None else Purpose.of(job, [p.owner for p in listed])
     opened = [
-        open_inputs(b, party=party, identity=identity, owner=p.owner, commitments=p.commitments)
+        open_inputs(b, party=party, identity=identity, owner=p.owner, commitments=p.commitments, purpose=purpose)
         for p, b in zip(listed, boxes, strict=True)
     ]
     return _merge(opened, listed)

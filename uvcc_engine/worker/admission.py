@@ -87,7 +87,12 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
         if not owner_only and not policy.reveals(value):
             raise ConfigError(f"the job reveals {value!r}, the policy does not", "list it in the policy, or not at all")
     inputs = open_set(
-        _read_box(spec.inputs), party=party, identity=identity, owner=policy.owner, commitments=policy.commitments
+        _read_box(spec.inputs),
+        party=party,
+        identity=identity,
+        owner=policy.owner,
+        commitments=policy.commitments,
+        job=job,
     )
     _check_shapes(inputs, job, model)
     claim_session(Path(spec.identity_dir), policy, spec.run)

@@ -22,6 +22,7 @@ from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.topology import Topology
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs, share_dataset
+from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy, write_signatures
 from uvcc_engine.worker.admission import SEALED
@@ -33,7 +34,8 @@ OWNER = Identity(b"o" * 32, b"w" * 32)
 
 def shared_digits(job: PrivateJob) -> SharedInputs:
     data = load_digits(job.seed, job.test_rows)
-    return share_dataset(data, job.frac_bits, tuple(p.public for p in PARTIES), OWNER, seed=1)
+    purpose = Purpose.of(job, [OWNER.public.x25519])
+    return share_dataset(data, job.frac_bits, tuple(p.public for p in PARTIES), OWNER, seed=1, purpose=purpose)
 
 
 def opened_digits(job: PrivateJob) -> list[PartyInputs]:

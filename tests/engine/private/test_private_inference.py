@@ -24,6 +24,7 @@ from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.owner import client
 from uvcc_engine.sealing.inputs import SharedInputs, encode_fixed, share_dataset, share_tensors
 from uvcc_engine.sealing.joint import combine, open_set
+from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.release import box_name, open_weights
 from uvcc_engine.sharding.validation import QUERY, check_tensors, fit_model, shapes_of
 from uvcc_engine.transcript.signing.identity import Identity
@@ -44,8 +45,9 @@ def weights() -> tuple[Floats, ...]:
 def two_owners(weights: tuple[Floats, ...]) -> SharedInputs:
     queries = {QUERY: encode_fixed("queries", load_digits(7).test_x[:QUERIES], 16)}
     model = {f"weight.{i}": encode_fixed(f"weight.{i}", w, 16) for i, w in enumerate(weights)}
-    asked = share_tensors(queries, 16, PUBLIC, OWNER, seed=1)
-    return combine([asked, share_tensors(model, 16, PUBLIC, MODEL_OWNER, seed=1)])
+    purpose = Purpose.of(JOB, [OWNER.public.x25519, MODEL_OWNER.public.x25519])
+    asked = share_tensors(queries, 16, PUBLIC, OWNER, seed=1, purpose=purpose)
+    return combine([asked, share_tensors(model, 16, PUBLIC, MODEL_OWNER, seed=1, purpose=purpose)])
 
 
 def exact(weights: tuple[Floats, ...]) -> list[int]:
@@ -215,6 +217,8 @@ def test_two_owners_share_and_combine_by_command(
     np.save(tmp_path / "q.npy", load_digits(7).test_x[:QUERIES])
     np.savez(tmp_path / "w.npz", **{f"weight.{i}": w for i, w in enumerate(weights)})  # type: ignore[arg-type]
     common = ["--job", tmp_path / "job.json", "--parties", tmp_path / "parties.json"]
+    keys = [Identity.create(tmp_path / f"{name}-key").public.x25519 for name in ("asks", "owns")]
+    common += ["--owners", tmp_path / "asks-key" / "public.json", tmp_path / "owns-key" / "public.json"]
     for name, what in (("asks", ["--data", tmp_path / "q.npy"]), ("owns", ["--weights", tmp_path / "w.npz"])):
         where = ["--owner", tmp_path / f"{name}-key", "--out", tmp_path / name]
         assert run_client(capsys, *common, *where, *what)[0] == 0
@@ -223,3 +227,13 @@ def test_two_owners_share_and_combine_by_command(
     box = (tmp_path / "both" / client.sealed_name(0)).read_bytes()
     inputs = open_set(box, party=0, identity=PARTIES[0], owner=found["owner"], commitments=found["commitments"])
     check_tensors(shapes_of(inputs.tensors), JOB, find_model(JOB.model))
+    assert found["owner"] == keys[0]
+    open_set(box, party=0, identity=PARTIES[0], owner=keys[0], commitments=found["commitments"], job=JOB)
+    code, found, _ = run_client(capsys, "--combine", tmp_path / "owns", tmp_path / "asks", "--out", tmp_path / "turned")
+    box = (tmp_path / "turned" / client.sealed_name(0)).read_bytes()
+    with pytest.raises(VerificationError, match=r"sealed for owners .* in this order"):
+        open_set(box, party=0, identity=PARTIES[0], owner=keys[1], commitments=found["commitments"], job=JOB)
+    stranger = ["--owner", tmp_path / "other-key", "--out", tmp_path / "other", "--data", tmp_path / "q.npy"]
+    code, _, err = run_client(capsys, *common, *stranger)
+    assert code == 2
+    assert "--owners names this owner not at all" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data import data_files
 from uvcc_engine.data.data_files import read_rows
 from uvcc_engine.data.sets import Dataset, one_hot
@@ -20,6 +22,7 @@ from uvcc_engine.sealing import joint
 from uvcc_engine.sealing.box import seal, unseal
 from uvcc_engine.sealing.components import decode_component
 from uvcc_engine.sealing.inputs import SharedInputs, open_inputs, share_dataset
+from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.release import open_weights, seal_weights
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
@@ -278,3 +281,64 @@ def test_a_data_file_that_unpacks_without_measure_is_refused(tmp_path: Path, mon
         np.lib.format.write_array_header_1_0(f, {"descr": "<f8", "fortran_order": False, "shape": (1 << 57, 1)})
     with pytest.raises(UnreadableError, match="cannot read"):
         read_rows(huge, huge)
+
+
+JOB = PrivateJob(steps=20, batch=64, lr=0.1, reveal=("loss", "accuracy"))
+OURS = OWNER.public.x25519
+
+
+def opened_for(job: PrivateJob, sealed_for: Purpose | None) -> None:
+    made = share_dataset(DATA, 16, PUBLIC, OWNER, 1, purpose=sealed_for)
+    assert made.commitments == shared().commitments  # what a policy commits to is the data, whatever it is for
+    joint.open_set(made.boxes[0], party=0, identity=PARTIES[0], **made.public(), job=job)
+
+
+@pytest.mark.parametrize("job", [JOB, replace(JOB, steps=2)])  # a smoke does fewer steps of the same
+def test_a_box_opens_for_the_job_that_it_was_sealed_for(job: PrivateJob) -> None:
+    opened_for(job, Purpose.of(JOB, [OURS]))
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (replace(JOB, batch=1), "sealed for another job"),
+        (replace(JOB, lr=1e-9), "sealed for another job"),
+        (replace(JOB, reveal=("loss", "accuracy", "weights")), "sealed for another job"),
+        (replace(JOB, model="logistic-digits"), "sealed for another job"),
+        (replace(JOB, steps=21), "sealed for 20 steps, not for 21"),
+    ],
+)
+def test_a_box_does_not_open_for_anything_else(job: PrivateJob, words: str) -> None:
+    with pytest.raises(VerificationError, match=words):
+        opened_for(job, Purpose.of(JOB, [OURS]))
+
+
+def test_a_box_does_not_open_behind_another_first_owner_or_for_no_job() -> None:
+    thief = Identity(b"t" * 32, b"u" * 32)
+    alone = Purpose.of(JOB, [OURS])
+    mine = share_dataset(DATA, 16, PUBLIC, OWNER, 1, purpose=alone)
+    theirs = share_dataset(DATA, 16, PUBLIC, thief, 1, purpose=Purpose.of(JOB, [thief.public.x25519, OURS]))
+    both = joint.combine([theirs, mine])
+    with pytest.raises(VerificationError, match="sealed for owners"):
+        joint.open_set(both.boxes[0], party=0, identity=PARTIES[0], **both.public(), job=JOB)
+    with pytest.raises(VerificationError, match="names no job"):
+        opened_for(JOB, None)
+    with pytest.raises(VerificationError, match="sealed for owners"):
+        opened_for(JOB, Purpose.of(JOB, [OURS, thief.public.x25519]))
+
+
+def test_what_a_box_is_for_cannot_be_changed() -> None:
+    box = share_dataset(DATA, 16, PUBLIC, OWNER, 1, purpose=Purpose.of(JOB, [OURS])).boxes[0]
+    forged = box.replace(b'"steps":20', b'"steps":99')
+    assert forged != box
+    with pytest.raises(VerificationError, match="altered"):
+        unseal(forged, recipient=PARTIES[0], sender=OURS)
+    for stated in (
+        None,
+        [],
+        {"job": 1},
+        {"job": "x", "steps": 9, "owners": []},
+        {**Purpose.of(JOB, [OURS]).to_json(), "more": 1},
+    ):
+        with pytest.raises(VerificationError):
+            Purpose.of(JOB, [OURS]).check(stated)

@@ -1,4 +1,4 @@
-"""``uvcc owner open|predict``: what the data owner does with a finished run, on the owner's machine."""
+"""``uvcc owner init|open|predict``: the data owner's key, and what it opens of a finished run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from uvcc_console.report.model_card import model_card
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
+from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 
 MODEL, FITTED, CARD = "model.json", "preprocessing.yaml", "MODEL_CARD.md"
 
 
 def run(argv: list[str]) -> int:
-    parser = common.Parser("owner", "The data owner's side of a finished run: open its results, and use them in clear.")
+    parser = common.Parser("owner", "The data owner's side: a key, a finished run's results, and their use in clear.")
     actions = parser.add_subparsers(dest="action", required=True, parser_class=argparse.ArgumentParser)
+    init = actions.add_parser("init", help="make a data owner's key; whoever has its folder opens the results")
+    init.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder, for the owner's eyes only")
     opened = actions.add_parser("open", help="open the weights that the run sealed to the owner's key")
     opened.add_argument("run", nargs="?", default="last", metavar="RUN")
     opened.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; the run's name without it")
@@ -36,7 +39,17 @@ def run(argv: list[str]) -> int:
     predict.add_argument("--data", required=True, metavar="FILE", help="a CSV file with the schema's columns")
     predict.add_argument("--out", metavar="FILE", help="where the predictions go; standard output without it")
     args = parser.parse_args(argv)
-    return {"open": _open, "predict": _predict}[args.action](args)
+    return {"init": _init, "open": _open, "predict": _predict}[args.action](args)
+
+
+def _init(args: argparse.Namespace) -> int:
+    folder: Path = args.folder
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already", "an owner's key is made once; name a new folder")
+    made = Identity.create(folder)
+    common.say(f"the owner's key: {folder}; give {folder / 'public.json'} to the other owners")
+    common.show(made.public.x25519)
+    return OK
 
 
 def _open(args: argparse.Namespace) -> int:
