@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from docs.make import agent, alerts, commands, environment, events, profiles, relay, tables, vectors
+from docs.make import agent, alerts, commands, environment, events, profiles, protocols, relay, tables, vectors
 
 DOCS: Final = Path(__file__).parents[1]
 PAGES: Final[dict[str, Callable[[], str]]] = {
@@ -24,6 +24,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/events.md": events.page,
     "reference/metrics.md": tables.metrics,
     "reference/keys.md": tables.keys,
+    "security/protocols.md": protocols.page,
     "runbooks/index.md": alerts.index,
     "specifications/agent-protocol.md": agent.page,
     "specifications/vectors/run-contract.json": vectors.run_contract,

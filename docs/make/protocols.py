@@ -1,0 +1,50 @@
+"""What is computed on shares, and by which published protocols: the words of the modules themselves."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from docs.make.words import HEAD
+
+ROOT: Final = Path(__file__).parents[2]
+ROOMS: Final = {"mpc": "Secret sharing", "sealing": "Between owner and parties", "proofs": "Proofs"}
+_SHORT: Final = 150
+
+
+def _told(path: Path) -> str:
+    """A module's docstring, if it says more than what is in the file."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.replace("``", "`") if len(text) > _SHORT else ""
+
+
+def _sections() -> Iterator[str]:
+    for room, title in ROOMS.items():
+        found = {p: told for p in sorted((ROOT / "uvcc_engine" / room).glob("*.py")) if (told := _told(p))}
+        if found:
+            yield from (f"## {title}", "")
+        for path, told in found.items():
+            name = room if path.stem == "__init__" else path.stem.replace("_", " ")
+            yield from (f"### {name}", "", f"`{path.relative_to(ROOT).as_posix()}`", "", told, "")
+
+
+def page() -> str:
+    """The page."""
+    lines = [
+        "# The protocols",
+        "",
+        HEAD,
+        "",
+        "Three parties compute on replicated shares over the integers modulo 2^64: `x = x0 + x1 + x2`, and party i holds",
+        "`x_i` and `x_(i+1)`. One of them may look at all that it sees and learns nothing; see",
+        "[what is protected](index.md). Numbers are fixed point. [Rounds of a training step](../rounds.md) counts what a",
+        "step says, [benchmarks](../benchmarks.md) what it takes.",
+        "",
+        "What follows is what the modules say of themselves: what each computes, by which published protocol, and why what",
+        "it opens reveals nothing.",
+        "",
+        *_sections(),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
