@@ -81,6 +81,13 @@ def test_the_pages_are_installed_with_the_package() -> None:
                 assert target == f"share/uvcc/{Path(pattern).parent.as_posix()}"
 
 
+def test_the_recording_moves_by_itself_and_fetches_nothing() -> None:
+    text = (DOCS / "demo.svg").read_text(encoding="utf-8")
+    assert text.count('<g class="frame"') >= 8
+    assert "@keyframes" in text
+    assert not re.search(r"<script|@import|@font-face|<image|xlink:href|url\((?!['\"]?#)", text)
+
+
 # ---- lists are whole
 
 
