@@ -162,9 +162,9 @@ class MaskBlock:
 
     def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
         fold, weighted = len(powers), []
-        steps = at.ring.times(powers).unbind(0)
+        steps = at.ring.times(powers)
         for weights, shift, factor in self.weights:
-            turned = torch.stack(list(map(at.small_by, _grouped(weights, fold).unbind(1), steps)), 1)
+            turned = at.small_by(_grouped(weights, fold).transpose(0, 1), steps).transpose(0, 1)
             weighted.append((turned * factor, shift))
         return _by_rows(
             _grouped(known(self.b), fold), at.ring.degree, lambda bits, rows: _weighted(at, bits, weighted, rows)

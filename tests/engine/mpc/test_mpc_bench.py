@@ -17,8 +17,10 @@ from uvcc_engine.bench import _machine as machine
 from uvcc_engine.bench import _mpc_links as links
 from uvcc_engine.bench import _mpc_party as party_side
 from uvcc_engine.bench import _mpc_peers as peers
+from uvcc_engine.bench import _mpc_proofs as proofs
 from uvcc_engine.bench import mpc as bench
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.arithmetic import matmul_protocol
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.opening import open_many
 from uvcc_engine.mpc.runtime import Runtime
@@ -217,3 +219,36 @@ def test_mp_spdz_is_compiled_run_and_timed(
 def test_an_unknown_row_is_refused() -> None:
     with pytest.raises(ConfigError, match="matmul_7"):
         bench.main(["--rows", "matmul_7"])
+
+
+def test_a_proved_row_stands_beside_the_passive_one() -> None:
+    assert proofs.rows_of(["relu_1e6", "mlp_step", "matmul_256"]) == [
+        "mlp_step",
+        "mlp_step_products_verified",
+        "matmul_256",
+        "matmul_256_verified",
+    ]
+    assert {proofs.work_of(name) for name in proofs.PASSIVE} <= set(party_side.works(0))
+    assert proofs.PASSIVE.keys() == proofs.BARS.keys()
+    plain = {"seconds": [0.5, 1.0], "bytes": 3000, "rounds": 2, "products": 1, "cpu": [], "peak": 100}
+    proved = plain | {"seconds": [2.0, 4.0], "bytes": 3300, "rounds": 14, "peak": 250}
+    rows = proofs.table([{"matmul_256": plain, "matmul_256_verified": proved}] * 3)
+    assert [(r.metric, r.ratio, r.met) for r in rows] == [
+        ("seconds", 4.0, True),
+        ("bytes_per_party", pytest.approx(1.1), False),
+        ("rounds", 7.0, False),
+        ("peak_memory", 2.5, True),
+    ]
+
+
+def test_a_proved_row_s_work_is_proved() -> None:
+    def body(rt: Runtime) -> tuple[int, int]:
+        proofs.open_ledger(rt, "matmul_256_verified")
+        rt.run(matmul_protocol(rt, party_side.normal(rt.party, 4, 4), party_side.normal(rt.party, 4, 4)))
+        rounds, filed = rt.rounds, len(rt.ledger or [])
+        proofs.prove(rt)
+        return rt.rounds - rounds, filed - len(rt.ledger or [])
+
+    for rounds, proved in LocalPlanes().run_three(body):
+        assert rounds > 4
+        assert proved == 1
