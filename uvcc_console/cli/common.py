@@ -77,6 +77,13 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def agreed(question: str) -> bool:
+    """Ask a person; anything but a yes is a no."""
+    sys.stderr.write(clean(f"{question} [y/N] "))
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def run_dirs() -> list[Path]:
     """Folders of all runs, oldest first."""
     root = paths.runs_dir()

@@ -94,6 +94,15 @@ def chosen(found: dict[str, Standing], proposal_id: str) -> Standing:
     return found[hits[0]]
 
 
+def keep_evidence(found: Equivocation) -> Path:
+    """Write down two texts that convict their coordinator; the file's name follows from both. Raises UvccError."""
+    names = sorted(t.proposal.id[:16] for t in found.texts)
+    where = domain_key.folder() / EVIDENCE / f"{'-'.join(names)}.json"
+    paths.ensure(where.parent)
+    write_atomic(where, json.dumps(found.to_json(), indent=1).encode() + b"\n", mode=0o600)
+    return where
+
+
 def told_one_tale(signed: SignedProposal, twice: list[Equivocation]) -> None:
     """See that its coordinator signed no other text under this nonce, there or to this domain before.
 
@@ -113,9 +122,7 @@ def told_one_tale(signed: SignedProposal, twice: list[Equivocation]) -> None:
             break
     if not against:
         return
-    where = domain_key.folder() / EVIDENCE / f"{p.nonce[:16]}.json"
-    paths.ensure(where.parent)
-    write_atomic(where, json.dumps(against[0].to_json(), indent=1).encode() + b"\n", mode=0o600)
+    where = keep_evidence(against[0])
     who = domain_key.fingerprint(p.coordinator)
     ids = " and ".join(t.proposal.id[:12] for t in against[0].texts)
     raise ProtocolError(

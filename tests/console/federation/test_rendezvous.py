@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import asdict, replace
@@ -157,6 +158,30 @@ def test_a_coordinator_who_shows_two_texts_is_named_and_both_are_kept(people: Pe
         assert {t.proposal.id for t in texts if t is not None} == {wanted, altered.id}
     assert people.at("p2", "proposals") == 1
     assert who in people.err
+    assert len(list((people.key("p2").parent / rendezvous.EVIDENCE).glob("*.json"))) == 1
+
+
+def test_what_concerns_others_is_listed_and_not_kept(people: People) -> None:
+    wanted = people.propose()
+    (people.root / "other").mkdir()
+    (people.root / "other" / "token").write_text(TOKENS[0])
+    assert people.at("other", "domain", "init") == 0
+    assert people.at("other", "proposals") == 0
+    assert wanted[:12] in people.out
+    with pytest.raises(ConfigError, match=r"fits 0 of|is kept here"):
+        rendezvous.kept(wanted)
+
+
+def test_a_person_is_asked_and_only_a_yes_is_one(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = people.propose()
+    for who, line, code in (("p0", "yes\n", 0), ("p1", "maybe\n", 1)):
+        terminal = io.StringIO(line)
+        terminal.isatty = lambda: True  # type: ignore[method-assign]
+        monkeypatch.setattr(sys, "stdin", terminal)
+        assert people.at(who, "join", wanted) == code
+        assert f"Approve demo as P{who[1]}?" in people.err
+    found, _ = rendezvous.Rendezvous(people.url, TOKENS[0]).look()
+    assert {n: a.decision for n, (a, _) in found[wanted].said.items()} == {0: "approve", 1: "refuse"}
 
 
 def test_a_relay_that_withholds_one_text_is_found_out_by_what_was_kept(people: People) -> None:

@@ -39,9 +39,7 @@ def run(argv: list[str]) -> int:
             why = "the site policy's yes_for does not name its coordinator" if args.yes else "nobody is there to ask"
             common.say(f"uvcc join: {why}\n  approve it at a terminal, or say --refuse REASON")
             return USAGE
-        sys.stderr.write(clean(f"Approve {p.name} as P{party}? [y/N] "))
-        sys.stderr.flush()
-        reason = "" if sys.stdin.readline().strip().lower() in ("y", "yes") else "a person said no"
+        reason = "" if common.agreed(f"Approve {p.name} as P{party}?") else "a person said no"
     decision: Literal["approve", "refuse"] = "refuse" if reason else "approve"
     word = approvals.Approval(
         of="proposal", sha256=p.id, party=party, decision=decision, reason=clean(reason)[: approvals.LONGEST_REASON]

@@ -12,7 +12,7 @@ from uvcc_console.cli.parties.propose import add_relay, meeting
 
 def run(argv: list[str]) -> int:
     parser = common.Parser(
-        "proposals", "List the proposals at a relay, with what each domain said of them; they are kept."
+        "proposals", "List the proposals at a relay, with what each domain said of them; one's own are kept."
     )
     add_relay(parser)
     parser.add_json()
@@ -28,7 +28,8 @@ def run(argv: list[str]) -> int:
         judged = site_policy.evaluate(p, site, ours.public, time.time())
         broken = [rule for rule, _ in judged.refused] if ours.public in p.domains else []  # a coordinator only looks
         rows.append({"proposal": name, "name": p.name, "said": words, "approved": standing.approved, "breaks": broken})
-        rendezvous.keep(standing)
+        if ours.public in (*p.domains, p.coordinator):  # what strangers put there fills no disk
+            rendezvous.keep(standing)
     if args.json:
         common.emit({"proposals": rows, "equivocations": [e.to_json() for e in twice]})
     else:
@@ -38,6 +39,7 @@ def run(argv: list[str]) -> int:
             outside = f"; outside the site policy: {', '.join(row['breaks'])}" if row["breaks"] else ""
             common.show(f"{row['proposal'][:12]}  {standing.signed.proposal.name}  {state}{outside}")
     for e in twice:
+        rendezvous.keep_evidence(e)
         who, ids = domain_key.fingerprint(e.coordinator), " and ".join(t.proposal.id[:12] for t in e.texts)
         common.say(f"the coordinator {who} signed two texts as one proposal: {ids}")
     return FAILED if twice else OK
