@@ -41,6 +41,7 @@ _OWN: Final = {
     "runpod": "uvcc_console.fleet.runpod:KIND",
     "lambda": "uvcc_console.fleet.lambda_cloud:KIND",
     "vast": "uvcc_console.fleet.vast:KIND",
+    "slurm": "uvcc_console.fleet.slurm:KIND",
     PARTIES_KIND: "uvcc_console.fleet.by_party:KIND",
 }
 

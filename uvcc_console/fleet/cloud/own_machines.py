@@ -52,6 +52,7 @@ class PlainOffer:
     spot: bool = False
     stock: bool = True
     once: bool = False
+    steady: bool = False
     disk: float = float("inf")  # so much of it can be had
     disk_price: float = 0.0
     provisioning_time: float | None = None
@@ -70,10 +71,18 @@ class PlainOffer:
 
 
 def choose(
-    offers: Iterable[PlainOffer], wanted: OfferFilter, parties: Collection[int], vendor: str, image: str
+    offers: Iterable[PlainOffer],
+    wanted: OfferFilter,
+    parties: Collection[int],
+    vendor: str,
+    image: str,
+    *,
+    free: bool = False,
 ) -> OfferChoice:
-    """Every fitting offer, cheapest first; all parties are this one vendor's. Raises ConfigError saying what is
-    missing."""
+    """Every fitting offer, cheapest first; all parties are this one vendor's. ``free``: it may cost nothing.
+
+    Raises ConfigError saying what is missing.
+    """
     w, most = wanted, wanted.max_price
     tests: list[tuple[str, Callable[[PlainOffer], bool], bool]] = [
         (f"gpu {w.gpu}", lambda o: o.gpu_type == w.gpu, bool(w.gpu)),
@@ -83,7 +92,7 @@ def choose(
         (f"country {w.country}", lambda o: o.country == w.country, bool(w.country)),
         ("spot" if w.spot else "on demand", lambda o: o.spot == w.spot, True),
         ("in stock", lambda o: o.stock, True),
-        ("priced", lambda o: o.price_hr > 0, True),
+        ("priced", lambda o: o.price_hr > 0, not free),
         (f"disk {w.disk} GiB", lambda o: o.disk >= w.disk, bool(w.disk)),
         (f"at most {most or 0:.2f} $/h", lambda o: o.price(w.disk) <= (most or 0), most is not None),
     ]

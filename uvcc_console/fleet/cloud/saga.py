@@ -195,7 +195,7 @@ class CloudProvider:
                 reasons.append(f"{offer.label}: {e.what}")
             except UvccError as e:
                 reasons.append(f"{offer.label}: {e.what}")
-            self._blocked[offer.key] = self._clock.now() + BLOCK_S
+            self._block(offer)
         raise UvccError(f"no offer worked for {request.name}: " + "; ".join(reasons), "try later, or loosen the fleet")
 
     async def _answers(self, request: PodRequest) -> Pod | None:
@@ -256,9 +256,14 @@ class CloudProvider:
             for offer in choice.by_provider.get(name, ()):
                 if self._blocked.get(offer.key, 0.0) <= now:
                     if offer.once:  # nobody else who rents at the same moment shall try for it
-                        self._blocked[offer.key] = now + BLOCK_S
+                        self._block(offer)
                     return offer, choice.image
         raise ConfigError(f"no further offer for party {request.party} at {own or 'any free provider'}")
+
+    def _block(self, offer: CloudOffer) -> None:
+        """Try others first for a while; a queue is not to blame for what one of its machines did."""
+        if not offer.steady:
+            self._blocked[offer.key] = self._clock.now() + BLOCK_S
 
     def _taken(self, party: int) -> set[str]:
         """Operators that other parties of this run have, and from accounts of their own those that they asked.
@@ -335,7 +340,7 @@ class CloudProvider:
             if request is None:
                 break
             if offer is not None:
-                self._blocked[offer.key] = self._clock.now() + BLOCK_S
+                self._block(offer)
             try:
                 pod = await self._rent(request)
             except (OverCap, CloudRefused):

@@ -86,6 +86,8 @@ class CloudOffer(Protocol):
     def provisioning_time(self) -> float | None: ...  # minutes
     @property
     def once(self) -> bool: ...  # one machine: rented, it is gone
+    @property
+    def steady(self) -> bool: ...  # a queue for many machines: what failed on one may work on the next
     def price(self, disk_gib: int = 0) -> float | None: ...
 
 

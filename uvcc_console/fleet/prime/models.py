@@ -70,6 +70,10 @@ class MarketOffer(Tolerant):
         return False
 
     @property
+    def steady(self) -> bool:
+        return False
+
+    @property
     def key(self) -> tuple[str, str, str, str, int, bool]:
         """What tells two rows apart; ``cloud_id`` repeats over data centres."""
         where = (self.provider, self.cloud_id, self.data_center, self.socket)
