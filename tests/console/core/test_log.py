@@ -153,6 +153,7 @@ def test_the_verb_merges_filters_and_keeps_what_has_no_date(run_dir: Path, capsy
     assert said[1] == {
         "ts": T + 2, "level": "warning", "process": "haltd", "message": "two", "pod": "p0r0", "nonce": "ab",
     }  # fmt: skip
+    os.utime(run_dir, (T, T))  # a run that was just made waits for its conductor to start
     assert main(["logs", "made-1", "--pod", "p0r0", "--follow"]) == 0
     text = capsys.readouterr().out
     assert [t.split()[-2:] for t in text.splitlines()] == [
