@@ -47,6 +47,12 @@ def test_a_checkpoint_of_all_parties_is_one_line_without_hashes() -> None:
     assert "3 pods" in plain(entry_line(ring[0], UNICODE, wide=False))
 
 
+def test_whoever_speaks_first_the_names_of_a_line_stand_in_order() -> None:
+    ring = RingLog()
+    ring.extend([said(pod, "agent up") for pod in ("p1r0", "p0r10", "p2r0", "p0r2")])
+    assert ring[0].source == "p0r2 p0r10 p1r0 p2r0"
+
+
 def test_lines_of_files_and_repeated_or_late_words_stay_apart() -> None:
     ring = RingLog()
     ring.extend([said("p0r0/x.log", "same", level="debug"), said("p1r0/x.log", "same", level="debug")])

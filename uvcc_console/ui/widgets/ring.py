@@ -36,6 +36,11 @@ def sources_of(entry: LogEntry) -> list[str]:
     return entry.source.split(" ") if entry.level != "debug" else [entry.source]
 
 
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Pods in the order that people count in, whichever spoke first: p0r2 before p0r10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
 class RingLog:
     """The newest ``cap`` lines (a quarter more between trims). Positions are of shown lines, 0 = oldest shown."""
 
@@ -74,7 +79,7 @@ class RingLog:
             old = self._lines[at]
             said_by = sources_of(old)
             if entry.ts - old.ts <= TOGETHER_S and entry.source not in said_by:
-                both = replace(old, source=f"{old.source} {entry.source}", detail="")
+                both = replace(old, source=" ".join(sorted([*said_by, entry.source], key=_by_number)), detail="")
                 self._lines[at] = both
                 if self._shown is not None and self._passes(both):
                     number = at + self.dropped
