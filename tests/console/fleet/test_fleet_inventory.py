@@ -146,7 +146,7 @@ async def test_a_quote_says_what_fits_and_what_does_not(provider: InventoryProvi
     ("entry", "says"),
     [
         ({"host": "a", "user": "u", "prot": 22}, "did you mean port"),
-        ({"host": "a"}, "user"),
+        ({"user": "u"}, "host"),
         ({"host": "a", "user": "u", "port": 0}, "port"),
         ("a.example", "not a mapping"),
     ],
