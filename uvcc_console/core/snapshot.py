@@ -183,6 +183,7 @@ class LogEntry:
     """One line of the merged event log. ``area``: what it is about, where that is known.
 
     ``text`` is the same for every pod that says the same, ``detail`` what is this pod's own: hashes, numbers.
+    ``alert``: the name of the alert that the line is, by which its runbook is found.
     """
 
     ts: float
@@ -191,6 +192,7 @@ class LogEntry:
     text: str
     area: str = ""
     detail: str = ""
+    alert: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,7 @@ def _verdict(s: Snapshot, e: ev.PhaseVerdict) -> Snapshot:
 
 def _alert(s: Snapshot, e: ev.Alert) -> Snapshot:
     text = e.text + (f" ({e.hint})" if e.hint else "")
-    entry = LogEntry(e.ts, e.level, e.subject or e.name, text)
+    entry = LogEntry(e.ts, e.level, e.subject or e.name, text, alert=e.name)
     return replace(s, alerts=(*s.alerts[-99:], entry), log=(*s.log[-(LOG_KEEP - 1) :], entry))
 
 

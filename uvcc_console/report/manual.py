@@ -115,6 +115,15 @@ def look_up(topic: str, known: Sequence[ManualPage]) -> tuple[ManualPage, str]:
     raise ConfigError(f"the manual has nothing named {topic[:60]!r}", f"did you mean {near}? see: uvcc docs --list")
 
 
+def knows(topic: str, known: Sequence[ManualPage]) -> bool:
+    """Whether the manual has such a topic."""
+    try:
+        look_up(topic, known)
+    except ConfigError:
+        return False
+    return True
+
+
 def search(words: str, known: Sequence[ManualPage], most: int = 60) -> list[ManualSection]:
     """Sections that hold every word; those whose heading does come first."""
     wanted = words.lower().split()

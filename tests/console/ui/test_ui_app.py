@@ -126,6 +126,22 @@ async def test_the_manual_opens_from_the_help_and_by_a_command(folder: Path) -> 
         assert isinstance(d.app.screen, ManualScreen)
 
 
+async def test_the_manual_opens_at_the_newest_alert(folder: Path) -> None:
+    from textual.containers import VerticalScroll
+
+    from uvcc_console.ui.screens.manual_screen import ManualScreen
+
+    story = Story().full(5)
+    story.add(ev.Alert(level="error", name="path_dead", text="path ssh down", subject="p0r0"))
+    story.add(ev.Alert(level="info", name="link", text="link auto: relay"))
+    async with desk(story, folder) as d:
+        await d.press("question_mark")
+        await d.press("m")
+        await d.settle()
+        assert isinstance(d.app.screen, ManualScreen)
+        assert d.app.screen.query_one("#manual-text", VerticalScroll).border_subtitle == "runbooks/alerts#path_dead"
+
+
 async def test_help_shows_the_focused_panel_first(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
         d.app.main.query_one(ChartsPanel).focus()

@@ -275,20 +275,22 @@ class Commands(ViewActions, LogActions):
         self._open(help_screen, answered)
 
     def do_docs(self, text: str) -> None:
-        """The manual, at a topic; without one at the runbooks. It does not cover a halt."""
+        """The manual, at a topic; without one at the newest alert's runbook. It does not cover a halt."""
         from uvcc_console.report import manual
         from uvcc_console.ui.screens.manual_screen import ManualScreen
 
         if halting(self.app.snap):
             self.app.say("manual: a halt is under way and would be covered; uvcc docs shows it elsewhere", "warning")
             return
+        told = [f"runbooks/alerts#{entry.alert}" for entry in self.app.snap.alerts if entry.level in ("warn", "error")]
         try:
             known = manual.pages()
-            manual.look_up(text or RUNBOOKS, known)
+            topic = text or next((t for t in reversed(told) if manual.knows(t, known)), RUNBOOKS)
+            manual.look_up(topic, known)
         except UvccError as e:
             self.app.say(str(e), "warning")
             return
-        self._open(ManualScreen(known, text or RUNBOOKS))
+        self._open(ManualScreen(known, topic))
 
     def _open(self, screen: Screen[Any], answered: Callable[[Any], None] | None = None) -> None:
         """Open a dialog, beside a halt that is shown and not over it."""

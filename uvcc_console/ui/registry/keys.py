@@ -198,7 +198,7 @@ _ALL = (
              "q", group="screen", guarded=True, footer=True),
     UiAction("help", "question_mark", "?", "help", "the focused panel first, then every key", _always,
              "help", "uvcc --help", "screen", footer=True),
-    UiAction("docs", "", ":docs", "manual", "the manual: a page, an alert, a gate, a verb; m in the help opens it, too",
+    UiAction("docs", "", ":docs", "manual", "the manual at a topic, or at the newest alert; m in the help, too",
              _always, "docs", "uvcc docs", "screen"),
     UiAction("command", "colon", ":", "command", "type a command", _always, group="screen", footer=True),
     UiAction("filter", "slash", "/", "filter", "show only matching workers and log lines", _run,

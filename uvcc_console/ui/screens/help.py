@@ -41,7 +41,9 @@ def help_lines(context: Context, panel: str, panel_help: str, width: int) -> lis
                 line.append((f"  {a.cli}", "muted"))
             lines += wrap(line, width, " " * 21)
         lines.append([("", "")])
-    last = "Tab moves between panels, j k and the arrows inside them. m opens the manual. Esc closes."
+    last = (
+        "Tab moves between panels, j k and the arrows inside them. m opens the manual, at the newest alert. Esc closes."
+    )
     lines += wrap([(last, "muted")], width)
     return lines
 
