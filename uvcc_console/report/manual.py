@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.suggest import nearest
+from uvcc_engine.contract.suggest import CLOSE, nearest
 
 START: Final = "index"
 LONG: Final = 90
@@ -111,8 +111,9 @@ def look_up(topic: str, known: Sequence[ManualPage]) -> tuple[ManualPage, str]:
             if part.anchor and part.anchor in (wanted, f"uvcc-{wanted}"):
                 return page, part.anchor
     headings = [part.heading for page in known for part in sections(page)]
-    near = nearest(word, [*(p.name.rpartition("/")[2] for p in known), *headings])
-    raise ConfigError(f"the manual has nothing named {topic[:60]!r}", f"did you mean {near}? see: uvcc docs --list")
+    near = nearest(word, [*(p.name.rpartition("/")[2] for p in known), *headings], CLOSE)
+    hint = f"did you mean {near}? " if near else ""
+    raise ConfigError(f"the manual has nothing named {topic[:60]!r}", f"{hint}see: uvcc docs --list")
 
 
 def knows(topic: str, known: Sequence[ManualPage]) -> bool:
