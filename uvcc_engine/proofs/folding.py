@@ -36,7 +36,7 @@ def schedule(sizes: Sizes) -> list[int]:
     total = sum(sizes.numbers) + sum(sizes.masks)
     if total == 0:
         return []
-    first = 128 if total > 16 * _MANY else 64 if total > _MANY else 16
+    first = 64 if total > _MANY else 16
     folds, left = [first], sizes.after(first)
     while left > 1:
         folds.append(4 if left > _MANY else min(16, 1 << (left - 1).bit_length()))

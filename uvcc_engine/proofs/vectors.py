@@ -62,6 +62,7 @@ class Arithmetic:
         return torch.nn.functional.pad(x, (0, self.ring.degree - x.shape[-1]))
 
 
+_OUTER = 1 << 20  # products of coefficients at a time
 _LIMB = 22  # bits: a limb times 2^31 is exact as a double
 
 
@@ -105,13 +106,9 @@ class NumberBlock:
 
     def gram(self, at: Arithmetic, fold: int) -> Tensor:
         u, v = _grouped(known(self.before), fold), _grouped(known(self.after), fold)
-        groups, wide_u, wide_v = u.shape[0], u.shape[2], v.shape[2]
-        outer = at.product(u.reshape(groups, -1).T, v.reshape(groups, -1))
-        pairs = outer.reshape(fold, wide_u, fold, wide_v).permute(0, 2, 1, 3)
-        if wide_u > 1 and wide_v > 1:
-            elements = at.ring.collapsed(pairs)
-        else:
-            elements = at.widened(pairs.reshape(fold, fold, -1))
+        after = v.reshape(v.shape[0], -1)
+        slab = max(1, _OUTER // (u.shape[2] * after.shape[1]))
+        elements = torch.cat([_pairs(at, u[:, k : k + slab], after, fold) for k in range(0, fold, slab)])
         return _diagonals(elements)
 
     def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
@@ -119,6 +116,16 @@ class NumberBlock:
 
     def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
         return _folded(at, _grouped(known(self.after), len(powers)), powers.flip(0))
+
+
+def _pairs(at: Arithmetic, u: Tensor, after: Tensor, fold: int) -> Tensor:
+    """``[slab, L, d]``: products of ``u`` ``[groups, slab, wide]`` and ``after`` ``[groups, L wide]`` over groups."""
+    groups, slab, wide = u.shape
+    outer = at.product(u.reshape(groups, -1).T, after)
+    pairs = outer.reshape(slab, wide, fold, -1).permute(0, 2, 1, 3)
+    if wide > 1 and pairs.shape[3] > 1:
+        return at.ring.collapsed(pairs)
+    return at.widened(pairs.reshape(slab, fold, -1))
 
 
 def _diagonals(pairs: Tensor) -> Tensor:
