@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import httpx
 from cloudfake import KEY, CloudFake, LambdaFake, RunPodFake, VastFake
 from primefake import PrimeFake
+from primerecords import FakePod
 from virtualtime import VirtualClock
 
 from uvcc_console.fleet.cloud.ready import Readiness
@@ -40,6 +41,9 @@ class PrimeSide(PrimeFake):
     def fail(self, op: str, action: str, *nth: int, **more: Any) -> None:  # type: ignore[override]
         self.drifts = True
         super().fail(*self.OPS[op], action, *nth, **more)
+
+    def foreign(self, name: str) -> FakePod:  # type: ignore[override]
+        return self.pods[super().foreign(name)]
 
     def asked(self, op: str, path: str = "") -> list[Any]:
         return super().asked(*self.OPS[op]) if op in self.OPS else super().asked(op, path)

@@ -21,6 +21,7 @@ from uvcc_console.fleet.cloud.ends import LAG_S
 from uvcc_console.fleet.cloud.guard import OverCap
 from uvcc_console.fleet.cloud.intents import Intents
 from uvcc_console.fleet.provider import Caps, Pod
+from uvcc_console.runs.sweep import sweep
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 OUTSIDE: Any = ["nobody said so"]
@@ -491,6 +492,16 @@ async def a_stray_goes_and_the_held_pod_stays(w: CloudWorld) -> None:
     strays = [p for p in await w.provider.list("uvcc-") if p.stray]
     assert strays == []
     await w.provider.prove(ended=False)
+    assert [p.provider_id for p in await w.provider.list(RUN)] == [pod.provider_id]
+
+
+async def a_vendor_that_obeys_twice(w: CloudWorld) -> None:
+    """Two pods under one try's name: the sweep ends the one that the run does not hold, by its id."""
+    (pod,) = await w.up()
+    (name,) = w.fake.billing
+    w.fake.foreign(name).foreign = False
+    assert len(w.fake.billing) == 2
+    assert [p.name for p in await sweep(w.provider, f"{RUN}-")] == [name]
     assert [p.provider_id for p in await w.provider.list(RUN)] == [pod.provider_id]
 
 
