@@ -127,7 +127,7 @@ async def test_a_job_is_queued_with_an_end_of_its_own_and_no_secret(world: World
 
 async def test_hours_in_the_queue_are_waited_for(world: World) -> None:
     _, queue, provider = world
-    queue.wait_s = 4 * 3600.0
+    queue.wait_s = 3 * 1800.0
     await up(provider)
     assert len(queue.jobs) == 1
     await down(provider)
