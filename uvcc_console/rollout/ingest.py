@@ -30,7 +30,7 @@ def start(bus: Bus, member: Member) -> asyncio.Task[None]:
         if error is not None:
             log.error("nothing of it is journalled any more", pod=member.name, exc_info=error)
             text = f"nothing of {member.name} is journalled any more: {clean(f'{type(error).__name__}: {error}', 200)}"
-            hint = "halt it, then uvcc resume: a new conductor reads on where this one stopped"
+            hint = "F9 halts it all the same; then tear it down: its evidence comes home first"
             bus.record([ev.Alert(level="error", name="ingest", text=text, hint=hint, subject=member.name)])
 
     task.add_done_callback(ended)
