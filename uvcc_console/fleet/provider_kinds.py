@@ -177,7 +177,7 @@ def section_for(fleet: Mapping[str, Any], pod: str) -> dict[str, Any]:
 
 def place_of(pod: str) -> tuple[int, int]:
     """Party and replica out of a pod's name, ``...-p0r1``; (0, 0) for another form."""
-    found = re.search(r"p([0-9]{1,6})r([0-9]{1,6})(x[0-9a-z]{6})?$", pod)
+    found = re.search(r"p([0-9]{1,6})r([0-9]{1,6})(x[0-9a-z]{6})?\Z", pod)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 

@@ -7,6 +7,7 @@ sister fails the collective that misses her.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import threading
@@ -84,9 +85,10 @@ def word_of(store: Any, rank: int, party: int) -> PeerLostError | None:
     """What a rank said at the meeting place before it gave up, which ``rank`` has heard now; None if nobody did."""
     if not store.check([GONE]):
         return None
-    store.set(f"{HEARD}/{rank}", "")
     # whoever reaches the meeting place can write there: what it says is short and clean before it stands in a log
     said = bytes(store.get(GONE))[:_WORD_BYTES].decode(errors="replace")
+    with contextlib.suppress(RuntimeError):  # read first: the place may close as soon as all have heard
+        store.set(f"{HEARD}/{rank}", "")
     who, _, why = "".join(c if c.isprintable() else " " for c in said).partition(" ")
     return lost_before(int(who) if who.isascii() and who.isdecimal() and len(who) < 7 else -1, party, why)
 

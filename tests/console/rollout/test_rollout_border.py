@@ -13,7 +13,7 @@ import pytest
 
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import PodView
-from uvcc_console.fleet import inventory
+from uvcc_console.fleet import provider_kinds
 from uvcc_console.fleet.pod import unpack
 from uvcc_console.halt.relay_path import RelayMailbox
 from uvcc_console.plan.plan import pod_prefix
@@ -180,8 +180,8 @@ def test_a_domains_file_makes_its_own_folder_and_no_other(
 
 @pytest.mark.parametrize("name", ["uvcc-r-p²r0", "uvcc-r-p" + "9" * 5000 + "r0", "uvcc-r-p0", "x", "", "uvcc-r-p1r2\n"])
 def test_a_claim_is_placed_whatever_it_says(name: str) -> None:
-    assert inventory._place(name) == (0, 0)
-    assert inventory._place("uvcc-r-p1r2") == (1, 2)
+    assert provider_kinds.place_of(name) == (0, 0)
+    assert provider_kinds.place_of("uvcc-r-p1r2") == (1, 2)
 
 
 @pytest.mark.parametrize("prefix", ["uvcc-../../x-", "uvcc-a b-", "uvcc-\x1b-", "uvcc-" + "a" * 200 + "-"])

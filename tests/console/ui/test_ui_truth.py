@@ -46,7 +46,7 @@ async def test_a_fresh_attach_to_a_long_run_is_catching_up_and_never_shows_death
     story = Story(replicas=8).full(200, seconds=1.0)
     async with desk(story, folder, budget_s=0.0, after=300.0) as d:
         seen = 0
-        while d.app.source.behind and seen < 40:
+        while d.app.source.behind and seen < 12:
             d.app._frames._painted = float("-inf")
             for _ in range(60):
                 d.app.source.poll()

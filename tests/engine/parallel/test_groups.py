@@ -14,7 +14,7 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.contract.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress, device_slot
-from uvcc_engine.parallel.presence import not_coming
+from uvcc_engine.parallel.presence import not_coming, word_of
 
 Events = list[tuple[str, dict[str, Any]]]
 
@@ -148,3 +148,27 @@ def test_no_communicator_holds_a_device_twice() -> None:
             assert len(set(slots)) == len(slots)
     with pytest.raises(ConfigError, match="device twice"):
         device_slot(Coord(0, 0, 0, 0), 3, size)
+
+
+def test_a_word_is_read_before_its_place_may_close() -> None:
+    """The place closes as soon as all have heard: whoever says so first could find nobody to read from."""
+
+    class ClosesOnceHeard:
+        heard = False
+
+        def check(self, keys: list[str]) -> bool:
+            return True
+
+        def get(self, key: str) -> bytes:
+            if self.heard:
+                raise RuntimeError("Failed to recv, got 0 bytes")
+            return b"0 its input is damaged"
+
+        def set(self, key: str, value: str) -> None:
+            self.heard = True
+            raise RuntimeError("Broken pipe")
+
+    told = word_of(ClosesOnceHeard(), 2, 0)
+    assert told is not None
+    assert "rank 0 of P0" in told.what
+    assert "its input is damaged" in told.what
