@@ -31,6 +31,8 @@ _GONE: dict[Any, tuple[str, ...]] = {
     time: ("CLOCK_BOOTTIME", "pthread_getcpuclockid"),
 }
 _LIBC = ("prctl", "mallopt")
+_BOOT = "/proc/sys/kernel/random/boot_id"
+"""A Mac names its boots, too (sysctl): a machine that did not would refuse to go on with any transcript."""
 
 
 def _hidden(path: object) -> bool:
@@ -39,7 +41,7 @@ def _hidden(path: object) -> bool:
     if not isinstance(path, str | os.PathLike):
         return False
     text = os.fspath(path)
-    return isinstance(text, str) and (text == "/proc" or text.startswith("/proc/"))
+    return isinstance(text, str) and text != _BOOT and (text == "/proc" or text.startswith("/proc/"))
 
 
 def _for_psutil() -> bool:

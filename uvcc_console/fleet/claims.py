@@ -6,9 +6,7 @@ may still be there is known without asking every host of the inventory.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uvcc_console.core import paths
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.files import append_synced
 
 FILE = "inventory_claims.jsonl"
 _NAME = re.compile(r"uvcc-(?P<run>.+)-p[0-9]{1,6}r[0-9]{1,6}")
@@ -36,17 +34,7 @@ class Claims:
     def note(self, name: str, host: str, over: str = "") -> None:
         """Raises UvccError if the disk refuses; then no claim may be made."""
         row = {"ts": round(time.time(), 3), "name": name, "host": host} | ({"over": over} if over else {})
-        line = "\n" + json.dumps(row) + "\n"  # the line before may have been cut short
-        try:
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try:
-                if os.write(fd, line.encode()) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError as e:
-            raise UvccError(f"cannot write {self.path}: {e.strerror}", "free disk space; no host was claimed") from e
+        append_synced(self.path, row, "free disk space; no host was claimed")
 
     def open(self, prefix: str = "") -> list[tuple[str, str]]:
         """(name, host) of every claim that may be there, in the order they were asked for."""

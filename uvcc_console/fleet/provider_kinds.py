@@ -38,10 +38,10 @@ _OWN: Final = {
     "local": "uvcc_console.fleet.local_provider:KIND",
     "inventory": "uvcc_console.fleet.inventory:KIND",
     "prime": "uvcc_console.fleet.prime:KIND",
-    "runpod": "uvcc_console.fleet.runpod:KIND",
-    "lambda": "uvcc_console.fleet.lambda_cloud:KIND",
-    "vast": "uvcc_console.fleet.vast:KIND",
-    "slurm": "uvcc_console.fleet.slurm:KIND",
+    "runpod": "uvcc_console.fleet.vendors.runpod:KIND",
+    "lambda": "uvcc_console.fleet.vendors.lambda_cloud:KIND",
+    "vast": "uvcc_console.fleet.vendors.vast:KIND",
+    "slurm": "uvcc_console.fleet.vendors.slurm:KIND",
     PARTIES_KIND: "uvcc_console.fleet.by_party:KIND",
 }
 

@@ -125,6 +125,24 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+def append_synced(path: Path, row: Mapping[str, Any], hint: str) -> None:
+    """Add one line of JSON, for the owner alone, and have it on disk before this returns.
+
+    Raises UvccError with ``hint`` if the disk refuses. The line before may have been cut short: ours begins on its own.
+    """
+    line = f"\n{json.dumps(row)}\n".encode()
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            if os.write(fd, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as e:
+        raise UvccError(f"cannot write {path}: {e.strerror}", hint) from e
+
+
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
     """Replace ``path`` by ``data``: all of it or nothing. Raises UvccError naming the file, with a hint."""
     temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:12]}")

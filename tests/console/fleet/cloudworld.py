@@ -18,12 +18,12 @@ from virtualtime import VirtualClock
 from uvcc_console.fleet.cloud.ready import Readiness
 from uvcc_console.fleet.cloud.saga import CloudProvider
 from uvcc_console.fleet.cloud.vendor import Cloud, SshTarget
-from uvcc_console.fleet.lambda_cloud import LambdaClient
 from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.provider import Pod, PodRequest
-from uvcc_console.fleet.runpod import RunPodClient
-from uvcc_console.fleet.vast import VastClient
+from uvcc_console.fleet.vendors.lambda_cloud import LambdaClient
+from uvcc_console.fleet.vendors.runpod import RunPodClient
+from uvcc_console.fleet.vendors.vast import VastClient
 
 RUN = "uvcc-demo-20261121-0115-ab12"
 

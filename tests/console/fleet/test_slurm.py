@@ -16,7 +16,7 @@ from uvcc_console.fleet.cloud.ready import Readiness
 from uvcc_console.fleet.cloud.saga import CloudProvider
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.fleet.provider_kinds import provider_for
-from uvcc_console.fleet.slurm import Answer, SlurmClient, here
+from uvcc_console.fleet.vendors.slurm import Answer, SlurmClient, here
 from uvcc_console.plan.profile import parse
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 

@@ -79,6 +79,10 @@ class Uvcc:
         """Every process that was started with this data folder and still lives."""
         return {pid: command for pid, command in _processes(f"UVCC_HOME={self.home}")}
 
+    def on_pods(self) -> dict[int, str]:
+        """Every process of this user's local pods that still lives, such as those of a run that nobody tore down."""
+        return {pid: command for pid, command in _processes(f"UVCC_POD={self.temp}/", beginning=True)}
+
 
 @contextlib.contextmanager
 def user_at(home: Path) -> Iterator[Uvcc]:
@@ -86,16 +90,18 @@ def user_at(home: Path) -> Iterator[Uvcc]:
     temp = Path(tempfile.mkdtemp(prefix="uv", dir="/tmp"))  # socket paths below it must stay short
     user = Uvcc(home, temp)
     yield user
-    for pid in user.processes():
-        os.kill(pid, signal.SIGKILL)
+    for pid in [*user.processes(), *user.on_pods()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     shutil.rmtree(temp)
 
 
-def _processes(mark: str) -> Iterator[tuple[int, str]]:
+def _processes(mark: str, *, beginning: bool = False) -> Iterator[tuple[int, str]]:
     name, _, value = mark.partition("=")
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or not ours
-            if process.pid != os.getpid() and process.environ().get(name) == value:
+            said = process.environ().get(name, "")
+            if process.pid != os.getpid() and (said.startswith(value) if beginning else said == value):
                 yield process.pid, " ".join(process.cmdline())
 
 

@@ -218,6 +218,7 @@ def test_evidence_came_home_and_secrets_did_not(
 
 def test_nothing_of_a_run_is_left(uvcc: Uvcc, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]) -> None:
     assert uvcc.processes() == {}
+    assert uvcc.on_pods() == {}
     assert list(uvcc.temp.iterdir()) == []
     assert uvcc.json("pods") == []
 

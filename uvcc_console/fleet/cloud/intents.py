@@ -6,10 +6,8 @@ gone, or proven never to have been. Which pods are a run's own, and which of the
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.fleet.provider import Books
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.files import append_synced
 
 FILE = "intents.jsonl"
 _EARLIER = "prime_intents.jsonl"  # what runs of before 0.1 called it
@@ -95,17 +93,8 @@ class Intents:
 
     def note(self, ts: float, **fields: object) -> None:
         """Raises UvccError if the disk refuses; then nothing may be created."""
-        line = "\n" + json.dumps({"ts": round(ts, 3), **fields}) + "\n"  # the line before may have been cut short
-        try:
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                if os.write(fd, line.encode()) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError as e:
-            raise UvccError(f"cannot write {self.path}: {e.strerror}", "free disk space; no pod was created") from e
+        row = {"ts": round(ts, 3), **fields}
+        append_synced(self.path, row, "free disk space; no pod was created")
 
     def tries(self, prefix: str = "") -> dict[str, Try]:
         """Every try at a pod whose name starts so, by its name.

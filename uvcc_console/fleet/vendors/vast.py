@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import httpx
 
-from uvcc_console.fleet.cloud.calls import Call, Calls, CloudRefused, kind_of
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
+from uvcc_console.fleet.cloud.calls import Call, CloudRefused, kind_of
+from uvcc_console.fleet.cloud.choice import OfferFilter
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
-from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor, choose
-from uvcc_console.fleet.cloud.vendor import AccountKey, PastPod, RentedPod, SshTarget
+from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
+from uvcc_console.fleet.cloud.plain_vendor import RestVendor
+from uvcc_console.fleet.cloud.vendor import AccountKey, RentedPod, SshTarget
 from uvcc_console.fleet.provider_kinds import ProviderKind
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 NAME: Final = "vast"
+URL: Final = "https://console.vast.ai/api/v0"
 IMAGE: Final = "vastai/pytorch:@vastai-automatic-tag"
 DISK_GIB: Final = 40
 MOST: Final = 500
@@ -30,17 +32,12 @@ _KINDS: Final = {
 }
 
 
-class VastClient(Calls):
+class VastClient(RestVendor):
     """One account."""
 
     name = NAME
-    distinct = False
-
-    def __init__(
-        self, url: str, key: str, *, clock: Clock | None = None, transport: httpx.AsyncBaseTransport | None = None
-    ) -> None:
-        super().__init__(url, key, transport=transport, clock=clock)
-        self.where = "" if url == VENDOR.url else url
+    home = URL
+    image = IMAGE
 
     def _kind(self, response: httpx.Response, said: str) -> str:
         """Vast names what it refuses with by a word."""
@@ -71,11 +68,6 @@ class VastClient(Calls):
         answer = mapping(await self._send(Call("POST", "/bundles/", [], query)), "vast's list of offers")
         return [_offer(row, wanted.spot) for row in rows(answer.get("offers"), "vast's list of offers")]
 
-    def choose(
-        self, rows: Sequence[PlainOffer], wanted: OfferFilter, parties: Collection[int], settled: Mapping[int, str]
-    ) -> OfferChoice:
-        return choose(rows, wanted, parties, NAME, IMAGE)
-
     # instances
 
     async def rent(
@@ -101,31 +93,18 @@ class VastClient(Calls):
         return [_pod(row) for row in rows(answer.get("instances"), "vast's list of instances")]
 
     async def pod(self, pod_id: str) -> RentedPod | None:
-        try:
-            answer = await self._get(f"/instances/{ident(pod_id, 'an instance')}/", ("owner", "me"))
-        except CloudRefused as e:
-            if e.kind != "missing":
-                raise
+        call = Call("GET", f"/instances/{ident(pod_id, 'an instance')}/", [("owner", "me")])
+        known, answer = await self._known(call)
+        if not known:
             return None
         found = mapping(answer, "vast's instance").get("instances")
         return _pod(found) if found else None
 
-    async def history(self) -> Sequence[PastPod]:
-        return ()
-
     async def delete(self, pod_id: str) -> bool:
-        try:
-            answer = part(await self._send(Call("DELETE", f"/instances/{ident(pod_id, 'an instance')}/", [])))
-        except CloudRefused as e:
-            if e.kind != "missing":
-                raise
-            return False
-        if answer.get("success") is False:
-            raise UnreachableError(f"vast does not end {pod_id}: {text(answer.get('msg'))}", "it is asked again")
-        return True
-
-    def logins(self, pod: RentedPod) -> Sequence[SshTarget]:
-        return pod.logins
+        known, answer = await self._known(Call("DELETE", f"/instances/{ident(pod_id, 'an instance')}/", []))
+        if part(answer).get("success") is False:
+            raise UnreachableError(f"vast does not end {pod_id}: {text(part(answer).get('msg'))}", "it is asked again")
+        return known
 
     # the account
 
@@ -151,11 +130,7 @@ class VastClient(Calls):
         return AccountKey(ident(part(answer.get("key")).get("id"), "vast's key"), name, line)
 
     async def delete_ssh_key(self, key_id: str) -> None:
-        try:
-            await self._send(Call("DELETE", f"/ssh/{ident(key_id, 'a key')}/", []))
-        except CloudRefused as e:
-            if e.kind != "missing":
-                raise
+        await self._known(Call("DELETE", f"/ssh/{ident(key_id, 'a key')}/", []))
 
 
 def _offer(row: Mapping[str, Any], spot: bool) -> PlainOffer:
@@ -212,7 +187,7 @@ def _client(url: str, key: str, clock: Clock) -> VastClient:
 
 VENDOR: Final = Vendor(
     NAME,
-    "https://console.vast.ai/api/v0",
+    URL,
     ("VAST_API_KEY",),
     _client,
     ("~/.config/vastai/vast_api_key", "~/.vast_api_key"),

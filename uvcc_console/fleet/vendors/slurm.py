@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,10 +17,11 @@ from pydantic import Field, model_validator
 
 from uvcc_console.core.log import logger
 from uvcc_console.fleet.cloud.calls import CloudRefused
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
+from uvcc_console.fleet.cloud.choice import OfferFilter
 from uvcc_console.fleet.cloud.clock import Clock
-from uvcc_console.fleet.cloud.own_machines import PlainOffer, choose
-from uvcc_console.fleet.cloud.vendor import AccountKey, EndedPod, PastPod, RentedPod, SshTarget
+from uvcc_console.fleet.cloud.own_machines import PlainOffer
+from uvcc_console.fleet.cloud.plain_vendor import PlainVendor
+from uvcc_console.fleet.cloud.vendor import EndedPod, PastPod, RentedPod, SshTarget
 from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.runclock import FILE as CLOCK
 from uvcc_console.fleet.runclock import RunClock
@@ -89,11 +90,11 @@ async def here(argv: Sequence[str], stdin: bytes) -> Answer:
     return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
 
 
-class SlurmClient:
+class SlurmClient(PlainVendor):
     """One user's jobs. ``minutes``: Slurm ends each after so long."""
 
     name = NAME
-    distinct = False
+    free = True
     where = ""
 
     def __init__(
@@ -145,11 +146,6 @@ class SlurmClient:
                     provisioning_time=self._queue_hours * 30.0,  # a job that waits in its queue is left there
                 )
         return list(found.values())
-
-    def choose(
-        self, rows: Sequence[PlainOffer], wanted: OfferFilter, parties: Collection[int], settled: Mapping[int, str]
-    ) -> OfferChoice:
-        return choose(rows, wanted, parties, NAME, "", free=True)
 
     # jobs
 
@@ -211,23 +207,6 @@ class SlurmClient:
     async def delete(self, pod_id: str) -> bool:
         code, _, _ = await self._run("scancel", _number(pod_id))
         return code == 0
-
-    def logins(self, pod: RentedPod) -> Sequence[SshTarget]:
-        return pod.logins
-
-    # the account
-
-    async def wallet(self) -> float | None:
-        return None
-
-    async def ssh_keys(self) -> Sequence[AccountKey]:
-        return ()
-
-    async def add_ssh_key(self, name: str, public_key: str) -> AccountKey:
-        return AccountKey(public_key, name, public_key)
-
-    async def delete_ssh_key(self, key_id: str) -> None:
-        return None
 
     async def close(self) -> None:
         return None

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import httpx
-
-from uvcc_console.fleet.cloud.calls import PAGES, Call, Calls, CloudRefused
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
+from uvcc_console.fleet.cloud.calls import PAGES, Call
+from uvcc_console.fleet.cloud.choice import OfferFilter
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
-from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor, choose
-from uvcc_console.fleet.cloud.vendor import AccountKey, PastPod, RentedPod, SshTarget
+from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
+from uvcc_console.fleet.cloud.plain_vendor import RestVendor
+from uvcc_console.fleet.cloud.vendor import RentedPod, SshTarget
 from uvcc_console.fleet.provider_kinds import ProviderKind
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 
 NAME: Final = "runpod"
+URL: Final = "https://api.runpod.io/v2"
 IMAGE: Final = "runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04"
 DISK_GIB: Final = 40
 PAGE: Final = 100
 
 
-class RunPodClient(Calls):
+class RunPodClient(RestVendor):
     """One account. The run's SSH key goes into each pod by ``PUBLIC_KEY``: the account's own keys stay as they are."""
 
     name = NAME
-    distinct = False
-
-    def __init__(
-        self, url: str, key: str, *, clock: Clock | None = None, transport: httpx.AsyncBaseTransport | None = None
-    ) -> None:
-        super().__init__(url, key, transport=transport, clock=clock)
-        self.where = "" if url == VENDOR.url else url
+    home = URL
+    image = IMAGE
 
     async def permitted(self) -> None:
         await self._get("/pods", ("limit", 1))
@@ -57,11 +52,6 @@ class RunPodClient(Calls):
                 where = text(place.get("id"))
                 found.append(PlainOffer(gpu, NAME, where, gpu, count, (price or 0.0) * count, memory, stock=stock))
         return found
-
-    def choose(
-        self, rows: Sequence[PlainOffer], wanted: OfferFilter, parties: Collection[int], settled: Mapping[int, str]
-    ) -> OfferChoice:
-        return choose(rows, wanted, parties, NAME, IMAGE)
 
     # pods
 
@@ -100,41 +90,12 @@ class RunPodClient(Calls):
         raise UnreachableError("runpod's list of pods does not end", "the API may have changed")
 
     async def pod(self, pod_id: str) -> RentedPod | None:
-        try:
-            return _pod(await self._get(f"/pods/{ident(pod_id, 'a pod')}"))
-        except CloudRefused as e:
-            if e.kind != "missing":
-                raise
-            return None
-
-    async def history(self) -> Sequence[PastPod]:
-        return ()
+        known, answer = await self._known(Call("GET", f"/pods/{ident(pod_id, 'a pod')}", []))
+        return _pod(answer) if known else None
 
     async def delete(self, pod_id: str) -> bool:
-        try:
-            await self._send(Call("DELETE", f"/pods/{ident(pod_id, 'a pod')}", []))
-        except CloudRefused as e:
-            if e.kind != "missing":
-                raise
-            return False
-        return True
-
-    def logins(self, pod: RentedPod) -> Sequence[SshTarget]:
-        return pod.logins
-
-    # the account
-
-    async def wallet(self) -> float | None:
-        return None
-
-    async def ssh_keys(self) -> Sequence[AccountKey]:
-        return ()
-
-    async def add_ssh_key(self, name: str, public_key: str) -> AccountKey:
-        return AccountKey(public_key, name, public_key)
-
-    async def delete_ssh_key(self, key_id: str) -> None:
-        return None
+        known, _ = await self._known(Call("DELETE", f"/pods/{ident(pod_id, 'a pod')}", []))
+        return known
 
 
 def _pod(row: Any) -> RentedPod:
@@ -168,5 +129,5 @@ def _client(url: str, key: str, clock: Clock) -> RunPodClient:
     return RunPodClient(url, key, clock=clock)
 
 
-VENDOR: Final = Vendor(NAME, "https://api.runpod.io/v2", ("RUNPOD_API_KEY",), _client)
+VENDOR: Final = Vendor(NAME, URL, ("RUNPOD_API_KEY",), _client)
 KIND: Final = ProviderKind(NAME, RunPodFleet, VENDOR.make)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import httpx
 
-from uvcc_console.fleet.cloud.calls import Call, Calls, CloudRefused, kind_of
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
+from uvcc_console.fleet.cloud.calls import Call, kind_of
+from uvcc_console.fleet.cloud.choice import OfferFilter
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
-from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor, choose
-from uvcc_console.fleet.cloud.vendor import AccountKey, PastPod, RentedPod, SshTarget
+from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
+from uvcc_console.fleet.cloud.plain_vendor import RestVendor
+from uvcc_console.fleet.cloud.vendor import AccountKey, RentedPod, SshTarget
 from uvcc_console.fleet.provider_kinds import ProviderKind
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 
 NAME: Final = "lambda"
+URL: Final = "https://cloud.lambda.ai/api/v1"
 _KINDS: Final = {
     "global/invalid-api-key": "auth",
     "global/account-inactive": "auth",
@@ -29,17 +31,16 @@ _KINDS: Final = {
 }
 
 
-class LambdaClient(Calls):
+class LambdaClient(RestVendor):
     """One account. Instances are machines with a public address, and are logged into as ``ubuntu``."""
 
     name = NAME
-    distinct = False
+    home = URL
 
     def __init__(
         self, url: str, key: str, *, clock: Clock | None = None, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        super().__init__(url, key, transport=transport, clock=clock)
-        self.where = "" if url == VENDOR.url else url
+        super().__init__(url, key, clock=clock, transport=transport)
         self._key_names: dict[str, str] = {}
 
     def _kind(self, response: httpx.Response, said: str) -> str:
@@ -81,11 +82,6 @@ class LambdaClient(Calls):
             ]
         return found
 
-    def choose(
-        self, rows: Sequence[PlainOffer], wanted: OfferFilter, parties: Collection[int], settled: Mapping[int, str]
-    ) -> OfferChoice:
-        return choose(rows, wanted, parties, NAME, "")
-
     # instances
 
     async def rent(
@@ -108,33 +104,15 @@ class LambdaClient(Calls):
         return [_pod(row) for row in rows(await self._data("/instances"), "lambda's list of instances")]
 
     async def pod(self, pod_id: str) -> RentedPod | None:
-        try:
-            return _pod(await self._data(f"/instances/{ident(pod_id, 'an instance')}"))
-        except CloudRefused as e:
-            if e.kind != "missing":
-                raise
-            return None
-
-    async def history(self) -> Sequence[PastPod]:
-        return ()
+        known, answer = await self._known(Call("GET", f"/instances/{ident(pod_id, 'an instance')}", []))
+        return _pod(mapping(answer, "lambda's instance").get("data")) if known else None
 
     async def delete(self, pod_id: str) -> bool:
         body = {"instance_ids": [ident(pod_id, "an instance")]}
-        try:
-            await self._send(Call("POST", "/instance-operations/terminate", [], body))
-        except CloudRefused as e:
-            if e.kind != "missing":
-                raise
-            return False
-        return True
-
-    def logins(self, pod: RentedPod) -> Sequence[SshTarget]:
-        return pod.logins
+        known, _ = await self._known(Call("POST", "/instance-operations/terminate", [], body))
+        return known
 
     # the account
-
-    async def wallet(self) -> float | None:
-        return None
 
     async def ssh_keys(self) -> Sequence[AccountKey]:
         found = [
@@ -152,11 +130,7 @@ class LambdaClient(Calls):
         return AccountKey(key_id, name, public_key)
 
     async def delete_ssh_key(self, key_id: str) -> None:
-        try:
-            await self._send(Call("DELETE", f"/ssh-keys/{ident(key_id, 'a key')}", []))
-        except CloudRefused as e:
-            if e.kind != "missing":
-                raise
+        await self._known(Call("DELETE", f"/ssh-keys/{ident(key_id, 'a key')}", []))
 
 
 def _pod(row: Any) -> RentedPod:
@@ -189,5 +163,5 @@ def _client(url: str, key: str, clock: Clock) -> LambdaClient:
     return LambdaClient(url, key, clock=clock)
 
 
-VENDOR: Final = Vendor(NAME, "https://cloud.lambda.ai/api/v1", ("LAMBDA_API_KEY",), _client)
+VENDOR: Final = Vendor(NAME, URL, ("LAMBDA_API_KEY",), _client)
 KIND: Final = ProviderKind(NAME, LambdaFleet, VENDOR.make)

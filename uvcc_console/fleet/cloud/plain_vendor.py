@@ -1,0 +1,68 @@
+"""What the clients of vendors that sell their own machines have in common; each one's file says what is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from uvcc_console.fleet.cloud.calls import Call, Calls, CloudRefused
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
+from uvcc_console.fleet.cloud.clock import Clock
+from uvcc_console.fleet.cloud.own_machines import PlainOffer, choose
+from uvcc_console.fleet.cloud.vendor import AccountKey, PastPod, RentedPod, SshTarget
+
+
+class PlainVendor:
+    """One operator; no history, no wallet, and no keys of the account: the run's key goes into each pod by itself."""
+
+    name: str
+    image = ""
+    distinct = False
+    free = False
+    """Whether what it rents may cost nothing."""
+
+    def choose(
+        self, rows: Sequence[PlainOffer], wanted: OfferFilter, parties: Collection[int], settled: Mapping[int, str]
+    ) -> OfferChoice:
+        return choose(rows, wanted, parties, self.name, self.image, free=self.free)
+
+    async def history(self) -> Sequence[PastPod]:
+        return ()
+
+    def logins(self, pod: RentedPod) -> Sequence[SshTarget]:
+        return pod.logins
+
+    async def wallet(self) -> float | None:
+        return None
+
+    async def ssh_keys(self) -> Sequence[AccountKey]:
+        return ()
+
+    async def add_ssh_key(self, name: str, public_key: str) -> AccountKey:
+        return AccountKey(public_key, name, public_key)
+
+    async def delete_ssh_key(self, key_id: str) -> None:
+        return None
+
+
+class RestVendor(PlainVendor, Calls):
+    """One account at an HTTP API. ``home``: the vendor's own address."""
+
+    home: str
+
+    def __init__(
+        self, url: str, key: str, *, clock: Clock | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        super().__init__(url, key, transport=transport, clock=clock)
+        self.where = "" if url == self.home else url
+
+    async def _known(self, call: Call) -> tuple[bool, Any]:
+        """(whether the vendor knows what the call names, its answer)."""
+        try:
+            return True, await self._send(call)
+        except CloudRefused as e:
+            if e.kind != "missing":
+                raise
+            return False, None
