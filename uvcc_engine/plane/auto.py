@@ -119,6 +119,7 @@ class AutoLink:
     def proven(self, src: int, path: object) -> None:
         if path is not None:
             self._direct.proven(src, path)
+            self._tell()  # now: it may break before anybody asks this link for something again
 
     def resets(self) -> list[int]:
         found, self._resets = self._resets + self._direct.resets(), []

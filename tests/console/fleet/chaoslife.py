@@ -38,6 +38,7 @@ from uvcc_engine.contract.errors import UvccError
 SHIM: Final = Path(__file__).with_name("clockshim.c")
 TTL_S, GRACE_S = 300.0, 60.0
 TIRED_S = 200.0  # an operator who has waited so long for a run ends it
+PATIENCE_S, TEARDOWN_S = 90.0, 600.0  # for any later command, and for the teardown: only a hang takes so long
 RESUMES = 2
 LOOK_S = 0.05
 PROCESSES: Final = ("conductor", "sidecar", "agent", "zygote", "relay", "worker", "ssh")
@@ -127,14 +128,14 @@ class Chaos(Life):
 
     async def _followed(self, verb: str, console: asyncio.subprocess.Process) -> None:
         """A command to its end; one that takes longer than an operator's patience is ended with a teardown."""
-        left = max(20.0, TIRED_S - (time.monotonic() - self.began))
+        left = max(PATIENCE_S, TIRED_S - (time.monotonic() - self.began))
         try:
             async with asyncio.timeout(left):
                 self.codes.append((verb, await console.wait()))
         except TimeoutError:
             self.codes.append((f"{verb} (given up)", None))
             ending = await self._cli("teardown", self.run)
-            async with asyncio.timeout(180.0):
+            async with asyncio.timeout(TEARDOWN_S):
                 self.codes.append(("teardown", await ending.wait()))
                 await console.wait()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plane_kit import Log, direct_links, free_port, make_plane, relay_links, relay_thread, run_parties
@@ -14,6 +16,8 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.auto import AutoLink
 from uvcc_engine.plane.connect import FAULTS_VARIABLE
+from uvcc_engine.plane.connection import Connection
+from uvcc_engine.plane.direct import DirectLink
 from uvcc_engine.plane.faults import FaultyLink
 from uvcc_engine.plane.live import LivePlane
 
@@ -70,6 +74,27 @@ def test_direct_is_found_lost_and_replaced(tmp_path: Path, front: str) -> None:
             assert told[0][0] == front
             assert ("direct", "sealed frames passed both ways") in told
             assert told[-1] == (front, "the direct connection broke")
+
+
+def test_a_path_that_breaks_at_once_has_been_told() -> None:
+    """Nobody needs to ask the link for frames between the proof of a connection and its end."""
+    relay = Mock(kind="relay", **{"exchange.return_value": [], "notices.return_value": [], "down_s.return_value": 0.0})
+    direct = DirectLink(0, "", {})
+    link = AutoLink(direct, [relay], [1])
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as here:
+        link.exchange(0.0, None)
+        connection = Connection(here, 0.0, 1, "127.0.0.1")
+        direct._adopt(connection)
+        link.proven(1, connection)
+        direct.sever()
+        link.exchange(0.0, None)
+        told = [(n.fields["kind"], n.fields["why"]) for n in link.notices() if n.event == "link_choice"]
+        link.close()
+    assert told == [
+        ("relay", "not reachable directly (yet)"),
+        ("direct", "sealed frames passed both ways"),
+        ("relay", "the direct connection broke"),
+    ]
 
 
 def test_a_party_without_reachable_ports_goes_by_the_relay_alone(tmp_path: Path) -> None:
