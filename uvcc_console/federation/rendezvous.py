@@ -6,7 +6,7 @@ The relay sees signed texts and can withhold them, but not change them; one that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,10 +17,17 @@ from uvcc_console.halt.relay_path import RelayMailbox
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.files import write_atomic
 from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.signed import barriers
+from uvcc_engine.transcript.signed import roster as rosters
+from uvcc_engine.transcript.signed.barriers import Barrier, Barriers
 from uvcc_engine.transcript.signed.proposals import Equivocation, SignedProposal, Standing, standings
+from uvcc_engine.transcript.signed.roster import Roster
+from uvcc_engine.transcript.terms.proposal import Proposal
 
 PROPOSALS: Final = "proposal/"
 APPROVALS: Final = "approval/"
+ROSTERS: Final = "roster/"
+BARRIERS: Final = "barrier/"
 KEPT: Final = "proposals"
 EVIDENCE: Final = "equivocations"
 _MOST: Final = 64
@@ -46,6 +53,25 @@ class Rendezvous:
     def look(self) -> tuple[dict[str, Standing], list[Equivocation]]:
         """Every proposal that lies there, with the domains' words. Raises UvccError."""
         return standings([body for prefix in (PROPOSALS, APPROVALS) for body in self._bodies(prefix)])
+
+    def leave_roster(self, roster: Roster, sign: Callable[[bytes], str]) -> None:
+        """Put this domain's roster there; ``sign`` signs under ``ROSTER_NAMESPACE``. Raises UvccError."""
+        name = f"{ROSTERS}{roster.proposal}/{roster.attempt}/{roster.party}"
+        self.leave(name, rosters.signed(roster, sign))
+
+    def look_rosters(self, proposal: Proposal, attempt: int) -> dict[int, Roster]:
+        """The domains' rosters of an attempt by party, each as its domain signed it. Raises UvccError, see there."""
+        return rosters.gathered(proposal, attempt, self._bodies(f"{ROSTERS}{proposal.id}/{attempt}/"))
+
+    def leave_barrier(self, barrier: Barrier, sign: Callable[[bytes], str]) -> None:
+        """Put this domain's word about a stage there; ``sign`` signs under ``BARRIER_NAMESPACE``. Raises UvccError."""
+        last = barrier.stage if barrier.status == barriers.REACHED else barrier.status
+        name = f"{BARRIERS}{barrier.proposal}/{barrier.attempt}/{last}/{barrier.party}"
+        self.leave(name, barriers.signed(barrier, sign))
+
+    def look_barriers(self, proposal: Proposal, attempt: int) -> Barriers:
+        """The domains' barriers of an attempt. Raises UvccError, naming a domain that says two things of one stage."""
+        return barriers.gathered(proposal, attempt, self._bodies(f"{BARRIERS}{proposal.id}/{attempt}/"))
 
     def _bodies(self, prefix: str) -> Iterator[str]:
         self._box.after = -1
