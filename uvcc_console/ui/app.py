@@ -17,11 +17,13 @@ from textual.binding import Binding, BindingType
 from uvcc_console.core import events as ev
 from uvcc_console.ui.actions.commands import Commands, tell
 from uvcc_console.ui.actions.forwarding import forward
+from uvcc_console.ui.actions.layouts import given, taken
 from uvcc_console.ui.actions.notices import ways
 from uvcc_console.ui.actions.notify import Notifier, operators_program
 from uvcc_console.ui.actions.palette import ActionProvider
 from uvcc_console.ui.app_base import ascii_wanted, own
 from uvcc_console.ui.drawing.frames import Frames
+from uvcc_console.ui.feed.layout import Layout, keep, load
 from uvcc_console.ui.feed.source import Clock, JournalWriter, ReplaySource, SnapshotSource, open_source
 from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.urgent import soon
@@ -69,6 +71,19 @@ class UvccApp(RunConsole):
         self._tick_s = tick_s
         self._drawn: tuple[object, ...] = ()
         self._frames = Frames()
+        self.last_words = ""
+
+    def lay_out(self, layout: Layout) -> None:
+        given(self, layout)
+
+    def exit(self, *args: Any, **options: Any) -> None:
+        """Leave, remembering how this operator looks at runs."""
+        if self.keeps_layout and self.main.ready:
+            try:
+                keep(taken(self))
+            except UvccError as e:
+                self.last_words = f"the layout is not kept: {e}"
+        super().exit(*args, **options)
 
     def _notices(self) -> Callable[[str], None] | None:
         """Where notices go beside the screen; settings that cannot be read are told, and leave the console alone."""
@@ -92,6 +107,8 @@ class UvccApp(RunConsole):
         if not self.glyphs.braille:
             self.main.add_class("-ascii")
         self.recolour()
+        if self.keeps_layout:
+            self.lay_out(load())
         self.tick()
         self.set_interval(self._tick_s, self.tick)
         if self.writer is not None:
@@ -200,6 +217,10 @@ class UvccApp(RunConsole):
     def _prompted(self, event: Prompt.Done) -> None:
         self.commands.typed(event.kind, event.text, event.accepted)
 
+    @on(RunScreen.BorderClicked)
+    def _border(self, event: RunScreen.BorderClicked) -> None:
+        self.commands.open(event.number, self.main.trail.here.pod if event.number == PodPanel.number else "")
+
     @on(ScrubBar.Sought)
     def _sought(self, event: ScrubBar.Sought) -> None:
         self.commands.seek(event.part)
@@ -248,6 +269,7 @@ def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold
     ``hold`` presses F9 at once. Raises UnreadableError when there is no journal.
     """
     app = open_app(run_dir, readonly=readonly, replay=replay, hold=hold, **_look())
+    app.keeps_layout = True
     sys.setswitchinterval(TURN_S)
     try:
         return app.run() or 0
@@ -255,6 +277,8 @@ def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold
         app.source.close()
         if app.writer:
             app.writer.close()
+        if app.last_words:
+            print(app.last_words, file=sys.stderr)
 
 
 def run_home() -> int:

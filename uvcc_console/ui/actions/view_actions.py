@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from textual.screen import Screen
 
 from uvcc_console.ui.actions import compared
+from uvcc_console.ui.actions.layouts import changes, taken
 from uvcc_console.ui.actions.pod_actions import PodActions
+from uvcc_console.ui.feed.layout import Layout
+from uvcc_console.ui.screens.jump import JumpScreen, signs
 from uvcc_console.ui.screens.trail import Spot
 from uvcc_console.ui.widgets.charts import ChartsPanel
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.fleet_columns import COLUMNS as ALL_COLUMNS
 from uvcc_console.ui.widgets.fleet_columns import parsed as parse_columns
+from uvcc_console.ui.widgets.halt_panel import HaltPanel
 from uvcc_console.ui.widgets.pod_page import PodPanel
+from uvcc_console.ui.widgets.result import ResultPanel
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 
@@ -23,6 +31,9 @@ class ViewActions(PodActions):
         raise NotImplementedError
 
     def _prompt(self, kind: str, sign: str, text: str, hint: str) -> None:
+        raise NotImplementedError
+
+    def _open(self, screen: Screen[Any], answered: Callable[[Any], None] | None = None) -> None:
         raise NotImplementedError
 
     # ---- the way there and back
@@ -42,6 +53,33 @@ class ViewActions(PodActions):
         main.trail.turn(pod)
         main.lay_out()
         self.app.redraw()
+
+    def do_jump(self, _: str) -> None:
+        """A sign on every panel in sight; its key focuses that panel."""
+        main = self.app.main
+        seen = {str(p.id): p for p in main.panels() if p.display and p.region.area and p.can_focus}
+        seen |= {str(p.id): p for p in (main.query_one(HaltPanel), main.query_one(ResultPanel)) if p.region.area}
+        keys = signs({name: p.number for name, p in seen.items()})
+
+        def answered(name: str | None) -> None:
+            if name in seen:
+                seen[name].focus()
+
+        self._open(JumpScreen({name: p.region for name, p in seen.items()}, keys), answered)
+
+    def do_layout(self, text: str) -> None:
+        """Say what is kept of the layout; ``usual`` takes all of it back."""
+        app, word = self.app, text.strip()
+        if word == "usual":
+            app.lay_out(Layout())
+            app.redraw()
+            app.say("everything is laid out as usual")
+        elif word:
+            self.app.say(f"layout takes usual, not {word[:20]!r}", "warning")
+        else:
+            mine = changes(taken(app))
+            kept = "kept when you leave" if app.keeps_layout else "not kept: this screen was opened for once"
+            app.say(f"{', '.join(mine)}: {kept}; :layout usual forgets it" if mine else "everything is as usual")
 
     def do_pod(self, text: str) -> None:
         """The page of the pod that is named, or of the one under the cursor."""

@@ -229,6 +229,10 @@ _ALL = (
         for p in panels()
         if p.key
     ),
+    UiAction("jump", "J", "J", "jump", "a sign on every panel in sight: its key takes the keyboard there", _run,
+             "jump", group="screen"),
+    UiAction("layout", "", ":layout", "layout", "what is kept of how you look at runs; usual forgets it", _run,
+             "layout", group="screen"),
     UiAction("pod", "", "Enter", "pod", "the page of one pod: Enter in Fleet, or :pod NAME", _run,
              "pod", "uvcc status RUN --json", "screen"),
     UiAction("overview", "0", "0", "overview", "all panels together", _run, "overview", "uvcc attach RUN", "panels"),

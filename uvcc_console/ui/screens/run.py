@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
+from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
+from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -14,6 +16,7 @@ from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.feed.tape import Tape
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.registry.panels import Place, panels
+from uvcc_console.ui.screens.shape import Grip, Shape, grip_at
 from uvcc_console.ui.screens.trail import Spot, Trail
 from uvcc_console.ui.widgets.bars import BannerBar, Bar, FooterBar, HeaderBar, TrackBar
 from uvcc_console.ui.widgets.halt_panel import HaltPanel
@@ -39,9 +42,19 @@ class RunScreen(Screen[None]):
 
     AUTO_FOCUS = "#fleet"
 
+    class BorderClicked(Message):
+        """A click on the upper border of the panel with this number."""
+
+        def __init__(self, number: str) -> None:
+            super().__init__()
+            self.number = number
+
     def __init__(self, on_ready: Callable[[], None]) -> None:
         super().__init__()
         self.trail = Trail()
+        self.shape = Shape()
+        self._grip: Grip = ""
+        self._pressed = (-1, -1)
         self.view = View()
         self._mounted = False
         self._on_ready = on_ready
@@ -145,7 +158,50 @@ class RunScreen(Screen[None]):
         target = target or next((p for p in self.panels() if p.number == (self.page or "1")), None)
         if target is not None:
             target.focus()
+        self.apply_shape()
         self.call_after_refresh(lambda: [p.show(self.view) for p in self.panels()])
+
+    # ---- borders
+
+    def apply_shape(self) -> None:
+        """Give columns and log the sizes that were chosen, in an overview that is large enough to have both."""
+        right, log = self.query_one("#right"), self.query_one(LogView)
+        shape = self.shape.fitting(self.size.width, self.size.height) if not self.page else Shape()
+        right.styles.width = shape.right if shape.right and self.has_class("-wide") else None
+        log.styles.height = shape.log if shape.log and self.has_class("-tall") else None
+
+    def on_resize(self) -> None:
+        if self.ready:
+            self.call_after_refresh(self.apply_shape)
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        """Take hold of a border."""
+        at = (int(event.screen_x), int(event.screen_y))
+        self._pressed, self._grip = at, ""
+        if not self.page and self.has_class("-wide", "-tall"):
+            regions = (self.query_one(name).region for name in ("#body", "#right", "#log"))
+            self._grip = grip_at(*at, *regions)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Pull it."""
+        if not self._grip or not event.button:
+            self._grip = ""
+            return
+        at = (int(event.screen_x), int(event.screen_y))
+        right, log = self.query_one("#right").region, self.query_one(LogView).region
+        new = self.shape.pulled(self._grip, *at, right, log) if at != self._pressed else self.shape
+        if new != self.shape:
+            self.shape, self._pressed = new, (-1, -1)
+            self.apply_shape()
+
+    def on_mouse_up(self, event: events.MouseUp) -> None:
+        """Let go; a click on a panel's upper border opens its page, or leaves it."""
+        at, pressed = (int(event.screen_x), int(event.screen_y)), self._pressed
+        self._pressed, self._grip = (-1, -1), ""
+        if at == pressed:
+            hit = next((p for p in self.panels() if p.display and p.region.y == at[1] and p.region.contains(*at)), None)
+            if hit is not None and hit.styles.border_top[0]:
+                self.post_message(self.BorderClicked(hit.number))
 
     def focused_panel(self) -> Widget | None:
         """The panel that has the keyboard."""

@@ -272,6 +272,12 @@ class LogView(ScrollView, can_focus=True):
         self.wrap, self.pan = not self.wrap, 0
         self._again()
 
+    def look(self, *, wrap: bool, stamp: str) -> None:
+        """Show lines so; ``stamp`` is one of ``STAMPS``."""
+        if (wrap, stamp) != (self.wrap, self.stamp):
+            self.wrap, self.stamp, self.pan = wrap, stamp, 0
+            self._again()
+
     def action_stamps(self) -> None:
         """The next way to show the time."""
         self.stamp = STAMPS[(STAMPS.index(self.stamp) + 1) % len(STAMPS)]

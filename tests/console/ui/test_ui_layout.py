@@ -1,0 +1,161 @@
+"""How an operator lays the console out: borders that can be pulled and clicked, a jump to any panel, a kept layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from textual.geometry import Region
+from ui_desk import desk, modes
+from ui_journals import RUN, Story
+
+from uvcc_console.core import events as ev
+from uvcc_console.ui.actions import layouts
+from uvcc_console.ui.feed import layout
+from uvcc_console.ui.feed.layout import Layout
+from uvcc_console.ui.screens.jump import JumpScreen, signs
+from uvcc_console.ui.screens.shape import LEAST_LEFT, LEAST_LOG, LEAST_RIGHT, Shape, grip_at
+from uvcc_console.ui.widgets.fleet import FleetPanel
+from uvcc_console.ui.widgets.ledger import LedgerPanel
+from uvcc_console.ui.widgets.log_view import LogView
+
+BODY, RIGHT, LOG = Region(0, 2, 160, 33), Region(112, 2, 48, 33), Region(0, 35, 160, 14)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / RUN
+
+
+def test_only_the_two_borders_can_be_pulled() -> None:
+    assert {grip_at(x, 10, BODY, RIGHT, LOG) for x in (111, 112)} == {"column"}
+    assert grip_at(110, 10, BODY, RIGHT, LOG) == grip_at(113, 10, BODY, RIGHT, LOG) == ""
+    assert grip_at(5, 35, BODY, RIGHT, LOG) == "log"
+    assert grip_at(5, 36, BODY, RIGHT, LOG) == ""
+
+
+def test_no_side_is_pulled_away() -> None:
+    usual = Shape()
+    assert usual.pulled("column", 90, 10, RIGHT, LOG) == Shape(right=70)
+    assert usual.pulled("column", 159, 10, RIGHT, LOG).right == LEAST_RIGHT
+    assert usual.pulled("column", 0, 10, RIGHT, LOG).right == 160 - LEAST_LEFT
+    assert usual.pulled("log", 5, 48, RIGHT, LOG).log == LEAST_LOG
+    assert usual.pulled("log", 5, 30, RIGHT, LOG) == Shape(log=19)
+    assert Shape(300, 90).fitting(160, 50) == Shape(120, 42)
+    assert Shape(300, 90).fitting(30, 10) == Shape()
+
+
+async def test_borders_follow_the_mouse_and_a_click_on_one_opens_its_panel(folder: Path) -> None:
+    async with desk(Story().full(20), folder) as d:
+        main, pilot = d.app.main, d.pilot
+        right, log = main.query_one("#right"), main.query_one(LogView)
+        x, y = right.region.x, right.region.y + 4
+        await pilot.mouse_down(offset=(x, y))
+        await pilot.hover(offset=(x - 20, y))
+        assert right.region.width == 48, "a mouse that only passes pulls nothing"
+        main._grip = "column"
+        await pilot._post_mouse_events([_move()], offset=(x - 20, y), button=1)
+        await pilot.pause()
+        assert right.region.width == 68
+        assert main.query_one("#left").region.width == 160 - 68
+        await pilot.mouse_up(offset=(x - 20, y))
+        assert main.page == ""
+        await pilot.click(offset=(10, log.region.y))
+        assert main.page == "3"
+        assert log.region.height > 40, "alone it has all of the screen"
+        await pilot.click(offset=(10, log.region.y))
+        assert main.page == ""
+        assert right.region.width == 68, "and comes back to what was pulled"
+        await pilot.resize_terminal(100, 50)
+        await d.settle()
+        assert right.region.width == 100, "a narrow terminal has one column"
+
+
+def _move() -> type:
+    from textual.events import MouseMove
+
+    return MouseMove
+
+
+def test_a_panel_without_a_digit_gets_a_letter() -> None:
+    assert signs({"fleet": "1", "halt": "", "pod": "pod", "log": "3"}) == {
+        "fleet": "1",
+        "halt": "a",
+        "pod": "s",
+        "log": "3",
+    }
+
+
+async def test_a_jump_takes_the_keyboard_to_a_panel_and_leaves_the_view(folder: Path) -> None:
+    async with desk(Story().full(20), folder) as d:
+        await d.press("J")
+        assert isinstance(d.app.screen, JumpScreen)
+        await d.press("5")
+        assert isinstance(d.app.main.focused, LedgerPanel)
+        assert d.app.main.page == ""
+        await d.press("J", "t")
+        assert isinstance(d.app.main.focused, LedgerPanel), "a key that is no sign only closes it"
+        assert not d.asked(ev.Intent)
+        await d.press("J", "f9")
+        assert modes(d)[0][0] == "hold"
+        assert not isinstance(d.app.screen, JumpScreen), "nothing stands before a halt"
+
+
+async def test_a_layout_is_found_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UVCC_HOME", str(tmp_path / "home"))
+    async with desk(Story().full(20), folder) as d:
+        d.app.keeps_layout = True
+        assert layouts.changes(layouts.taken(d.app)) == []
+        await d.press("1", "O", "0")
+        d.app.main.query_one(FleetPanel).show_columns(("pod", "gpu"))
+        d.app.main.shape = Shape(60, 12)
+        d.app.commands.line("theme uvcc-light")
+        d.app.main.query_one(LogView).action_wrap()
+        d.app.commands.line("layout")
+        await d.settle()
+        assert "columns" in d.toasts
+        assert "kept when you leave" in d.toasts
+        mine = layouts.taken(d.app)
+        await d.press("q")
+    assert layout.load() == mine != Layout()
+    async with desk(Story().full(20), tmp_path / "runs" / "other") as d:
+        d.app.keeps_layout = True
+        d.app.lay_out(layout.load())
+        await d.settle()
+        assert layouts.taken(d.app) == mine
+        assert d.app.main.query_one("#right").region.width == 60
+        assert d.app.main.query_one(LogView).region.height == 12
+        d.app.commands.line("layout usual")
+        await d.settle()
+        assert layouts.changes(layouts.taken(d.app)) == []
+        assert d.app.main.query_one("#right").region.width == 48
+        await d.press("q")
+        assert not d.app.last_words
+    assert not layout.path().exists(), "the usual layout needs no file"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"right": true}', '{"right": -1}', '{"right": 1e9}', '{"columns": [1]}', '{"smooth": "x"}',
+     '{"theme": "\\u001b[31m"}', '{"sort": 3, "board": [], "unknown": 1}', '{"smooth": true}'],
+)  # fmt: skip
+def test_a_file_that_is_damaged_lays_nothing_out(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UVCC_HOME", str(tmp_path))
+    layout.path().parent.mkdir()
+    layout.path().write_text(text)
+    assert layout.load() == Layout()
+
+
+async def test_names_that_this_version_does_not_have_are_as_usual(folder: Path) -> None:
+    odd = Layout(theme="x", sort="x", columns=("x", "gpu"), board="x", stamp="x", axis="x", smooth=0.5)
+    async with desk(Story().full(20), folder) as d:
+        d.app.lay_out(odd)
+        assert layouts.taken(d.app) == Layout(columns=("gpu",))
+
+
+def test_what_is_kept_is_plain_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UVCC_HOME", str(tmp_path))
+    layout.keep(Layout(right=60, columns=("pod",)))
+    assert json.loads(layout.path().read_text())["right"] == 60
+    assert layout.path().stat().st_mode & 0o777 == 0o600

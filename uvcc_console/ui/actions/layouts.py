@@ -1,0 +1,63 @@
+"""The screen's layout as a value: taken from the widgets when the operator leaves, given to them when he comes."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from uvcc_console.ui.feed.layout import Layout
+from uvcc_console.ui.run_base import RunConsole
+from uvcc_console.ui.screens.shape import Shape
+from uvcc_console.ui.widgets.charts import ChartsPanel
+from uvcc_console.ui.widgets.curves import AXES, SMOOTH
+from uvcc_console.ui.widgets.fleet import SORTS, FleetPanel
+from uvcc_console.ui.widgets.fleet_columns import COLUMNS
+from uvcc_console.ui.widgets.log_lines import STAMPS
+from uvcc_console.ui.widgets.log_view import LogView
+
+_BOARD = {"": None, "board": True, "table": False}
+
+
+def changes(layout: Layout) -> list[str]:
+    """The parts of a layout that are not as usual, by name."""
+    return [f.name for f in fields(Layout) if getattr(layout, f.name) != f.default]
+
+
+def taken(app: RunConsole) -> Layout:
+    """How the screen is laid out now."""
+    main = app.main
+    fleet, log, charts = main.query_one(FleetPanel).state, main.query_one(LogView), main.query_one(ChartsPanel)
+    return Layout(
+        theme="" if app.theme == app.usual_theme else app.theme,
+        right=main.shape.right,
+        log=main.shape.log,
+        sort="" if fleet.sort == SORTS[0] else fleet.sort,
+        reverse=fleet.reverse,
+        columns=fleet.columns,
+        board=next(word for word, board in _BOARD.items() if board is fleet.board),
+        wrap=log.wrap,
+        stamp="" if log.stamp == STAMPS[0] else log.stamp,
+        axis="" if charts.look.axis == AXES[0] else charts.look.axis,
+        smooth=charts.look.smooth,
+    )
+
+
+def given(app: RunConsole, layout: Layout) -> None:
+    """Lay the screen out so. Names that this version does not have are as usual."""
+    main = app.main
+    app.theme = layout.theme if layout.theme in app.available_themes else app.usual_theme
+    main.shape = Shape(layout.right, layout.log)
+    fleet, log, charts = main.query_one(FleetPanel), main.query_one(LogView), main.query_one(ChartsPanel)
+    fleet.state = replace(
+        fleet.state,
+        sort=layout.sort if layout.sort in (*SORTS, *COLUMNS) else SORTS[0],
+        reverse=layout.reverse,
+        columns=tuple(c for c in layout.columns if c in COLUMNS),
+        board=_BOARD.get(layout.board),
+    )
+    log.look(wrap=layout.wrap, stamp=layout.stamp if layout.stamp in STAMPS else STAMPS[0])
+    charts.look = replace(
+        charts.look,
+        axis=layout.axis if layout.axis in AXES else AXES[0],
+        smooth=layout.smooth if layout.smooth in SMOOTH else 0.0,
+    )
+    main.lay_out()

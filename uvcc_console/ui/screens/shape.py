@@ -1,0 +1,50 @@
+"""The two borders of the overview that can be moved: between its columns, and above the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from textual.geometry import Region
+
+LEAST_RIGHT: Final = 24
+LEAST_LEFT: Final = 40
+LEAST_LOG: Final = 5
+LEAST_BODY: Final = 8
+Grip = Literal["", "column", "log"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Columns of the right-hand side and lines of the log; 0: as usual."""
+
+    right: int = 0
+    log: int = 0
+
+    def pulled(self, grip: Grip, x: int, y: int, right: Region, log: Region) -> Shape:
+        """With that border pulled to this cell, both sides as large as they must be at least.
+
+        ``right`` and ``log``: where these two are now, in cells of the screen.
+        """
+        if grip == "column":
+            most = right.right - LEAST_LEFT
+            return replace(self, right=max(LEAST_RIGHT, min(most, right.right - x)))
+        if grip == "log":
+            most = log.bottom - LEAST_BODY
+            return replace(self, log=max(LEAST_LOG, min(most, log.bottom - y)))
+        return self
+
+    def fitting(self, width: int, height: int) -> Shape:
+        """What of it a screen of this size has room for."""
+        right = min(self.right, width - LEAST_LEFT) if width >= LEAST_LEFT + LEAST_RIGHT else 0
+        log = min(self.log, height - LEAST_BODY) if height >= LEAST_BODY + LEAST_LOG else 0
+        return Shape(max(0, right), max(0, log))
+
+
+def grip_at(x: int, y: int, body: Region, right: Region, log: Region) -> Grip:
+    """The movable border that this cell belongs to."""
+    if body.contains(x, y) and right.height and x in (right.x - 1, right.x):
+        return "column"
+    if y == log.y and log.x <= x < log.right:
+        return "log"
+    return ""
