@@ -23,7 +23,7 @@ from uvcc_console.ui.actions.notify import Notifier, operators_program
 from uvcc_console.ui.actions.palette import ActionProvider
 from uvcc_console.ui.app_base import ascii_wanted, own
 from uvcc_console.ui.drawing.frames import Frames
-from uvcc_console.ui.feed.layout import Layout, keep, load
+from uvcc_console.ui.feed.kept_layout import ScreenLayout, keep, load
 from uvcc_console.ui.feed.source import Clock, JournalWriter, ReplaySource, SnapshotSource, open_source
 from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.urgent import soon
@@ -71,19 +71,18 @@ class UvccApp(RunConsole):
         self._tick_s = tick_s
         self._drawn: tuple[object, ...] = ()
         self._frames = Frames()
-        self.last_words = ""
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: ScreenLayout) -> None:
         given(self, layout)
 
-    def exit(self, *args: Any, **options: Any) -> None:
+    def exit(self, result: int | None = None, return_code: int = 0, message: Any = None) -> None:
         """Leave, remembering how this operator looks at runs."""
         if self.keeps_layout and self.main.ready:
             try:
                 keep(taken(self))
             except UvccError as e:
-                self.last_words = f"the layout is not kept: {e}"
-        super().exit(*args, **options)
+                message = "\n".join(filter(None, (message, f"the layout is not kept: {e}")))
+        super().exit(result, return_code, message)
 
     def _notices(self) -> Callable[[str], None] | None:
         """Where notices go beside the screen; settings that cannot be read are told, and leave the console alone."""
@@ -277,8 +276,6 @@ def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold
         app.source.close()
         if app.writer:
             app.writer.close()
-        if app.last_words:
-            print(app.last_words, file=sys.stderr)
 
 
 def run_home() -> int:

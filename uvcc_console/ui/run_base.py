@@ -12,7 +12,7 @@ from textual.driver import Driver
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.app_base import ConsoleApp
-from uvcc_console.ui.feed.layout import Layout
+from uvcc_console.ui.feed.kept_layout import ScreenLayout
 from uvcc_console.ui.feed.run_processes import CONDUCTOR, HALTD, Processes, RunProcesses
 from uvcc_console.ui.feed.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource
 from uvcc_console.ui.halting.own_halt import Asked
@@ -56,7 +56,7 @@ class RunConsole(ConsoleApp[int]):
         self.keeps_layout = False
         self.usual_theme = self.theme
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: ScreenLayout) -> None:
         """Show things as this operator chose before."""
         raise NotImplementedError
 

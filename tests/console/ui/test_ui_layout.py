@@ -12,10 +12,10 @@ from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.ui.actions import layouts
-from uvcc_console.ui.feed import layout
-from uvcc_console.ui.feed.layout import Layout
+from uvcc_console.ui.feed import kept_layout
+from uvcc_console.ui.feed.kept_layout import ScreenLayout
+from uvcc_console.ui.screens.borders import LEAST_LEFT, LEAST_LOG, LEAST_RIGHT, Borders, grip_at
 from uvcc_console.ui.screens.jump import JumpScreen, signs
-from uvcc_console.ui.screens.shape import LEAST_LEFT, LEAST_LOG, LEAST_RIGHT, Shape, grip_at
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.ledger import LedgerPanel
 from uvcc_console.ui.widgets.log_view import LogView
@@ -36,14 +36,14 @@ def test_only_the_two_borders_can_be_pulled() -> None:
 
 
 def test_no_side_is_pulled_away() -> None:
-    usual = Shape()
-    assert usual.pulled("column", 90, 10, RIGHT, LOG) == Shape(right=70)
+    usual = Borders()
+    assert usual.pulled("column", 90, 10, RIGHT, LOG) == Borders(right=70)
     assert usual.pulled("column", 159, 10, RIGHT, LOG).right == LEAST_RIGHT
     assert usual.pulled("column", 0, 10, RIGHT, LOG).right == 160 - LEAST_LEFT
     assert usual.pulled("log", 5, 48, RIGHT, LOG).log == LEAST_LOG
-    assert usual.pulled("log", 5, 30, RIGHT, LOG) == Shape(log=19)
-    assert Shape(300, 90).fitting(160, 50) == Shape(120, 42)
-    assert Shape(300, 90).fitting(30, 10) == Shape()
+    assert usual.pulled("log", 5, 30, RIGHT, LOG) == Borders(log=19)
+    assert Borders(300, 90).fitting(160, 50) == Borders(120, 42)
+    assert Borders(300, 90).fitting(30, 10) == Borders()
 
 
 async def test_borders_follow_the_mouse_and_a_click_on_one_opens_its_panel(folder: Path) -> None:
@@ -109,7 +109,7 @@ async def test_a_layout_is_found_again(folder: Path, tmp_path: Path, monkeypatch
         assert layouts.changes(layouts.taken(d.app)) == []
         await d.press("1", "O", "0")
         d.app.main.query_one(FleetPanel).show_columns(("pod", "gpu"))
-        d.app.main.shape = Shape(60, 12)
+        d.app.main.shape = Borders(60, 12)
         d.app.commands.line("theme uvcc-light")
         d.app.main.query_one(LogView).action_wrap()
         d.app.commands.line("layout")
@@ -118,10 +118,10 @@ async def test_a_layout_is_found_again(folder: Path, tmp_path: Path, monkeypatch
         assert "kept when you leave" in d.toasts
         mine = layouts.taken(d.app)
         await d.press("q")
-    assert layout.load() == mine != Layout()
+    assert kept_layout.load() == mine != ScreenLayout()
     async with desk(Story().full(20), tmp_path / "runs" / "other") as d:
         d.app.keeps_layout = True
-        d.app.lay_out(layout.load())
+        d.app.lay_out(kept_layout.load())
         await d.settle()
         assert layouts.taken(d.app) == mine
         assert d.app.main.query_one("#right").region.width == 60
@@ -131,8 +131,21 @@ async def test_a_layout_is_found_again(folder: Path, tmp_path: Path, monkeypatch
         assert layouts.changes(layouts.taken(d.app)) == []
         assert d.app.main.query_one("#right").region.width == 48
         await d.press("q")
-        assert not d.app.last_words
-    assert not layout.path().exists(), "the usual layout needs no file"
+    assert not kept_layout.path().exists(), "the usual layout needs no file"
+
+
+async def test_a_layout_that_cannot_be_kept_is_said_when_the_console_is_left(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UVCC_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("in the way")
+    async with desk(Story().full(20), folder) as d:
+        d.app.keeps_layout = True
+        d.app.main.query_one(LogView).action_wrap()
+        await d.press("q")
+    said = capsys.readouterr().err
+    assert "the layout is not kept" in said
+    assert "detached" in said
 
 
 @pytest.mark.parametrize(
@@ -142,20 +155,20 @@ async def test_a_layout_is_found_again(folder: Path, tmp_path: Path, monkeypatch
 )  # fmt: skip
 def test_a_file_that_is_damaged_lays_nothing_out(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UVCC_HOME", str(tmp_path))
-    layout.path().parent.mkdir()
-    layout.path().write_text(text)
-    assert layout.load() == Layout()
+    kept_layout.path().parent.mkdir()
+    kept_layout.path().write_text(text)
+    assert kept_layout.load() == ScreenLayout()
 
 
 async def test_names_that_this_version_does_not_have_are_as_usual(folder: Path) -> None:
-    odd = Layout(theme="x", sort="x", columns=("x", "gpu"), board="x", stamp="x", axis="x", smooth=0.5)
+    odd = ScreenLayout(theme="x", sort="x", columns=("x", "gpu"), board="x", stamp="x", axis="x", smooth=0.5)
     async with desk(Story().full(20), folder) as d:
         d.app.lay_out(odd)
-        assert layouts.taken(d.app) == Layout(columns=("gpu",))
+        assert layouts.taken(d.app) == ScreenLayout(columns=("gpu",))
 
 
 def test_what_is_kept_is_plain_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UVCC_HOME", str(tmp_path))
-    layout.keep(Layout(right=60, columns=("pod",)))
-    assert json.loads(layout.path().read_text())["right"] == 60
-    assert layout.path().stat().st_mode & 0o777 == 0o600
+    kept_layout.keep(ScreenLayout(right=60, columns=("pod",)))
+    assert json.loads(kept_layout.path().read_text())["right"] == 60
+    assert kept_layout.path().stat().st_mode & 0o777 == 0o600

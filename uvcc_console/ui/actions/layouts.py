@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from uvcc_console.ui.feed.layout import Layout
+from uvcc_console.ui.feed.kept_layout import ScreenLayout
 from uvcc_console.ui.run_base import RunConsole
-from uvcc_console.ui.screens.shape import Shape
+from uvcc_console.ui.screens.borders import Borders
 from uvcc_console.ui.widgets.charts import ChartsPanel
 from uvcc_console.ui.widgets.curves import AXES, SMOOTH
 from uvcc_console.ui.widgets.fleet import SORTS, FleetPanel
@@ -17,16 +17,16 @@ from uvcc_console.ui.widgets.log_view import LogView
 _BOARD = {"": None, "board": True, "table": False}
 
 
-def changes(layout: Layout) -> list[str]:
+def changes(layout: ScreenLayout) -> list[str]:
     """The parts of a layout that are not as usual, by name."""
-    return [f.name for f in fields(Layout) if getattr(layout, f.name) != f.default]
+    return [f.name for f in fields(ScreenLayout) if getattr(layout, f.name) != f.default]
 
 
-def taken(app: RunConsole) -> Layout:
+def taken(app: RunConsole) -> ScreenLayout:
     """How the screen is laid out now."""
     main = app.main
     fleet, log, charts = main.query_one(FleetPanel).state, main.query_one(LogView), main.query_one(ChartsPanel)
-    return Layout(
+    return ScreenLayout(
         theme="" if app.theme == app.usual_theme else app.theme,
         right=main.shape.right,
         log=main.shape.log,
@@ -41,11 +41,11 @@ def taken(app: RunConsole) -> Layout:
     )
 
 
-def given(app: RunConsole, layout: Layout) -> None:
+def given(app: RunConsole, layout: ScreenLayout) -> None:
     """Lay the screen out so. Names that this version does not have are as usual."""
     main = app.main
     app.theme = layout.theme if layout.theme in app.available_themes else app.usual_theme
-    main.shape = Shape(layout.right, layout.log)
+    main.shape = Borders(layout.right, layout.log)
     fleet, log, charts = main.query_one(FleetPanel), main.query_one(LogView), main.query_one(ChartsPanel)
     fleet.state = replace(
         fleet.state,

@@ -11,7 +11,7 @@ from textual.screen import Screen
 from uvcc_console.ui.actions import compared
 from uvcc_console.ui.actions.layouts import changes, taken
 from uvcc_console.ui.actions.pod_actions import PodActions
-from uvcc_console.ui.feed.layout import Layout
+from uvcc_console.ui.feed.kept_layout import ScreenLayout
 from uvcc_console.ui.screens.jump import JumpScreen, signs
 from uvcc_console.ui.screens.trail import Spot
 from uvcc_console.ui.widgets.charts import ChartsPanel
@@ -71,7 +71,7 @@ class ViewActions(PodActions):
         """Say what is kept of the layout; ``usual`` takes all of it back."""
         app, word = self.app, text.strip()
         if word == "usual":
-            app.lay_out(Layout())
+            app.lay_out(ScreenLayout())
             app.redraw()
             app.say("everything is laid out as usual")
         elif word:

@@ -16,7 +16,7 @@ from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.feed.tape import Tape
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.registry.panels import Place, panels
-from uvcc_console.ui.screens.shape import Grip, Shape, grip_at
+from uvcc_console.ui.screens.borders import Borders, Grip, grip_at
 from uvcc_console.ui.screens.trail import Spot, Trail
 from uvcc_console.ui.widgets.bars import BannerBar, Bar, FooterBar, HeaderBar, TrackBar
 from uvcc_console.ui.widgets.halt_panel import HaltPanel
@@ -52,7 +52,7 @@ class RunScreen(Screen[None]):
     def __init__(self, on_ready: Callable[[], None]) -> None:
         super().__init__()
         self.trail = Trail()
-        self.shape = Shape()
+        self.shape = Borders()
         self._grip: Grip = ""
         self._pressed = (-1, -1)
         self.view = View()
@@ -166,7 +166,7 @@ class RunScreen(Screen[None]):
     def apply_shape(self) -> None:
         """Give columns and log the sizes that were chosen, in an overview that is large enough to have both."""
         right, log = self.query_one("#right"), self.query_one(LogView)
-        shape = self.shape.fitting(self.size.width, self.size.height) if not self.page else Shape()
+        shape = self.shape.fitting(self.size.width, self.size.height) if not self.page else Borders()
         right.styles.width = shape.right if shape.right and self.has_class("-wide") else None
         log.styles.height = shape.log if shape.log and self.has_class("-tall") else None
 

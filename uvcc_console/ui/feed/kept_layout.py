@@ -19,7 +19,7 @@ _NAMES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ScreenLayout:
     """What an operator chose to see. Empty texts, ``()`` and 0 stand for the usual.
 
     ``right``: columns of the right-hand side; ``log``: lines of the log. ``board``: "", "board" or "table".
@@ -77,17 +77,17 @@ _PARSE: Final[Mapping[str, Callable[[object], Any]]] = {
 }
 
 
-def parse(data: object) -> Layout:
+def parse(data: object) -> ScreenLayout:
     """What of ``data`` is a layout; every other part is as usual."""
     found: dict[str, Any] = {}
     if isinstance(data, dict):
-        for known in fields(Layout):
+        for known in fields(ScreenLayout):
             if known.name in data:
                 try:
                     found[known.name] = _PARSE[str(known.type)](data[known.name])
                 except ValueError:
                     continue  # a part that cannot be read is as usual: a screen must not hang on it
-    return Layout(**found)
+    return ScreenLayout(**found)
 
 
 def path() -> Path:
@@ -95,18 +95,18 @@ def path() -> Path:
     return paths.config_dir() / FILE
 
 
-def load() -> Layout:
+def load() -> ScreenLayout:
     """The layout that was kept, else the usual one: no halt waits for this file."""
     try:
         return parse(reading.read_json(path()))
     except UvccError:
-        return Layout()
+        return ScreenLayout()
 
 
-def keep(layout: Layout) -> None:
+def keep(layout: ScreenLayout) -> None:
     """Write it down; the usual one needs no file. Raises UvccError."""
     where = path()
-    if layout == Layout():
+    if layout == ScreenLayout():
         try:
             where.unlink(missing_ok=True)
         except OSError as e:

@@ -15,13 +15,13 @@ Grip = Literal["", "column", "log"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Borders:
     """Columns of the right-hand side and lines of the log; 0: as usual."""
 
     right: int = 0
     log: int = 0
 
-    def pulled(self, grip: Grip, x: int, y: int, right: Region, log: Region) -> Shape:
+    def pulled(self, grip: Grip, x: int, y: int, right: Region, log: Region) -> Borders:
         """With that border pulled to this cell, both sides as large as they must be at least.
 
         ``right`` and ``log``: where these two are now, in cells of the screen.
@@ -34,11 +34,11 @@ class Shape:
             return replace(self, log=max(LEAST_LOG, min(most, log.bottom - y)))
         return self
 
-    def fitting(self, width: int, height: int) -> Shape:
+    def fitting(self, width: int, height: int) -> Borders:
         """What of it a screen of this size has room for."""
         right = min(self.right, width - LEAST_LEFT) if width >= LEAST_LEFT + LEAST_RIGHT else 0
         log = min(self.log, height - LEAST_BODY) if height >= LEAST_BODY + LEAST_LOG else 0
-        return Shape(max(0, right), max(0, log))
+        return Borders(max(0, right), max(0, log))
 
 
 def grip_at(x: int, y: int, body: Region, right: Region, log: Region) -> Grip:
