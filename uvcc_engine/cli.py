@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "data": ("uvcc_engine.train.source_probe", "look at a training's data source: data probe CONFIG"),
     "relay": ("uvcc_engine.relay.__main__", "store and forward the parties' sealed messages"),
     "share": ("uvcc_engine.owner.client", "split inputs and seal each share to its party"),
+    "seal": ("uvcc_engine.owner.seal", "split and seal an owner's rows for one proposal, in bounded memory"),
     "table": ("uvcc_engine.owner.own_data", "the data owner's: a schema from a CSV file, predictions in clear"),
     "audit": ("uvcc_engine.owner.audit", "the data owner's: replay a run from its seeds, name who strayed"),
     "verify": ("uvcc_engine.transcript.proof.cli", "check a run, its artifacts or a proof bundle"),

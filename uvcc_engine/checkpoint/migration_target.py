@@ -116,8 +116,10 @@ def _component(
     raise VerificationError("start", "; ".join(troubles), f"have another pod of {holders} hand it over")
 
 
-def _checked(plain: bytes, component: int, size: Topology, said: Said) -> dict[tuple[int, int], dict[str, Ring]]:
-    blind = plain[:_BLIND]
+def _checked(
+    plain: bytes | bytearray, component: int, size: Topology, said: Said
+) -> dict[tuple[int, int], dict[str, Ring]]:
+    blind = bytes(plain[:_BLIND])
     _, tensors = decode_component(component, memoryview(plain)[_BLIND:])
     places = [(s, t) for s in range(size.stages) for t in range(size.tensor)]
     parts = {at: _at(tensors, at) for at in places}

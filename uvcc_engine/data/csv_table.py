@@ -16,20 +16,22 @@ from uvcc_engine.contract.suggest import did_you_mean
 MOST_BYTES: Final = 4 << 30
 """What a table may weigh: its cells are held as text while it is read."""
 MISSING_WORDS: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
-_DELIMITERS: Final = (",", ";", "\t", "|")
+DELIMITERS: Final = (",", ";", "\t", "|")
 
 
 @dataclass(frozen=True, slots=True)
 class CsvTable:
     """Columns of stripped text cells by name, in the file's order, and the line on which each row ends.
 
-    ``digest``: SHA-256 of the very bytes that the cells came from.
+    ``digest``: SHA-256 of the very bytes that the cells came from. ``first``: where this table is a part of a larger
+    one, the number of rows before it.
     """
 
     name: str
     columns: dict[str, list[str]]
     lines: tuple[int, ...]
     digest: str
+    first: int = 0
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -47,7 +49,7 @@ class CsvTable:
 
     def place(self, row: int, column: str) -> str:
         """Where a cell stands, for people: rows count from 1 below the header, lines as an editor shows them."""
-        return f"{self.name}, row {row + 1} (line {self.lines[row]}), column {column!r}"
+        return f"{self.name}, row {self.first + row + 1} (line {self.lines[row]}), column {column!r}"
 
     def number(self, row: int, column: str) -> float | None:
         """A cell as a finite number; None if it says that the value is missing. Raises ConfigError naming it."""
@@ -93,7 +95,7 @@ def read_csv(path: Path) -> CsvTable:
         line = raw.count(b"\n", 0, error.start) + 1
         raise UnreadableError(f"{path.name}, line {line} is not UTF-8 text", "save the file as UTF-8") from None
     first = text.lstrip("\r\n").partition("\n")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(_DELIMITERS, key=first.count), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=first.count), strict=True)
     rows: list[list[str]] = []
     lines: list[int] = []
     try:
@@ -105,7 +107,7 @@ def read_csv(path: Path) -> CsvTable:
         raise UnreadableError(f"{path.name}, line {reader.line_num}: {error}", "mend that line") from error
     if len(rows) < 2:
         raise ConfigError(f"{path.name} has no rows", "a header line with the columns' names, then one line a row")
-    header = _header(path.name, rows[0])
+    header = header_names(path.name, rows[0])
     for number, (row, line) in enumerate(zip(rows[1:], lines[1:], strict=True), 1):
         if len(row) != len(header):
             raise ConfigError(
@@ -126,7 +128,8 @@ def read_bytes(path: Path) -> bytes:
         raise UnreadableError(f"cannot read {path}: {error.strerror}", "check the path") from error
 
 
-def _header(file: str, cells: list[str]) -> list[str]:
+def header_names(file: str, cells: list[str]) -> list[str]:
+    """The columns' names from a header line. Raises ConfigError if it is none."""
     names = [cell.strip() for cell in cells]
     if all(as_number(name) is not None for name in names):
         raise ConfigError(f"{file} starts with numbers, not with its columns' names", "put a header line on top")

@@ -39,15 +39,22 @@ def _parquet(path: Path, raw: bytes) -> dict[str, list[str]]:
         found = parquet.read_table(io.BytesIO(raw))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UnreadableError(f"cannot read {path}: {error}", "write it again as Parquet") from error
+    return text_columns(path.name, found)
+
+
+def text_columns(file: str, found: Any) -> dict[str, list[str]]:
+    """The columns of an Arrow table as text cells. Raises ConfigError for a type that is neither number nor text."""
+    import pyarrow as pa
+
     columns: dict[str, list[str]] = {}
     for name, column in zip(found.column_names, found.columns, strict=True):
         kind = column.type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
         texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
         if not (plain or texts or pa.types.is_null(kind)):
-            raise ConfigError(f"{path.name}: column {name!r} is of type {kind}", "write it as numbers or as text")
+            raise ConfigError(f"{file}: column {name!r} is of type {kind}", "write it as numbers or as text")
         if name in columns:
-            raise ConfigError(f"{path.name} has two columns {name!r}", "rename one")
+            raise ConfigError(f"{file} has two columns {name!r}", "rename one")
         columns[name] = [_cell(value) for value in column.to_pylist()]
     return columns
 

@@ -16,30 +16,16 @@ from typing import Any, Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.hashes import SHA256, Hash
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
+from uvcc_engine.sealing import streamed_box
+from uvcc_engine.sealing.agreement import agreement_key, derive, sha256, wrap_key
+from uvcc_engine.transcript.signing.identity import Identity
 
 MAGIC: Final = b"UVCCBOX1"
 _NONCE: Final = bytes(12)
 _MAX_HEADER: Final = 1 << 16
-_NO_SIGNER: Final = Identity(bytes(32), bytes(32)).public.ed25519
-
-
-def derive(secret: bytes, label: str, salt: bytes = b"") -> bytes:
-    """32 bytes from ``secret`` for one purpose (HKDF-SHA256, RFC 5869)."""
-    return HKDF(algorithm=SHA256(), length=32, salt=salt, info=b"UVCC_PRIVATE_V1|" + label.encode()).derive(secret)
-
-
-def sha256(*parts: bytes | memoryview) -> bytes:
-    """SHA-256 of the concatenation, without joining large buffers."""
-    state = Hash(SHA256())
-    for part in parts:
-        state.update(part)
-    return state.finalize()
 
 
 def seal(plaintext: bytes, *, sender: Identity, to: str, about: dict[str, Any], entropy: bytes | None = None) -> bytes:
@@ -61,13 +47,13 @@ def seal(plaintext: bytes, *, sender: Identity, to: str, about: dict[str, Any], 
             "to": to,
         }
     )
-    peer, salt = _agreement_key(to), sha256(header)
-    key = _key(sender.pair_secret(peer, salt, "box"), ephemeral.pair_secret(peer, salt, "box"))
+    peer, salt = agreement_key(to), sha256(header)
+    key = wrap_key(sender.pair_secret(peer, salt, "box"), ephemeral.pair_secret(peer, salt, "box"))
     body = ChaCha20Poly1305(key).encrypt(_NONCE, plaintext, header)
     return MAGIC + struct.pack("<I", len(header)) + header + body
 
 
-def unseal(box: bytes, *, recipient: Identity, sender: str) -> tuple[bytes, dict[str, Any]]:
+def unseal(box: bytes, *, recipient: Identity, sender: str) -> tuple[bytes | bytearray, dict[str, Any]]:
     """Open a box that ``sender`` (X25519 public key, hex) sealed to ``recipient``; returns (plaintext, about).
 
     Raises UnreadableError if it is not a box, VerificationError if it is for another recipient, by another sender, or
@@ -78,17 +64,21 @@ def unseal(box: bytes, *, recipient: Identity, sender: str) -> tuple[bytes, dict
 
 def box_key(box: bytes, *, recipient: Identity, sender: str) -> bytes:
     """The key of this one box, which its recipient may hand on; it opens no other box. Raises like :func:`unseal`."""
+    if box.startswith(streamed_box.MAGIC):
+        return streamed_box.content_key(box, recipient=recipient, sender=sender)
     header, start = _header(box)
     if header["to"] != recipient.public.x25519:
         raise VerificationError("sealed file", "it is for another recipient", "give each party its own file")
     if header["sender"] != sender:
         raise VerificationError("sealed file", "it is by another sender than the policy names", "seal it again")
     salt = sha256(box[len(MAGIC) + 4 : start])
-    return _key(*(recipient.pair_secret(_agreement_key(k), salt, "box") for k in (sender, header["ephemeral"])))
+    return wrap_key(*(recipient.pair_secret(agreement_key(k), salt, "box") for k in (sender, header["ephemeral"])))
 
 
-def open_with(box: bytes, key: bytes) -> tuple[bytes, dict[str, Any]]:
+def open_with(box: bytes, key: bytes) -> tuple[bytes | bytearray, dict[str, Any]]:
     """Open a box with its :func:`box_key`. Raises UnreadableError, VerificationError if it was altered."""
+    if box.startswith(streamed_box.MAGIC):
+        return streamed_box.open_with(box, key)
     header, start = _header(box)
     try:
         plain = ChaCha20Poly1305(key).decrypt(_NONCE, box[start:], box[len(MAGIC) + 4 : start])
@@ -96,15 +86,6 @@ def open_with(box: bytes, key: bytes) -> tuple[bytes, dict[str, Any]]:
         what = "it was altered, or is not by the sender it names"
         raise VerificationError("sealed file", what, "seal it again") from None
     return plain, header["about"]
-
-
-def _agreement_key(x25519: str) -> PublicIdentity:
-    """An X25519 key as a peer to agree with; the signing half plays no part in an agreement."""
-    return PublicIdentity(_NO_SIGNER, x25519)
-
-
-def _key(static: bytes, ephemeral: bytes) -> bytes:
-    return derive(static + ephemeral, "box-key")
 
 
 def _header(box: bytes) -> tuple[dict[str, Any], int]:

@@ -61,7 +61,7 @@ def pack_halves(halves: list[tuple[bytes, bytes]]) -> bytes:
     return b"".join(blind + struct.pack("<Q", len(part)) + part for blind, part in halves)
 
 
-def unpack_halves(plain: bytes) -> list[tuple[bytes, memoryview]]:
+def unpack_halves(plain: bytes | bytearray) -> list[tuple[bytes, memoryview]]:
     """The inverse of :func:`pack_halves`. Raises UnreadableError."""
     view, found = memoryview(plain), []
     for _ in range(2):

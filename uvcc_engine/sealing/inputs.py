@@ -20,7 +20,10 @@ from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.data.sets import Dataset, Floats, target_rows
-from uvcc_engine.sealing.box import derive, seal, sha256, unseal
+from uvcc_engine.sealing import streamed_inputs
+from uvcc_engine.sealing.agreement import derive, sha256
+from uvcc_engine.sealing.box import seal, unseal
+from uvcc_engine.sealing.commitments import commitment
 from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
@@ -143,11 +146,6 @@ def share_tensors(
     return SharedInputs(boxes[0], (found[0], found[1], found[2]), owner.public.x25519, tuple(boxes[1:]))
 
 
-def commitment(blind: bytes, component: bytes | memoryview) -> str:
-    """SHA-256 of a 32-byte blinding and the encoded component, as hex: hiding and binding."""
-    return sha256(b"UVCC_INPUT_COMMIT_V1", blind, component).hex()
-
-
 def open_inputs(
     box: bytes,
     *,
@@ -168,8 +166,13 @@ def open_inputs(
     return read_inputs(plain, about, party=party, commitments=commitments)
 
 
-def read_inputs(plain: bytes, about: Mapping[str, Any], *, party: int, commitments: Sequence[str]) -> PartyInputs:
+def read_inputs(
+    plain: bytes | bytearray, about: Mapping[str, Any], *, party: int, commitments: Sequence[str]
+) -> PartyInputs:
     """An opened box's inputs, checked as :func:`open_inputs` says."""
+    if about.get("format") == streamed_inputs.FORMAT:
+        frac_bits, pairs = streamed_inputs.read(plain, about, party=party, commitments=commitments)
+        return PartyInputs(party, frac_bits, pairs)
     if {key: value for key, value in about.items() if key != "purpose"} != {"format": _FORMAT, "party": party}:
         raise VerificationError("inputs", f"the sealed input says {about}", f"this is party {party}; send its own file")
     halves: list[tuple[int, dict[str, Ring]]] = []

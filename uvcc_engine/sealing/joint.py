@@ -19,10 +19,10 @@ from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.sealing.box import sha256
+from uvcc_engine.sealing.agreement import sha256
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs
-from uvcc_engine.sealing.purpose import Purpose
+from uvcc_engine.sealing.purpose import ProposedUse, Purpose
 from uvcc_engine.transcript.signing.identity import Identity
 
 MAGIC: Final = b"UVCCSET1"
@@ -79,19 +79,21 @@ def open_set(
     owner: str,
     commitments: Sequence[str],
     job: PrivateJob | None = None,
+    use: ProposedUse | None = None,
 ) -> PartyInputs:
     """A party's inputs from one owner's box or from a set of several owners'; rows are put together in their order.
 
-    ``job``: what they are opened for, with these owners in this order; each box must have been sealed for that. Raises
-    what :func:`open_inputs` raises, and VerificationError if the set is not the one the policy commits to.
+    ``job``: what they are opened for, with these owners in this order, under the proposal of ``use``; each box must
+    have been sealed for that. Raises what :func:`open_inputs` raises, and VerificationError if the set is not the one
+    the policy commits to.
     """
     if not box.startswith(MAGIC):
-        purpose = None if job is None else Purpose.of(job, [owner])
+        purpose = None if job is None else Purpose.of(job, [owner], use)
         return open_inputs(box, party=party, identity=identity, owner=owner, commitments=commitments, purpose=purpose)
     listed, boxes = _read(box)
     if set_commitments(listed) != tuple(commitments) or listed[0].owner != owner:
         raise VerificationError("inputs", "the set of owners is not the one the policy commits to", "combine it again")
-    purpose = None if job is None else Purpose.of(job, [p.owner for p in listed])
+    purpose = None if job is None else Purpose.of(job, [p.owner for p in listed], use)
     opened = [
         open_inputs(b, party=party, identity=identity, owner=p.owner, commitments=p.commitments, purpose=purpose)
         for p, b in zip(listed, boxes, strict=True)

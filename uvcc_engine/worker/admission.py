@@ -20,6 +20,7 @@ from uvcc_engine.contract.topology import Coord
 from uvcc_engine.model.specs import ModelSpec
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.joint import open_set
+from uvcc_engine.sealing.purpose import ProposedUse
 from uvcc_engine.sealing.seeds import SEEDS
 from uvcc_engine.sharding.validation import check_tensors, fit_model, shapes_of
 from uvcc_engine.transcript.signing.identity import Identity
@@ -93,6 +94,7 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
         owner=policy.owner,
         commitments=policy.commitments,
         job=job,
+        use=ProposedUse.of(policy),
     )
     _check_shapes(inputs, job, model)
     claim_session(Path(spec.identity_dir), policy, spec.run)

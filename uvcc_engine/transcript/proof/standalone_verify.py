@@ -209,7 +209,7 @@ SIZES = {"replicas": 65_536, "stages": 255, "tensor": 65_535, "microbatches": 65
 AGREEMENT = {
     **dict.fromkeys(("model_hash", "code_hash", "nonce"), HEX32), "version": below(3, 2), "job": dict, "limits": dict,
     "topology": {name: below(most + 1, 1) for name, most in SIZES.items()}, "operation": dict, "parties": [dict],
-    "inputs": {"owner": WORDS, "commitments": three}, "reveal": [{"value": WORDS, "to": WORDS}],
+    "inputs": dict, "reveal": [{"value": WORDS, "to": WORDS}],
 }
 BEGUN = {**dict.fromkeys(("commit", "of", "root"), HEX32), "step": below(2**53, 1), "restored": object}
 
@@ -232,7 +232,9 @@ class Policy:
             self.first, self.start = begun["step"], canonical({n: begun[n] for n in ("commit", "of", "step")})
             if self.first >= self.steps or spelled(begun["restored"]) not in ("[]", "[0]", "[1]", "[2]"):
                 raise Unreadable("job.start leaves nothing to do, or hands over more than one party")
-        self.commitments = data["inputs"]["commitments"]
+        proposed = {"proposal": HEX32, "attempt": below(2**31)} if "proposal" in data["inputs"] else {}
+        inputs = {"owner": WORDS, "commitments": three, **proposed}
+        self.commitments = fit(data["inputs"], inputs, "policy.inputs")["commitments"]
         pairs = [(one["value"], one["to"]) for one in data["reveal"]]
         self.public = {value for value, to in pairs if to == "all"}
         self.losses = "loss" in self.public and "loss" in listed

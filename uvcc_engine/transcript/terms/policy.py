@@ -44,6 +44,7 @@ _FIELDS: Final = (
     "limits",
     "nonce",
 )
+_INPUTS: Final = ("owner", "commitments")
 _TOPOLOGY: Final = ("replicas", "stages", "tensor", "microbatches")
 _PARTY: Final = ("party", "ed25519", "x25519", "provider", "region", "seeded")
 
@@ -120,7 +121,8 @@ class Policy:
     """A checked policy. Build one with :meth:`build`, read one with :meth:`from_bytes` or :meth:`load`.
 
     ``commitments``: SHA-256 of each party's sealed input file; ``reveal``: (value, to) pairs, ``to`` = "all" or a name;
-    whatever is not listed stays shared. ``nonce``: 64 hex digits, fresh unless a rerun was asked for.
+    whatever is not listed stays shared. ``nonce``: 64 hex digits, fresh unless a rerun was asked for. ``proposal``: the
+    id of the proposal that the inputs were sealed for, in its ``attempt``; empty where there is none.
     """
 
     job: Mapping[str, Any]
@@ -133,6 +135,8 @@ class Policy:
     reveal: tuple[tuple[str, str], ...]
     limits: Mapping[str, Any]
     nonce: str
+    proposal: str = ""
+    attempt: int = 0
 
     @classmethod
     def build(
@@ -148,6 +152,8 @@ class Policy:
         reveal: Sequence[str | tuple[str, str]],
         limits: Mapping[str, Any],
         nonce: str = "",
+        proposal: str = "",
+        attempt: int = 0,
     ) -> Policy:
         """Make a policy; an empty ``nonce`` draws a fresh one. Raises ConfigError naming the offending field."""
         shown = [(r, EVERYBODY) if isinstance(r, str) else r for r in reveal]
@@ -160,7 +166,7 @@ class Policy:
                 "topology": {k: getattr(topology, k) for k in _TOPOLOGY},
                 "operation": Operation.of(topology).to_json(),
                 "parties": [p.to_json() for p in parties],
-                "inputs": {"owner": owner, "commitments": list(commitments)},
+                "inputs": _inputs(owner, commitments, proposal, attempt),
                 "reveal": [{"value": value, "to": to} for value, to in shown],
                 "limits": dict(limits),
                 "nonce": nonce or secrets.token_hex(32),
@@ -181,7 +187,7 @@ class Policy:
         topology = _topology(found["topology"])
         Operation.from_json(found["operation"], topology)
         _check_keys(named, topology)
-        inputs = strict.exact(found["inputs"], ("owner", "commitments"), "policy.inputs")
+        inputs, proposal, attempt = _read_inputs(found["inputs"])
         commitments = inputs["commitments"]
         if not isinstance(commitments, list) or len(commitments) != PARTIES:
             raise ConfigError("policy.inputs.commitments must list three hashes", "one per party's sealed input file")
@@ -197,6 +203,8 @@ class Policy:
             reveal=_reveal(found["reveal"]),
             limits=_limits(found["limits"]),
             nonce=_hex("policy.nonce", found["nonce"]),
+            proposal=proposal,
+            attempt=attempt,
         )
         _ = policy.canonical  # what cannot be canonical is refused here, not at signing
         return policy
@@ -220,7 +228,7 @@ class Policy:
             "topology": {k: getattr(self.topology, k) for k in _TOPOLOGY},
             "operation": self.operation.to_json(),
             "parties": [p.to_json() for p in self.parties],
-            "inputs": {"owner": self.owner, "commitments": list(self.commitments)},
+            "inputs": _inputs(self.owner, self.commitments, self.proposal, self.attempt),
             "reveal": [{"value": value, "to": to} for value, to in self.reveal],
             "limits": dict(self.limits),
             "nonce": self.nonce,
@@ -291,6 +299,24 @@ class Policy:
     def seeded(self) -> tuple[int, ...]:
         """Parties whose identity comes from a public seed (demonstration only)."""
         return tuple(p.party for p in self.parties if any(i.seeded for i in (p.public, *p.pods)))
+
+
+def _inputs(owner: str, commitments: Sequence[str], proposal: str, attempt: int) -> dict[str, Any]:
+    """``policy.inputs``; without a proposal it says nothing of one."""
+    of = {"proposal": proposal, "attempt": attempt} if proposal else {}
+    return {"owner": owner, "commitments": list(commitments), **of}
+
+
+def _read_inputs(data: Any) -> tuple[Mapping[str, Any], str, int]:
+    """``policy.inputs``, and which proposal, in which attempt, the inputs were sealed for ("" and 0: none)."""
+    proposed = isinstance(data, dict) and "proposal" in data
+    found = strict.exact(data, (*_INPUTS, "proposal", "attempt") if proposed else _INPUTS, "policy.inputs")
+    if not proposed:
+        return found, "", 0
+    attempt = found["attempt"]
+    if not isinstance(attempt, int) or isinstance(attempt, bool) or not 0 <= attempt < 2**31:
+        raise ConfigError(f"policy.inputs.attempt is {_shown(attempt)}", "it must be a whole number from 0")
+    return found, _hex("policy.inputs.proposal", found["proposal"]), attempt
 
 
 def _job(data: Any) -> Mapping[str, Any]:

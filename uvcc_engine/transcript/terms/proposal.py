@@ -118,7 +118,8 @@ class Proposal:
     def differs(self, policy: Policy, *, smoke: bool = False) -> str:
         """In what a policy is not what was proposed; "" if it is. The owners' keys are not compared.
 
-        ``smoke``: it may have fewer steps and replicas.
+        A policy that names a proposal for its inputs must name this one. ``smoke``: it may have fewer steps and
+        replicas.
         """
         job, topology = dict(self.job), asdict(self.topology)
         if smoke:
@@ -132,6 +133,7 @@ class Proposal:
             "reveal": ([[r.value, r.to] for r in self.reveal], [list(r) for r in policy.reveal]),
             "limits": (limits, {"hourly": 0, "total": 0, "ttl_s": 0} | dict(policy.limits)),
             "providers": (list(self.providers), [p.provider for p in policy.parties]),
+            "inputs.proposal": (self.id, policy.proposal or self.id),
         }
         return ", ".join(name for name, (ours, theirs) in pairs.items() if canonical(ours) != canonical(theirs))
 

@@ -1,0 +1,117 @@
+"""``bench owner``: how fast a data owner splits and seals, and how much memory a long CSV file takes on the way.
+
+``owner_seal`` counts megabytes of doubles per CPU second: encoding, splitting, committing, sealing and hashing, to
+files. ``owner_share`` is the whole program over a CSV file with a schema, which it reads twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.model.layer_list import model_of_list, model_to_json
+from uvcc_engine.sealing.components import Ring
+from uvcc_engine.sealing.inputs import encode_fixed
+from uvcc_engine.sealing.purpose import Purpose
+from uvcc_engine.sealing.streamed_inputs import share_rows
+from uvcc_engine.transcript.signing.identity import Identity
+
+COLUMNS: Final = 48
+_MIB: Final = 1 << 20
+_BLOCK_ROWS: Final = 4096
+_PODS: Final = [[Identity(bytes([p + 1]) * 32, bytes([p + 9]) * 32).public for p in range(3)]]
+_OWNER: Final = Identity(b"o" * 32, b"w" * 32)
+
+
+def sealing_rate(mib: int, folder: Path) -> float:
+    """Megabytes of doubles per CPU second."""
+    rows = mib * _MIB // (8 * COLUMNS)
+    some = np.random.default_rng(7).normal(size=(_BLOCK_ROWS, COLUMNS))
+    shapes = {"train_x": (rows, COLUMNS)}
+    purpose = Purpose(job="00" * 32, steps=1, owners=(_OWNER.public.x25519,))
+
+    def blocks() -> Iterator[tuple[str, Ring]]:
+        for start in range(0, rows, _BLOCK_ROWS):
+            yield "train_x", encode_fixed("features", some[: min(_BLOCK_ROWS, rows - start)], 16)
+
+    began = time.process_time()
+    share_rows(shapes, blocks(), 16, _PODS, _OWNER, purpose, [folder / f"sealed-p{p}" for p in range(3)])
+    return rows * COLUMNS * 8 / 1e6 / (time.process_time() - began)
+
+
+def write_csv(path: Path, mib: int) -> int:
+    """A table of ``COLUMNS`` numbers and a class; returns its size."""
+    random = np.random.default_rng(3)
+    with path.open("w") as file:
+        file.write(",".join([*(f"c{n}" for n in range(COLUMNS)), "target"]) + "\n")
+        while file.tell() < mib * _MIB:
+            values = random.normal(size=(_BLOCK_ROWS, COLUMNS))
+            lines = [",".join([*(f"{v:.6f}" for v in line), str(int(line[0] > 0))]) for line in values.tolist()]
+            file.write("\n".join(lines) + "\n")
+    return path.stat().st_size
+
+
+def whole_program(mib: int, folder: Path) -> tuple[float, int]:
+    """(CPU seconds per 10^9 bytes of CSV, greatest resident bytes) of ``uvcc-engine seal``. Raises UvccError."""
+    size = write_csv(folder / "rows.csv", mib)
+    columns = "\n".join(f"  c{n}: {{kind: standardise}}" for n in range(COLUMNS))
+    (folder / "schema.yaml").write_text(f"target: {{column: target, values: ['0', '1']}}\ncolumns:\n{columns}\n")
+    model = model_to_json(model_of_list([{"linear": 8}, "relu", "linear"], COLUMNS, 2))
+    _request(folder, {"model": model, "steps": 1, "test_rows": 1})
+    files = ["--owner", folder / "owner", "--data", folder / "rows.csv", "--schema", folder / "schema.yaml"]
+    command = [sys.executable, "-m", "uvcc_engine.cli", "seal", "--request", folder / "request.json", *files]
+    program = [str(part) for part in [*command, "--out", folder / "out"]]
+    tested = subprocess.run(program, capture_output=True, text=True, check=False).stderr  # says how many rows to name
+    count = next((int(word) for word in tested.replace(",", " ").split() if word.isdecimal() and int(word) > 1), 0)
+    _request(folder, {"model": model, "steps": 1, "test_rows": count})
+    process = subprocess.Popen(program, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise UvccError("uvcc-engine seal failed")
+    return (used.ru_utime + used.ru_stime) * 1e9 / size, used.ru_maxrss * 1024
+
+
+def _request(folder: Path, job: dict[str, Any]) -> None:
+    if not (folder / "owner").exists():
+        Identity.create(folder / "owner")
+    owner = Identity.load(folder / "owner").public.x25519
+    pods = [[one.to_json() for one in pods] for pods in _PODS]
+    told = {"proposal": "ab" * 32, "attempt": 0, "job": job, "reveal": [], "owners": [owner], "pods": pods}
+    (folder / "request.json").write_text(json.dumps(told))
+
+
+def measure(mib: int, runs: int) -> list[Row]:
+    """All rows of this benchmark."""
+    with tempfile.TemporaryDirectory(prefix="uvcc-bench-") as name:
+        folder = Path(name)
+        rate = row("owner_seal", "rate", "MB/s", [sealing_rate(min(mib, 256), folder) for _ in range(runs)])
+        seconds, peak = whole_program(mib, folder)
+    return [
+        held(rate, 100.0, at_least=True),
+        row("owner_share", "seconds", "s/GB", [seconds]),
+        held(row("owner_share", "bytes", "MiB", [peak / _MIB]), 300.0),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="uvcc-engine bench owner", description=(__doc__ or "").partition("\n\n")[2])
+    parser.add_argument("--mib", type=int, default=1024, help="size of the CSV file (1024)")
+    parser.add_argument("--runs", type=int, default=3, help="of the sealing alone (3)")
+    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
+    args = parser.parse_args(argv)
+    rows = measure(args.mib, args.runs)
+    print(to_json(rows) if args.json else to_text(rows))
+    return 0 if all(one.met is not False for one in rows) else 1

@@ -1,0 +1,85 @@
+"""A table in parts, for files larger than memory: CSV and Parquet are read some thousand rows at a time."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from uvcc_engine.contract import extras
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.data.csv_table import DELIMITERS, CsvTable, header_names
+from uvcc_engine.data.table_files import read_table, text_columns
+
+MOST_CELLS: Final = 1 << 15
+"""Cells of one part: as text they take some 3 MiB."""
+
+
+def table_batches(path: Path) -> Iterator[CsvTable]:
+    """The rows of a table in their order. ``.npz`` comes in one part. Raises UnreadableError, ConfigError.
+
+    Parts have no digest: it would be that of other bytes.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        yield read_table(path)
+        return
+    found = False
+    for part in _parquet(path) if suffix == ".parquet" else _csv(path):
+        found = True
+        yield part
+    if not found:
+        raise ConfigError(f"{path.name} has no rows", "a header line with the columns' names, then one line a row")
+
+
+def _csv(path: Path) -> Iterator[CsvTable]:
+    first = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            line = next((text for text in file if text.strip("\r\n")), "")
+            delimiter = max(DELIMITERS, key=line.count)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            rows = ((row, reader.line_num) for row in reader if row)  # an empty line is no row
+            names = header_names(path.name, next(rows, ([""], 0))[0])
+            while part := list(itertools.islice(rows, max(1, MOST_CELLS // len(names)))):
+                yield _part(path.name, names, part, first)
+                first += len(part)
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"{path.name}, after row {first}, is not UTF-8 text", "save the file as UTF-8") from error
+    except csv.Error as error:
+        raise UnreadableError(f"{path.name}, line {reader.line_num}: {error}", "mend that line") from error
+    except OSError as error:
+        raise UnreadableError(f"cannot read {path}: {error.strerror}", "check the path") from error
+
+
+def _part(name: str, names: list[str], rows: list[tuple[list[str], int]], first: int) -> CsvTable:
+    for number, (row, line) in enumerate(rows, first + 1):
+        if len(row) != len(names):
+            raise ConfigError(
+                f"{name}, row {number} (line {line}) has {len(row)} cells, the header {len(names)}",
+                "mend that line; a cell that holds the delimiter goes into double quotes",
+            )
+    cells = zip(*(row for row, _ in rows), strict=True)
+    columns = {one: list(map(str.strip, column)) for one, column in zip(names, cells, strict=True)}
+    return CsvTable(name, columns, tuple(line for _, line in rows), "", first)
+
+
+def _parquet(path: Path) -> Iterator[CsvTable]:
+    extras.require("pyarrow", f"{path.name} is read with it")
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    first = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            wide = max(1, len(file.schema_arrow.names))
+            for batch in file.iter_batches(batch_size=max(1, MOST_CELLS // wide)):
+                lines = tuple(range(first + 1, first + 1 + batch.num_rows))
+                if batch.num_rows:
+                    yield CsvTable(path.name, text_columns(path.name, pa.Table.from_batches([batch])), lines, "", first)
+                first += batch.num_rows
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UnreadableError(f"cannot read {path}: {error}", "write it again as Parquet") from error

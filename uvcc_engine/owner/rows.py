@@ -1,0 +1,199 @@
+"""What a data owner contributes, as named blocks of rows in fixed point: read in parts where the file's format lets it.
+
+CSV, and Parquet with a schema, are read twice, to count and fit, then to share, so memory stays bounded however long
+the file is. Whatever else there is (arrays, queries, a model's weights) is held whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.data.csv_table import CsvTable
+from uvcc_engine.data.features import complete_rows, held_out, transform
+from uvcc_engine.data.fitting_pass import FittingPass, targets
+from uvcc_engine.data.schema import Schema, load_schema
+from uvcc_engine.data.sets import Floats, Labels, public_stream, target_rows
+from uvcc_engine.data.table_batches import table_batches
+from uvcc_engine.model.specs import ModelSpec
+from uvcc_engine.owner.client import input_tensors
+from uvcc_engine.sealing.components import Ring
+from uvcc_engine.sealing.inputs import encode_fixed
+from uvcc_engine.sharding.validation import check_tensors, fit_model
+
+Blocks = Iterator[tuple[str, Ring]]
+_AT_ONCE: Final = 1 << 17
+"""Values of one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """``shapes`` of the whole tensors, their ``blocks``, and the fitted schema where there was one."""
+
+    shapes: dict[str, tuple[int, ...]]
+    blocks: Callable[[], Blocks]
+    schema: Schema | None = None
+
+
+def rows_of(job: PrivateJob, args: argparse.Namespace) -> Rows:
+    """What the owner's files give for this job. Raises ConfigError or UnreadableError naming what does not fit."""
+    path: Path | None = args.data
+    if job.task == "train" and path is not None and args.schema is not None:
+        return _by_schema(job, path, load_schema(args.schema))
+    if job.task == "train" and path is not None and path.suffix.lower() == ".csv":
+        if args.labels is not None:
+            raise ConfigError(f"{path.name} holds its labels itself", "leave the labels file out")
+        return _numeric_csv(job, path)
+    tensors = input_tensors(job, args)
+
+    def blocks() -> Blocks:
+        for name, values in tensors.items():
+            at_once = max(1, _AT_ONCE // max(1, values[0].size if len(values) else 1))
+            for start in range(0, len(values), at_once):
+                yield name, values[start : start + at_once]
+
+    return Rows({name: values.shape for name, values in tensors.items()}, blocks)
+
+
+def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> Rows:
+    found = FittingPass(schema)
+    for part in table_batches(path):
+        found.add(part)
+    fitted = found.fitted(path.name)
+    if found.test != job.test_rows and not (schema.fixed and found.test < job.test_rows):
+        raise ConfigError(
+            f"job.test_rows is {job.test_rows}, the schema puts {found.test} rows into the test",
+            f"give {found.test}, or change split.test in the schema",
+        )
+    shapes = _shapes(job, found.train, found.test, schema.features, schema.outputs, path)
+
+    def blocks() -> Blocks:
+        for part in table_batches(path):
+            x, y, test = _prepared(part, fitted)
+            yield from _encoded(job, x, target_rows(y, fitted.outputs), test)
+
+    return Rows(shapes, blocks, fitted)
+
+
+def _prepared(part: CsvTable, schema: Schema) -> tuple[Floats, Labels, np.ndarray]:
+    kept, test = complete_rows(part, schema), held_out(part, schema)
+    whole = part if kept.all() else part.rows(np.flatnonzero(kept).tolist())
+    if not len(whole):
+        return np.zeros((0, schema.features)), np.zeros(0, np.int64), test[kept]
+    y = targets(whole, schema)
+    if schema.scaling is not None:
+        y = (y.astype(np.float64) - schema.scaling.shift) * schema.scaling.scale
+    return transform(whole, schema), y, test[kept]
+
+
+def _numeric_csv(job: PrivateJob, path: Path) -> Rows:
+    """A CSV file of numbers alone: features, then the class in the last column; the seed says which rows are tested."""
+    model, header, count, width = fit_model(job), *_look(path)
+    if not 0 < job.test_rows < count:
+        raise ConfigError(f"test_rows is {job.test_rows} of {count} rows", "leave rows for training and for the test")
+    shapes = _shapes(job, count - job.test_rows, job.test_rows, width - 1, model.classes, path)
+    test = public_test_rows(job.seed, count, job.test_rows)
+
+    def blocks() -> Blocks:
+        first = 0
+        for table in _numbers(path, header, width):
+            x, y = table[:, :-1], table[:, -1]
+            whole = y.astype(np.int64)
+            if model.classes > 1 and (not np.array_equal(whole, y) or whole.min() < 0 or whole.max() >= model.classes):
+                raise ConfigError(
+                    f"{path.name}: a label in rows {first + 1} to {first + len(y)} is no class of {model.classes}",
+                    "labels are classes 0, 1, 2, ...",
+                )
+            yield from _encoded(job, x, target_rows(whole, model.classes), test[first : first + len(y)])
+            first += len(y)
+
+    return Rows(shapes, blocks)
+
+
+def public_test_rows(seed: int, rows: int, test_rows: int) -> np.ndarray:
+    """Which rows are for the test: those of the least public random words, found in memory of the order of the test."""
+    best = np.zeros((0, 2), np.uint64)
+    for block in range(-(-rows // _AT_ONCE)):
+        many = min(_AT_ONCE, rows - block * _AT_ONCE)
+        words = public_stream("split-rows", seed, block, many)
+        more = np.stack([words, np.arange(many, dtype=np.uint64) + np.uint64(block * _AT_ONCE)], 1)
+        best = np.concatenate([best, more])
+        if len(best) > test_rows:
+            best = best[np.argpartition(best[:, 0], test_rows - 1)[:test_rows]]
+    found = np.zeros(rows, np.bool_)
+    found[best[:, 1].astype(np.int64)] = True
+    return found
+
+
+def _look(path: Path) -> tuple[int, int, int]:
+    """(lines of header, rows, columns) of a numeric CSV file; nothing is converted but the first line."""
+    count, header, width = 0, 0, 0
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                if not line.strip() or line.lstrip().startswith(b"#"):
+                    continue
+                if not width:
+                    cells = line.strip().split(b",")
+                    width, header = len(cells), 0 if all(map(_is_number, cells)) else 1
+                count += 1
+    except OSError as error:
+        raise UnreadableError(f"cannot read {path}: {error.strerror}", "check the path") from error
+    if width < 2:
+        raise ConfigError(f"{path.name} has {width} column", "features first, the label last")
+    return header, count - header, width
+
+
+def _is_number(cell: bytes) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(path: Path, header: int, width: int) -> Iterator[Floats]:
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            for _ in range(header):
+                lines.readline()
+            while True:
+                at_once = max(1, _AT_ONCE // width)
+                with np.errstate(all="ignore"):
+                    table: Floats = np.loadtxt(lines, delimiter=",", ndmin=2, max_rows=at_once)
+                if table.size:
+                    yield table
+                if len(table) < at_once or not table.size:
+                    return
+    except (OSError, ValueError) as error:
+        raise UnreadableError(f"cannot read {path}: {error}", "check the file and its format") from error
+
+
+def _shapes(
+    job: PrivateJob, train: int, test: int, features: int, classes: int, path: Path
+) -> dict[str, tuple[int, ...]]:
+    model: ModelSpec = fit_model(job)
+    if (features, classes) != (model.features, model.classes):
+        raise ConfigError(
+            f"{path.name} has {features} features and {classes} classes, {model.name} takes {model.features} and"
+            f" {model.classes}",
+            "choose a model that fits the data, or name the data file",
+        )
+    x, y = {"train": train, "test": test}, model.targets
+    found = {f"{part}_x": (rows, features) for part, rows in x.items()} | {f"{p}_y": (n, y) for p, n in x.items()}
+    check_tensors(found, job, model)
+    return dict(sorted(found.items()))
+
+
+def _encoded(job: PrivateJob, x: Floats, y: Floats, test: np.ndarray) -> Blocks:
+    for part, chosen in (("train", ~test), ("test", test)):
+        if chosen.any():
+            yield f"{part}_x", encode_fixed(f"{part} features", x[chosen], job.frac_bits)
+            yield f"{part}_y", encode_fixed(f"{part} labels", y[chosen], job.frac_bits)
