@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.sealing.agreement import derive
+from uvcc_engine.sealing.box_keys import derive
 from uvcc_engine.transcript.signing.identity import Identity
 
 MAGIC: Final = b"UVCCREST1"

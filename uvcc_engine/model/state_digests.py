@@ -10,7 +10,7 @@ from typing import Final, Literal
 from torch import Tensor
 
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.sealing.agreement import derive
+from uvcc_engine.sealing.box_keys import derive
 from uvcc_engine.sealing.components import Ring
 
 Half = Literal["first", "second"]

@@ -34,7 +34,7 @@ _AT_ONCE: Final = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class OwnerRows:
     """``shapes`` of the whole tensors, their ``blocks``, and the fitted schema where there was one."""
 
     shapes: dict[str, tuple[int, ...]]
@@ -42,7 +42,7 @@ class Rows:
     schema: Schema | None = None
 
 
-def rows_of(job: PrivateJob, args: argparse.Namespace) -> Rows:
+def rows_of(job: PrivateJob, args: argparse.Namespace) -> OwnerRows:
     """What the owner's files give for this job. Raises ConfigError or UnreadableError naming what does not fit."""
     path: Path | None = args.data
     if job.task == "train" and path is not None and args.schema is not None:
@@ -59,10 +59,10 @@ def rows_of(job: PrivateJob, args: argparse.Namespace) -> Rows:
             for start in range(0, len(values), at_once):
                 yield name, values[start : start + at_once]
 
-    return Rows({name: values.shape for name, values in tensors.items()}, blocks)
+    return OwnerRows({name: values.shape for name, values in tensors.items()}, blocks)
 
 
-def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> Rows:
+def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> OwnerRows:
     found = FittingPass(schema)
     for part in table_batches(path):
         found.add(part)
@@ -79,7 +79,7 @@ def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> Rows:
             x, y, test = _prepared(part, fitted)
             yield from _encoded(job, x, target_rows(y, fitted.outputs), test)
 
-    return Rows(shapes, blocks, fitted)
+    return OwnerRows(shapes, blocks, fitted)
 
 
 def _prepared(part: CsvTable, schema: Schema) -> tuple[Floats, Labels, np.ndarray]:
@@ -93,7 +93,7 @@ def _prepared(part: CsvTable, schema: Schema) -> tuple[Floats, Labels, np.ndarra
     return transform(whole, schema), y, test[kept]
 
 
-def _numeric_csv(job: PrivateJob, path: Path) -> Rows:
+def _numeric_csv(job: PrivateJob, path: Path) -> OwnerRows:
     """A CSV file of numbers alone: features, then the class in the last column; the seed says which rows are tested."""
     model, header, count, width = fit_model(job), *_look(path)
     if not 0 < job.test_rows < count:
@@ -114,7 +114,7 @@ def _numeric_csv(job: PrivateJob, path: Path) -> Rows:
             yield from _encoded(job, x, target_rows(whole, model.classes), test[first : first + len(y)])
             first += len(y)
 
-    return Rows(shapes, blocks)
+    return OwnerRows(shapes, blocks)
 
 
 def public_test_rows(seed: int, rows: int, test_rows: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.sealing import streamed_box
-from uvcc_engine.sealing.agreement import agreement_key, derive, sha256, wrap_key
+from uvcc_engine.sealing.box_keys import agreement_key, derive, sha256, wrap_key
 from uvcc_engine.transcript.signing.identity import Identity
 
 MAGIC: Final = b"UVCCBOX1"

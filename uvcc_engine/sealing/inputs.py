@@ -21,8 +21,8 @@ from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.data.sets import Dataset, Floats, target_rows
 from uvcc_engine.sealing import streamed_inputs
-from uvcc_engine.sealing.agreement import derive, sha256
 from uvcc_engine.sealing.box import seal, unseal
+from uvcc_engine.sealing.box_keys import derive, sha256
 from uvcc_engine.sealing.commitments import commitment
 from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
 from uvcc_engine.sealing.purpose import Purpose

@@ -19,7 +19,7 @@ from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.sealing.agreement import sha256
+from uvcc_engine.sealing.box_keys import sha256
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs
 from uvcc_engine.sealing.purpose import ProposedUse, Purpose
