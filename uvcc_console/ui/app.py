@@ -232,6 +232,10 @@ class UvccApp(RunConsole):
     def _taken(self, event: LogView.Taken) -> None:
         self.commands.take(event.lines, event.save)
 
+    @on(LogView.LineWanted)
+    def _line_wanted(self, event: LogView.LineWanted) -> None:
+        self.commands.read(event.entry)
+
     @on(LogView.ViewWanted)
     def _view_wanted(self) -> None:
         self.commands.do_view("")

@@ -158,6 +158,30 @@ async def test_keys_of_the_log_wrap_narrow_copy_and_save(folder: Path) -> None:
         assert "checkpoint written at step 20" in log.ring[log._hit].text
 
 
+async def test_enter_and_a_click_read_a_line_whole_or_the_dump_that_it_is_of(folder: Path) -> None:
+    story = Story().full(5)
+    for pod in ("p1r0", "p2r0"):
+        for line in (f"Current thread of {pod}:", f'  File "{pod}.py", line 3 in wait'):
+            story.add(ev.LogLines(pod=pod, src="stackdump_1.txt", lines=[line]), 0.1)
+    story.add(
+        ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields={"step": 4, "sha256": "a" * 64}),
+        0.1,
+    )
+    async with desk(story, folder) as d:
+        log = d.app.main.query_one(LogView)
+        await d.press("3", "enter")
+        assert isinstance(d.app.screen, ViewerScreen)
+        assert "checkpoint written at step 4" in d.text
+        assert "sha256=" in d.text, "what the log leaves out is here"
+        await d.press("q")
+        rows = [plain(log._line(at)) for at in range(len(log.ring))]
+        at = next(i for i, row in enumerate(rows) if "Current thread of p1r0" in row) - log.scroll_offset.y
+        await d.pilot.click(LogView, offset=(12, at + 1))
+        assert isinstance(d.app.screen, ViewerScreen)
+        assert "p1r0.py" in d.text, "the dump of the line, not the newest"
+        assert "p2r0.py" not in "\n".join(d.text.splitlines()[4:-4])
+
+
 async def test_v_reads_the_newest_stack_dump_and_a_command_an_artifact(folder: Path) -> None:
     story = Story().full(5)
     for i, line in enumerate(("Current thread 0x1 (most recent call first):", '  File "plane.py", line 3 in wait')):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from textual.screen import Screen
 
 from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.run_base import RunConsole
+from uvcc_console.ui.widgets.log_lines import entry_text
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.ring import RingLog
 from uvcc_engine.contract.errors import UvccError
@@ -21,16 +23,20 @@ _SUFFIXES: Final = (".txt", ".json", ".jsonl", ".log", ".csv", ".md")
 _LARGEST: Final = 4 << 20
 
 
+def is_long(entry: LogEntry) -> bool:
+    """Whether the line is part of a stack dump or a flight record."""
+    return any(word in entry.source.partition("/")[2] for word in _LONG)
+
+
 def newest_dump(ring: RingLog) -> tuple[str, list[str]]:
     """(source, its lines) of the newest long text that pods wrote into the log; empty where there is none."""
-    source, lines = "", list[str]()
-    for at in range(len(ring) - 1, -1, -1):
-        entry: LogEntry = ring[at]
-        if not source and any(word in entry.source.partition("/")[2] for word in _LONG):
-            source = entry.source
-        if source and entry.source == source:
-            lines.append(entry.text)
-    return source, lines[::-1]
+    source = next((ring[at].source for at in range(len(ring) - 1, -1, -1) if is_long(ring[at])), "")
+    return source, dump(ring, source) if source else []
+
+
+def dump(ring: RingLog, source: str) -> list[str]:
+    """The lines of one long text."""
+    return [ring[at].text for at in range(len(ring)) if ring[at].source == source]
 
 
 def texts(run_dir: Path) -> list[Path]:
@@ -64,6 +70,16 @@ class LogActions:
             self.app.say(f"not saved: {e}", "error")
             return
         self.app.say(f"{len(lines)} lines saved in {self.app.run_dir / name}")
+
+    def read(self, entry: LogEntry) -> None:
+        """One line whole, with what it leaves out in the log; of a stack dump or flight record all of it."""
+        from uvcc_console.ui.screens.viewer import ViewerScreen
+
+        if is_long(entry):
+            self._open(ViewerScreen(entry.source, dump(self.app.main.query_one(LogView).ring, entry.source)))
+            return
+        detail = entry.detail.split(" ") if entry.detail else []
+        self._open(ViewerScreen(f"{entry.level} {entry.source}", [entry_text(replace(entry, detail="")), *detail]))
 
     def do_view(self, text: str) -> None:
         """Read the newest stack dump or flight record, or the artifact that is named."""

@@ -59,6 +59,7 @@ class LogView(ScrollView, can_focus=True):
         ("Y", "copy(True)", "copy all"),
         ("S", "save", "save"),
         ("v", "view", "view"),
+        ("enter", "open", "open"),
     ]
     number: ClassVar[str] = "3"
     help: ClassVar[str] = (
@@ -67,7 +68,7 @@ class LogView(ScrollView, can_focus=True):
         "much came when.\n"
         "f follow · g G oldest, newest · m M a minute on, back · e E errors before, after · l least level · i last 1, "
         "5, 60 minutes · w wrap · z time stamps (clock, ago, date, none) · y Y copy the screen, all of it · S save · "
-        "v read the newest stack dump or flight record · / filters (level>=warn, pod=p1r0, !heartbeat) · :find TEXT "
+        "v read the newest stack dump or flight record · enter or a click read one line whole, or the dump it is of · / filters (level>=warn, pod=p1r0, !heartbeat) · :find TEXT "
         "then n N · left right pan"
     )
 
@@ -77,6 +78,13 @@ class LogView(ScrollView, can_focus=True):
         def __init__(self, lines: Sequence[str], save: bool) -> None:
             super().__init__()
             self.lines, self.save = lines, save
+
+    class LineWanted(Message):
+        """The operator wants to read this line, or the long text that it is part of."""
+
+        def __init__(self, entry: LogEntry) -> None:
+            super().__init__()
+            self.entry = entry
 
     class ViewWanted(Message):
         """The operator wants to read the newest long text."""
@@ -325,6 +333,21 @@ class LogView(ScrollView, can_focus=True):
     def action_view(self) -> None:
         """Read the newest stack dump or flight record."""
         self.post_message(self.ViewWanted())
+
+    def action_open(self) -> None:
+        """Read a line whole: the one that was found, else the newest on the screen."""
+        bottom = self._at_row(self.scroll_offset.y + max(0, self.scrollable_content_region.height - 1))[0]
+        self._open(self._hit if self._hit >= 0 else min(bottom, len(self.ring) - 1))
+
+    def on_click(self, event: events.Click) -> None:
+        """Read the line that was clicked."""
+        place = event.get_content_offset(self)
+        if place is not None:
+            self._open(self._at_row(self.scroll_offset.y + place.y)[0])
+
+    def _open(self, at: int) -> None:
+        if 0 <= at < len(self.ring):
+            self.post_message(self.LineWanted(self.ring[at]))
 
     def action_jump(self, seconds: int) -> None:
         """A stretch of time forward or back."""
