@@ -32,6 +32,7 @@ from uvcc_console.ui.judging.view import View, holding
 from uvcc_console.ui.registry.keys import ACTIONS, UiAction, bindings, footer
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
+from uvcc_console.ui.widgets.charts import ChartsPanel
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.pod_page import PodPanel
@@ -235,6 +236,14 @@ class UvccApp(RunConsole):
     @on(LogView.LineWanted)
     def _line_wanted(self, event: LogView.LineWanted) -> None:
         self.commands.read(event.entry)
+
+    @on(LogView.PartyWanted)
+    def _party_wanted(self) -> None:
+        self.commands.next_party()
+
+    @on(ChartsPanel.OtherWanted)
+    def _other_wanted(self) -> None:
+        self.commands.next_other()
 
     @on(LogView.ViewWanted)
     def _view_wanted(self) -> None:

@@ -138,7 +138,12 @@ async def test_another_run_lies_over_the_charts_until_it_is_taken_away(folder: P
     other = Story(seed=9, steps=60).finished()
     other.write(folder.parent / "other-20261120-0101-ef56")
     async with desk(Story().full(30), folder) as d:
-        await d.press("2", "colon", *typed("compare other"), "enter")
+        charts = d.app.main.query_one(ChartsPanel)
+        await d.press("2", "c")
+        assert [name for name, _ in charts.look.others] == ["other-20261120-0101-ef56"]
+        await d.press("c")
+        assert charts.look.others == ()
+        await d.press("2", "2", "colon", *typed("compare other"), "enter")
         await d.settle()
         assert "with other-20261120-0101-ef56" in d.text
         charts = d.app.main.query_one(ChartsPanel)

@@ -182,6 +182,15 @@ async def test_enter_and_a_click_read_a_line_whole_or_the_dump_that_it_is_of(fol
         assert "p2r0.py" not in "\n".join(d.text.splitlines()[4:-4])
 
 
+async def test_three_keys_show_what_one_party_did_in_the_last_minute(folder: Path) -> None:
+    async with desk(Story().full(20), folder) as d:
+        log = d.app.main.query_one(LogView)
+        await d.press("3", "a", "i")
+        assert (d.app.filter.source, log.window) == ("party=0", 60)
+        await d.press("a", "a", "a")
+        assert d.app.filter.source == ""
+
+
 async def test_v_reads_the_newest_stack_dump_and_a_command_an_artifact(folder: Path) -> None:
     story = Story().full(5)
     for i, line in enumerate(("Current thread 0x1 (most recent call first):", '  File "plane.py", line 3 in wait')):

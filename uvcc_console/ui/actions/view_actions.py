@@ -22,6 +22,7 @@ from uvcc_console.ui.widgets.halt_panel import HaltPanel
 from uvcc_console.ui.widgets.pod_page import PodPanel
 from uvcc_console.ui.widgets.result import ResultPanel
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.topology import PARTIES
 
 
 class ViewActions(PodActions):
@@ -142,10 +143,36 @@ class ViewActions(PodActions):
         if not text.strip():
             charts.compare("", None)
             return
+        self._lay_over(text.strip())
+
+    def next_other(self) -> None:
+        """The newest other run, those of the same profile first; then the one before it, and at last none."""
+        app, charts = self.app, self.app.main.query_one(ChartsPanel)
+        known = compared.others(app.run_dir)
+        known.sort(key=lambda name: not name.startswith(f"{app.snap.profile_name}-"))
+        shown = [name for name, _ in charts.look.others]
+        at = known.index(shown[-1]) + 1 if shown and shown[-1] in known else 0
+        charts.compare("", None)
+        if at < len(known):
+            self._lay_over(known[at])
+        else:
+            app.say("no other run is laid over the charts" if known else "it is the only run here")
+
+    def next_party(self) -> None:
+        """The lines of the next party alone, after the last those of all."""
+        if not self.app.snap.proves:
+            self.app.say("this run has no parties", "warning")
+            return
+        asked = [f"party={p}" for p in range(PARTIES)] + [""]
+        source = self.app.filter.source
+        self.set_filter(asked[(asked.index(source) + 1) % len(asked) if source in asked else 0], final=True)
+
+    def _lay_over(self, word: str) -> None:
+        charts = self.app.main.query_one(ChartsPanel)
 
         async def read() -> None:
             try:
-                name, snap = await asyncio.to_thread(compared.read, self.app.run_dir, text.strip())
+                name, snap = await asyncio.to_thread(compared.read, self.app.run_dir, word)
             except UvccError as e:
                 self.app.say(str(e), "warning")
                 return

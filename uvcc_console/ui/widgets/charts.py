@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from textual.binding import BindingType
+from textual.message import Message
 
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.drawing.format import duration, number
@@ -176,7 +177,7 @@ class ChartsPanel(Panel):
         "j k pick a chart, enter shows it alone · l log scale · e smoother, measured values stay behind · a axis: "
         "step, time, tokens · z Z zoom in and out around the crosshair, else to the newest part · shift and arrows "
         "pan · left right move the crosshair, home end to the first and last step · backspace the whole run · "
-        ":compare RUN lays another run over it"
+        ":compare RUN lays another run over it, c the newest other one, the next, none"
     )
     BINDINGS: ClassVar[list[BindingType]] = [
         ("j,down", "pick(1)", "next chart"),
@@ -194,7 +195,11 @@ class ChartsPanel(Panel):
         ("shift+left", "pan(-0.25)", "pan"),
         ("shift+right", "pan(0.25)", "pan"),
         ("backspace", "reset", "whole run"),
+        ("c", "other", "another run"),
     ]
+
+    class OtherWanted(Message):
+        """The operator wants the next other run laid over the charts."""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -280,6 +285,10 @@ class ChartsPanel(Panel):
         if not view.snap.series and view.snap.pods:
             return "Pods", ""
         return "Charts", f" {view.glyphs.dot} ".join(notes)
+
+    def action_other(self) -> None:
+        """The newest other run over the charts, then the next, at last none."""
+        self.post_message(self.OtherWanted())
 
     def compare(self, run: str, snap: Snapshot | None) -> None:
         """Lay another run over the charts; None takes every other run away."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Final, cast
 
 from rich.cells import cell_len
+from textual import events
 from textual.binding import BindingType
 from textual.geometry import Size
 from textual.message import Message
@@ -60,6 +61,7 @@ class LogView(ScrollView, can_focus=True):
         ("S", "save", "save"),
         ("v", "view", "view"),
         ("enter", "open", "open"),
+        ("a", "party", "party"),
     ]
     number: ClassVar[str] = "3"
     help: ClassVar[str] = (
@@ -68,7 +70,8 @@ class LogView(ScrollView, can_focus=True):
         "much came when.\n"
         "f follow · g G oldest, newest · m M a minute on, back · e E errors before, after · l least level · i last 1, "
         "5, 60 minutes · w wrap · z time stamps (clock, ago, date, none) · y Y copy the screen, all of it · S save · "
-        "v read the newest stack dump or flight record · enter or a click read one line whole, or the dump it is of · / filters (level>=warn, pod=p1r0, !heartbeat) · :find TEXT "
+        "v read the newest stack dump or flight record · enter or a click read one line whole, or the dump it is of · "
+        "a only the next party, then all · / filters (level>=warn, pod=p1r0, !heartbeat) · :find TEXT "
         "then n N · left right pan"
     )
 
@@ -85,6 +88,9 @@ class LogView(ScrollView, can_focus=True):
         def __init__(self, entry: LogEntry) -> None:
             super().__init__()
             self.entry = entry
+
+    class PartyWanted(Message):
+        """The operator wants the lines of the next party alone."""
 
     class ViewWanted(Message):
         """The operator wants to read the newest long text."""
@@ -333,6 +339,10 @@ class LogView(ScrollView, can_focus=True):
     def action_view(self) -> None:
         """Read the newest stack dump or flight record."""
         self.post_message(self.ViewWanted())
+
+    def action_party(self) -> None:
+        """Only the next party, after the last all of them."""
+        self.post_message(self.PartyWanted())
 
     def action_open(self) -> None:
         """Read a line whole: the one that was found, else the newest on the screen."""
