@@ -23,6 +23,10 @@ COMMANDS: Final = {
     "seal": ("uvcc_engine.owner.seal", "split and seal an owner's rows for one proposal, in bounded memory"),
     "table": ("uvcc_engine.owner.own_data", "the data owner's: a schema from a CSV file, predictions in clear"),
     "audit": ("uvcc_engine.owner.audit", "the data owner's: replay a run from its seeds, name who strayed"),
+    "form": (
+        "uvcc_engine.owner.program_form",
+        "whether a run's messages have the very form of the agreed program",
+    ),
     "verify": ("uvcc_engine.transcript.proof.cli", "check a run, its artifacts or a proof bundle"),
     "prove": ("uvcc_engine.transcript.proof.leaf_proof", "one leaf of a transcript is in what was signed; checks such"),
     "open": ("uvcc_engine.transcript.proof.leaf_proof:open_main", "the same with the message itself, at its party"),

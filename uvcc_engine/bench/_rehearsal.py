@@ -21,7 +21,7 @@ from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy
 
 CODE_HASH = hashlib.sha256(b"the wheel").hexdigest()
 VALUES = {"loss": 0.25, "accuracy": 0.96875}
-_WIRE = (kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.LIFT)
+_WIRE = (kinds.OPEN, kinds.RESHARE, kinds.DEALER)
 _SIZES = (1, 8, 32, 200)
 
 
@@ -45,11 +45,17 @@ def state_digests(replica: int = 0) -> list[str]:
     return [hashlib.sha256(b"component %d" % i).hexdigest() for i in range(PARTIES)]
 
 
-def make_policy(identities: Sequence[Identity], topology: Topology, steps: int, nonce: str = "00" * 32) -> Policy:
-    """A policy that names these identities."""
+def make_policy(
+    identities: Sequence[Identity],
+    topology: Topology,
+    steps: int,
+    nonce: str = "00" * 32,
+    job: Mapping[str, Any] | None = None,
+) -> Policy:
+    """A policy that names these identities; ``job`` says more of the job than that there is one."""
     places = (("north", "eu"), ("west", "us"), ("south", "ap"))
     return Policy.build(
-        job={"kind": "private", "steps": steps, "lr": 0.1},
+        job={"kind": "private", "steps": steps, "lr": 0.1, **(job or {})},
         model_hash=hashlib.sha256(b"the model").hexdigest(),
         code_hash=CODE_HASH,
         topology=topology,
@@ -113,11 +119,16 @@ def rehearse(
     seed: bytes = b"rehearsal",
     checkpoint_every: int = 2,
     traffic: Callable[..., None] = exchange,
+    job: Mapping[str, Any] | None = None,
 ) -> Rehearsal:
-    """Run ``steps`` epochs and the result epoch of every subsession, then assemble ``folder/proof_bundle.json``."""
+    """Run ``steps`` epochs and the result epoch of every subsession, then assemble ``folder/proof_bundle.json``.
+
+    Messages are random, so that they have no program's form: a ``job`` that names a model wants ``traffic`` of its own.
+    """
     topology = topology or Topology()
     identities = [Identity.create_seeded(folder / "identity" / str(p), seed + b" party %d" % p) for p in range(PARTIES)]
-    policy = make_policy(identities, topology, steps, nonce)
+    more = {} if job is None else {"job": job}
+    policy = make_policy(identities, topology, steps, nonce, **more)
     (folder / POLICY_FILE).write_bytes(policy.canonical)
     write_signatures(
         folder / SIGNATURES_FILE, {p: sign_policy(identities[p], policy, CODE_HASH) for p in range(PARTIES)}

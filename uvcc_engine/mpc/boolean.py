@@ -149,8 +149,8 @@ def to_bool_share_protocol(rt: Runtime, b: PairBits) -> MpcProtocol[BoolShare]:
         return BoolShare(known(right), known(left), b.n)
     mask = known(left if role.is_left else right)
     mine = known(b.words).reshape(shape) ^ mask
-    message.send(role.other, kinds.LIFT, mine)
-    message.want(role.other, kinds.LIFT, torch.int64, *shape)
+    message.send(role.other, kinds.RESHARE, mine)
+    message.want(role.other, kinds.RESHARE, torch.int64, *shape)
     (theirs,) = yield message
     online = mine ^ theirs
     return BoolShare(mask, online, b.n) if role.is_left else BoolShare(online, mask, b.n)

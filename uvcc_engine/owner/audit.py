@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.private_job import PrivateJob
@@ -23,9 +23,11 @@ from uvcc_engine.contract.text import clean_block
 from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
+from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.owner.client import sealed_name
 from uvcc_engine.plane.api import Buffer, Tag
+from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.seeds import Seeds, check_pairs, open_seeds, seeds_name
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.transcript.formats import reading
@@ -98,23 +100,51 @@ class _Notes:
         self._plane.close(graceful=graceful)
 
 
+class Means(Protocol):
+    """What a party draws its masks and blinds its digests with: its seeds of a session."""
+
+    @property
+    def prg(self) -> PairKeys:
+        """The keys of its pseudorandom streams."""
+
+    @property
+    def blinds(self) -> Mapping[int, bytes]:
+        """Party -> key that blinds leaves with it."""
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of the session it is."""
+
+
 def replay(policy: Policy, seeds: Mapping[int, Seeds], sealed: Mapping[int, bytes]) -> Iterator[list[list[bytes]]]:
     """Every epoch's transcript records by party, in the order of the program; the last epoch opens the result.
 
     Raises ConfigError for a job that this replay does not know, VerificationError for inputs that are not the policy's.
     """
+    check_replays(policy)
+    return program(policy, seeds, {p: s.inputs(sealed[p], policy) for p, s in seeds.items()})
+
+
+def check_replays(policy: Policy) -> None:
+    """Refuse (ConfigError) a job that :func:`program` does not know."""
     job, size = PrivateJob.from_json(policy.job), policy.topology
     if size.workers_per_party * size.microbatches != 1 or job.task != "train" or job.start is not None:
         raise ConfigError(
             "only a training with one worker per party and one microbatch, from its beginning, can be replayed",
             "run the same job with replicas, stages, tensor and microbatches of 1",
         )
+
+
+def program(
+    policy: Policy, means: Mapping[int, Means], inputs: Mapping[int, PartyInputs]
+) -> Iterator[list[list[bytes]]]:
+    """The records that a job's program makes of these inputs with these means, epoch by epoch: see :func:`replay`."""
+    job = PrivateJob.from_json(policy.job)
     model = fit_model(job)
-    inputs = {p: s.inputs(sealed[p], policy) for p, s in seeds.items()}
     local = LocalPlanes()
     local.wire.wait_s = _PATIENCE_S  # a party waits while the others compute on the same processor
     notes = []
-    for p, s in sorted(seeds.items()):
+    for p, s in sorted(means.items()):
         sid = sid_of(policy.sid_job, Coord(0, p, 0, 0))
         notes.append(_Notes(local.planes[p], sid, s.blinds))
         local.runtimes[p] = Runtime(

@@ -82,29 +82,6 @@ def test_pooling(run: Run, gen: torch.Generator, size: int, stride: int) -> None
     assert out.rounds == 2 + 2 + 6 + 1
 
 
-@pytest.mark.parametrize(("width", "fan", "rounds"), [(64, 2, 7), (64, 4, 4), (20, 2, 6)])
-@pytest.mark.parametrize("dealer", [0, 1, 2])
-def test_bit_decomposition_and_back(
-    run: Run, gen: torch.Generator, width: int, fan: int, rounds: int, dealer: int
-) -> None:
-    ring = torch.randint(-(2**62), 2**62, (150,), generator=gen)
-    ring[:5] = torch.tensor([0, -1, 2**62 - 1, -(2**62), 1])
-
-    def build(rt: Runtime, zero: Share) -> MpcProtocol[list[Share]]:
-        x = arithmetic.add_ring(rt, zero, ring)
-        found = yield from bits.decompose_protocol(rt, x, bits=width, fan=fan, dealer=dealer)
-        assert rt.rounds == rounds
-        words = yield from bits.to_bool_share_protocol(rt, found)
-        back = yield from bits.b2a_words_protocol(rt, words, width, x.n, 0)
-        return [Share(words.first, words.second, 0), back]
-
-    out = run(build, torch.zeros(ring.shape, dtype=torch.float64))
-    expected = ring if width == 64 else ring & ((1 << width) - 1)
-    assert torch.equal(out.rings[1], expected)
-    words = out.shares[0][0].first ^ out.shares[1][0].first ^ out.shares[2][0].first
-    assert (int(words[0, 0]) & 1, int(words[0, 0]) >> 1 & 1) == (0, 1)
-
-
 def test_one_hots_select_rows_of_a_table(run: Run, gen: torch.Generator) -> None:
     index = torch.tensor([[0.0, 3.0, 6.0], [2.0, 2.0, 5.0]])
     table = normal(gen, 7, 4)

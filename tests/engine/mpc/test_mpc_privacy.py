@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc import arithmetic, bits, gated, maximum, nonlinear, prg, selection, shuffle, softmax, truncation
+from uvcc_engine.mpc import arithmetic, boolean, gated, maximum, nonlinear, prg, selection, shuffle, softmax, truncation
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.mpc.share import share_of, split
 
@@ -52,7 +52,7 @@ def program(name: str, x: Tensor, seed: int = 7) -> Program:
         if name == "divide":
             return nonlinear.reciprocal(rt, share_of(near, rt.party), 1.0, 4.0)
         if name == "bits":
-            return rt.run(bits.a2b_protocol(rt, value, bits=40))
+            return rt.run(boolean.drelu_bits_protocol(rt, value))
         if name == "shuffle":
             return rt.run(shuffle.shuffle_protocol(rt, value))
         if name == "reduced":

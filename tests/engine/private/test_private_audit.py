@@ -15,10 +15,13 @@ from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.owner import audit as owners_audit
+from uvcc_engine.owner import program_form
 from uvcc_engine.owner.client import write_shared
 from uvcc_engine.sealing.joint import combine
 from uvcc_engine.sealing.seeds import open_seeds, seal_seeds
 from uvcc_engine.transcript.leaves.leaf import Leaf
+from uvcc_engine.transcript.leaves.leaf_file import folder_name
+from uvcc_engine.transcript.terms.policy import Policy
 
 JOB = PrivateJob(steps=4, batch=16, checkpoint_every=4, test_rows=50, reveal=("loss", "accuracy", "seeds"))
 LIAR = 1
@@ -133,3 +136,27 @@ def test_seeds_are_for_one_owner_one_job_and_agree_at_both_ends(zygote: Zygote, 
     several = combine([sealed, replace(sealed, owner="ab" * 32)])
     with pytest.raises(ConfigError, match="several owners"):
         seal_seeds(PARTIES[0], policy, coord, prg=keys, attempt=0, sealed_inputs=several.boxes[0])
+
+
+# ---- the form, without any key -------------------------------------------------------------------------------------
+
+
+def test_whose_transcripts_have_the_programs_form(zygote: Zygote, tmp_path: Path) -> None:
+    """The program on zeros sends what the parties sent: message for message the same kind, size and place."""
+    fleet = ended(zygote, tmp_path / "run")
+    policy = Policy.load(fleet.home(0) / "policy.json")
+    epochs = list(program_form.expected(policy))
+    for epoch, wanted in enumerate(epochs):
+        for party, due in enumerate(wanted):
+            records, whole = owners_audit.recorded(fleet.dir(party) / folder_name(Coord(0, party, 0, 0)), epoch)
+            assert whole
+            found = [record[: program_form.HEAD] for record in records.values()]
+            assert sorted(found) == sorted(due)
+            program_form._same("it", due, found)
+            without = [head for head in found if head != due[3]]
+            with pytest.raises(VerificationError, match="which the program sends"):
+                program_form._same("it", due, without)
+            longer = Leaf.unpack(due[3] + bytes(32))._replace(size=7).pack()[: program_form.HEAD]
+            with pytest.raises(VerificationError, match="of 7 bytes, which the program does not send"):
+                program_form._same("it", due, [*found, longer])
+    assert len(epochs) == JOB.steps + 1

@@ -221,7 +221,7 @@ def test_a_peer_that_sends_something_else_than_before_is_still_named(killed: Kil
         write_ahead_log.RECORD.unpack(r) for r in records if write_ahead_log.RECORD.unpack(r)[0] == 1
     )
     assert (direction, chunk) == (1, 0)
-    assert kind in (kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.LIFT)
+    assert kind in (kinds.OPEN, kinds.RESHARE, kinds.DEALER)
     with pytest.raises(ProtocolError, match=f"P{src} sent another message") as found:
         w.recorder.record(1, src, (OPEN, stream, op, kind), b"something else")
     assert found.value.party == src

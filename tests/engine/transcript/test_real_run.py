@@ -19,7 +19,7 @@ from mutation_kit import Target, every_value, random_bundles, random_transcripts
 from uvcc_engine.bench._fleet import Fleet, Forker
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import Topology
-from uvcc_engine.mpc.bits import a2b_protocol, b2a_words_protocol
+from uvcc_engine.mpc.boolean import drelu_bits_protocol
 from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.opening import open_ring_protocol
 from uvcc_engine.mpc.runtime import Runtime
@@ -115,8 +115,8 @@ class Noted(LocalPlane):
         return found
 
 
-def test_lifts_and_chunks_are_leaves_too(tmp_path: Path) -> None:
-    """No model here moves whole numbers to bits and back: a protocol that does, and one whose message has chunks."""
+def test_bits_and_chunks_are_leaves_too(tmp_path: Path) -> None:
+    """No model here shares bits anew: a protocol that does, and one whose message has chunks."""
     three, sid = LocalPlanes(3), b"s" * 32
     many = payload_digests.CHUNK // 8 + 1000
     numbers = split(torch.arange(700.0), 16, random.Random(1).randbytes)
@@ -128,8 +128,7 @@ def test_lifts_and_chunks_are_leaves_too(tmp_path: Path) -> None:
         rt.plane = Noted(three.planes[rt.party], store)
         store.begin_epoch(0)
         rt.begin_epoch(0)
-        bits = rt.run(a2b_protocol(rt, share_of(numbers, rt.party)))
-        rt.run(b2a_words_protocol(rt, bits, 64, 700, 16))
+        rt.run(drelu_bits_protocol(rt, share_of(numbers, rt.party)))
         rt.run(open_ring_protocol(rt, share_of(large, rt.party)))
         store.finalize_epoch()
         store.close()
@@ -140,7 +139,7 @@ def test_lifts_and_chunks_are_leaves_too(tmp_path: Path) -> None:
         ]
 
     found = three.run_three(body)
-    for kind in (kinds.LIFT, kinds.OPEN, kinds.DEALER):
+    for kind in (kinds.RESHARE, kinds.OPEN, kinds.DEALER):
         sent, received = (
             sum(leaf.kind == kind and leaf.direction == d for one in found for leaf in one) for d in (0, 1)
         )

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from uvcc_engine.transcript.formats import kinds
 
-WIRE = (kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.LIFT)
+WIRE = (kinds.OPEN, kinds.RESHARE, kinds.DEALER)
 
 
 class Recording(Protocol):

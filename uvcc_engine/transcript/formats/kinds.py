@@ -7,7 +7,6 @@ from typing import Final
 OPEN: Final = 1  # a missing share, or its hash, of a value that becomes public
 RESHARE: Final = 2  # the additive product share that re-establishes replication
 DEALER: Final = 3  # truncation and comparison material from the dealing party
-LIFT: Final = 4  # a move between arithmetic and boolean planes
 INPUT: Final = 5  # a client input was unsealed (local leaf)
 RESULT: Final = 6  # a revealed or final value (local leaf)
 CHECKPOINT: Final = 7  # a checkpoint became durable (local leaf)
@@ -21,7 +20,6 @@ NAMES: Final = {
     OPEN: "OPEN",
     RESHARE: "RESHARE",
     DEALER: "DEALER",
-    LIFT: "LIFT",
     INPUT: "INPUT",
     RESULT: "RESULT",
     CHECKPOINT: "CHECKPOINT",

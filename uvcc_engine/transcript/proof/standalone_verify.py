@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse, base64, csv, hashlib, json, math, os, re, stat, struct, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -24,59 +24,48 @@ OF_A_RUN = (MANIFEST, f"{MANIFEST}.sig", "run_full.jsonl", "run_full.log", "dp_l
 FOR_POLICY, FOR_ROOT, FOR_RESULT, FOR_MANIFEST = "uvcc-policy", "uvcc-root", "uvcc-result", "uvcc-manifest"
 CODES = {"pinned": 3, "transcripts": 4, "full": 5, "manifest": 6}
 RECORD, HEADER = struct.Struct("<BBBBIIQQ32s"), struct.Struct("<8sIQ32s32s")
-OPEN, RESHARE, DEALER, LIFT, INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START = range(1, 11)  # kinds of leaves
-WIRE, LOCAL = (OPEN, RESHARE, DEALER, LIFT), (INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START)
+OPEN, RESHARE, DEALER, _, INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START = range(1, 11)  # kinds of leaves
+SHIPPED = dict(one.split(":") for one in (
+    "logistic-digits:64 10,mlp-digits:64 32 10,mlp4-digits:64 32 32 32 10,mlp22-digits:64" + " 32" * 21 + " 10,"
+    "cnn-digits:128 10,cnn-digits-norm:128 10,secureml-a:784 128 128 10,lenet:800 500 10,lenet-avg:800 500 10,"
+    "alexnet-cifar:256 256 256 10,vgg16-cifar:512 256 256 10,gpt-tiny:16 64 16 27").split(","))
+WIRE, LOCAL = (OPEN, RESHARE, DEALER), (INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START)
 COORD = re.compile("p([012])r{0}s{0}t{0}".format("(0|[1-9][0-9]{0,5})"))
 POD, POD_RESULT = re.compile(r"p[0-9]{1,6}r[0-9]{1,6}"), re.compile(r"result(?:_rank[0-9]{1,6})?\.json")
 WORDS, HEX32, HEXES = re.compile("(?s).+"), re.compile("[0-9a-f]{64}"), re.compile("(?:[0-9a-f]{2})*")
 Coord = tuple[int, int, int, int]  # replica, party, stage, tensor
 Json = Any
-
 class Wrong(Exception): """Something was read, and it does not hold."""
 class Unreadable(Exception): """Something is not there, or is not what it must be."""
-
-def sha(*parts: bytes) -> bytes:
-    return hashlib.sha256(b"".join(parts)).digest()
+def sha(*parts: bytes) -> bytes: return hashlib.sha256(b"".join(parts)).digest()
 def need(good: object, error: type[Exception], what: str) -> None:
-    if not good:
-        raise error(what)
-def u32(value: int) -> bytes:
-    return struct.pack("<I", value)
-
+    if not good: raise error(what)
+def u32(value: int) -> bytes: return struct.pack("<I", value)
 def same(what: str, stated: Json, found: Json) -> None:
     """Equal, and of equal type: to Python, 1, 1.0 and true are one number."""
     if stated != found or spelled(stated) != spelled(found):
         raise Wrong(f"{what} is {str(stated)[:200]}, recomputed {str(found)[:200]}")
-def spelled(value: Json) -> str:
-    return json.dumps(value, sort_keys=True, default=repr)
-def name_of(c: Coord) -> str:
-    return f"p{c[1]}r{c[0]}s{c[2]}t{c[3]}"
+def spelled(value: Json) -> str: return json.dumps(value, sort_keys=True, default=repr)
+def name_of(c: Coord) -> str: return f"p{c[1]}r{c[0]}s{c[2]}t{c[3]}"
 def coord_of(text: Json) -> Coord:
     found = COORD.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
-        raise Unreadable(f"not a worker: {str(text)[:60]!r}")
+    if found is None: raise Unreadable(f"not a worker: {str(text)[:60]!r}")
     party, replica, stage, tensor = map(int, found.groups())
     return replica, party, stage, tensor
-def peers(party: int) -> list[int]:
-    return [p for p in range(3) if p != party]
+def peers(party: int) -> list[int]: return [p for p in range(3) if p != party]
 # ---- section 1: files and JSON -------------------------------------------------------------------------------------
 def read(path: Path, most: int = 512 * MIB) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
         found = os.fstat(file.fileno())
         need(stat.S_ISREG(found.st_mode) and found.st_size <= most, Unreadable, f"{path} is no file of {most} bytes")
         return file.read(most)
-
-def refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text[:200]} is no evidence")
-def finite(token: str) -> float:
-    return float(token) if math.isfinite(float(token)) else refuse(token)
+def refuse(text: str) -> NoReturn: raise ValueError(f"{text[:200]} is no evidence")
+def finite(token: str) -> float: return float(token) if math.isfinite(float(token)) else refuse(token)
 def number(value: float) -> str:
-    if 1e-6 <= abs(value) < 1e21:
-        return format(Decimal(repr(value)), "f").removesuffix(".0")
+    if 1e-6 <= abs(value) < 1e21: return format(Decimal(repr(value)), "f").removesuffix(".0")
     return "0" if value == 0 else re.sub("e([+-])0", r"e\1", repr(value))
 def once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return dict(pairs) if len(dict(pairs)) == len(pairs) else refuse("a key that is there twice")
-
 def parse(data: bytes, what: object) -> Json:
     try:
         text = data.decode()
@@ -88,22 +77,18 @@ def parse(data: bytes, what: object) -> Json:
     except (ValueError, RecursionError, MemoryError) as e:
         raise Unreadable(f"{what} is not JSON: {str(e)[:200]}") from e
     return value
-
 def canonical(value: Json) -> bytes:
     """RFC 8785: keys in the order of their UTF-16 code units, numbers as ECMAScript prints them, no spaces."""
     if isinstance(value, dict):
         keys = sorted(value, key=lambda k: k.encode("utf-16-be"))
         return b"{" + b",".join(canonical(k) + b":" + canonical(value[k]) for k in keys) + b"}"
-    if isinstance(value, list):
-        return b"[" + b",".join(map(canonical, value)) + b"]"
+    if isinstance(value, list): return b"[" + b",".join(map(canonical, value)) + b"]"
     return (number(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)).encode()
-
 def parse_canonical(data: bytes, what: object) -> Json:
     body = data[:-1] if data.endswith(b"\n") else data
     value = parse(body, what)
     need(canonical(value) == body, Unreadable, f"{what} is not canonical JSON")
     return value
-
 def fit(value: Json, form: Any, what: str) -> Json:
     """The value, if it has the form: a dict of exactly these fields, a list ``[form]``, or what a function accepts."""
     if isinstance(form, re.Pattern):
@@ -116,9 +101,7 @@ def fit(value: Json, form: Any, what: str) -> Json:
         good = isinstance(value, form) if isinstance(form, type) else form(value)
     need(good, Unreadable, f"{what} is not as it must be: {str(value)[:80]!r}")
     return value
-
-def below(most: int, least: int = 0) -> Any:
-    return lambda value: type(value) is int and least <= value < most
+def below(most: int, least: int = 0) -> Any: return lambda value: type(value) is int and least <= value < most
 def numbers(value: Json) -> bool:
     return isinstance(value, dict) and all(type(n) in (int, float) for n in value.values())
 # ---- section 2: trees ----------------------------------------------------------------------------------------------
@@ -136,13 +119,11 @@ class Tree:  # RFC 9162 section 2.1.1
         for left in reversed(self.stack[:-1]):
             root = sha(b"\1", left, root)
         return root
-
 def root_of_path(leaf: bytes, index: int, size: int, path: list[bytes]) -> bytes:
     """RFC 9162 section 2.1.3.2; nothing if the path has the wrong length."""
     at, last = index, size - 1
     for sibling in path:
-        if last <= 0:
-            return b""
+        if last <= 0: return b""
         if at & 1 or at == last:
             leaf = sha(b"\1", sibling, leaf)
             while at and not at & 1:
@@ -156,11 +137,8 @@ class Claim(NamedTuple):
     key: str; namespace: str; text: bytes; armored: str; what: str
 def three(value: Json) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(isinstance(v, str) and HEX32.fullmatch(v) for v in value)
-def key_line(value: Json) -> bool:
-    return isinstance(value, str) and len(raw_key(value)) == 32
-def string(data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + data
-
+def key_line(value: Json) -> bool: return isinstance(value, str) and len(raw_key(value)) == 32
+def string(data: bytes) -> bytes: return struct.pack(">I", len(data)) + data
 def raw_key(line: str) -> bytes:
     """The 32 bytes of an OpenSSH line in its one spelling; nothing for any other text."""
     try:
@@ -168,7 +146,6 @@ def raw_key(line: str) -> bytes:
     except ValueError:
         return b""
     return raw if line == f"ssh-ed25519 {base64.b64encode(string(b'ssh-ed25519') + string(raw)).decode()}" else b""
-
 def holds(claim: Claim) -> bool:
     """The armor is the one spelling of a signature by that key in that namespace, and ssh-keygen finds it good."""
     head, tail = "-----BEGIN SSH SIGNATURE-----\n", "-----END SSH SIGNATURE-----\n"
@@ -181,22 +158,17 @@ def holds(claim: Claim) -> bool:
     want += struct.pack(">I", 83) + string(b"ssh-ed25519") + struct.pack(">I", 64)
     body = base64.b64encode(blob).decode()
     lines = "".join(f"{body[i : i + 70]}\n" for i in range(0, len(body), 70))
-    if blob[:-64] != want or claim.armored != head + lines + tail:
-        return False
-    return keygen(claim, "check-novalidate")
-
+    return blob[:-64] == want and claim.armored == head + lines + tail and keygen(claim, "check-novalidate")
 def keygen(claim: Claim, verb: str, *more: str) -> bool:
     with tempfile.NamedTemporaryFile("w", suffix=".sig") as file:
         file.write(claim.armored)
         file.flush()
         command = ["ssh-keygen", "-Y", verb, "-n", claim.namespace, "-s", file.name, *more]
         return subprocess.run(command, input=claim.text, capture_output=True, check=False).returncode == 0
-
 def check_claims(claims: list[Claim]) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for claim, good in zip(claims, pool.map(holds, claims), strict=True):
             need(good, Wrong, f"the signature of {claim.what} does not hold")
-
 def check_pinned(signers: Path | None, who: str, claims: list[Claim]) -> None:
     """The reader's own file lets this key sign as ``who`` in the namespaces of these claims: ssh-keygen decides."""
     for claim in {c.namespace: c for c in claims}.values() if signers is not None else ():
@@ -225,7 +197,10 @@ class Policy:
         job = data["job"]
         self.steps = fit(job.get("steps"), below(2**53, 1), "job.steps")
         self.every = fit(job.get("loss_every", 1), below(2**53, 1), "job.loss_every")
-        listed = fit(job.get("reveal", ["loss"]), [object], "job.reveal")
+        self.listed, self.form = fit(job.get("reveal", ["loss"]), [object], "job.reveal"), tuple[Any, ...]()
+        if job.get("kind") == "private" and "model" in job and "batch" in job:
+            rows = [fit(n, below(2**53, 1), "batch or test_rows") for n in (job["batch"], job.get("test_rows", 360))]
+            self.form = dense_layers(job["model"]), *rows
         self.start, self.first = b"", 0
         if job.get("start") is not None:
             begun = fit(job["start"], BEGUN, "job.start")
@@ -237,7 +212,7 @@ class Policy:
         self.commitments = fit(data["inputs"], inputs, "policy.inputs")["commitments"]
         pairs = [(one["value"], one["to"]) for one in data["reveal"]]
         self.public = {value for value, to in pairs if to == "all"}
-        self.losses = "loss" in self.public and "loss" in listed
+        self.losses = "loss" in self.public and "loss" in self.listed
         self.keys = [self._keys(p, one) for p, one in enumerate(data["parties"])]
         people = [one for p in data["parties"] for one in (p, *p.get("pods", ()))]
         every = [one[kind] for kind in ("ed25519", "x25519") for one in people]
@@ -249,10 +224,8 @@ class Policy:
         if spelled(one["party"]) != str(party) or ("pods" in one and len(pods) != max(self.replicas - 1, 1)):
             raise Unreadable(f"party {party} has another number, or not one pod for each replica after the first")
         return [one["ed25519"], *(pod["ed25519"] for pod in pods)]
-    def key(self, c: Coord) -> str:
-        return self.keys[c[1]][c[0] if len(self.keys[c[1]]) > 1 else 0]
-    def sid_rep(self, replica: int) -> bytes:
-        return sha(b"UVCC_SID_REPLICA_V1", self.sid, u32(replica))
+    def key(self, c: Coord) -> str: return self.keys[c[1]][c[0] if len(self.keys[c[1]]) > 1 else 0]
+    def sid_rep(self, replica: int) -> bytes: return sha(b"UVCC_SID_REPLICA_V1", self.sid, u32(replica))
     def sid_sub(self, c: Coord) -> bytes:
         return sha(b"UVCC_SID_SUB_V1", self.sid_rep(c[0]), struct.pack("<BH", c[2], c[3]))
     def values(self, epoch: int) -> list[str]:
@@ -260,14 +233,15 @@ class Policy:
         due = step < self.steps and (step % self.every == 0 or step == self.steps - 1)
         return ["loss"] if self.losses and due else []
 # ---- section 5: leaves ---------------------------------------------------------------------------------------------
-def summarise(file: Any, leaves: int, sid: bytes, epoch: int, me: int) -> dict[str, Json]:
-    """What a worker signs about an epoch, from its records: their order and roles, the tree, what two ends share."""
+def summarise(file: Any, leaves: int, sid: bytes, epoch: int, me: int, seen: list[int]) -> dict[str, Json]:
+    """What a worker signs about an epoch, from its records: their order and roles, the tree, what two ends share.
+    ``seen`` is made of its messages: how many of kind RESHARE and OPEN, and all bytes."""
     mark, tree, opened, last = sid + u32(epoch), Tree(), 0, tuple[int, ...]()
     flows = {(a, b): hashlib.sha256(b"UVCC_FLOW_V1" + mark) for a in range(3) for b in range(3)}
     roles = {(0, me, me): LOCAL, **{(0, me, p): WIRE for p in peers(me)}, **{(1, p, me): WIRE for p in peers(me)}}
     for _ in range(leaves):
         record = file.read(RECORD.size)
-        direction, kind, src, dst, op, chunk, stream, _, _ = RECORD.unpack(record)
+        direction, kind, src, dst, op, chunk, stream, size, _ = RECORD.unpack(record)
         key = (stream, op, chunk, direction, src, dst, kind)
         if key <= last or kind not in roles.get((direction, src, dst), ()):
             raise Wrong(f"epoch {epoch} of P{me}: leaf {key} is out of order, there twice, or none of this party")
@@ -275,27 +249,27 @@ def summarise(file: Any, leaves: int, sid: bytes, epoch: int, me: int) -> dict[s
         tree.add(sha(b"\0UVCC_LEAF_V1", mark, record))
         flows[src, dst].update(record[1:])
         opened += src == dst and kind != PIPELINE
+        if src != dst:
+            seen[:] = seen[0] + (kind == RESHARE), seen[1] + (kind == OPEN), seen[2] + size
     ends = {p: (min(p, me), max(p, me)) for p in peers(me)}
     pairs = {str(p): sha(b"UVCC_PAIR_DIGEST_V1", flows[a, b].digest(), flows[b, a].digest()).hex()
              for p, (a, b) in ends.items()}
     return {"leaves": leaves, "opened": opened, "pairs": pairs, "root": tree.root().hex()}
-
 def check_leaves(path: Path, policy: Policy, worker: Worker) -> int:
     """Section 5.2: one block per epoch, each as its worker signed it. Returns how many leaves there are."""
     sid, done, total = policy.sid_sub(worker.coord), 0, 0
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         left = os.fstat(file.fileno()).st_size
         while head := file.read(HEADER.size):
-            if len(head) < HEADER.size or head[:8] != b"UVCCEPO1":
-                raise Unreadable(f"{path}: no epoch begins where one must")
+            need(len(head) == HEADER.size and head[:8] == b"UVCCEPO1", Unreadable, f"{path}: no epoch begins here")
             _, epoch, leaves, owner, root = HEADER.unpack(head)
             left -= HEADER.size + leaves * RECORD.size
             need(left >= 0, Unreadable, f"{path} is cut short in epoch {epoch}")
-            if done >= len(worker.roots) or (epoch, owner) != (done, sid):
-                raise Wrong(f"{path}: epoch {epoch} is not the next of this run")
+            need(done < len(worker.roots) and (epoch, owner) == (done, sid), Wrong, f"{path}: {epoch} is not the next")
             stated, where = worker.roots[done], f"epoch {epoch} of {worker.name}"
             same(f"the file's count and root of {where}", [leaves, root.hex()], [stated["leaves"], stated["root"]])
-            found = summarise(file, leaves, sid, epoch, worker.coord[1])
+            worker.seen.append([0, 0, 0])
+            found = summarise(file, leaves, sid, epoch, worker.coord[1], worker.seen[-1])
             same(f"what is signed of {where}", {name: stated[name] for name in found}, found)
             done, total = done + 1, total + leaves
     same(f"epochs in {path}", done, len(worker.roots))
@@ -315,8 +289,8 @@ WHOLE = {"epochs": [{"epoch": below(2**32), "global_root": HEX32, "replica_roots
 class Worker:
     """One worker's part of a bundle: ``roots`` are the statements of its epochs, ``last`` that of its result."""
     def __init__(self, data: Json) -> None:
-        self.coord, self.openings, self.data = coord_of(data["coord"]), data["openings"], data
-        self.name = name_of(self.coord)
+        self.coord, self.openings, self.data, self.name = coord_of(data["coord"]), data["openings"], data, data["coord"]
+        self.seen = list[list[int]]()  # of each epoch, see summarise
         self.roots = [self.read(one, STATED | EPOCH) for one in data["roots"]]
         self.last = self.read(data["result"], STATED | OUTCOME)
         self.core = canonical({name: self.last[name] for name in ("sid_job", "state_digests", "steps", "values")})
@@ -325,8 +299,7 @@ class Worker:
         self.lines = [b"".join(map(self.line, data["roots"])), self.line(data["result"])]
         self.lines.append(b"".join(canonical(one) + b"\n" for one in self.openings))
     def read(self, one: Json, form: dict[str, Any]) -> Json:
-        fit(one, {"signature": str, "statement": form}, f"a statement of {self.name}")
-        s = one["statement"]
+        s = fit(one, {"signature": str, "statement": form}, f"a statement of {self.name}")["statement"]
         others = dict.fromkeys(map(str, peers(coord_of(s["coord"])[1])), HEX32)
         fit(s["seen"], others if s.get("epoch", 1) else {}, f"seen of {self.name}")
         fit(s.get("pairs", {}), others if "pairs" in s else {}, f"pairs of {self.name}")
@@ -419,8 +392,8 @@ class Bundle:
             record, payload, e = bytes.fromhex(o["record"]), bytes.fromhex(o["payload"]), o["epoch"]
             direction, kind, src, dst, op, _, _, size, digest = RECORD.unpack(record)
             where = f"an opened leaf in epoch {e} of {w.name}"
-            if (direction, src, dst) != (0, me, me) or kind not in LOCAL or kind == PIPELINE:
-                raise Wrong(f"{where} is none of this party")
+            good = (direction, src, dst) == (0, me, me) and kind in LOCAL and kind != PIPELINE
+            need(good, Wrong, f"{where} is none of this party")
             leaf = sha(b"\0UVCC_LEAF_V1", p.sid_sub(w.coord), u32(e), record)
             root = root_of_path(leaf, o["index"], w.roots[e]["leaves"], [bytes.fromhex(one) for one in o["proof"]])
             same(f"the root with {where}", w.roots[e]["root"], root.hex())
@@ -443,13 +416,11 @@ def tree_of(root: Path) -> dict[str, Path]:
     for folder, folders, names in os.walk(root, onerror=lambda e: refuse(f"{e.filename}, which cannot be listed,")):
         found += [Path(folder) / name for name in names + [f for f in folders if (Path(folder) / f).is_symlink()]]
     return {path.relative_to(root).as_posix(): path for path in found}
-
 def check_transcripts(bundle: Bundle, files: dict[str, Path]) -> int:
     """Section 10: the workers' own folders. Returns how many leaves were recomputed; -1 if none lie here."""
     folders = {path.parent for name, path in files.items() if "transcript_" in name}
     found = {coord_of(f.name[11:]): f for f in sorted(folders) if f.name.startswith("transcript_")}
-    if not found:
-        return -1
+    if not found: return -1
     good = len(found) == len(folders) and set(found) == set(bundle.at)
     need(good, Wrong, "the transcripts are not exactly those of the policy's workers")
     total = 0
@@ -464,8 +435,38 @@ def check_transcripts(bundle: Bundle, files: dict[str, Path]) -> int:
         if (home / "contradictions.jsonl").exists() and read(home / "contradictions.jsonl"):
             raise Wrong(f"{w.name} kept statements that contradict each other")
         total += check_leaves(home / "leaves.bin", bundle.policy, w)
+    if bundle.policy.form:
+        check_form(bundle, bundle.policy)
     return total
-
+def check_form(bundle: Bundle, p: Policy) -> None:
+    """Section 5.3: every epoch has at least the messages that no run of the agreed program can do without."""
+    (layers, batch, tested), train = p.form, p.data["job"].get("task") != "infer"
+    width, weights = sum(out for _, out in layers), sum((i + 1) * out for i, out in layers)
+    measured = any(name in p.listed for name in ("accuracy", "confusion", "auc", "rmse", "r2"))
+    for e, party in product(range(bundle.length), range(3)):
+        left, opened = p.steps - p.first - e, 0
+        rows = tested // p.replicas if left < 1 else batch if train or left > 1 else 1
+        least = [len(layers), 0, 8 * (rows * width + (weights // p.replicas if train and left > 0 else 0))]
+        for r in range(p.replicas):
+            workers = [w.seen[e] for w in bundle.workers if w.coord[:2] == (r, party)]
+            found = [sum(each) for each in zip(*workers, strict=True)]
+            good = all(map(int.__ge__, found, least)) or (left < 1 and not measured)
+            need(good, Wrong, f"epoch {e}: P{party} of replica {r} has {found}, the program takes at least {least}")
+            opened += found[1]
+        due = p.values(e) if left > 0 else measured
+        need(opened or not due, Wrong, f"epoch {e}: P{party} has no OPEN message, though a value was revealed")
+def dense_layers(model: Json) -> list[list[int]]:
+    """(inputs, outputs) of the dense layers that a job's model surely has."""
+    named = isinstance(model, str) and model[:1] != "{"
+    found: Json = list(map(list, pairwise(map(int, SHIPPED.get(model, "1 1").split())))) if named else []
+    waiting = [parse(model.encode(), "job.model") if isinstance(model, str) and not named else model]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict) and value.get("type") == "dense":
+            found.append([value.get("inputs"), value.get("outputs")])
+        elif isinstance(value, (dict, list)):
+            waiting += value.values() if isinstance(value, dict) else value
+    return [both for both in found if all(map(below(2**31, 1), both))] or [[1, 1]]
 def check_derived(folder: Path, bundle: Bundle) -> None:
     """Section 11: whatever lies beside a bundle and follows from it says the same."""
     p, data, last = bundle.policy, bundle.data, bundle.data["epochs"][-1]
@@ -500,13 +501,11 @@ def check_derived(folder: Path, bundle: Bundle) -> None:
             if POD_RESULT.fullmatch(path.name):
                 found = parse(read(path), path)
                 w = bundle.at.get(coord_of(found.get("coord") if isinstance(found, dict) else None))
-                if w is None:
-                    raise Wrong(f"{path} is of no worker")
+                if w is None: raise Wrong(f"{path} is of no worker")
                 said = {k: v for k, v in found.items() if k not in ("run", "ts")}
                 same(f"{path}", said, {**w.last, "signature": w.data["result"]["signature"]})
             elif path.name == "training.csv":
                 check_losses(path, bundle)
-
 def check_losses(path: Path, bundle: Bundle) -> None:
     p, first = bundle.policy, bundle.workers[0]
     signed = {p.first + 1 + s["epoch"]: s["values"]["loss"] for s in first.roots if "loss" in s["values"]}
@@ -518,11 +517,9 @@ def check_losses(path: Path, bundle: Bundle) -> None:
                 raise Wrong(f"{path} says loss {loss} after step {step}, signed is {signed[step]}")
     except (KeyError, TypeError, ValueError, csv.Error) as e:
         raise Unreadable(f"{path} is no table of training: {e}") from e
-
 def check_manifest(root: Path, signers: Path | None, bundles: dict[str, Bundle], files: dict[str, Path]) -> str:
     """Section 12: no file was changed, added or removed since the collector signed. Returns what lacks, or ""."""
-    if not (own := {MANIFEST, f"{MANIFEST}.sig"}) & set(files):
-        return "there is no manifest"
+    if not (own := {MANIFEST, f"{MANIFEST}.sig"}) & set(files): return "there is no manifest"
     need(own <= set(files), Wrong, f"{MANIFEST} or its signature is missing")
     data, armored = read(root / MANIFEST), read(root / f"{MANIFEST}.sig", MIB).decode()
     blob = base64.b64decode(armored[30:-28].replace("\n", ""), validate=True)
@@ -556,8 +553,7 @@ def find(path: Path) -> tuple[Path | None, dict[str, Path], str]:
         return (bundle.parent.parent, {bundle.parent.name: bundle}, "") if inside else (None, {"": bundle}, "")
     for root in (path / "artifacts", path):
         phases = {f.parent.name: f for f in sorted(root.glob(f"*/{BUNDLE}"))}
-        if phases:
-            return root, phases, "full"
+        if phases: return root, phases, "full"
     raise Unreadable(f"{path} holds no {BUNDLE}")
 
 def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
@@ -577,12 +573,12 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
         print(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
         print("  one operator ran all three domains, and could look at everything", end="")
         print("; the keys come from a public seed: a demonstration" if bundle.policy.seeded else "")
+        print("" if bundle.policy.form else "  no model and batch are named: the form was not checked\n", end="")
     lacks |= {"full": "no bundle of the full run is here"} if promised and promised not in phases else {}
     if root is not None and (why := check_manifest(root, signers, bundles, tree_of(root))):
         lacks["manifest"] = why
     print("\n".join(f"NOT CHECKED  {name}: {why}" for name, why in lacks.items()) or "VERIFIED")
     return min((CODES[name] for name in lacks), default=0)
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, nargs="?", default=Path(__file__).resolve().parent)
@@ -597,6 +593,5 @@ def main(argv: list[str] | None = None) -> int:
     except (Unreadable, OSError, ValueError, MemoryError, RecursionError) as e:
         print(f"UNREADABLE  {e!s:.1000}", file=sys.stderr)
         return 2
-
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,6 +33,7 @@ from uvcc_engine.transcript.proof.bundle import (
 )
 from uvcc_engine.transcript.proof.countersigned import at_party as _at
 from uvcc_engine.transcript.proof.countersigned import check_files, check_head, check_histories
+from uvcc_engine.transcript.proof.form import Tally, check_form, floors, has_form
 from uvcc_engine.transcript.signed.openings import root_with
 from uvcc_engine.transcript.signing.signers import AllowedSigners, read_allowed_signers
 from uvcc_engine.transcript.signing.sshsig import NAMESPACES, RESULT_NAMESPACE, ROOT_NAMESPACE
@@ -156,10 +157,11 @@ def examine(
     _check_bundle(bundle, folders)
     if head is not None:
         check_head(bundle, head)
+    form = floors(bundle.policy, len(bundle.epochs)) if has_form(bundle.policy) else []
     if folders:
         check_files(bundle, folders)
-        for worker in bundle.workers:
-            _check_transcript(bundle.policy, worker, folders[worker.coord])
+        tallies = {w.coord: _check_transcript(bundle.policy, w, folders[w.coord]) for w in bundle.workers}
+        check_form(form, tallies)
     if against is not None:
         _check_rerun(bundle, against, pins)
     pinned = pins is not None or expected is not None
@@ -382,9 +384,10 @@ def _check_checkpoint(where: str, payload: bytes, step: int) -> None:
 # ---- leaves --------------------------------------------------------------------------------------------------------
 
 
-def _check_transcript(policy: Policy, worker: WorkerPart, folder: Path) -> None:
-    """Recompute every epoch root, count and pair digest of a worker from its leaves, streaming."""
-    sid = sid_of(policy.sid_job, worker.coord)
+def _check_transcript(policy: Policy, worker: WorkerPart, folder: Path) -> list[Tally]:
+    """Recompute every epoch root, count and pair digest of a worker from its leaves, streaming. Returns what messages
+    each epoch has."""
+    sid, tallies = sid_of(policy.sid_job, worker.coord), list[Tally]()
     at = 0
     for file, block in leaf_file.blocks(folder / leaf_file.LEAVES):
         where = f"epoch {block.epoch} of {worker.coord}"
@@ -395,13 +398,16 @@ def _check_transcript(policy: Policy, worker: WorkerPart, folder: Path) -> None:
         _equal("transcript", f"session of {where}", block.sid_sub, sid)
         _equal("transcript", f"leaves in {where}", block.count, signed.leaves)
         _equal("transcript", f"the file's root of {where}", block.root, signed.root)
-        found = summarise(leaf_file.chunks(file, block), sid, block.epoch, worker.coord.party)
+        tallies.append(Tally())
+        records = tallies[-1].counted(leaf_file.chunks(file, block))
+        found = summarise(records, sid, block.epoch, worker.coord.party)
         _equal("transcript", f"the signed root of {where}", signed.root, found.root)
         _equal("transcript", f"opened leaves in {where}", signed.opened, found.opened)
         for peer in peers_of(worker.coord.party):
             _equal("pairing", f"digest of {where} with P{peer}", signed.pairs[peer], found.pairs[peer])
         at += 1
     _equal("transcript", f"the number of epochs in the file of {worker.coord}", at, len(worker.roots))
+    return tallies
 
 
 # ---- reruns and the certificate ------------------------------------------------------------------------------------
@@ -430,6 +436,8 @@ def _certificate(bundle: Bundle, level: str, pinned: bool) -> Certificate:
         warnings.append("identities are those the bundle names; pin them with --allowed-signers or --policy")
     if level == "bundle":
         warnings.append("no transcripts at hand: leaves were not recomputed")
+    elif not has_form(policy):
+        warnings.append("the policy names no model and batch: the form of the messages was not checked")
     if len(bundle.result_hashes) > 1:
         warnings.append(f"{len(bundle.result_hashes)} result hashes: subsessions hold different parts of the result")
     roots = [s.root for w in bundle.workers for _, s in w.roots]
