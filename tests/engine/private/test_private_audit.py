@@ -53,6 +53,26 @@ def audited(fleet: Fleet) -> owners_audit.Audit:
     return owners_audit.audit(folder, OWNER, folder.parent / "sealed", fleet.home(0) / "policy.json")
 
 
+def assert_form_is_the_programs(fleet: Fleet) -> None:
+    """The program on zeros sends what the parties sent: message for message the same kind, size and place."""
+    policy = Policy.load(fleet.home(0) / "policy.json")
+    epochs = list(program_form.expected(policy))
+    for epoch, wanted in enumerate(epochs):
+        for party, due in enumerate(wanted):
+            records, whole = owners_audit.recorded(fleet.dir(party) / folder_name(Coord(0, party, 0, 0)), epoch)
+            assert whole
+            found = [record[: program_form.HEAD] for record in records.values()]
+            assert sorted(found) == sorted(due)
+            program_form._same("it", due, found)
+            without = [head for head in found if head != due[3]]
+            with pytest.raises(VerificationError, match="which the program sends"):
+                program_form._same("it", due, without)
+            longer = Leaf.unpack(due[3] + bytes(32))._replace(size=7).pack()[: program_form.HEAD]
+            with pytest.raises(VerificationError, match="of 7 bytes, which the program does not send"):
+                program_form._same("it", due, [*found, longer])
+    assert len(epochs) == JOB.steps + 1
+
+
 def test_an_honest_run_is_as_the_program_computes_it(
     zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,6 +85,7 @@ def test_an_honest_run_is_as_the_program_computes_it(
     assert found["ok"]
     assert found["epochs"] == JOB.steps + 1
     assert found["messages"] > 4 * 100
+    assert_form_is_the_programs(fleet)
     assert owners_audit.main(argv) == 2  # no policy.json right there
     (fleet.dir(2) / "seeds_p2r0s0t0.box").unlink()
     with pytest.raises(UnreadableError, match="0 files seeds_p2r0s0t0"):
@@ -136,27 +157,3 @@ def test_seeds_are_for_one_owner_one_job_and_agree_at_both_ends(zygote: Zygote, 
     several = combine([sealed, replace(sealed, owner="ab" * 32)])
     with pytest.raises(ConfigError, match="several owners"):
         seal_seeds(PARTIES[0], policy, coord, prg=keys, attempt=0, sealed_inputs=several.boxes[0])
-
-
-# ---- the form, without any key -------------------------------------------------------------------------------------
-
-
-def test_whose_transcripts_have_the_programs_form(zygote: Zygote, tmp_path: Path) -> None:
-    """The program on zeros sends what the parties sent: message for message the same kind, size and place."""
-    fleet = ended(zygote, tmp_path / "run")
-    policy = Policy.load(fleet.home(0) / "policy.json")
-    epochs = list(program_form.expected(policy))
-    for epoch, wanted in enumerate(epochs):
-        for party, due in enumerate(wanted):
-            records, whole = owners_audit.recorded(fleet.dir(party) / folder_name(Coord(0, party, 0, 0)), epoch)
-            assert whole
-            found = [record[: program_form.HEAD] for record in records.values()]
-            assert sorted(found) == sorted(due)
-            program_form._same("it", due, found)
-            without = [head for head in found if head != due[3]]
-            with pytest.raises(VerificationError, match="which the program sends"):
-                program_form._same("it", due, without)
-            longer = Leaf.unpack(due[3] + bytes(32))._replace(size=7).pack()[: program_form.HEAD]
-            with pytest.raises(VerificationError, match="of 7 bytes, which the program does not send"):
-                program_form._same("it", due, [*found, longer])
-    assert len(epochs) == JOB.steps + 1

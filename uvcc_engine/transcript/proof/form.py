@@ -40,7 +40,7 @@ Layers = tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
-class Tally:
+class MessageCount:
     """Messages that one worker sent or received in one epoch: how many of each kind, and all their bytes."""
 
     leaves: dict[int, int] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Tally:
                     self.payload += size
             yield data
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: MessageCount) -> None:
         for kind, count in other.leaves.items():
             self.leaves[kind] = self.leaves.get(kind, 0) + count
         self.payload += other.payload
@@ -123,13 +123,13 @@ def _size(job: Mapping[str, Any], name: str, default: int) -> int:
     return value
 
 
-def check_form(form: Sequence[Floor], tallies: Mapping[Coord, Sequence[Tally]]) -> None:
+def check_form(form: Sequence[Floor], tallies: Mapping[Coord, Sequence[MessageCount]]) -> None:
     """Hold every epoch against its floor. Raises VerificationError naming epoch, replica, party and what lacks."""
     for epoch, least in enumerate(form):
         for party in range(PARTIES):
             opened = 0
             for replica in sorted({coord.replica for coord in tallies}):
-                total = Tally()
+                total = MessageCount()
                 for coord, of_worker in tallies.items():
                     if (coord.party, coord.replica) == (party, replica):
                         total.add(of_worker[epoch])

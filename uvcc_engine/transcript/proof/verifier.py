@@ -33,7 +33,7 @@ from uvcc_engine.transcript.proof.bundle import (
 )
 from uvcc_engine.transcript.proof.countersigned import at_party as _at
 from uvcc_engine.transcript.proof.countersigned import check_files, check_head, check_histories
-from uvcc_engine.transcript.proof.form import Tally, check_form, floors, has_form
+from uvcc_engine.transcript.proof.form import MessageCount, check_form, floors, has_form
 from uvcc_engine.transcript.signed.openings import root_with
 from uvcc_engine.transcript.signing.signers import AllowedSigners, read_allowed_signers
 from uvcc_engine.transcript.signing.sshsig import NAMESPACES, RESULT_NAMESPACE, ROOT_NAMESPACE
@@ -384,10 +384,10 @@ def _check_checkpoint(where: str, payload: bytes, step: int) -> None:
 # ---- leaves --------------------------------------------------------------------------------------------------------
 
 
-def _check_transcript(policy: Policy, worker: WorkerPart, folder: Path) -> list[Tally]:
+def _check_transcript(policy: Policy, worker: WorkerPart, folder: Path) -> list[MessageCount]:
     """Recompute every epoch root, count and pair digest of a worker from its leaves, streaming. Returns what messages
     each epoch has."""
-    sid, tallies = sid_of(policy.sid_job, worker.coord), list[Tally]()
+    sid, tallies = sid_of(policy.sid_job, worker.coord), list[MessageCount]()
     at = 0
     for file, block in leaf_file.blocks(folder / leaf_file.LEAVES):
         where = f"epoch {block.epoch} of {worker.coord}"
@@ -398,7 +398,7 @@ def _check_transcript(policy: Policy, worker: WorkerPart, folder: Path) -> list[
         _equal("transcript", f"session of {where}", block.sid_sub, sid)
         _equal("transcript", f"leaves in {where}", block.count, signed.leaves)
         _equal("transcript", f"the file's root of {where}", block.root, signed.root)
-        tallies.append(Tally())
+        tallies.append(MessageCount())
         records = tallies[-1].counted(leaf_file.chunks(file, block))
         found = summarise(records, sid, block.epoch, worker.coord.party)
         _equal("transcript", f"the signed root of {where}", signed.root, found.root)
