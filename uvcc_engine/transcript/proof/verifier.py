@@ -19,7 +19,7 @@ from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.formats.reading import shown
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import OPENED_KINDS, SENT, Leaf, blinded_digest
-from uvcc_engine.transcript.leaves.replay import first_difference, peers_of, summarise
+from uvcc_engine.transcript.leaves.replay import first_difference, peers_of
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.leaves.store import Opening
 from uvcc_engine.transcript.proof.bundle import (
@@ -33,7 +33,9 @@ from uvcc_engine.transcript.proof.bundle import (
 )
 from uvcc_engine.transcript.proof.countersigned import at_party as _at
 from uvcc_engine.transcript.proof.countersigned import check_files, check_head, check_histories
-from uvcc_engine.transcript.proof.form import MessageCount, check_form, floors, has_form
+from uvcc_engine.transcript.proof.form import check_form, floors, has_form
+from uvcc_engine.transcript.proof.recomputed import equal as _equal
+from uvcc_engine.transcript.proof.recomputed import recomputed
 from uvcc_engine.transcript.signed.openings import root_with
 from uvcc_engine.transcript.signing.signers import AllowedSigners, read_allowed_signers
 from uvcc_engine.transcript.signing.sshsig import NAMESPACES, RESULT_NAMESPACE, ROOT_NAMESPACE
@@ -160,20 +162,13 @@ def examine(
     form = floors(bundle.policy, len(bundle.epochs)) if has_form(bundle.policy) else []
     if folders:
         check_files(bundle, folders)
-        tallies = {w.coord: _check_transcript(bundle.policy, w, folders[w.coord]) for w in bundle.workers}
+        tallies = {w.coord: recomputed(bundle.policy, w, folders[w.coord]) for w in bundle.workers}
         check_form(form, tallies)
     if against is not None:
         _check_rerun(bundle, against, pins)
     pinned = pins is not None or expected is not None
     certificate = _certificate(bundle, "transcripts" if folders else "bundle", pinned)
     return replace(certificate, pinned=pinned, unread=tuple(unread)), bundle
-
-
-def _equal(check: str, what: str, stated: Any, found: Any) -> None:
-    """Raise VerificationError with both values unless they are equal."""
-    if stated != found:
-        one, two = (shown(v.hex() if isinstance(v, bytes) else v) for v in (stated, found))
-        raise VerificationError(check, f"{what} is {one}, recomputed {two}")
 
 
 # ---- identities and structure --------------------------------------------------------------------------------------
@@ -379,35 +374,6 @@ def _check_checkpoint(where: str, payload: bytes, step: int) -> None:
         good = False
     if not good or found["step"] != step:
         raise VerificationError("opening", f"{where} does not name a checkpoint of step {step}: {payload[:80]!r}")
-
-
-# ---- leaves --------------------------------------------------------------------------------------------------------
-
-
-def _check_transcript(policy: Policy, worker: WorkerPart, folder: Path) -> list[MessageCount]:
-    """Recompute every epoch root, count and pair digest of a worker from its leaves, streaming. Returns what messages
-    each epoch has."""
-    sid, tallies = sid_of(policy.sid_job, worker.coord), list[MessageCount]()
-    at = 0
-    for file, block in leaf_file.blocks(folder / leaf_file.LEAVES):
-        where = f"epoch {block.epoch} of {worker.coord}"
-        if at >= len(worker.roots):
-            raise VerificationError("transcript", f"{where} follows the last signed epoch {len(worker.roots) - 1}")
-        signed = worker.roots[at][1].root
-        _equal("transcript", f"epoch number {at} of {worker.coord}", block.epoch, signed.epoch)
-        _equal("transcript", f"session of {where}", block.sid_sub, sid)
-        _equal("transcript", f"leaves in {where}", block.count, signed.leaves)
-        _equal("transcript", f"the file's root of {where}", block.root, signed.root)
-        tallies.append(MessageCount())
-        records = tallies[-1].counted(leaf_file.chunks(file, block))
-        found = summarise(records, sid, block.epoch, worker.coord.party)
-        _equal("transcript", f"the signed root of {where}", signed.root, found.root)
-        _equal("transcript", f"opened leaves in {where}", signed.opened, found.opened)
-        for peer in peers_of(worker.coord.party):
-            _equal("pairing", f"digest of {where} with P{peer}", signed.pairs[peer], found.pairs[peer])
-        at += 1
-    _equal("transcript", f"the number of epochs in the file of {worker.coord}", at, len(worker.roots))
-    return tallies
 
 
 # ---- reruns and the certificate ------------------------------------------------------------------------------------
