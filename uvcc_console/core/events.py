@@ -300,6 +300,33 @@ class Consent(Event):
     by: str
 
 
+@event("pod_vouched")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodVouched(Event):
+    """Another domain vouches, by its signed roster, for the identity of one of its pods."""
+
+    pod: str
+    party: int
+    replica: int
+    identity: str
+
+
+@event("domain")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainReported(Event):
+    """What another domain's conductor signed about itself: its stage, and ``step`` of ``steps`` in a phase.
+
+    ``status``: running | reached | failed | halt | silent; only the last is this console's own finding.
+    """
+
+    party: int
+    stage: str
+    status: str
+    step: int = -1
+    steps: int = 0
+    detail: str = ""
+
+
 @event("forecast")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast(Event):

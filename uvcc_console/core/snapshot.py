@@ -225,6 +225,24 @@ class ReportView:
 
 
 @dataclass(frozen=True, slots=True)
+class DomainView:
+    """Another domain, by its own signed reports: see ``events.DomainReported``. ``ts``: when it was heard last."""
+
+    party: int
+    stage: str
+    status: str
+    step: int = -1
+    steps: int = 0
+    detail: str = ""
+    ts: float = 0.0
+
+    def words(self) -> str:
+        """In a line."""
+        step = f", step {max(0, self.step)} of {self.steps}" if self.steps else ""
+        return f"{self.stage} {self.status}{step}" + (f": {self.detail}" if self.detail else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One run at one moment. ``seq`` is the journal sequence it reflects.
 
@@ -284,6 +302,7 @@ class Snapshot:
     waits: Mapping[str, WaitView] = field(default_factory=lambda: EMPTY)
     prediction: ForecastView | None = None
     consents: tuple[tuple[str, str], ...] = ()
+    domains: Mapping[int, DomainView] = field(default_factory=lambda: MappingProxyType({}))  # the others', federated
     ended: float = 0.0
     seed: int | None = None
     patient: bool = False

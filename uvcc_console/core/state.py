@@ -12,6 +12,7 @@ from uvcc_console.core import odd, reported_state
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
+    DomainView,
     FlightView,
     ForecastView,
     GateView,
@@ -265,6 +266,20 @@ def _consent(s: Snapshot, e: ev.Consent) -> Snapshot:
     return logged(s, e, "info", e.by, f"signed for {e.what}")
 
 
+def _vouched(s: Snapshot, e: ev.PodVouched) -> Snapshot:
+    return logged(s, e, "info", f"P{e.party}", f"its domain vouches for {e.pod}", e.identity)
+
+
+def _domain(s: Snapshot, e: ev.DomainReported) -> Snapshot:
+    old = s.domains.get(e.party)
+    view = DomainView(e.party, e.stage, e.status, e.step, e.steps, e.detail, e.ts)
+    s = replace(s, domains=put(s.domains, e.party, view))
+    if old is not None and (old.stage, old.status, old.detail) == (e.stage, e.status, e.detail):
+        return s
+    level = "info" if e.status in ("running", "reached") else "error"
+    return logged(s, e, level, f"P{e.party}", f"its domain says: {view.words()}")
+
+
 def _forecast(s: Snapshot, e: ev.Forecast) -> Snapshot:
     view = ForecastView(e.steps, e.seconds, e.seconds_error, e.cost, e.cost_error, e.bytes, e.bytes_error)
     text = f"the full run's {e.steps} steps will take {e.seconds:.0f} s (error {e.seconds_error:.0f} s), ${e.cost:.2f}"
@@ -316,6 +331,8 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.TriageTried: _triage,
     ev.FlightRead: _flight,
     ev.Consent: _consent,
+    ev.DomainReported: _domain,
+    ev.PodVouched: _vouched,
     ev.CheckpointHome: _home,
     ev.Forecast: _forecast,
     ev.ForecastScored: _scored,

@@ -6,10 +6,10 @@ The relay sees signed texts and can withhold them, but not change them; one that
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from uvcc_console.core import paths
 from uvcc_console.federation import domain_key
@@ -17,10 +17,11 @@ from uvcc_console.halt.relay_path import RelayMailbox
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.files import write_atomic
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.signed import barriers
+from uvcc_engine.transcript.signed import barriers, reports
 from uvcc_engine.transcript.signed import roster as rosters
 from uvcc_engine.transcript.signed.barriers import Barrier, Barriers
 from uvcc_engine.transcript.signed.proposals import Equivocation, SignedProposal, Standing, standings
+from uvcc_engine.transcript.signed.reports import DomainReport
 from uvcc_engine.transcript.signed.roster import Roster
 from uvcc_engine.transcript.terms.proposal import Proposal
 
@@ -28,6 +29,8 @@ PROPOSALS: Final = "proposal/"
 APPROVALS: Final = "approval/"
 ROSTERS: Final = "roster/"
 BARRIERS: Final = "barrier/"
+REPORTS: Final = "report/"
+SIGNATURES: Final = "policy/"
 KEPT: Final = "proposals"
 EVIDENCE: Final = "equivocations"
 _MOST: Final = 64
@@ -65,13 +68,35 @@ class Rendezvous:
 
     def leave_barrier(self, barrier: Barrier, sign: Callable[[bytes], str]) -> None:
         """Put this domain's word about a stage there; ``sign`` signs under ``BARRIER_NAMESPACE``. Raises UvccError."""
-        last = barrier.stage if barrier.status == barriers.REACHED else barrier.status
-        name = f"{BARRIERS}{barrier.proposal}/{barrier.attempt}/{last}/{barrier.party}"
-        self.leave(name, barriers.signed(barrier, sign))
+        self.leave(barrier_name(barrier), barriers.signed(barrier, sign))
 
     def look_barriers(self, proposal: Proposal, attempt: int) -> Barriers:
         """The domains' barriers of an attempt. Raises UvccError, naming a domain that says two things of one stage."""
         return barriers.gathered(proposal, attempt, self._bodies(f"{BARRIERS}{proposal.id}/{attempt}/"))
+
+    def leave_report(self, report: DomainReport, sign: Callable[[bytes], str]) -> None:
+        """Put this domain's sign of life there; ``sign`` signs under ``REPORT_NAMESPACE``. Raises UvccError."""
+        self.leave(f"{REPORTS}{report.proposal}/{report.party}", reports.signed(report, sign))
+
+    def look_reports(self, proposal: Proposal) -> dict[int, DomainReport]:
+        """The newest sign of life of each domain. Raises UvccError."""
+        return reports.newest(proposal, self._bodies(f"{REPORTS}{proposal.id}/"))
+
+    def leave_signature(self, at: str, party: int, signature: str) -> None:
+        """Put a policy's signature by this domain's pod there; ``at`` names proposal, attempt and phase."""
+        self.leave(f"{SIGNATURES}{at}/{party}", signature)
+
+    def look_signatures(self, at: str) -> list[str]:
+        """Whatever lies there as signatures of that policy; none is checked here. Raises UvccError."""
+        return list(self._bodies(f"{SIGNATURES}{at}/"))
+
+    def mail(self, path: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One request to the relay's mail (``/enqueue``, ``/poll``, ``/ack``). Raises UvccError."""
+        return self._box.request(path, asked)
+
+    def look_bodies(self, prefix: str) -> list[str]:
+        """The records under a prefix as they lie there, unread. Raises UvccError."""
+        return list(self._bodies(prefix))
 
     def _bodies(self, prefix: str) -> Iterator[str]:
         self._box.after = -1
@@ -80,6 +105,12 @@ class Rendezvous:
             yield from (body for one in found if isinstance(body := one.get("body"), str))
             if not found:
                 return
+
+
+def barrier_name(barrier: Barrier) -> str:
+    """Under which name a domain leaves it: a stop beside, not in place of, what was reached."""
+    last = barrier.stage if barrier.status == barriers.REACHED else barrier.status
+    return f"{BARRIERS}{barrier.proposal}/{barrier.attempt}/{last}/{barrier.party}"
 
 
 def kept_file(proposal_id: str) -> Path:

@@ -28,7 +28,7 @@ from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.halt import machine
 from uvcc_console.halt.published_roots import Published
 from uvcc_engine.contract import records
-from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 from uvcc_engine.contract.outside import record, said, whole
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript.signed import boxes, orders
@@ -42,6 +42,7 @@ SEAL: Final = "orders.key"
 LOOK_S: Final = 5.0
 AGAIN_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
+MAIL_S: Final = 60.0
 FRESH_S: Final = 15.0
 LONGEST: Final = 16 << 20
 Report = Callable[[str, str, str, int, str], None]
@@ -73,28 +74,39 @@ class RelayMailbox:
             return list(found["records"])
         raise UvccError(f"the relay at {self.url} does not take orders: {trouble}", "the other halt paths remain")
 
+    def request(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """One JSON request to this relay under the first credential. Raises UvccError, also for a refusal."""
+        try:
+            return self._ask(self.tokens[0], path, json.dumps(asked), MAIL_S)
+        except (OSError, http.client.HTTPException, ValueError, IndexError) as e:
+            raise UnreachableError(f"the relay at {self.url} does not serve {path}: {e}", "is it up?") from e
+
     def _post(self, token: str, body: str) -> dict[str, Any]:
+        found = self._ask(token, "/records", body, TIMEOUT_S)
+        seq, records_ = whole(found.get("seq"), -1), found.get("records")
+        if seq is None or not isinstance(records_, list):
+            raise ValueError("it answers in another form")
+        return {"seq": seq, "records": [r for r in records_ if isinstance(r, dict)]}
+
+    def _ask(self, token: str, path: str, body: str, timeout: float) -> dict[str, Any]:
         at = urlsplit(self.url)
         tls = ssl.create_default_context(cafile=self.ca_file or None) if at.scheme == "https" else None
         host = at.hostname or ""
         connection = (
-            http.client.HTTPSConnection(host, at.port, timeout=TIMEOUT_S, context=tls)
+            http.client.HTTPSConnection(host, at.port, timeout=timeout, context=tls)
             if tls
-            else http.client.HTTPConnection(host, at.port, timeout=TIMEOUT_S)
+            else http.client.HTTPConnection(host, at.port, timeout=timeout)
         )
         try:
             headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-            connection.request("POST", "/records", body, headers)
+            connection.request("POST", path, body, headers)
             reply = connection.getresponse()
             found = record(reply.read(LONGEST + 1), LONGEST)
         finally:
             connection.close()
         if reply.status != http.client.OK or found is None:
             raise ValueError(f"HTTP {reply.status}")
-        seq, records_ = whole(found.get("seq"), -1), found.get("records")
-        if seq is None or not isinstance(records_, list):
-            raise ValueError("it answers in another form")
-        return {"seq": seq, "records": [r for r in records_ if isinstance(r, dict)]}
+        return found
 
 
 def mailboxes(run_dir: Path, engine_run: str) -> list[RelayMailbox]:

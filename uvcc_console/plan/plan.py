@@ -34,7 +34,10 @@ KEEPING = RESUMABLE | frozenset(JUDGED) | frozenset(LATER)
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The smoke or the full job: what the policy of ``engine_run`` says."""
+    """The smoke or the full job: what the policy of ``engine_run`` says.
+
+    ``only``: the one party whose workers are driven from here, -1 for all of them.
+    """
 
     name: str
     engine_run: str
@@ -43,10 +46,11 @@ class Phase:
     topology: Topology
     job: Mapping[str, Any]
     parties: int
+    only: int = -1
 
     def coords(self, pod: str = "") -> list[Coord]:
         """Workers of this phase, of one pod if named; interleaved over parties."""
-        found = [c for c in self.topology.coords() if c.party < self.parties]
+        found = [c for c in self.topology.coords() if c.party < self.parties and self.only in (-1, c.party)]
         return [c for c in found if not pod or self.pod_of(c) == pod]
 
     def pod_of(self, coord: Coord) -> str:

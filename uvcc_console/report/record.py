@@ -135,7 +135,7 @@ def identities(events: Iterable[ev.Event], phase: str = "") -> dict[str, tuple[i
     shown: dict[str, tuple[int, int, str]] = {}
     then: dict[str, tuple[int, int, str]] | None = None
     for event in events:
-        if isinstance(event, ev.PodChanged) and event.identity:
+        if isinstance(event, ev.PodChanged | ev.PodVouched) and event.identity:
             shown[event.pod] = (event.party, event.replica, " ".join(event.identity.split()[:2]))
         elif isinstance(event, ev.PhaseStarted) and event.phase == phase:
             then = dict(shown)

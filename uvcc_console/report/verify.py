@@ -64,12 +64,12 @@ def pins_of(path: Path) -> package.ExpectedSigners | None:
 
 def _told(journal: Path) -> list[ev.Event]:
     """What a journal says of pods and phases; waits for no lock, and is read only."""
-    words = (ev.PodChanged.kind, ev.PhaseStarted.kind)
+    words = (ev.PodChanged.kind, ev.PodVouched.kind, ev.PhaseStarted.kind)
     try:
         db = sqlite3.connect(f"{journal.as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)
         try:
             rows = db.execute(
-                "SELECT kind, ts, data FROM events WHERE kind IN (?, ?) AND length(data) <= ? ORDER BY seq LIMIT ?",
+                "SELECT kind, ts, data FROM events WHERE kind IN (?, ?, ?) AND length(data) <= ? ORDER BY seq LIMIT ?",
                 (*words, _MOST_BYTES, _MOST_EVENTS),
             )
             return [e for kind, ts, data in rows if (e := _event(kind, ts, data)) is not None]
@@ -85,7 +85,9 @@ def _event(kind: str, ts: float, data: str) -> ev.Event | None:
     if not isinstance(fields, dict):
         raise ValueError(f"an event of kind {kind} is not an object")
     found = ev.from_json(kind, ts, fields)
-    if isinstance(found, ev.PodChanged) and not all(isinstance(v, str) for v in (found.pod, found.identity)):
+    if isinstance(found, ev.PodChanged | ev.PodVouched) and not all(
+        isinstance(v, str) for v in (found.pod, found.identity)
+    ):
         raise ValueError("an event about a pod names it by no text")
     return found
 

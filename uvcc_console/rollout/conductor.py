@@ -26,15 +26,19 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import BUSY_S, Journal, iter_events, read_newest
 from uvcc_console.core.log import logger, within
 from uvcc_console.core.reported_state import disagreement
+from uvcc_console.federation import seat as seats
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.plan import forecast
+from uvcc_console.plan.federated import of_domain
 from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_console.rollout import actions, finish, side_tasks
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
+from uvcc_console.rollout.federated.party import FederatedParty
+from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.results import compare_results
 from uvcc_console.rollout.spending import Spending
 from uvcc_console.rollout.stage_runner import BACK, StageRunner
@@ -97,6 +101,9 @@ def open_rollout(run_dir: Path, bus: Bus) -> Rollout:
         raise UnreadableError(f"the journal of {run_dir.name} holds no plan", "start a new run")
     profile = parse(s.profile)
     plan = make_plan(s.run, s.profile_name, profile, s.seed)
+    if (seat := seats.of(run_dir)) is not None:
+        plan = of_domain(plan, seat.proposal, seat.party)
+        profile = plan.profile
     fleet = profile.fleet.model_dump(mode="json", exclude_defaults=True) | {"provider": profile.fleet.provider}
     kept = sweep.kept_by(profile.fleet.attach_prefix)
     fleet["ssh_key"] = profile.fleet.ssh_key or kept.ssh_key
@@ -188,12 +195,17 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         loop.add_signal_handler(number, end_request.ask, f"the conductor got {number.name}")
     profile = ctx.plan.profile
     acts = acts_of(ctx)
+    peers = None
+    if (seat := seats.of(ctx.run_dir)) is not None:
+        party = FederatedParty(ctx, seat)
+        ctx.federated, peers = party, party.peers
+        acts = party.acts(ctx, acts)
     spending = _spending(ctx)
     stages = StageRunner(
         ctx.bus,
         acts,
         KEEPING,
-        profile.limits.wait,
+        profile.limits.wait if peers is None else 0.0,  # what three domains began, none goes on with alone
         patient=ctx.bus.snapshot.patient,
         adopted=bool(adopted),
         end=time.time() + spending.remaining,
@@ -208,7 +220,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     compare_results(ctx.bus)
     async with asyncio.TaskGroup() as group:
         beside = SideTasks(group, lambda event: ctx.bus.record([event]), end_request.ask)
-        return await _driven(ctx, stages, end_request, runner, spending, beside, adopted)
+        return await _driven(ctx, stages, end_request, runner, spending, beside, adopted, peers)
 
 
 async def _driven(
@@ -219,6 +231,7 @@ async def _driven(
     spending: Spending,
     beside: SideTasks,
     adopted: str,
+    peers: Peers | None = None,
 ) -> str:
     """The stages, with everything that runs beside them, up to the end of the run."""
     following = beside.start("the journal", ctx.bus.run, vital=True)
@@ -230,6 +243,8 @@ async def _driven(
         beside.start("the sweep", lambda: side_tasks.sweep_others(ctx)),
         beside.start("the copies of checkpoints", lambda: checkpoint_copies.keep_home(ctx)),
     ]
+    if peers is not None and not adopted:
+        aside.append(beside.start("the other domains", peers.run))
     status, detail = "failed", ""
     try:
         if adopted == "teardown":
@@ -243,6 +258,8 @@ async def _driven(
         runner.close()
         for task in aside:
             task.cancel()
+        if peers is not None:
+            await peers.farewell(status, detail)
         status, detail = await finish.finish(ctx, status, detail, spending, pressed=end_request.asked.is_set())
         guarding.cancel()
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
@@ -310,6 +327,9 @@ def _run(run_dir: Path, adopted: str, since: int) -> int:
         known = read_newest(journal)
         if known.ended:
             raise UvccError(f"{run_dir.name} has ended", "start a new run")
+        if adopted == "resume" and (run_dir / seats.FILE).exists():
+            hint = "uvcc teardown ends it here; the three domains begin the next attempt with uvcc rollout --domain"
+            raise UvccError(f"{run_dir.name} is one domain's part of a run, which none resumes alone", hint)
         bus = Bus(journal, known)
         try:
             ctx = open_rollout(run_dir, bus)

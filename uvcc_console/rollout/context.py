@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import asyncssh
 
@@ -23,6 +23,8 @@ from uvcc_console.plan.plan import FULL, LATER, SMOKE, Phase, Plan
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.decoder import Decoder
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.transcript.terms.policy import Policy
 
 log = logger(__name__)
 T = TypeVar("T")
@@ -69,6 +71,19 @@ class Member:
         return self.link
 
 
+class Federated(Protocol):
+    """What a rollout of one domain among three does in another way than one operator's; see ``federated.party``."""
+
+    @property
+    def domain(self) -> str: ...
+    @property
+    def public_data(self) -> bool: ...
+    def pins(self) -> dict[str, str]: ...
+    def links(self, phase: Phase) -> dict[str, LinkSpec]: ...
+    async def agree(self, ctx: Rollout, phase: Phase) -> tuple[Policy, Path]: ...
+    async def evidence(self, ctx: Rollout, phase: Phase) -> None: ...
+
+
 @dataclass
 class Rollout:
     """One rollout under way. Only the conductor holds one."""
@@ -86,6 +101,7 @@ class Rollout:
     pins: dict[str, str] = field(default_factory=dict)  # host keys of pods that an earlier run kept, by pod
     start_from: int | None = None  # the step that the operator chose to go on from, until workers are started with it
     quoted: dict[str, float] = field(default_factory=dict)  # US dollars an hour by the request's name
+    federated: Federated | None = None  # where this is one domain's conductor among three
 
     @property
     def artifacts(self) -> Path:

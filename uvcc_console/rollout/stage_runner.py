@@ -121,7 +121,7 @@ class StageRunner:
         """What to do about a halt or failure; "" when nobody decided in time or nothing can be decided."""
         halted = isinstance(error, Halted)
         now = self.clock()
-        waits = self.patient or halted or self._holds(name, error)
+        waits = self.wait_s > 0 and (self.patient or halted or self._holds(name, error))
         until = min(now + self.wait_s, max(now, self.end)) if waits else 0.0
         kept = time.strftime("%H:%M", time.localtime(until))
         said = f"; pods kept until {kept} for a decision: uvcc resume (r) or uvcc teardown (t)" if waits else ""

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
@@ -22,6 +22,9 @@ from uvcc_console.fleet.procs import LocalProcess, alive, identify
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UvccError
+
+if TYPE_CHECKING:
+    from uvcc_console.plan.plan import Plan
 
 log = logger(__name__)
 JOURNAL = paths.JOURNAL
@@ -138,11 +141,12 @@ def create_run(
     name: str = "",
     patient: bool = False,
     tell: Callable[[str], None] = _nobody,
+    part: Callable[[Plan], Plan] | None = None,
 ) -> Path:
     """Plan a rollout and write it down: a new run folder whose journal holds ``RunCreated``. Nothing is started.
 
     ``seed``, ``patient``: see ``RunCreated``; ``name``: first word of the run id instead of the profile's; ``tell`` is
-    given what the operator should know of the plan.
+    given what the operator should know of the plan; ``part`` takes from it what is done from here.
 
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
@@ -155,6 +159,8 @@ def create_run(
     profile, pin = settle(profile, tell)
     if any(runs_here(part) for part in sections(profile.fleet.model_dump(mode="json"))):
         extras.require("torch", "local pods compute on this machine")
+    if part is not None:
+        part(make_plan(new_run_id(name or short), short, profile, seed))  # refused before there is a folder
     while True:
         run = new_run_id(name or short)
         folder = paths.run_dir(run)
@@ -168,6 +174,7 @@ def create_run(
             raise UvccError(f"cannot create {folder}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
     keep_pin(folder, pin)
     plan = make_plan(run, short, profile, seed)
+    plan = part(plan) if part is not None else plan
     journal = Journal(folder / JOURNAL, source="cli")
     journal.append(
         ev.RunCreated(

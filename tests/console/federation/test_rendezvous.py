@@ -112,18 +112,18 @@ def _a_rollout_is_held_to_it(root: Path, standing: Standing) -> None:
         )
 
     full, smoke = SimpleNamespace(name="full"), SimpleNamespace(name="smoke")
-    agree._check_proposal(ctx, full, policy(lr=9))  # type: ignore[arg-type]  # not started from a proposal
+    agree.check_proposal(ctx, full, policy(lr=9))  # type: ignore[arg-type]  # not started from a proposal
     written = ctx.run_dir / proposals.FILE
     written.write_text(json.dumps(standing.to_json()))
-    agree._check_proposal(ctx, full, policy())  # type: ignore[arg-type]
-    agree._check_proposal(ctx, smoke, policy(steps=2))  # type: ignore[arg-type]
+    agree.check_proposal(ctx, full, policy())  # type: ignore[arg-type]
+    agree.check_proposal(ctx, smoke, policy(steps=2))  # type: ignore[arg-type]
     assert (ctx.artifacts / proposals.FILE).read_bytes() == written.read_bytes()
     for phase, job in ((full, {"steps": 2}), (full, {"lr": 9}), (smoke, {"lr": 9}), (smoke, {"steps": 10})):
         with pytest.raises(ConfigError, match="is not what the domains approved: job"):
-            agree._check_proposal(ctx, phase, policy(**job))  # type: ignore[arg-type]
+            agree.check_proposal(ctx, phase, policy(**job))  # type: ignore[arg-type]
     written.write_text(json.dumps({**standing.to_json(), "approvals": {}}))
     with pytest.raises(ConfigError, match="they did not all approve it"):
-        agree._check_proposal(ctx, full, policy())  # type: ignore[arg-type]
+        agree.check_proposal(ctx, full, policy())  # type: ignore[arg-type]
 
 
 def test_outside_the_site_policy_nobody_is_asked_and_the_rule_is_named(people: People) -> None:

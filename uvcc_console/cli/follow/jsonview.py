@@ -127,6 +127,7 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
             }
             for p in s.pods.values()
         ],
+        "domains": [dataclasses.asdict(d) for d in s.domains.values()],
         "workers": [_worker(s.workers[c]) for c in sorted(s.workers)],
         "figures": {
             coord: {name: line.last[1] for name, line in by_name.items() if line.last and name != AT}

@@ -51,10 +51,10 @@ def run(argv: list[str]) -> int:
     return OK
 
 
-def add_relay(parser: argparse.ArgumentParser) -> None:
+def add_relay(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Where the rendezvous is, and what lets one in."""
-    parser.add_argument("--relay", required=True, metavar="URL", help="the relay at which the domains meet")
-    parser.add_argument("--token-file", required=True, type=Path, metavar="FILE", help="this domain's token there")
+    parser.add_argument("--relay", required=required, metavar="URL", help="the relay at which the domains meet")
+    parser.add_argument("--token-file", required=required, type=Path, metavar="FILE", help="this domain's token there")
     parser.add_argument("--ca-file", default="", metavar="FILE", help="whose certificate the relay shows")
 
 

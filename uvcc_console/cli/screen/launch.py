@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from uvcc_console.cli import common
 from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import FAILED, INTERRUPTED
 from uvcc_console.runs import processes
+
+if TYPE_CHECKING:
+    from uvcc_console.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SeatAtTable:
+    """One domain's part of a run: what it does of the plan, and how its seat is written into the run's folder."""
+
+    part: Callable[[Plan], Plan]
+    take: Callable[[Path], None]
 
 
 def has_terminal() -> bool:
@@ -28,18 +41,26 @@ def launch(
     as_json: bool = False,
     quiet: bool = False,
     proposal: bytes = b"",
+    seat: SeatAtTable | None = None,
 ) -> int:
     """Create the run, start its conductor and show it. Returns the exit code.
 
-    ``proposal``: what three domains approved, to which the run is held.
+    ``proposal``: what three domains approved, to which the run is held; ``seat``: as one of these domains, which drives
+    its own pods only.
     """
     with headless.interruptible() as received:
-        run_dir = processes.create_run(profile, settings, seed=seed, name=name, patient=tui, tell=common.say)
+        part = seat.part if seat is not None else None
+        patient = tui and seat is None
+        run_dir = processes.create_run(
+            profile, settings, seed=seed, name=name, patient=patient, tell=common.say, part=part
+        )
         if proposal:
             from uvcc_engine.contract.files import write_atomic
             from uvcc_engine.transcript.signed.proposals import FILE
 
             write_atomic(run_dir / FILE, proposal)
+        if seat is not None:
+            seat.take(run_dir)
         if received:
             processes.end_run(run_dir, "torn_down", "interrupted before anything was started")
             return INTERRUPTED

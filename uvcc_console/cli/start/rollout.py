@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, USAGE
+from uvcc_console.cli.parties.propose import add_relay, meeting
 from uvcc_engine.contract.text import clean
 from uvcc_engine.contract.topology import PARTIES
+
+if TYPE_CHECKING:
+    from uvcc_console.cli.screen.launch import SeatAtTable
+    from uvcc_console.federation.rendezvous import Rendezvous
 
 # options of the runbook that are keys of the profile
 _FLAGS = {
@@ -32,6 +39,35 @@ def approved_document(proposal_id: str) -> bytes:
     return json.dumps(standing.to_json(), indent=1).encode() + b"\n"
 
 
+def fetch(proposal_id: str, there: Rendezvous) -> None:
+    """Keep what the domains have said of a proposal by now. Raises ConfigError, ProtocolError naming a coordinator."""
+    from uvcc_console.federation import rendezvous
+
+    found, twice = there.look()
+    standing = rendezvous.chosen(found, proposal_id)
+    rendezvous.told_one_tale(standing.signed, twice)
+    rendezvous.keep(standing)
+
+
+def _seat(args: argparse.Namespace, agreed: bytes) -> SeatAtTable:
+    """This domain's seat in the run of a proposal. Raises ConfigError where the proposal does not name this domain."""
+    from functools import partial
+
+    from uvcc_console.cli.screen.launch import SeatAtTable
+    from uvcc_console.federation import domain_key, seat
+    from uvcc_console.plan.federated import of_domain
+    from uvcc_engine.transcript.formats.reading import parse_json
+    from uvcc_engine.transcript.signed.proposals import Standing
+
+    proposal = Standing.from_json(parse_json(agreed, "the proposal")).signed.proposal
+    party = proposal.party_of(domain_key.load().public)
+    terms = seat.SeatTerms(relay=args.relay, ca_file=args.ca_file, wait_s=args.wait, silence_s=args.silence)
+    token = meeting(args).token
+    return SeatAtTable(
+        part=lambda plan: of_domain(plan, proposal, party), take=partial(seat.take, terms=terms, token=token)
+    )
+
+
 def run(argv: list[str]) -> int:
     parser = common.Parser("rollout", "Run a profile from plan to tear-down.")
     parser.add_argument("profile", metavar="PROFILE", help="name or path, see: uvcc profiles")
@@ -41,6 +77,14 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--proposal", default="", metavar="ID", help="only as three domains approved it: uvcc proposals"
     )
+    parser.add_argument(
+        "--domain", action="store_true", help="with --proposal: as one of its domains, on this domain's own pods only"
+    )
+    parser.add_argument("--wait", type=float, default=900.0, metavar="S", help="with --domain: for the others (900)")
+    parser.add_argument(
+        "--silence", type=float, default=90.0, metavar="S", help="with --domain: until a silent domain is gone (90)"
+    )
+    add_relay(parser, required=False)
     parser.add_argument("--quiet", action="store_true", help="no progress, only the summary")
     for key, about in _FLAGS.items():
         parser.add_argument(f"--{key.rpartition('.')[2].replace('_', '-')}", metavar="VALUE", help=about)
@@ -49,6 +93,8 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     given = {key: getattr(args, key.rpartition(".")[2]) for key in _FLAGS}
     args.set += [f"{key}={value}" for key, value in given.items() if value is not None]
+    if args.domain and not (args.proposal and args.relay and args.token_file):
+        parser.error("--domain needs --proposal, --relay and --token-file")
     from uvcc_console.cli.screen.launch import has_terminal, launch
     from uvcc_console.fleet.provider_kinds import kind_in
     from uvcc_console.plan.plan import make_plan, new_run_id, operation_of
@@ -67,6 +113,17 @@ def run(argv: list[str]) -> int:
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return FAILED
+    if args.domain:
+        fetch(args.proposal, meeting(args))
     agreed = approved_document(args.proposal) if args.proposal else b""
     tui = has_terminal() and not (args.headless or args.json or args.quiet)
-    return launch(args.profile, args.set, seed=args.seed, tui=tui, as_json=args.json, quiet=args.quiet, proposal=agreed)
+    return launch(
+        args.profile,
+        args.set,
+        seed=None if args.domain else args.seed,
+        tui=tui,
+        as_json=args.json,
+        quiet=args.quiet,
+        proposal=agreed,
+        seat=_seat(args, agreed) if args.domain else None,
+    )

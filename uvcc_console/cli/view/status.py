@@ -38,6 +38,9 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     for p in s.pods.values():
         ways = " ".join(f"{n}{'+' if up else '-'}" for n, (up, _) in p.paths.items())
         lines.append(f"pod      {p.pod:<8} {p.provider:<12} {p.state:<8} {p.address} {ways}".rstrip())
+    for d in s.domains.values():
+        heard = "" if s.ended else f", heard {now - d.ts:.0f} s ago"
+        lines.append(f"domain   P{d.party} {d.words()}{heard}")
     for coord in sorted(s.workers):
         w = s.workers[coord]
         age = f"{now - w.beat_ts:.0f} s" if w.beat_ts and not s.ended else "-"

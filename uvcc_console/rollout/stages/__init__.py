@@ -113,5 +113,5 @@ def acts_of(ctx: Rollout) -> dict[str, StageFunction]:
         SMOKE: partial(_with_replacements, partial(phases.to_the_end, ctx, SMOKE), ctx),
         FULL: partial(_full, ctx),
     }
-    acts = {name: runs.get(name) or _idempotent(_STAGES[name], ctx) for name in ctx.plan.stages if name != "teardown"}
-    return acts
+    known = [name for name in ctx.plan.stages if name in runs or name in _STAGES]  # a domain's own stages are elsewhere
+    return {name: runs.get(name) or _idempotent(_STAGES[name], ctx) for name in known}

@@ -59,14 +59,15 @@ async def preflight(ctx: Rollout) -> str:
         for name, more in found.items():
             facts[name] |= more
 
-    if profile.job.kind == "private" and profile.link not in ("direct", "nats") and not findings:
+    alone = ctx.federated is not None  # what needs another domain's pods shows when they meet
+    if profile.job.kind == "private" and profile.link not in ("direct", "nats") and not findings and not alone:
         add({name: {"relay_rtt_ms": ms} for name, ms in (await _relay_round_trips(ctx)).items()})
     if isinstance(profile.job, LmJobSettings) and not findings:
         fits = await lm.fits(ctx)
         findings += [Problem(n, str(f["error"]), str(f["hint"])) for n, f in fits.items() if not f["ok"]]
         add({n: {k: v for k, v in f.items() if k not in ("ok", "error", "hint")} for n, f in fits.items()})
     if profile.dp_preflight and not isinstance(profile.job, CommandJobSettings):
-        for look in (fabric.ports, fabric.ranks):
+        for look in (fabric.ports,) if alone else (fabric.ports, fabric.ranks):
             if not findings:
                 found = await look(ctx)
                 findings += found.findings

@@ -173,13 +173,18 @@ async def one_agent(ctx: Rollout, member: Member) -> None:
         ctx.wheel,
         progress,
         identity_seed=secret,
-        domain=domain.own_key(ctx.run_dir, party) if profile.job.kind == "private" else "",
+        domain=_obeyed(ctx, party) if profile.job.kind == "private" else "",
         packages=profile.fleet.packages,
         preload="none" if profile.job.kind == "command" else "",
         life_s=life_left(ctx),
         give_way=priority.give_way(profile.fleet.kind, len(ctx.members)),
     )
     await attach(ctx, member)
+
+
+def _obeyed(ctx: Rollout, party: int) -> str:
+    """The key of the domain that a pod obeys: this domain's own, or one that the run makes for each party."""
+    return ctx.federated.domain if ctx.federated is not None else domain.own_key(ctx.run_dir, party)
 
 
 def life_left(ctx: Rollout) -> float:

@@ -70,6 +70,8 @@ print(json.dumps(found))
 
 async def links_for(ctx: Rollout, phase: Phase) -> dict[str, LinkSpec]:
     """The ``link`` of every worker of a phase, by coordinate. Raises UvccError if no kind of link can be had."""
+    if ctx.federated is not None:
+        return ctx.federated.links(phase)
     wanted = ctx.plan.profile.link
     if wanted == "nats":
         for replica in range(phase.topology.replicas):

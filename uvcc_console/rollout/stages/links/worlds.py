@@ -8,7 +8,6 @@ from uvcc_console.core import events as ev
 from uvcc_console.plan.plan import Phase, pod_name
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.links.ports import MASTERS, free_ports, host_of
-from uvcc_engine.contract.topology import PARTIES
 
 
 async def meeting_places(ctx: Rollout, phase: Phase) -> dict[str, dict[str, str]]:
@@ -19,9 +18,10 @@ async def meeting_places(ctx: Rollout, phase: Phase) -> dict[str, dict[str, str]
     size = phase.topology
     if size.workers_per_party == 1:
         return {}
-    masters = await free_ports({pod_name(p, 0): 1 for p in range(PARTIES)}, ctx.members, MASTERS)
+    parties = sorted({c.party for c in phase.coords()})
+    masters = await free_ports({pod_name(p, 0): 1 for p in parties}, ctx.members, MASTERS)
     at: dict[int, tuple[str, int]] = {}
-    for party in range(PARTIES):
+    for party in parties:
         name = pod_name(party, 0)
         at[party] = (host_of(ctx.members[name]), masters[name][0])
         fields = {"phase": phase.name, "party": party, "addr": at[party][0], "port": at[party][1]}

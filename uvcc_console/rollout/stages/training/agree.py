@@ -73,9 +73,13 @@ async def share_inputs(ctx: Rollout, phase: Phase) -> dict[str, Any]:
     replaced: the shares of the lost one were for it alone.
     Returns what the policy binds (``commitments``, ``owner``). Shares leave that process only as sealed files.
     """
-    folder = ctx.run_dir / "owner"
     pods = _pods(ctx, phase)
-    out, parties = _sealed(ctx, pods)
+    return await share_for(ctx, pods, *_sealed(ctx, pods))
+
+
+async def share_for(ctx: Rollout, pods: list[dict[str, Any]], out: Path, parties: Path) -> dict[str, Any]:
+    """The same for these identities, three per replica: into ``out``, noting them in ``parties``."""
+    folder = ctx.run_dir / "owner"
     done = out / "commitments.json"
     if done.exists():
         return dict(json.loads(done.read_text()))
@@ -102,8 +106,8 @@ async def check_job(ctx: Rollout) -> None:
     Raises UvccError with the engine's own words if they do not.
     """
     job, phase = ctx.plan.profile.job, ctx.plan.phases["full"]
-    if not isinstance(job, PrivateJobSettings):
-        return
+    if not isinstance(job, PrivateJobSettings) or (ctx.federated is not None and not ctx.federated.public_data):
+        return  # in a federated run the data are their owner's, and so is this look at them
     wanted = ctx.run_dir / "job.json"
     wanted.write_text(json.dumps(dict(phase.job)))
     t = phase.topology
@@ -155,16 +159,20 @@ def parties_of(ctx: Rollout, phase: Phase) -> list[PolicyParty]:
     return parties
 
 
+def model_hash(job: Mapping[str, Any]) -> str:
+    """The hash of a job's model as a policy names it."""
+    return hashlib.sha256(b"UVCC_MODEL_V1" + canonical({"model": job["model"], "seed": job["seed"]})).hexdigest()
+
+
 def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
     """The policy of a phase. It names no run and no time, so the same seed gives the same policy."""
     if ctx.wheel is None:
         raise UnreadableError(f"the engine's wheel is missing in {ctx.run_dir}", "tear down and start a new run")
     profile = ctx.plan.profile
     job = dict(phase.job)
-    model = hashlib.sha256(b"UVCC_MODEL_V1" + canonical({"model": job["model"], "seed": job["seed"]})).hexdigest()
     return Policy.build(
         job=job,
-        model_hash=model,
+        model_hash=model_hash(job),
         code_hash=ctx.wheel.sha256,
         topology=phase.topology,
         parties=parties_of(ctx, phase),
@@ -182,11 +190,13 @@ async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
     An agreement that lies there already is used again: a resume runs under the policy that was signed.
     """
     folder = ctx.artifacts / phase.name
+    if ctx.federated is not None:
+        return SignedPolicy(*await ctx.federated.agree(ctx, phase))
     if (folder / SIGNATURES_FILE).exists():
         agreement = SignedPolicy(Policy.load(folder / POLICY_FILE), folder)
     else:
         policy = draft(ctx, phase, await share_inputs(ctx, phase))
-        _check_proposal(ctx, phase, policy)
+        check_proposal(ctx, phase, policy)
         signers = [ctx.members[pod_name(p, 0)] for p in range(PARTIES)]
         text, digest = policy.canonical.decode(), policy.hash.hex()
         approved = {p: domain.approve_policy(ctx.run_dir, p, digest) for p in range(PARTIES)}
@@ -206,7 +216,7 @@ async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
     return agreement
 
 
-def _check_proposal(ctx: Rollout, phase: Phase, policy: Policy) -> None:
+def check_proposal(ctx: Rollout, phase: Phase, policy: Policy) -> None:
     """Where the run was started from a proposal: nothing but what its three domains approved gets a signature.
 
     Raises ConfigError naming in what the policy differs.

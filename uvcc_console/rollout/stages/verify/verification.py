@@ -22,6 +22,8 @@ from uvcc_engine.transcript.proof.verifier import Certificate, verify
 async def verify_phase(ctx: Rollout, phase: Phase) -> str:
     """Fetch the evidence, assemble the proof bundle, verify it with every transcript; the verdict is journalled."""
     await fetch_phase(ctx, phase)
+    if ctx.federated is not None:
+        await ctx.federated.evidence(ctx, phase)
     folder = ctx.artifacts / phase.name
     try:
         certificate, files = await asyncio.to_thread(_assemble_and_verify, ctx, phase)
@@ -64,7 +66,9 @@ async def _date(ctx: Rollout, phase: Phase) -> None:
 
 
 def _pins(ctx: Rollout, phase: Phase) -> dict[str, str]:
-    """The identities that the parties' first pods showed over SSH."""
+    """The identities that the parties' first pods showed over SSH; of other domains' pods those that they vouch for."""
+    if ctx.federated is not None:
+        return ctx.federated.pins()
     first = [m for m in ctx.of_phase(phase) if m.request.replica == 0 and m.identity]
     return {f"P{m.request.party}": str(m.identity["ed25519"]) for m in first}
 

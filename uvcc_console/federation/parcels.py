@@ -1,0 +1,154 @@
+"""Files from one domain to another through the relay's mail: kept there on disk until they were taken.
+
+A parcel is cut into messages that each name the file, its size and SHA-256. The relay sees names, sizes and times of
+what it carries; shares are sealed, transcripts hold blinded digests. What arrives is held against the digests that the
+sending domain signed, by whoever unpacks it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_console.federation.rendezvous import Rendezvous
+from uvcc_console.fleet.landing import Landing
+from uvcc_engine.contract.errors import ProtocolError, UnreadableError
+from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.transcript.formats.reading import parse_json
+
+PIECE: Final = 1 << 20
+LARGEST: Final = 64 << 30
+MOST_FILES: Final = 4096
+_HEAD: Final = 4096
+_TTL_S: Final = 86_400
+_BOX: Final = b"UVCC_PARCEL_V1"
+
+
+def box_of(proposal: str, attempt: int, what: str) -> int:
+    """The number of the mailbox for one purpose of one attempt."""
+    return int.from_bytes(hashlib.sha256(_BOX + f"{proposal}|{attempt}|{what}".encode()).digest()[:7], "big")
+
+
+def manifest(files: Mapping[str, Path]) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of every file of a parcel, by name."""
+    found = {}
+    for name, path in sorted(files.items()):
+        with path.open("rb") as f:
+            found[name] = (path.stat().st_size, hashlib.file_digest(f, "sha256").hexdigest())
+    return found
+
+
+def send(there: Rendezvous, box: int, receiver: int, files: Mapping[str, Path]) -> None:
+    """Put a parcel there for one party. Sent again, it is there once. Raises UvccError."""
+    for name, (size, digest) in manifest(files).items():
+        with files[name].open("rb") as f:
+            for at in range(0, max(size, 1), PIECE):
+                head = json.dumps({"at": at, "name": name, "sha256": digest, "size": size}).encode()
+                body = head + b"\n" + f.read(PIECE)
+                entry = {
+                    "msg_id": hashlib.sha256(b"%d|%d|" % (box, at) + name.encode() + digest.encode()).hexdigest(),
+                    "receiver": receiver,
+                    "payload_b64": base64.b64encode(body).decode(),
+                    "ttl_s": _TTL_S,
+                }
+                there.mail("/enqueue", {"messages": [entry], "box": box})
+
+
+@dataclass(slots=True)
+class _Coming:
+    size: int
+    sha256: str
+    have: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Parcels:
+    """What arrives in one box, by sender, written below ``folder``/``P<n>`` under names of our own."""
+
+    there: Rendezvous
+    box: int
+    folder: Path
+    _coming: dict[tuple[int, str], _Coming] = field(default_factory=dict)
+
+    def poll(self, wait_s: float = 0.0) -> int:
+        """Take what lies there; returns how many messages it was. Raises UvccError, ProtocolError naming a sender."""
+        found = self.there.mail("/poll", {"box": self.box, "wait_s": wait_s}).get("messages")
+        messages = [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+        for message in messages:
+            if message.get("kind") == "message":
+                self._take(message)
+        done = [m["delivery"] for m in messages if isinstance(m.get("delivery"), int)]
+        if done:
+            self.there.mail("/ack", {"box": self.box, "deliveries": done})
+        return len(messages)
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        sender = message.get("sender")
+        if not isinstance(sender, int) or sender not in range(PARTIES):
+            return
+        try:
+            body = base64.b64decode(str(message.get("payload_b64")), validate=True)
+            head, _, piece = body.partition(b"\n")
+            said = parse_json(head[:_HEAD], "a parcel")
+            name, at, size, digest = said["name"], said["at"], said["size"], said["sha256"]
+            good = isinstance(name, str) and isinstance(digest, str) and len(digest) == 64
+            good = good and isinstance(at, int) and isinstance(size, int) and 0 <= at <= size <= LARGEST
+        except (ValueError, KeyError, TypeError, UnreadableError):
+            good = False
+        if not good or at % PIECE or len(piece) != min(PIECE, size - at):
+            raise ProtocolError(
+                f"P{sender} sent a parcel that cannot be read", "its domain runs other code", party=sender
+            )
+        known = self._coming.setdefault((sender, name), _Coming(size, digest))
+        if (known.size, known.sha256) != (size, digest) or len(self._coming) > PARTIES * MOST_FILES:
+            raise ProtocolError(f"P{sender} sent two files as {name[:80]!r}", "its domain lies", party=sender)
+        if at in known.have:
+            return
+        path = self._path(sender, name)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with path.open("r+b" if path.exists() else "w+b") as f:
+            f.seek(at)
+            f.write(piece)
+        known.have.add(at)
+
+    def arrived(self, sender: int) -> dict[str, tuple[int, str]]:
+        """What is whole of a sender's: size and SHA-256 by name, as announced."""
+        return {
+            name: (c.size, c.sha256)
+            for (who, name), c in self._coming.items()
+            if who == sender and len(c.have) == max(1, -(-c.size // PIECE))
+        }
+
+    def land(self, sender: int, name: str, landing: Landing, parts: tuple[str, ...]) -> None:
+        """Give a whole file its place. Raises ProtocolError if it is not what was announced."""
+        size, digest = self.arrived(sender)[name]
+        path = self._path(sender, name)
+        with landing.file(parts, limit=size) as arriving:
+            for piece in _pieces(path):
+                arriving.write(piece)
+            if arriving.sha256 != digest:
+                raise ProtocolError(f"P{sender} sent {name[:80]!r} with another digest", "it lies", party=sender)
+            arriving.keep()
+        path.unlink()
+
+    def read(self, sender: int, name: str, most: int) -> bytes:
+        """A small whole file. Raises ProtocolError if it is larger than ``most`` or not what was announced."""
+        size, digest = self.arrived(sender)[name]
+        data = self._path(sender, name).read_bytes() if size <= most else b""
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ProtocolError(f"P{sender} sent {name[:80]!r} with another digest or size", "it lies", party=sender)
+        return data
+
+    def _path(self, sender: int, name: str) -> Path:
+        return self.folder / f"P{sender}" / hashlib.sha256(name.encode()).hexdigest()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as f:
+        read: Callable[[], bytes] = lambda: f.read(PIECE)  # noqa: E731
+        yield from iter(read, b"")

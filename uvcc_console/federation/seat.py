@@ -1,0 +1,92 @@
+"""A domain's seat in a federated run: which proposal, as which party, at which rendezvous. It lies in the run's folder.
+
+The token that lets this domain in at the rendezvous lies beside it (0600); the domain's key stays where it is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from uvcc_console.federation import domain_key
+from uvcc_console.federation.domain_key import DomainKey
+from uvcc_console.federation.rendezvous import Rendezvous
+from uvcc_engine.contract import strict
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.files import write_atomic
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.signed.proposals import FILE as PROPOSAL_FILE
+from uvcc_engine.transcript.signed.proposals import Standing
+from uvcc_engine.transcript.terms.proposal import Proposal
+
+FILE: Final = "seat.json"
+TOKEN: Final = "rendezvous.token"
+ATTEMPTS: Final = "attempts"
+WAIT_S: Final = 900.0
+SILENCE_S: Final = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatTerms:
+    """``relay``, ``ca_file``: the rendezvous. ``wait_s``: how long the others are waited for before they were heard at
+    all; ``silence_s``: how long one that was heard may be silent before it counts as gone."""
+
+    relay: str
+    ca_file: str = ""
+    wait_s: float = WAIT_S
+    silence_s: float = SILENCE_S
+
+    def __post_init__(self) -> None:
+        if self.wait_s <= 0 or self.silence_s <= 0:
+            raise ConfigError("a domain is waited for some time", "--wait and --silence in seconds, more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A run's seat with what it needs to speak for its domain."""
+
+    proposal: Proposal
+    party: int
+    key: DomainKey
+    token: str
+    terms: SeatTerms
+
+    def there(self) -> Rendezvous:
+        """The rendezvous; one for each thread, for it remembers what it has read."""
+        return Rendezvous(self.terms.relay, self.token, self.terms.ca_file)
+
+
+def take(run_dir: Path, terms: SeatTerms, token: str) -> None:
+    """Write a seat down, before the conductor starts. Raises UvccError."""
+    write_atomic(run_dir / TOKEN, token.encode(), mode=0o600)
+    write_atomic(run_dir / FILE, json.dumps(asdict(terms)).encode(), mode=0o600)
+
+
+def of(run_dir: Path) -> Seat | None:
+    """The seat of a run; None where one operator drives all three domains. Raises UnreadableError, ConfigError."""
+    if not (run_dir / FILE).exists():
+        return None
+    terms = strict.read(SeatTerms, reading.read_json(run_dir / FILE), FILE)
+    proposal = Standing.from_json(reading.read_json(run_dir / PROPOSAL_FILE)).signed.proposal
+    key = domain_key.load()
+    token = reading.read_text(run_dir / TOKEN).strip()
+    return Seat(proposal, proposal.party_of(key.public), key, token, terms)
+
+
+def next_attempt(proposal_id: str) -> int:
+    """The lowest attempt that this domain has not begun of a proposal."""
+    path = _attempts(proposal_id)
+    return int(reading.read_text(path).strip()) + 1 if path.exists() else 0
+
+
+def begin_attempt(proposal_id: str, attempt: int) -> None:
+    """Note, durably, that this attempt was begun: it is never begun again. Raises UvccError."""
+    path = _attempts(proposal_id)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomic(path, str(attempt).encode(), mode=0o600)
+
+
+def _attempts(proposal_id: str) -> Path:
+    return domain_key.folder() / ATTEMPTS / proposal_id

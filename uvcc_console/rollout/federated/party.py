@@ -1,0 +1,418 @@
+"""One domain's side of a federated rollout: it vouches for its own pods, and builds their run from three rosters."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
+from uvcc_console.federation.parcels import Parcels, box_of, manifest, send
+from uvcc_console.federation.rendezvous import ROSTERS
+from uvcc_console.federation.seat import Seat
+from uvcc_console.fleet import pins
+from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.wheel import build_wheel
+from uvcc_console.plan.federated import MEET, ROSTER, SHARES, barriers_of, under
+from uvcc_console.plan.plan import FULL, SMOKE, Phase, pod_name
+from uvcc_console.rollout.context import Rollout, each
+from uvcc_console.rollout.federated.peers import Peers
+from uvcc_console.rollout.stages.links.ports import LINKS, LOOPBACK, free_ports, host_of
+from uvcc_console.rollout.stages.training import agree
+from uvcc_engine.contract.agent_commands import PolicyCommand
+from uvcc_engine.contract.canonical import canonical
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError
+from uvcc_engine.contract.files import write_atomic
+from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.safepaths import Refused, safe_relative
+from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.transcript.formats.reading import parse_json
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
+from uvcc_engine.transcript.signed import approvals, roster
+from uvcc_engine.transcript.signed.roster import ROSTER_NAMESPACE, Roster, RosterPod
+from uvcc_engine.transcript.signing.identity import verify_signature
+from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE
+from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, write_signatures
+
+ROSTERS_FILE: Final = "rosters.json"
+BARRIERS_FILE: Final = "barriers.json"
+COMMITMENTS: Final = "commitments.json"
+MANIFEST: Final = "MANIFEST"
+AGAIN_S: Final = 0.5
+_SMALL: Final = 1 << 20
+Act = Callable[[bool], Awaitable[str]]
+T = TypeVar("T")
+log = logger(__name__)
+
+
+class FederatedParty:
+    """What ``Rollout.federated`` is in a domain's own conductor."""
+
+    def __init__(self, ctx: Rollout, seat: Seat) -> None:
+        self.seat = seat
+        self.peers = Peers(ctx.bus, seat, barriers_of(ctx.plan))
+        self.rosters: dict[int, Roster] = {}
+        self._bodies: list[str] = []
+        self._shared: dict[str, Any] = {}
+
+    @property
+    def domain(self) -> str:
+        return self.seat.key.public
+
+    @property
+    def public_data(self) -> bool:
+        """Whether the run trains on data that are nobody's: the proposal names no owner."""
+        return not self.seat.proposal.owners
+
+    def pins(self) -> dict[str, str]:
+        """The identities of all three parties' first pods, each as its domain vouches for it."""
+        return {f"P{p}": r.pod(0).identity.ed25519 for p, r in self.rosters.items()}
+
+    # stages
+
+    def acts(self, ctx: Rollout, acts: dict[str, Act]) -> dict[str, Act]:
+        """The rollout's stages with those of a domain among them, each given up when another domain makes it vain."""
+        ours = {MEET: self._meet, ROSTER: self._roster, SHARES: self._shares}
+        made: dict[str, Act] = {}
+        for name in ctx.plan.stages:
+            if name in ours:
+                made[name] = self._guarded(ctx, name, _once(ctx, ours[name]))
+            elif name in acts:
+                made[name] = self._guarded(ctx, name, acts[name])
+        return made
+
+    def _guarded(self, ctx: Rollout, name: str, act: Act) -> Act:
+        async def run(resumed: bool) -> str:
+            if name == "collect":
+                self._keep_records(ctx)
+            detail = await self.peers.guarded(_told(act, resumed))
+            if name in (SMOKE, FULL):
+                hashes = sorted({h for key, h in ctx.bus.snapshot.result_hashes.items() if key.startswith(f"{name}/")})
+                await self.peers.guarded(self.peers.reach(name, _digest(hashes)))
+            elif name.startswith("verify-"):
+                verdict = ctx.bus.snapshot.verdicts[name.removeprefix("verify-")]
+                await self.peers.guarded(self.peers.reach(name, verdict.global_root))
+            elif name == "collect":
+                await self.peers.reach(name, _digest("collected"), waits=False)
+            return detail
+
+        return run
+
+    async def _meet(self, ctx: Rollout) -> str:
+        """Nothing is rented before all three domains are there, with the code that they approved."""
+        wheel = await asyncio.to_thread(build_wheel, ctx.run_dir / "wheel")
+        if wheel.sha256 != self.seat.proposal.code_hash:
+            what = f"this installation's code is {wheel.sha256[:16]}, approved was {self.seat.proposal.code_hash[:16]}"
+            raise ConfigError(what, "every domain installs the very release that the proposal names")
+        attempt = await self.peers.meet()
+        ctx.plan = under(ctx.plan, f"{self.seat.proposal.name[:40]}-{self.seat.proposal.id[:12]}-{attempt}")
+        return f"all three domains are there, attempt {attempt}"
+
+    async def _roster(self, ctx: Rollout) -> str:
+        """Vouch for this domain's pods, and wait for what the others vouch for."""
+        mine = await self._own_roster(ctx)
+        roster.check(mine, self.seat.proposal)
+        body = roster.signed(mine, lambda payload: self.seat.key.sign(ROSTER_NAMESPACE, payload))
+        proposal, attempt, there = self.seat.proposal, self.peers.attempt, self.seat.there()
+        at = f"{ROSTERS}{proposal.id}/{attempt}/"
+
+        def look() -> dict[int, Roster]:
+            lying = there.look_bodies(at)
+            if body not in lying:
+                there.leave(f"{at}{self.seat.party}", body)
+            found = roster.gathered(proposal, attempt, [body, *lying])
+            self._bodies = [b for b in dict.fromkeys([body, *lying]) if roster.gathered(proposal, attempt, [b])]
+            return found
+
+        self.rosters = await self._all(look, "published a roster")
+        digests = {str(p): r.digest for p, r in sorted(self.rosters.items())}
+        await self.peers.reach(ROSTER, _digest(digests))
+        ctx.say(*(_vouched(p, pod) for p, r in self.rosters.items() if p != self.seat.party for pod in r.pods))
+        others = ", ".join(f"P{p} {len(r.pods)} at {r.provider}" for p, r in sorted(self.rosters.items()))
+        return f"three rosters: {others}"
+
+    async def _own_roster(self, ctx: Rollout) -> Roster:
+        assert ctx.wheel is not None
+        phase, party = ctx.plan.phases[FULL], self.seat.party
+        free = await free_ports({name: len(phase.coords(name)) for name in phase.pods()}, ctx.members, LINKS)
+        pods = []
+        for name in phase.pods():
+            member = ctx.members[name]
+            coords = [str(c) for c in phase.coords(name)]
+            pods.append(
+                RosterPod(
+                    pod=name,
+                    coords=tuple(coords),
+                    identity=agree.identity_of(ctx, party, member.request.replica),
+                    endpoints={c: f"{host_of(member)}:{free[name].pop()}" for c in coords},
+                    host_key=pins.fingerprint(member.ssh.host_key),
+                )
+            )
+        first = ctx.members[pod_name(party, 0)].pod
+        assert first is not None
+        return Roster(
+            version=roster.VERSION,
+            proposal=self.seat.proposal.id,
+            attempt=self.peers.attempt,
+            party=party,
+            domain=self.domain,
+            code_hash=ctx.wheel.sha256,
+            provider=first.provider,
+            region=first.region or "unknown",
+            pods=tuple(pods),
+        )
+
+    async def _shares(self, ctx: Rollout) -> str:
+        """Each domain gets the sealed shares of its own pods, and the commitments that all three hold them against.
+
+        Without an owner the data are public, and the first domain shares them.
+        """
+        if self.seat.proposal.owners:
+            what = (
+                "the proposal names data owners, and this release has no sharing from their machines to three domains"
+            )
+            raise ConfigError(what, "propose it without --owner, on public data")
+        folder = ctx.run_dir / "owner" / "sealed"
+        box = box_of(self.seat.proposal.id, self.peers.attempt, SHARES)
+        if self.seat.party == 0:
+            pods = [self.rosters[p].pod(r).identity.to_json() for r in self._replicas() for p in range(PARTIES)]
+            self._shared = await agree.share_for(ctx, pods, folder, ctx.run_dir / "owner" / "parties.json")
+            _keep_json(folder / COMMITMENTS, self._shared)
+            for party in range(1, PARTIES):
+                files = {name: folder / name for name in (COMMITMENTS, *self._sealed(party))}
+                await asyncio.to_thread(send, self.seat.there(), box, party, files)
+        else:
+            wanted = {COMMITMENTS, *self._sealed(self.seat.party)}
+            parcels = Parcels(self.seat.there(), box, ctx.run_dir / "incoming" / SHARES)
+
+            def look() -> dict[int, bool]:
+                if not wanted <= set(parcels.arrived(0)):
+                    parcels.poll()
+                come = wanted <= set(parcels.arrived(0))
+                return {p: True for p in range(PARTIES) if p or come}
+
+            await self._all(look, "sent the sealed shares")
+            with Landing(folder) as landing:
+                for name in sorted(wanted):
+                    await asyncio.to_thread(parcels.land, 0, name, landing, (name,))
+            found = parse_json((folder / COMMITMENTS).read_bytes(), COMMITMENTS)
+            self._shared = _commitments(found)
+        await self.peers.reach(SHARES, _digest(self._shared))
+        return f"sealed shares for {len(self._replicas())} pods; commitments equal at all three domains"
+
+    def _replicas(self) -> range:
+        return range(self.seat.proposal.topology.replicas)
+
+    def _sealed(self, party: int) -> list[str]:
+        return [f"sealed-p{party}r{r}.bin" if r else f"sealed-p{party}.bin" for r in self._replicas()]
+
+    # a phase
+
+    def links(self, phase: Phase) -> dict[str, LinkSpec]:
+        """The links of this domain's own workers: where its roster says, to where the others' rosters say."""
+        found = {}
+        for c in phase.coords():
+            at = {
+                p: r.pod(c.replica).endpoints[str(Coord(c.replica, p, c.stage, c.tensor))]
+                for p, r in self.rosters.items()
+            }
+            host, _, port = at[c.party].rpartition(":")
+            peers = {str(p): address for p, address in at.items() if p != c.party}
+            found[str(c)] = LinkSpec(kind="direct", listen=f"{_bound(host)}:{port}", peers=peers)
+        return found
+
+    async def agree(self, ctx: Rollout, phase: Phase) -> tuple[Policy, Path]:
+        """Draft the policy that follows from proposal, rosters and commitments; have it signed by three first pods.
+
+        All three domains draft the same text, each for itself. This domain's pod signs it because this domain's key
+        approves exactly it; the others' signatures are taken from the rendezvous and held against their rosters.
+        """
+        policy = self._draft(ctx, phase)
+        agree.check_proposal(ctx, phase, policy)
+        digest = policy.hash.hex()
+        word = approvals.Approval(of="policy", sha256=digest, party=self.seat.party, decision="approve")
+        approval = approvals.signed(word, lambda payload: self.seat.key.sign(approvals.APPROVAL_NAMESPACE, payload))
+        signer = ctx.members[pod_name(self.seat.party, 0)]
+        ack = await signer.channel.request(PolicyCommand(policy=policy.canonical.decode(), approval=approval))
+        own = str(ack["signature"])
+        await self.peers.reach(f"policy-{phase.name}", digest)
+        there = self.seat.there()
+        at = f"{self.seat.proposal.id}/{self.peers.attempt}/{phase.name}"
+
+        def look() -> dict[int, str]:
+            lying = there.look_signatures(at)
+            if own not in lying:
+                there.leave_signature(at, self.seat.party, own)
+            return _signed(policy, [own, *lying])
+
+        signatures = await self._all(look, f"signed the policy of {phase.name}")
+        folder = ctx.artifacts / phase.name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(folder / POLICY_FILE, policy.canonical)
+        write_signatures(folder / SIGNATURES_FILE, signatures)
+
+        async def hand_over(name: str) -> None:
+            member, there_on = ctx.members[name], agree.remote_dir(phase)
+            await member.ssh.sh(f"umask 077; mkdir -p {there_on}")
+            for file in (POLICY_FILE, SIGNATURES_FILE):
+                await member.ssh.put(folder / file, f"{there_on}/{file}")
+            sealed = ctx.run_dir / "owner" / "sealed" / self._sealed(self.seat.party)[member.request.replica]
+            await member.ssh.put(sealed, f"{there_on}/{agree.INPUTS_FILE}")
+
+        await each(ctx.of_phase(phase), lambda m: hand_over(m.name))
+        return policy, folder
+
+    def _draft(self, ctx: Rollout, phase: Phase) -> Policy:
+        proposal, job = self.seat.proposal, dict(phase.job)
+        replicas = range(phase.topology.replicas)
+        parties = []
+        for p, r in sorted(self.rosters.items()):
+            public, *others = (r.pod(n).identity for n in replicas)
+            parties.append(PolicyParty(p, public, r.provider, r.region, tuple(others)))
+        about = f"{proposal.id}|{self.peers.attempt}|{phase.name}|{_digest([r.digest for r in self.rosters.values()])}"
+        return Policy.build(
+            job=job,
+            model_hash=agree.model_hash(job),
+            code_hash=proposal.code_hash,
+            topology=phase.topology,
+            parties=parties,
+            owner=str(self._shared["owner"]),
+            commitments=list(self._shared["commitments"]),
+            reveal=[(r.value, r.to) for r in proposal.reveal],
+            limits=asdict(proposal.limits),
+            nonce=hashlib.sha256(b"UVCC_FEDERATED_NONCE_V1" + about.encode()).hexdigest(),
+        )
+
+    # evidence
+
+    async def evidence(self, ctx: Rollout, phase: Phase) -> None:
+        """Give the others this domain's transcripts, and take theirs: each verifies the whole for itself."""
+        home, stage = ctx.artifacts / phase.name, f"evidence-{phase.name}"
+        own = {
+            path.relative_to(home).as_posix(): path
+            for c in phase.coords()
+            for path in (home / phase.pod_of(c) / leaf_file.folder_name(str(c))).iterdir()
+            if path.is_file()
+        }
+        listed = ctx.run_dir / f"{stage}.json"
+        write_atomic(listed, canonical({name: list(v) for name, v in manifest(own).items()}))
+        box = box_of(self.seat.proposal.id, self.peers.attempt, stage)
+        others = [p for p in range(PARTIES) if p != self.seat.party]
+        for party in others:
+            await asyncio.to_thread(send, self.seat.there(), box, party, {**own, MANIFEST: listed})
+        found = await self.peers.reach(stage, hashlib.sha256(listed.read_bytes()).hexdigest(), equal=False)
+        parcels = Parcels(self.seat.there(), box, ctx.run_dir / "incoming" / stage)
+        lists: dict[int, dict[str, Any]] = {}
+
+        def look() -> dict[int, bool]:
+            if not all(_whole(parcels, p, lists.get(p)) for p in others):
+                parcels.poll()
+            for p in others:
+                if p not in lists and MANIFEST in parcels.arrived(p):
+                    lists[p] = _manifest(parcels.read(p, MANIFEST, _SMALL), p, found[p].digest)
+            return {p: True for p in range(PARTIES) if p not in others or _whole(parcels, p, lists.get(p))}
+
+        await self._all(look, f"sent its transcripts of {phase.name}")
+        with Landing(home) as landing:
+            for party in others:
+                allowed = {(pod.pod, leaf_file.folder_name(c)) for pod in self.rosters[party].pods for c in pod.coords}
+                for name in sorted(lists[party]):
+                    parts = safe_relative(name)
+                    if isinstance(parts, Refused) or len(parts) != 3 or parts[:2] not in allowed:
+                        what = f"P{party}'s domain sent {name[:80]!r} as a transcript of its workers"
+                        raise ProtocolError(what, "it may send those of its own workers only", party=party)
+                    await asyncio.to_thread(parcels.land, party, name, landing, parts)
+
+    def _keep_records(self, ctx: Rollout) -> None:
+        """Rosters and barriers, as they were signed, among what the run hands over."""
+        ctx.artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _keep_json(ctx.artifacts / ROSTERS_FILE, self._bodies)
+        _keep_json(ctx.artifacts / BARRIERS_FILE, list(self.peers.bodies))
+
+    async def _all(self, look: Callable[[], dict[int, T]], what: str) -> dict[int, T]:
+        """Look, again and again, until all three are there. A rendezvous that does not answer is asked again.
+
+        Raises PeerLostError naming who is missing once they had their time.
+        """
+        clock = asyncio.get_running_loop().time
+        end = clock() + self.seat.terms.wait_s
+        found: dict[int, T] = {}
+        while len(found) < PARTIES:
+            try:
+                found = await asyncio.to_thread(look)
+            except UnreachableError as e:
+                log.warning("the rendezvous: %s", e)
+            if len(found) < PARTIES:
+                if clock() > end:
+                    late = [p for p in range(PARTIES) if p not in found]
+                    names = ", ".join(f"P{p}'s domain" for p in late)
+                    told = f"{names} has not {what} after {self.seat.terms.wait_s:.0f} s"
+                    raise PeerLostError(told, "ask its operator, then begin the next attempt", party=late[0])
+                await asyncio.sleep(AGAIN_S)
+        return dict(sorted(found.items()))
+
+
+def _signed(policy: Policy, lying: list[str]) -> dict[int, str]:
+    """Which of these are signatures of the policy, by party."""
+    found: dict[int, str] = {}
+    for text in dict.fromkeys(lying):
+        for party in range(PARTIES):
+            if party not in found and verify_signature(policy.public(party), POLICY_NAMESPACE, policy.canonical, text):
+                found[party] = text
+    return found
+
+
+def _whole(parcels: Parcels, party: int, listed: dict[str, Any] | None) -> bool:
+    here = parcels.arrived(party)
+    return listed is not None and all(here.get(name) == tuple(v) for name, v in listed.items())
+
+
+def _manifest(data: bytes, party: int, digest: str) -> dict[str, Any]:
+    """A list of files, if it is the one whose digest that domain signed. Raises ProtocolError naming it."""
+    if hashlib.sha256(data).hexdigest() == digest:
+        found = parse_json(data, "a list of transcripts")
+        if isinstance(found, dict) and all(isinstance(v, list) and len(v) == 2 for v in found.values()):
+            return found
+    raise ProtocolError(f"P{party}'s domain sent another list of transcripts than it signed", "it lies", party=party)
+
+
+def _commitments(found: Any) -> dict[str, Any]:
+    """What P0 says that the shares are, strictly. Raises ProtocolError."""
+    good = isinstance(found, dict) and set(found) == {"commitments", "owner"} and isinstance(found["owner"], str)
+    if not good or not isinstance(found["commitments"], list):
+        raise ProtocolError("P0's domain sent commitments that cannot be read", "it runs other code", party=0)
+    return dict(found)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def _keep_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=1).encode() + b"\n", mode=0o600)
+
+
+def _bound(host: str) -> str:
+    """Where a worker listens that the others know under this address."""
+    return LOOPBACK if host == LOOPBACK else "0.0.0.0"
+
+
+def _vouched(party: int, pod: RosterPod) -> ev.Event:
+    return ev.PodVouched(pod=pod.pod, party=party, replica=pod.where.replica, identity=pod.identity.ed25519)
+
+
+def _once(ctx: Rollout, stage: Callable[[Rollout], Awaitable[str]]) -> Act:
+    async def act(resumed: bool) -> str:
+        return await stage(ctx)
+
+    return act
+
+
+async def _told(act: Act, resumed: bool) -> str:
+    return await act(resumed)
