@@ -8,11 +8,9 @@ from typing import Final
 from uvcc_console.plan.plan import FULL, LATER, SMOKE, Phase, Plan
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.transcript.signed.barriers import MEET, ROSTER, SHARES, stages_of
 from uvcc_engine.transcript.terms.proposal import Proposal
 
-MEET: Final = "meet"
-ROSTER: Final = "roster"
-SHARES: Final = "shares"
 _DROPPED: Final = ("drill", *LATER)
 """Stages that one domain cannot do alone: the drill times a halt of all pods; all pods are rented at once."""
 _BY_DOMAIN: Final = ("rounds",)
@@ -36,10 +34,10 @@ def of_domain(plan: Plan, proposal: Proposal, party: int) -> Plan:
     requests = {name: request for name, request in plan.requests.items() if request.party == party}
     gates = plan.profile.gates.model_copy(update={"halt_drill_s": 0.0})  # there is no drill
     profile = plan.profile.model_copy(update={"gates": gates})
-    return replace(plan, stages=stages_of(plan.stages), phases=phases, requests=requests, profile=profile, seed=None)
+    return replace(plan, stages=part_of(plan.stages), phases=phases, requests=requests, profile=profile, seed=None)
 
 
-def stages_of(stages: tuple[str, ...]) -> tuple[str, ...]:
+def part_of(stages: tuple[str, ...]) -> tuple[str, ...]:
     """The stages of a domain's rollout: it meets the others before anything is rented."""
     found: list[str] = []
     for name in stages:
@@ -55,11 +53,7 @@ def stages_of(stages: tuple[str, ...]) -> tuple[str, ...]:
 
 def barriers_of(plan: Plan) -> list[str]:
     """The stages at which the domains wait for each other, in order."""
-    found = [MEET, ROSTER, SHARES]
-    for name in (SMOKE, FULL):
-        if name in plan.phases:
-            found += [f"policy-{name}", name, f"evidence-{name}", f"verify-{name}"]
-    return [*found, "collect"]
+    return stages_of(name for name in (SMOKE, FULL) if name in plan.phases)
 
 
 def under(plan: Plan, engine_run: str) -> Plan:

@@ -18,8 +18,9 @@ from uvcc_console.federation.seat import Seat
 from uvcc_console.fleet import pins
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.fleet.wheel import build_wheel
-from uvcc_console.plan.federated import MEET, ROSTER, SHARES, barriers_of, under
+from uvcc_console.plan.federated import barriers_of, under
 from uvcc_console.plan.plan import FULL, SMOKE, Phase, pod_name
+from uvcc_console.report import collector
 from uvcc_console.rollout.context import Rollout, each
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.stages.links.ports import LINKS, LOOPBACK, free_ports, host_of
@@ -34,14 +35,13 @@ from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.formats.reading import parse_json
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
-from uvcc_engine.transcript.signed import approvals, roster
+from uvcc_engine.transcript.signed import approvals, barriers, roster
+from uvcc_engine.transcript.signed.barriers import COLLECT, MEET, ROSTER, SHARES
 from uvcc_engine.transcript.signed.roster import ROSTER_NAMESPACE, Roster, RosterPod
 from uvcc_engine.transcript.signing.identity import verify_signature
 from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, write_signatures
 
-ROSTERS_FILE: Final = "rosters.json"
-BARRIERS_FILE: Final = "barriers.json"
 COMMITMENTS: Final = "commitments.json"
 MANIFEST: Final = "MANIFEST"
 AGAIN_S: Final = 0.5
@@ -89,7 +89,7 @@ class FederatedParty:
 
     def _guarded(self, ctx: Rollout, name: str, act: Act) -> Act:
         async def run(resumed: bool) -> str:
-            if name == "collect":
+            if name == COLLECT:
                 self._keep_records(ctx)
             detail = await self.peers.guarded(_told(act, resumed))
             if name in (SMOKE, FULL):
@@ -98,7 +98,7 @@ class FederatedParty:
             elif name.startswith("verify-"):
                 verdict = ctx.bus.snapshot.verdicts[name.removeprefix("verify-")]
                 await self.peers.guarded(self.peers.reach(name, verdict.global_root))
-            elif name == "collect":
+            elif name == COLLECT:
                 await self.peers.reach(name, _digest("collected"), waits=False)
             return detail
 
@@ -166,6 +166,7 @@ class FederatedParty:
             provider=first.provider,
             region=first.region or "unknown",
             pods=tuple(pods),
+            collector=await asyncio.to_thread(_collector),
         )
 
     async def _shares(self, ctx: Rollout) -> str:
@@ -332,8 +333,8 @@ class FederatedParty:
     def _keep_records(self, ctx: Rollout) -> None:
         """Rosters and barriers, as they were signed, among what the run hands over."""
         ctx.artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _keep_json(ctx.artifacts / ROSTERS_FILE, self._bodies)
-        _keep_json(ctx.artifacts / BARRIERS_FILE, list(self.peers.bodies))
+        _keep_json(ctx.artifacts / roster.FILE, self._bodies)
+        _keep_json(ctx.artifacts / barriers.FILE, list(self.peers.bodies))
 
     async def _all(self, look: Callable[[], dict[int, T]], what: str) -> dict[int, T]:
         """Look, again and again, until all three are there. A rendezvous that does not answer is asked again.
@@ -401,6 +402,11 @@ def _keep_json(path: Path, value: Any) -> None:
 def _bound(host: str) -> str:
     """Where a worker listens that the others know under this address."""
     return LOOPBACK if host == LOOPBACK else "0.0.0.0"
+
+
+def _collector() -> str:
+    collector.private_key()  # made at first use
+    return collector.public_line()
 
 
 def _vouched(party: int, pod: RosterPod) -> ev.Event:

@@ -19,14 +19,22 @@ from uvcc_console.core.log import logger
 from uvcc_console.federation import seat as seats
 from uvcc_console.federation.rendezvous import BARRIERS, REPORTS, barrier_name
 from uvcc_console.federation.seat import Seat
-from uvcc_console.plan.federated import MEET
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UnreachableError, UvccError
 from uvcc_engine.contract.text import clean
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.signed import barriers, reports
-from uvcc_engine.transcript.signed.barriers import BARRIER_NAMESPACE, FAILED, HALT, REACHED, Barrier, Barriers
+from uvcc_engine.transcript.signed.barriers import (
+    BARRIER_NAMESPACE,
+    COLLECT,
+    FAILED,
+    HALT,
+    MEET,
+    REACHED,
+    Barrier,
+    Barriers,
+)
 from uvcc_engine.transcript.signed.reports import REPORT_NAMESPACE, DomainReport
 
 log = logger(__name__)
@@ -247,7 +255,7 @@ class Peers:
         for party in self._others:
             heard = self._heard.get(party)
             quiet = now - heard[0] if heard is not None else 0.0
-            if quiet > self.seat.terms.silence_s and "collect" not in self._done(party):
+            if quiet > self.seat.terms.silence_s and COLLECT not in self._done(party):
                 stage = heard[1].stage if heard is not None else MEET
                 text = f"no sign of life for {quiet:.0f} s"
                 self._bus.record([ev.DomainReported(party=party, stage=stage, status="silent", detail=text)])

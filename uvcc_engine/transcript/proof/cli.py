@@ -135,6 +135,8 @@ def _pins(args: argparse.Namespace, pins: PinsFound, target: package.PackageTarg
         return package.ExpectedSigners(
             f"identities pinned by {reading.shown(args.policy)}{_where(args.policy, target)}"
         )
+    if args.domain and (found := consented.vouched(target, consented.read_keys(args.domain))) is not None:
+        return found
     return pins(args.path) or package.ExpectedSigners()
 
 

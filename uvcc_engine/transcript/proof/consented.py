@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from uvcc_engine.contract.errors import UnreadableError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import read_bundle
-from uvcc_engine.transcript.proof.package import PackageTarget
+from uvcc_engine.transcript.proof.package import ExpectedSigners, PackageTarget
+from uvcc_engine.transcript.signed import barriers, roster
 from uvcc_engine.transcript.signed.approvals import APPROVE
 from uvcc_engine.transcript.signed.proposals import FILE, Standing
+from uvcc_engine.transcript.signed.roster import Roster
 from uvcc_engine.transcript.signing import sshsig
+from uvcc_engine.transcript.signing.signers import AllowedSigners, Signer
+from uvcc_engine.transcript.terms.policy import Policy
+from uvcc_engine.transcript.terms.proposal import Proposal
 
 
 def read_keys(files: Sequence[Path]) -> list[str]:
@@ -36,9 +41,8 @@ def check(target: PackageTarget, domains: Sequence[str]) -> str:
         raise VerificationError("domains", f"there is no {FILE}: nobody shows what these domains approved")
     standing = Standing.from_json(reading.read_json(target.root / FILE))
     proposal = standing.signed.proposal
+    _named(proposal, domains)
     for party, key in enumerate(proposal.domains):
-        if key not in domains:
-            raise VerificationError("domains", f"P{party} of the proposal is {key}, which is none of the domains named")
         heard = standing.said.get(party)
         if heard is None or heard[0].decision != APPROVE:
             said = "said nothing of" if heard is None else "refused"
@@ -46,4 +50,77 @@ def check(target: PackageTarget, domains: Sequence[str]) -> str:
     policy = read_bundle(target.phases[target.decides], trusted=lambda _: True).policy  # it was verified
     if differs := proposal.differs(policy):
         raise VerificationError("domains", f"what was run is not what the domains approved: {differs}")
-    return f"approved     by the three domains that were named: proposal {proposal.id}"
+    said = f"approved     by the three domains that were named: proposal {proposal.id}"
+    if not (target.root / roster.FILE).exists():
+        return said
+    return f"{said}\n{_driven(target, proposal, policy)}"
+
+
+def vouched(target: PackageTarget, domains: Sequence[str]) -> ExpectedSigners | None:
+    """Whom the rosters of a package name, where the domains of these keys signed them; None where there are none.
+
+    So who pins three domains pins their pods. Raises VerificationError naming a domain that is none of these.
+    """
+    if target.root is None or not (target.root / roster.FILE).exists() or not (target.root / FILE).exists():
+        return None
+    proposal = Standing.from_json(reading.read_json(target.root / FILE)).signed.proposal
+    _named(proposal, domains)
+    found = _rosters(target.root, proposal)
+    lines = [Signer(f"P{p}", r.pod(0).identity.ed25519) for p, r in found.items()]
+    lines += [Signer(sshsig.COLLECTOR, r.collector) for r in found.values() if r.collector]
+    signers = AllowedSigners(tuple(lines), "the rosters of the domains that were named")
+    return ExpectedSigners("identities vouched for by the three domains that were named", lambda phase: signers)
+
+
+def _named(proposal: Proposal, domains: Sequence[str]) -> None:
+    for party, key in enumerate(proposal.domains):
+        if key not in domains:
+            raise VerificationError("domains", f"P{party} of the proposal is {key}, which is none of the domains named")
+
+
+def _bodies(path: Path) -> list[str]:
+    found = reading.read_json(path)
+    if not isinstance(found, list) or not all(isinstance(body, str) for body in found):
+        raise UnreadableError(f"{reading.shown(path)} is no list of signed records")
+    return found
+
+
+def _rosters(root: Path, proposal: Proposal) -> dict[int, Roster]:
+    """The three rosters of one attempt. Raises VerificationError naming a domain that vouches for nothing, or lies."""
+    bodies = _bodies(root / roster.FILE)
+    attempts = {attempt for of, attempt, _ in map(roster.says, bodies) if of == proposal.id}
+    if len(attempts) != 1:
+        raise VerificationError("rosters", f"{roster.FILE} holds rosters of {len(attempts)} attempts of the proposal")
+    try:
+        found = roster.gathered(proposal, attempts.pop(), bodies)
+    except (ConfigError, ProtocolError) as e:
+        raise VerificationError("rosters", e.what, e.hint) from e
+    if missing := [f"P{p}" for p in range(PARTIES) if p not in found]:
+        raise VerificationError("rosters", f"{', '.join(missing)} signed no roster of these pods")
+    return dict(sorted(found.items()))
+
+
+def _driven(target: PackageTarget, proposal: Proposal, policy: Policy) -> str:
+    """See that the pods are those of the rosters, and that all three domains signed their way to the policy's end."""
+    assert target.root is not None
+    rosters = _rosters(target.root, proposal)
+    for p, r in rosters.items():
+        for replica in range(policy.topology.replicas):
+            if policy.public(p, replica) != r.pod(replica).identity:
+                raise VerificationError(
+                    "rosters", f"P{p}'s domain does not vouch for the pod p{p}r{replica} of the policy"
+                )
+    bodies = _bodies(target.root / barriers.FILE)
+    try:
+        found = barriers.gathered(proposal, rosters[0].attempt, bodies)
+        barriers.in_order(found, barriers.stages_of(name for name in ("smoke", "full") if found.of(name)))
+    except ProtocolError as e:
+        raise VerificationError("barriers", e.what, e.hint) from e
+    for stage in (f"policy-{target.decides}", target.decides):
+        reached = found.of(stage)
+        if missing := [f"P{p}" for p in range(PARTIES) if p not in reached]:
+            raise VerificationError("barriers", f"{', '.join(missing)} did not sign that it reached {stage}")
+        odd = [f"P{p}" for p, b in reached.items() if stage.startswith("policy-") and b.digest != policy.hash.hex()]
+        if odd:
+            raise VerificationError("barriers", f"{', '.join(odd)} approved another policy than the one that was run")
+    return f"driven       by these domains, each its own pods: 3 rosters, {len(found.reached)} barriers in order"

@@ -23,6 +23,12 @@ from uvcc_engine.transcript.signed.roster import MOST_ATTEMPTS
 from uvcc_engine.transcript.terms.proposal import Proposal
 
 BARRIER_NAMESPACE: Final = "uvcc-barrier"
+FILE: Final = "barriers.json"
+"""In a run's artifacts: the barriers of its attempt, as their domains signed them."""
+MEET: Final = "meet"
+ROSTER: Final = "roster"
+SHARES: Final = "shares"
+COLLECT: Final = "collect"
 VERSION: Final = 1
 REACHED: Final = "reached"
 FAILED: Final = "failed"
@@ -31,6 +37,14 @@ LONGEST_REASON: Final = 500
 _TYPE: Final = "barrier"
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _STAGE: Final = re.compile(r"[a-z][a-z-]{0,39}")
+
+
+def stages_of(phases: Iterable[str]) -> list[str]:
+    """The stages at which domains wait for each other, in order, of a run with these phases."""
+    found = [MEET, ROSTER, SHARES]
+    for name in phases:
+        found += [f"policy-{name}", name, f"evidence-{name}", f"verify-{name}"]
+    return [*found, COLLECT]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

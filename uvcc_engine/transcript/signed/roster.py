@@ -25,6 +25,8 @@ from uvcc_engine.transcript.signing.identity import PublicIdentity
 from uvcc_engine.transcript.terms.proposal import Proposal
 
 ROSTER_NAMESPACE: Final = "uvcc-roster"
+FILE: Final = "rosters.json"
+"""In a run's artifacts: the rosters of its attempt, as their domains signed them."""
 VERSION: Final = 1
 LARGEST: Final = 24 << 10
 """Bytes of a roster: with its signature it fits into one record of a relay."""
@@ -73,7 +75,10 @@ class RosterPod:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """What one domain says of its own pods. ``proposal``: the proposal's id; ``code_hash``: of the engine's wheel."""
+    """What one domain says of its own pods. ``proposal``: the proposal's id; ``code_hash``: of the engine's wheel.
+
+    ``collector``: the key under which this domain's console signs manifests of what it hands over, "" if it tells none.
+    """
 
     version: int
     proposal: str
@@ -84,6 +89,7 @@ class Roster:
     provider: str
     region: str
     pods: tuple[RosterPod, ...]
+    collector: str = ""
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -94,7 +100,8 @@ class Roster:
             raise ConfigError(f"the roster is of P{self.party}, attempt {self.attempt}", "0, 1 or 2; attempts from 0")
         if not _WORD.fullmatch(self.provider) or not _WORD.fullmatch(self.region):
             raise ConfigError("the roster's provider or region is no word", "letters, digits, . _ : / -")
-        sshsig.public_raw(self.domain)
+        for key in (self.domain, self.collector or self.domain):
+            sshsig.public_raw(key)
         names = [pod.pod for pod in self.pods]
         if names != [f"p{self.party}r{n}" for n in range(len(names))] or not names:
             raise ConfigError(f"the roster of P{self.party} lists {', '.join(names)[:80]}", "p0r0, p0r1, ... in order")

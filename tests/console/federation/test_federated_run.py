@@ -1,0 +1,180 @@
+"""Three domains, three homes, three conductors, one relay: real pods, verified by somebody with public keys only."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
+from demorun import Uvcc, user_at
+from relaykit import TOKENS, relay  # noqa: F401
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import iter_events
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.state import fold
+from uvcc_console.federation import domain_key
+from uvcc_console.fleet.ssh_keys import KEY_FILE
+from uvcc_console.runs import processes
+
+pytestmark = pytest.mark.timeout(600)
+JOB = ("--set", "job.steps=5", "--set", "smoke.steps=0", "--set", "link=direct", "--set", "job.test_rows=200")
+
+
+@dataclass
+class Domains:
+    """Three users who are domains, and their proposal."""
+
+    users: list[Uvcc]
+    url: str
+    proposal: str = ""
+    keys: list[Path] = field(default_factory=list)
+
+    def meets(self, n: int) -> list[str]:
+        return ["--relay", self.url, "--token-file", str(self.users[n].home / "token")]
+
+    def prepare(self) -> None:
+        for n, user in enumerate(self.users):
+            (user.home / "token").write_text(TOKENS[n])
+            assert user.run("domain", "init").returncode == 0
+            self.keys.append(user.home / "config" / "domain" / domain_key.PUBLIC_FILE)
+        first = domain_key.read_public(self.keys[0])
+        for user in self.users:
+            (user.home / "config" / "domain" / "policy.yaml").write_text(json.dumps({"yes_for": [first]}))
+        named = [part for key in self.keys for part in ("--domain", str(key))]
+        done = self.users[0].run("propose", "demo", *named, "--json", *JOB, *self.meets(0))
+        assert done.returncode == 0, done.stderr
+        self.proposal = str(json.loads(done.stdout)["proposal"])
+        for n, user in enumerate(self.users):
+            done = user.run("join", self.proposal, "--yes", *self.meets(n))
+            assert done.returncode == 0, done.stderr
+
+    def start(self, n: int, *args: str) -> subprocess.Popen[str]:
+        of = ("--proposal", self.proposal, "--domain", "--headless", "--json", "--wait", "120")
+        return self.users[n].start("rollout", "demo", *of, *args, *self.meets(n), *JOB)
+
+    def run_of(self, n: int) -> Path:
+        """The newest run of a domain."""
+        return max((self.users[n].home / "runs").iterdir(), key=lambda p: p.stat().st_mtime)
+
+    def seen(self, n: int) -> Snapshot:
+        return fold(event for _, event in iter_events(self.run_of(n) / processes.JOURNAL))
+
+
+@pytest.fixture
+def domains(tmp_path: Path, relay: str) -> Iterator[Domains]:  # noqa: F811
+    with ExitStack() as stack:
+        homes = [tmp_path / f"p{n}" for n in range(3)]
+        for home in homes:
+            home.mkdir()
+        made = Domains([stack.enter_context(user_at(home)) for home in homes], relay)
+        made.prepare()
+        yield made
+
+
+def everything(root: Path) -> Iterator[tuple[Path, bytes]]:
+    for path in root.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            yield path, path.read_bytes()
+
+
+def test_three_conductors_train_together_and_an_auditor_with_three_keys_verifies_it(
+    domains: Domains, tmp_path: Path
+) -> None:
+    running = [domains.start(n) for n in range(3)]
+    for n, process in enumerate(running):
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, (n, err[-3000:])
+        assert json.loads(out)["verified"]
+    for n in range(3):
+        s = domains.seen(n)
+        assert set(s.pods) == {f"p{n}r0"}  # it drove its own pods only, and gave them back
+        assert all(pod.state == "gone" for pod in s.pods.values())
+        assert set(s.domains) == {0, 1, 2} - {n}
+        assert not domains.users[n].on_pods()
+    _nobody_holds_what_is_anothers(domains)
+
+    package = tmp_path / "handed-over"
+    shutil.copytree(domains.run_of(1) / "artifacts", package)
+    pinned = [part for key in domains.keys for part in ("--domain", str(key))]
+    with user_at(tmp_path / "auditor") as auditor:
+        auditor.home.mkdir()
+        done = auditor.run("verify", str(package), *pinned)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.startswith("identities vouched for by the three domains that were named\nVERIFIED")
+        assert "driven       by these domains, each its own pods: 3 rosters" in done.stdout
+        _what_was_altered_is_named(auditor, package, pinned)
+
+
+def _nobody_holds_what_is_anothers(domains: Domains) -> None:
+    """No domain's home holds a token, a domain's key or the SSH key of another, nor the address of another's shell."""
+    secrets = {
+        n: (
+            TOKENS[n].encode(),
+            (domains.keys[n].parent / domain_key.KEY_FILE).read_bytes().splitlines()[2],
+            (domains.run_of(n) / KEY_FILE).read_bytes().splitlines()[2],
+            domains.seen(n).pods[f"p{n}r0"].address.encode(),
+        )
+        for n in range(3)
+    }
+    for n, user in enumerate(domains.users):
+        theirs = [secret for m, found in secrets.items() if m != n for secret in found]
+        for path, data in everything(user.home):
+            assert not any(secret in data for secret in theirs), path
+
+
+def _what_was_altered_is_named(auditor: Uvcc, package: Path, pinned: list[str]) -> None:
+    rosters = json.loads((package / "rosters.json").read_text())
+    barriers = json.loads((package / "barriers.json").read_text())
+    full = next(b for b in barriers if '"stage":"full"' in b and '"party":2' in b)
+    for name, content, words in (
+        ("rosters.json", [b for b in rosters if '"party":2' not in b], "P2 signed no roster"),
+        ("rosters.json", [b.replace('"region":"', '"region":"x') for b in rosters], "P0, P1, P2 signed no roster"),
+        ("barriers.json", [b for b in barriers if b != full], "before P2 had reached full"),
+    ):
+        kept = (package / name).read_bytes()
+        (package / name).write_text(json.dumps(content))
+        done = auditor.run("verify", str(package / "full"), *pinned)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert words in done.stderr or "manifest" in done.stderr, done.stderr
+        (package / name).write_bytes(kept)
+
+
+def test_a_domain_whose_conductor_is_killed_is_named_and_the_others_end_safe(domains: Domains) -> None:
+    running = [domains.start(n, "--silence", "8") for n in range(3)]
+    domains.users[0].events(_run(running[0]), lambda e: e["kind"] == "phase")
+    victim = processes.recorded(domains.run_of(2), processes.CONDUCTOR)
+    assert victim is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    for n in range(2):
+        out, _ = running[n].communicate(timeout=300)
+        assert running[n].returncode == 1, out
+        s = domains.seen(n)
+        assert s.status == "failed"
+        assert "P2's domain vanished" in s.detail, s.detail
+        assert s.domains[2].status == "silent"
+        assert all(pod.state == "gone" for pod in s.pods.values())
+        assert not domains.users[n].on_pods()
+        assert s.hourly == 0.0
+    running[2].communicate(timeout=300)  # its own sidecar ends what its conductor left
+    for _, event in iter_events(domains.run_of(2) / processes.JOURNAL, (ev.RunEnded.kind,)):
+        assert isinstance(event, ev.RunEnded)
+        assert not event.leaks
+
+
+def _run(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith("run "), line + process.communicate()[1]
+    return line.split()[1]
