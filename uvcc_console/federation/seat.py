@@ -75,18 +75,18 @@ def of(run_dir: Path) -> Seat | None:
     return Seat(proposal, proposal.party_of(key.public), key, token, terms)
 
 
-def next_attempt(proposal_id: str) -> int:
-    """The lowest attempt that this domain has not begun of a proposal."""
-    path = _attempts(proposal_id)
+def next_attempt(seat: Seat) -> int:
+    """The lowest attempt that this domain has not begun of its seat's proposal."""
+    path = _attempts(seat)
     return int(reading.read_text(path).strip()) + 1 if path.exists() else 0
 
 
-def begin_attempt(proposal_id: str, attempt: int) -> None:
+def begin_attempt(seat: Seat, attempt: int) -> None:
     """Note, durably, that this attempt was begun: it is never begun again. Raises UvccError."""
-    path = _attempts(proposal_id)
+    path = _attempts(seat)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(path, str(attempt).encode(), mode=0o600)
 
 
-def _attempts(proposal_id: str) -> Path:
-    return domain_key.folder() / ATTEMPTS / proposal_id
+def _attempts(seat: Seat) -> Path:
+    return seat.key.folder / ATTEMPTS / seat.proposal.id

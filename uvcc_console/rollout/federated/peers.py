@@ -332,7 +332,7 @@ class Peers:
         """
         proposal = self.seat.proposal.id
         there = self.seat.there()
-        attempt = seats.next_attempt(proposal)
+        attempt = seats.next_attempt(self.seat)
         lying = await asyncio.to_thread(there.look_bodies, f"{BARRIERS}{proposal}/")
         while _is_over(barriers.gathered(self.seat.proposal, attempt, lying)):
             attempt += 1
@@ -355,7 +355,7 @@ class Peers:
             await self._begin(higher)
 
     async def _begin(self, attempt: int) -> None:
-        await asyncio.to_thread(seats.begin_attempt, self.seat.proposal.id, attempt)
+        await asyncio.to_thread(seats.begin_attempt, self.seat, attempt)
         self.attempt, self.found, self.bodies = attempt, Barriers(), {}
         self._own = {MEET: self._record(self._barrier(MEET, REACHED, NOTHING))}
         self._reported = float("-inf")

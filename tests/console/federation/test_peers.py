@@ -1,0 +1,307 @@
+"""Three conductors' ends of the rendezvous, over a real relay: they meet, advance, stop, and name who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
+from relaykit import TOKENS, relay  # noqa: F401
+from test_roster import pod, proposal, roster
+
+from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal
+from uvcc_console.federation import domain_key, parcels
+from uvcc_console.federation.rendezvous import Rendezvous, barrier_name
+from uvcc_console.federation.seat import Seat, SeatTerms, begin_attempt
+from uvcc_console.fleet.landing import Landing
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.context import Halted
+from uvcc_console.rollout.federated.party import FederatedParty
+from uvcc_console.rollout.federated.peers import Peers
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
+from uvcc_engine.transcript.signed import barriers
+from uvcc_engine.transcript.signed import roster as rosters
+from uvcc_engine.transcript.signed.barriers import BARRIER_NAMESPACE, stages_of
+
+STAGES = stages_of(["full"])
+ONE, TWO = "11" * 32, "22" * 32
+
+
+class Table:
+    """Three domains with keys of their own, and their seats at one relay."""
+
+    def __init__(self, root: Path, url: str, patch: pytest.MonkeyPatch, wait_s: float, silence_s: float) -> None:
+        keys = []
+        for n in range(3):
+            patch.setenv("UVCC_HOME", str(root / f"p{n}"))
+            paths.ensure(paths.config_dir())
+            keys.append(domain_key.create())
+        self.root, self.url = root, url
+        self.proposal = proposal(domains=tuple(key.public for key in keys), topology=proposal().topology)
+        terms = SeatTerms(relay=url, wait_s=wait_s, silence_s=silence_s)
+        self.seats = [Seat(self.proposal, n, key, TOKENS[n], terms) for n, key in enumerate(keys)]
+        self.buses: dict[int, Bus] = {}
+
+    @contextlib.asynccontextmanager
+    async def peers(self, *who: int) -> AsyncIterator[list[Peers]]:
+        """The ends of these domains, each kept going."""
+        made, tasks = [], []
+        for n in who:
+            bus = self.buses[n] = Bus(Journal(self.root / f"p{n}.sqlite", source="test"))
+            made.append(Peers(bus, self.seats[n], STAGES))
+            tasks += [asyncio.create_task(bus.run()), asyncio.create_task(made[-1].run())]
+        try:
+            yield made
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def party(self, peers: Peers) -> tuple[FederatedParty, Any]:
+        n = peers.seat.party
+        ctx = SimpleNamespace(bus=self.buses[n], plan=SimpleNamespace(phases={"full": None}), say=lambda *_: None)
+        found = FederatedParty(ctx, peers.seat)  # type: ignore[arg-type]
+        found.peers = peers
+        return found, ctx
+
+
+@pytest.fixture
+def table(tmp_path: Path, relay: str, monkeypatch: pytest.MonkeyPatch) -> Table:  # noqa: F811
+    return Table(tmp_path, relay, monkeypatch, 6.0, 3.0)
+
+
+async def met(peers: Sequence[Peers]) -> list[int]:
+    return list(await asyncio.gather(*(p.meet() for p in peers)))
+
+
+def test_three_domains_meet_and_advance_and_the_same_attempt_is_never_begun_again(table: Table) -> None:
+    async def story() -> None:
+        async with table.peers(0, 1, 2) as peers:
+            assert await met(peers) == [0, 0, 0]
+            for stage in STAGES[1:3]:
+                found = await asyncio.gather(*(p.reach(stage, ONE) for p in peers))
+                assert all(set(f) == {0, 1, 2} for f in found)
+            assert {d.party for d in table.buses[1].snapshot.domains.values()} == {0, 2}
+        async with table.peers(0, 1, 2) as peers:  # all three begin anew; what lies there of the attempt before is old
+            assert await met(peers) == [1, 1, 1]
+
+    asyncio.run(story())
+
+
+def test_domains_that_have_begun_more_attempts_take_the_others_along(table: Table) -> None:
+    begin_attempt(table.seats[2], 6)
+
+    async def story() -> None:
+        async with table.peers(0, 1, 2) as peers:
+            assert await met(peers) == [7, 7, 7]
+
+    asyncio.run(story())
+
+
+def test_who_does_not_come_is_named_before_anything_is_rented(table: Table) -> None:
+    async def story() -> None:
+        async with table.peers(0, 1) as peers:
+            with pytest.raises(PeerLostError, match="P2 had not come after 6 s") as lost:
+                await met(peers)
+            assert lost.value.party == 2
+
+    asyncio.run(story())
+
+
+def test_who_falls_silent_is_named_and_the_others_are_told(table: Table) -> None:
+    async def story() -> None:
+        async with table.peers(0, 1) as peers:
+            async with table.peers(2) as third:
+                await met([*peers, *third])
+            with pytest.raises(PeerLostError, match="P2's domain vanished"):
+                await peers[0].guarded(asyncio.sleep(60))
+            await peers[0].farewell("failed", "P2 is gone")
+            with pytest.raises(PeerLostError, match=r"P2's domain vanished|P0's domain stopped at meet: P2 is gone"):
+                await peers[1].guarded(asyncio.sleep(60))
+            assert table.buses[0].snapshot.domains[2].status == "silent"
+
+    asyncio.run(story())
+
+
+def test_a_halt_by_any_domain_reaches_all_and_a_failure_ends_what_others_do(table: Table) -> None:
+    async def story() -> None:
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            table.buses[1].commit(ev.HaltRequested(nonce="n1", mode="halt", by="operator", reason="F9"))
+            for n in (0, 2):
+                with pytest.raises(Halted):
+                    await peers[n].guarded(asyncio.sleep(60))
+                halt = table.buses[n].snapshot.halt
+                assert (halt.mode, halt.by) == ("halt", "P1")
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            await peers[2].farewell("failed", "its disk is full")
+            for n in (0, 1):
+                with pytest.raises(PeerLostError, match="P2's domain stopped at meet: its disk is full"):
+                    await peers[n].guarded(asyncio.sleep(60))
+
+    asyncio.run(story())
+
+
+def test_a_drill_and_a_hold_are_this_domains_own(table: Table) -> None:
+    async def story() -> None:
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            table.buses[1].commit(ev.HaltRequested(nonce="n1", mode="hold", by="operator"))
+            table.buses[1].commit(ev.HaltRequested(nonce="n2", mode="halt", by="operator", drill=True))
+            found = await asyncio.gather(*(p.reach("roster", ONE) for p in peers))
+            assert not peers[0].found.stopped
+            assert set(found[0]) == {0, 1, 2}
+
+    asyncio.run(story())
+
+
+def test_a_domain_that_reports_something_else_is_named(table: Table) -> None:
+    async def story() -> None:
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            said = await asyncio.gather(
+                *(p.reach("roster", TWO if n == 1 else ONE) for n, p in enumerate(peers)), return_exceptions=True
+            )
+            for error in said:
+                assert isinstance(error, ProtocolError)
+                assert "P1's domain reports another roster" in str(error)
+
+    asyncio.run(story())
+
+
+def test_a_barrier_used_again_does_not_advance_anybody(table: Table) -> None:
+    """P1's barrier of the first attempt, put there again in the second one by whoever holds it: nobody goes on."""
+
+    async def story() -> None:
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            await asyncio.gather(*(p.reach("roster", ONE) for p in peers))
+            old = next(body for body in peers[0].bodies if '"stage":"roster"' in body and '"party":1' in body)
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            Rendezvous(table.url, TOKENS[2]).leave(f"barrier/{table.proposal.id}/1/roster/1", old)
+            said = await asyncio.gather(*(peers[n].reach("roster", ONE) for n in (0, 2)), return_exceptions=True)
+            assert ["P1 had not reached roster" in str(e) for e in said] == [True, True]
+
+    asyncio.run(story())
+
+
+def test_a_domain_that_signs_ahead_of_the_others_is_named(table: Table) -> None:
+    async def story() -> None:
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            seat = table.seats[1]
+            ahead = replace(peers[1]._barrier("meet", "reached", ONE), stage="shares")
+            body = barriers.signed(ahead, lambda payload: seat.key.sign(BARRIER_NAMESPACE, payload))
+            seat.there().leave(barrier_name(ahead), body)
+            said = await asyncio.gather(*(p.reach("roster", ONE) for p in peers), return_exceptions=True)
+            assert any("P1 signed shares" in str(e) for e in said)
+
+    asyncio.run(story())
+
+
+def _roster_of(table: Table, n: int, attempt: int = 0) -> Any:
+    seat = table.seats[n]
+    return roster(n, proposal=table.proposal.id, domain=seat.key.public, attempt=attempt)
+
+
+async def _vouch(table: Table, peers: Sequence[Peers], silent: int = -1, attempt: int = 0) -> list[Any]:
+    """The roster stage of every domain but ``silent``, with pods that a test made up."""
+    work = []
+    for p in peers:
+        party, ctx = table.party(p)
+        mine = _roster_of(table, p.seat.party, attempt)
+
+        async def own(_: Any, mine: Any = mine) -> Any:
+            return mine
+
+        party._own_roster = own  # type: ignore[method-assign]
+        if p.seat.party != silent:
+            work.append(party._roster(ctx))
+    return list(await asyncio.gather(*work, return_exceptions=True))
+
+
+def test_a_domain_that_publishes_no_roster_is_named(table: Table) -> None:
+    async def story() -> None:
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            for error in await _vouch(table, peers, silent=2):
+                assert isinstance(error, PeerLostError)
+                assert "P2's domain has not published a roster after 6 s" in str(error)
+
+    asyncio.run(story())
+
+
+def test_a_roster_by_a_wrong_key_is_none_and_one_that_was_swapped_names_its_domain(table: Table) -> None:
+    async def story() -> None:
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            there = Rendezvous(table.url, TOKENS[0])
+            wrong = rosters.signed(
+                _roster_of(table, 2), lambda payload: table.seats[0].key.sign(rosters.ROSTER_NAMESPACE, payload)
+            )
+            there.leave(f"roster/{table.proposal.id}/0/2", wrong)
+            assert there.look_rosters(table.proposal, 0) == {}
+            for said in await _vouch(table, peers, silent=2):
+                assert "P2's domain has not published a roster" in str(said)
+        async with table.peers(0, 1, 2) as peers:
+            await met(peers)
+            swapped = replace(_roster_of(table, 1, 1), pods=(pod(1, 0), pod(1, 1)))
+            table.seats[1].there().leave(
+                f"roster/{table.proposal.id}/1/again",
+                rosters.signed(swapped, lambda p: table.seats[1].key.sign(rosters.ROSTER_NAMESPACE, p)),
+            )
+            told = [str(e) for e in await _vouch(table, peers, attempt=1) if isinstance(e, ProtocolError)]
+            assert told  # by whoever saw both; who saw one of them only is not joined by the others
+            assert all("P1's domain" in t and "signed two rosters of attempt 1" in t for t in told)
+
+    asyncio.run(story())
+
+
+def test_parcels_arrive_whole_under_names_of_ours_and_a_liar_is_named(table: Table, tmp_path: Path) -> None:
+    box = parcels.box_of(table.proposal.id, 0, "shares")
+    there = [seat.there() for seat in table.seats]
+    made = {"a.bin": b"x" * (2 * parcels.PIECE + 5), "empty": b"", "../up": b"up"}
+    files = {}
+    for n, (name, data) in enumerate(made.items()):
+        files[name] = tmp_path / f"f{n}"
+        files[name].write_bytes(data)
+    parcels.send(there[0], box, 1, files)
+    parcels.send(there[0], box, 1, files)  # sent again, it is there once
+    incoming = parcels.Parcels(there[1], box, tmp_path / "in")
+    while incoming.poll():
+        pass
+    assert set(incoming.arrived(0)) == set(made)
+    assert incoming.arrived(2) == {}
+    with Landing(tmp_path / "landed") as landing:
+        incoming.land(0, "a.bin", landing, ("a.bin",))
+        assert (tmp_path / "landed" / "a.bin").read_bytes() == made["a.bin"]
+        with pytest.raises(UvccError):
+            incoming.land(0, "../up", landing, ("..", "up"))
+    assert incoming.read(0, "../up", 10) == b"up"
+    assert not (tmp_path / "up").exists()
+    files["a.bin"].write_bytes(b"another")
+    parcels.send(there[0], box, 1, {"a.bin": files["a.bin"]})
+    with pytest.raises(ProtocolError, match=r"P0 sent two files as 'a\.bin'") as lie:
+        incoming.poll()
+    assert lie.value.party == 0
+    there[2].mail("/enqueue", {"box": box, "messages": [{"msg_id": "1", "receiver": 1, "payload_b64": "AAAA"}]})
+    with pytest.raises(ProtocolError, match="P2 sent a parcel that cannot be read"):
+        parcels.Parcels(there[1], box, tmp_path / "in2").poll()
+
+
+def test_seats_are_held_to_their_form() -> None:
+    for changes in ({"wait_s": 0.0}, {"silence_s": -1.0}):
+        with pytest.raises(ConfigError):
+            SeatTerms(relay="http://h", **changes)
