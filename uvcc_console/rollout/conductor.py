@@ -37,7 +37,7 @@ from uvcc_console.plan.profile import parse
 from uvcc_console.rollout import actions, finish, side_tasks
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout, describe
-from uvcc_console.rollout.federated.party import FederatedParty
+from uvcc_console.rollout.federated.own_party import FederatedParty
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.results import compare_results
 from uvcc_console.rollout.spending import Spending

@@ -72,7 +72,7 @@ class Member:
 
 
 class Federated(Protocol):
-    """What a rollout of one domain among three does in another way than one operator's; see ``federated.party``."""
+    """What a rollout of one domain among three does in another way than one operator's; see ``federated.own_party``."""
 
     @property
     def domain(self) -> str: ...

@@ -26,7 +26,7 @@ from uvcc_console.federation.seat import Seat, SeatTerms, begin_attempt
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
-from uvcc_console.rollout.federated.party import FederatedParty
+from uvcc_console.rollout.federated.own_party import FederatedParty
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
 from uvcc_engine.transcript.signed import barriers
@@ -128,7 +128,7 @@ def test_who_falls_silent_is_named_and_the_others_are_told(table: Table) -> None
             await peers[0].farewell("failed", "P2 is gone")
             with pytest.raises(PeerLostError, match=r"P2's domain vanished|P0's domain stopped at meet: P2 is gone"):
                 await peers[1].guarded(asyncio.sleep(60))
-            assert table.buses[0].snapshot.domains[2].status == "silent"
+            await table.buses[0].wait(lambda s: s.domains[2].status == "silent", 10)
 
     asyncio.run(story())
 
@@ -141,8 +141,7 @@ def test_a_halt_by_any_domain_reaches_all_and_a_failure_ends_what_others_do(tabl
             for n in (0, 2):
                 with pytest.raises(Halted):
                     await peers[n].guarded(asyncio.sleep(60))
-                halt = table.buses[n].snapshot.halt
-                assert (halt.mode, halt.by) == ("halt", "P1")
+                await table.buses[n].wait(lambda s: (s.halt.mode, s.halt.by) == ("halt", "P1"), 10)
         async with table.peers(0, 1, 2) as peers:
             await met(peers)
             await peers[2].farewell("failed", "its disk is full")

@@ -70,6 +70,7 @@ class Peers:
         self._changed = asyncio.Event()
         self._trouble: asyncio.Future[UvccError] = asyncio.get_running_loop().create_future()
         self._halts: set[int] = set()
+        self._gone: set[int] = set()
         bus.listen(self._obey)
 
     # what is told
@@ -211,6 +212,8 @@ class Peers:
         """The others' state as events, whenever it changes."""
         for party in self._others:
             heard, stop = self._heard.get(party), self.found.stopped.get(party)
+            if party in self._gone:
+                continue
             if stop is not None:
                 state: tuple[Any, ...] = (stop.stage, stop.status, -1, 0, stop.reason)
             elif heard is not None:
@@ -255,7 +258,9 @@ class Peers:
         for party in self._others:
             heard = self._heard.get(party)
             quiet = now - heard[0] if heard is not None else 0.0
-            if quiet > self.seat.terms.silence_s and COLLECT not in self._done(party):
+            over = party in self._gone or party in self.found.stopped or COLLECT in self._done(party)
+            if quiet > self.seat.terms.silence_s and not over:
+                self._gone.add(party)
                 stage = heard[1].stage if heard is not None else MEET
                 text = f"no sign of life for {quiet:.0f} s"
                 self._bus.record([ev.DomainReported(party=party, stage=stage, status="silent", detail=text)])
