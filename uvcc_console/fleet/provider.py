@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from uvcc_engine.contract.errors import UvccError
+
+POD_PREFIX: Final = "uvcc-"
+"""What the name of every pod of ours begins with; the run and the pod follow."""
 
 
 @dataclass(frozen=True, slots=True)

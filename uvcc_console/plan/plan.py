@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uvcc_console.fleet.provider import PodRequest
+from uvcc_console.fleet.provider import POD_PREFIX, PodRequest
 from uvcc_console.fleet.provider_kinds import DEFAULT, kind_of
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError
@@ -18,7 +18,6 @@ from uvcc_engine.contract.private_job import where_it_says_something
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
-POD_PREFIX = "uvcc-"
 SMOKE, FULL = "smoke", "full"
 # keys of a private job that name the owner's files here; all others go into the policy
 OWNERS_FILES = ("data", "data_schema", "labels", "weights")

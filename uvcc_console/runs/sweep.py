@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
@@ -19,13 +19,14 @@ from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.by_party import parts_of
-from uvcc_console.fleet.provider import Pod, Provider, Rents
+from uvcc_console.fleet.provider import POD_PREFIX, Pod, Provider, Rents
 from uvcc_console.fleet.runclock import run_now
 from uvcc_console.fleet.ssh_keys import KEY_FILE
-from uvcc_console.plan.plan import POD_PREFIX
-from uvcc_console.plan.schema import LimitsPart
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+
+if TYPE_CHECKING:
+    from uvcc_console.plan.schema import LimitsPart
 
 log = logger(__name__)
 
@@ -131,6 +132,8 @@ def _snapshot(run_dir: Path) -> Snapshot:
 
 def _limits(s: Snapshot) -> LimitsPart:
     """The profile's limits; the strictest where they cannot be read."""
+    from uvcc_console.plan.schema import LimitsPart  # most pods are live: their verbs do without a profile's models
+
     try:
         return LimitsPart.model_validate(s.profile.get("limits", {}))
     except ValueError:

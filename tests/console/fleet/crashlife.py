@@ -21,7 +21,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet import procs
-from uvcc_console.plan.plan import POD_PREFIX
+from uvcc_console.fleet.provider import POD_PREFIX
 from uvcc_engine.contract.errors import UnreadableError
 
 PROFILE = Path(__file__).parents[3] / "profiles" / "prime-smoke-r2.yaml"

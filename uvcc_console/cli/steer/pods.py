@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import paths
+from uvcc_console.fleet.provider import POD_PREFIX
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
 if TYPE_CHECKING:
     from uvcc_console.fleet.provider import Pod
 
-PREFIX = "uvcc-"
+
 UNKNOWN = 3
 
 
@@ -183,7 +184,7 @@ async def _prove(only: list[str], found: PodSurvey) -> None:
     from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of
 
     for run_dir in common.run_dirs():
-        fate = fate_of(f"{PREFIX}{run_dir.name}-p0r0")
+        fate = fate_of(f"{POD_PREFIX}{run_dir.name}-p0r0")
         tries = {t.name: t for t in Intents.of(run_dir).tries().values() if t.open}
         given = common.read_snapshot(run_dir)[0].profile.get("fleet", {})
         fleet = dict(given) if isinstance(given, Mapping) else {}
@@ -221,7 +222,7 @@ async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: P
 
     provider = provider_for(fleet, folder)
     try:
-        pods = [(pod, fate_of(pod.name)) for pod in await provider.list(PREFIX)]
+        pods = [(pod, fate_of(pod.name)) for pod in await provider.list(POD_PREFIX)]
         lost = [pod for pod, fate in pods if sweep and fate == ORPHAN]
         # all at once: each costs money until it is gone, and one that will not go keeps no other
         ends = await asyncio.gather(*(provider.delete(pod) for pod in lost), return_exceptions=True)

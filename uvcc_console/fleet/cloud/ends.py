@@ -17,7 +17,7 @@ from uvcc_console.fleet.cloud.calls import CloudRefused
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.intents import Intents, Try, base_of
 from uvcc_console.fleet.cloud.vendor import Cloud, CloudPod, EndedPod, PastPod, RentedPod
-from uvcc_console.fleet.provider import Pod
+from uvcc_console.fleet.provider import POD_PREFIX, Pod
 from uvcc_console.fleet.provider_kinds import place_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
@@ -205,7 +205,7 @@ class Ends:
         """
         base = base_of(pod.name) or pod.name
         alone = bool(base_of(pod.name))
-        if not base.startswith("uvcc-"):
+        if not base.startswith(POD_PREFIX):
             raise ConfigError(f"{pod.name} is no pod of ours", "it is left alone")
         ended: set[str] = set()
         while True:
@@ -347,7 +347,7 @@ class Ends:
 
 def _run(name: str) -> str:
     """The run that a try's name belongs to."""
-    return base_of(name).removeprefix("uvcc-").rpartition("-")[0]
+    return base_of(name).removeprefix(POD_PREFIX).rpartition("-")[0]
 
 
 def _fresh(t: Try, now: float) -> bool:

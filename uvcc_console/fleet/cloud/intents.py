@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from uvcc_console.fleet.provider import Books
+from uvcc_console.fleet.provider import POD_PREFIX, Books
 from uvcc_engine.contract.files import append_synced
 
 FILE = "intents.jsonl"
@@ -33,7 +33,7 @@ def attempt_name(base: str) -> str:
 def base_of(name: str) -> str:
     """The pod that an attempt was for: ``uvcc-RUN-p0r1xk3f9a2`` -> ``uvcc-RUN-p0r1``; "" for a name not of ours."""
     found = _NAME.fullmatch(name)
-    return found["base"] if found and name.startswith("uvcc-") else ""
+    return found["base"] if found and name.startswith(POD_PREFIX) else ""
 
 
 @dataclass(frozen=True, slots=True)

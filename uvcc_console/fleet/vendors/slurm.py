@@ -22,6 +22,7 @@ from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.own_machines import PlainOffer
 from uvcc_console.fleet.cloud.plain_vendor import PlainVendor
 from uvcc_console.fleet.cloud.vendor import EndedPod, PastPod, RentedPod, SshTarget
+from uvcc_console.fleet.provider import POD_PREFIX
 from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.runclock import FILE as CLOCK
 from uvcc_console.fleet.runclock import RunClock
@@ -176,7 +177,7 @@ class SlurmClient(PlainVendor):
         return found
 
     async def _job(self, job: str, state: str, reason: str, name: str) -> RentedPod:
-        at = await self._address(job) if state == "RUNNING" and name.startswith("uvcc-") else None
+        at = await self._address(job) if state == "RUNNING" and name.startswith(POD_PREFIX) else None
         over = state not in _LIVE and state != "COMPLETING"
         words = f"{state} {reason}".strip() if state == "PENDING" else state
         ended = over or state == "COMPLETING"
