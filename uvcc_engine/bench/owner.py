@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,9 @@ import numpy as np
 
 from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.data.csv_table import CsvTable
+from uvcc_engine.data.features import held_out
+from uvcc_engine.data.schema import load_schema
 from uvcc_engine.model.layer_list import model_of_list, model_to_json
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import encode_fixed
@@ -31,6 +33,15 @@ from uvcc_engine.transcript.signing.identity import Identity
 COLUMNS: Final = 48
 _MIB: Final = 1 << 20
 _BLOCK_ROWS: Final = 4096
+_PROGRAM: Final = """
+import resource, sys
+from uvcc_engine.cli import main
+if code := main(sys.argv[1:]): sys.exit(code)
+used = resource.getrusage(resource.RUSAGE_SELF)
+try: peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+except OSError: peak = used.ru_maxrss  # which on Linux counts the process that started this one, too
+print(used.ru_utime + used.ru_stime, peak, file=sys.stderr)
+"""
 _PODS: Final = [[Identity(bytes([p + 1]) * 32, bytes([p + 9]) * 32).public for p in range(3)]]
 _OWNER: Final = Identity(b"o" * 32, b"w" * 32)
 
@@ -52,36 +63,34 @@ def sealing_rate(mib: int, folder: Path) -> float:
 
 
 def write_csv(path: Path, mib: int) -> int:
-    """A table of ``COLUMNS`` numbers and a class; returns its size."""
-    random = np.random.default_rng(3)
+    """A table of ``COLUMNS`` numbers and a class; returns how many rows it has."""
+    random, rows = np.random.default_rng(3), 0
     with path.open("w") as file:
         file.write(",".join([*(f"c{n}" for n in range(COLUMNS)), "target"]) + "\n")
         while file.tell() < mib * _MIB:
             values = random.normal(size=(_BLOCK_ROWS, COLUMNS))
             lines = [",".join([*(f"{v:.6f}" for v in line), str(int(line[0] > 0))]) for line in values.tolist()]
             file.write("\n".join(lines) + "\n")
-    return path.stat().st_size
+            rows += _BLOCK_ROWS
+    return rows
 
 
 def whole_program(mib: int, folder: Path) -> tuple[float, int]:
     """(CPU seconds per 10^9 bytes of CSV, greatest resident bytes) of ``uvcc-engine seal``. Raises UvccError."""
-    size = write_csv(folder / "rows.csv", mib)
+    rows = write_csv(folder / "rows.csv", mib)
     columns = "\n".join(f"  c{n}: {{kind: standardise}}" for n in range(COLUMNS))
     (folder / "schema.yaml").write_text(f"target: {{column: target, values: ['0', '1']}}\ncolumns:\n{columns}\n")
+    tested = held_out(CsvTable("rows.csv", {}, tuple(range(rows)), ""), load_schema(folder / "schema.yaml"))
     model = model_to_json(model_of_list([{"linear": 8}, "relu", "linear"], COLUMNS, 2))
-    _request(folder, {"model": model, "steps": 1, "test_rows": 1})
+    _request(folder, {"model": model, "steps": 1, "test_rows": int(tested.sum())})
     files = ["--owner", folder / "owner", "--data", folder / "rows.csv", "--schema", folder / "schema.yaml"]
-    command = [sys.executable, "-m", "uvcc_engine.cli", "seal", "--request", folder / "request.json", *files]
-    program = [str(part) for part in [*command, "--out", folder / "out"]]
-    tested = subprocess.run(program, capture_output=True, text=True, check=False).stderr  # says how many rows to name
-    count = next((int(word) for word in tested.replace(",", " ").split() if word.isdecimal() and int(word) > 1), 0)
-    _request(folder, {"model": model, "steps": 1, "test_rows": count})
-    process = subprocess.Popen(program, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise UvccError("uvcc-engine seal failed")
-    return (used.ru_utime + used.ru_stime) * 1e9 / size, used.ru_maxrss * 1024
+    command = ["seal", "--request", folder / "request.json", *files, "--out", folder / "out"]
+    program = [sys.executable, "-c", _PROGRAM, *map(str, command)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UvccError(f"uvcc-engine seal failed: {done.stderr.strip()[-200:]}")
+    seconds, kib = done.stderr.split()
+    return float(seconds) * 1e9 / (folder / "rows.csv").stat().st_size, int(kib) * 1024
 
 
 def _request(folder: Path, job: dict[str, Any]) -> None:

@@ -10,40 +10,21 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.sealing.box_keys import sha256
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs
 from uvcc_engine.sealing.purpose import ProposedUse, Purpose
+from uvcc_engine.transcript.signed.owner_shares import SET_MAGIC, OwnerPart, set_commitments, set_head
 from uvcc_engine.transcript.signing.identity import Identity
 
-MAGIC: Final = b"UVCCSET1"
+MAGIC: Final = SET_MAGIC
 _MAX_HEADER: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerPart:
-    """One owner's X25519 key (hex), and its commitments to its three components."""
-
-    owner: str
-    commitments: tuple[str, str, str]
-
-
-def set_commitments(parts: Sequence[OwnerPart]) -> tuple[str, str, str]:
-    """What the policy commits to: one hash per component over all owners, in order."""
-    found = [
-        sha256(b"UVCC_INPUT_SET_V1", canonical([[p.owner, p.commitments[c]] for p in parts])).hex()
-        for c in range(PARTIES)
-    ]
-    return found[0], found[1], found[2]
 
 
 def combine(shared: Sequence[SharedInputs]) -> SharedInputs:
@@ -55,20 +36,16 @@ def combine(shared: Sequence[SharedInputs]) -> SharedInputs:
     parts = [OwnerPart(s.owner, s.commitments) for s in shared]
 
     def laid(boxes: Sequence[tuple[bytes, bytes, bytes]]) -> tuple[bytes, bytes, bytes]:
-        made = [_lay(parts, [b[party] for b in boxes]) for party in range(PARTIES)]
+        made = [lay(parts, [b[party] for b in boxes]) for party in range(PARTIES)]
         return made[0], made[1], made[2]
 
     replicas = tuple(laid(boxes) for boxes in zip(*[s.replicas for s in shared], strict=True))
     return SharedInputs(laid([s.boxes for s in shared]), set_commitments(parts), shared[0].owner, replicas)
 
 
-def _lay(parts: Sequence[OwnerPart], boxes: Sequence[bytes]) -> bytes:
-    listed = [
-        {"owner": p.owner, "commitments": list(p.commitments), "bytes": len(b)}
-        for p, b in zip(parts, boxes, strict=True)
-    ]
-    header = canonical(listed)
-    return b"".join([MAGIC, struct.pack("<I", len(header)), header, *boxes])
+def lay(parts: Sequence[OwnerPart], boxes: Sequence[bytes]) -> bytes:
+    """One party's boxes side by side."""
+    return b"".join([set_head(parts, [len(box) for box in boxes]), *boxes])
 
 
 def open_set(

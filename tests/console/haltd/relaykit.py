@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,14 +26,13 @@ RUN = "relay-path.full"
 COORD = "p0r0s0t0"
 
 
-@pytest.fixture
-def relay(tmp_path: Path) -> Iterator[str]:
+@contextlib.contextmanager
+def relay_of(folder: Path, credentials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A relay in a thread of this process; its URL."""
-    credentials = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
     up, url, ending = threading.Event(), [""], []
 
     async def serve() -> None:
-        async with serving(from_json({"db": "relay.db", "credentials": credentials}, tmp_path)) as running:
+        async with serving(from_json({"db": "relay.db", "credentials": credentials}, folder)) as running:
             url[0] = running.url
             ending.append((asyncio.get_running_loop(), running.stop))
             up.set()
@@ -44,6 +45,13 @@ def relay(tmp_path: Path) -> Iterator[str]:
     loop, stop = ending[0]
     loop.call_soon_threadsafe(stop)
     thread.join(30)
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Iterator[str]:
+    """A relay with a credential for each party; its URL."""
+    with relay_of(tmp_path, [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]) as url:
+        yield url
 
 
 def make_run(url: str, identity: str) -> tuple[Path, Journal]:

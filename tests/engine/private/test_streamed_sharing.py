@@ -27,10 +27,10 @@ from uvcc_engine.owner.rows import public_test_rows, rows_of
 from uvcc_engine.sealing import joint, streamed_inputs
 from uvcc_engine.sealing.box import unseal
 from uvcc_engine.sealing.inputs import PartyInputs
-from uvcc_engine.sealing.joint import OwnerPart, set_commitments
 from uvcc_engine.sealing.purpose import ProposedUse, Purpose
 from uvcc_engine.sealing.streamed_box import PIECE, BoxWriter
 from uvcc_engine.sealing.streamed_inputs import share_rows
+from uvcc_engine.transcript.signed.owner_shares import OwnerPart, set_commitments
 from uvcc_engine.transcript.signing.identity import Identity
 
 PODS = [[Identity(bytes([40 * r + p + 1]) * 32, bytes([40 * r + p + 9]) * 32) for p in range(3)] for r in range(2)]
@@ -149,7 +149,7 @@ def test_an_owner_who_puts_itself_first_is_named(tmp_path: Path) -> None:
     ours = shares(tmp_path, Purpose.of(JOB, [OURS], USE))
     theirs = shares(tmp_path, Purpose.of(JOB, [THIEF.public.x25519, OURS], USE), THIEF)
     parts = [OwnerPart(who.public.x25519, made.commitments) for who, (_, made) in ((THIEF, theirs), (OWNER, ours))]
-    box = joint._lay(parts, [theirs[0][0], ours[0][0]])
+    box = joint.lay(parts, [theirs[0][0], ours[0][0]])
     with pytest.raises(VerificationError, match=f"{THIEF.public.x25519[:12]} put itself among them"):
         joint.open_set(
             box,

@@ -1,22 +1,29 @@
-"""``uvcc owner init|open|predict``: the data owner's key, and what it opens of a finished run."""
+"""``uvcc owner init|pin|requests|share|open|predict``: an owner's key, what it gives to a run and opens of one."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import shutil
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from uvcc_console.cli import common
-from uvcc_console.cli.main import OK
+from uvcc_console.cli.main import FAILED, OK, USAGE
+from uvcc_console.cli.parties.propose import add_relay, meeting
 from uvcc_console.core.shown import shown
+from uvcc_console.federation import data_owner
+from uvcc_console.federation.domain_key import fingerprint
+from uvcc_console.federation.proposing import screen
 from uvcc_console.plan.owndata import fitted_file, owners_program
 from uvcc_console.plan.plan import FULL
 from uvcc_console.report.model_card import model_card
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
@@ -28,7 +35,23 @@ def run(argv: list[str]) -> int:
     parser = common.Parser("owner", "The data owner's side: a key, a finished run's results, and their use in clear.")
     actions = parser.add_subparsers(dest="action", required=True, parser_class=argparse.ArgumentParser)
     init = actions.add_parser("init", help="make a data owner's key; whoever has its folder opens the results")
-    init.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder, for the owner's eyes only")
+    init.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="a new folder, for the owner's eyes only")
+    pins = actions.add_parser("pin", help="trust these domains' keys, after their digits were compared by voice")
+    pins.add_argument("keys", nargs="+", type=Path, metavar="FILE.pub")
+    asked = actions.add_parser("requests", help="the proposals that ask for this owner's data, and who approved them")
+    asked.add_argument("--json", action="store_true", help="print JSON on standard output")
+    gives = actions.add_parser("share", help="split, seal and send rows for a proposal that three domains approved")
+    gives.add_argument("proposal", metavar="PROPOSAL", help="its id, or the beginning of it; see: uvcc owner requests")
+    gives.add_argument("--attempt", type=int, default=-1, metavar="N", help="the newest that has pods, without it")
+    gives.add_argument("--data", type=Path, metavar="FILE", help="CSV, Parquet, .npz, .npy or IDX")
+    gives.add_argument("--labels", type=Path, metavar="FILE", help="where FILE holds one array only")
+    gives.add_argument("--schema", type=Path, metavar="FILE", help="what its columns are; uvcc data infer writes one")
+    gives.add_argument("--weights", type=Path, metavar="FILE", help="a model's weights, where the job answers queries")
+    gives.add_argument("--yes", action="store_true", help="share without asking a person")
+    for parser_ in (pins, asked, gives):
+        parser_.add_argument("--owner", type=Path, metavar="FOLDER", help="the owner's folder, if not the usual one")
+    for parser_ in (asked, gives):
+        add_relay(parser_)
     opened = actions.add_parser("open", help="open the weights that the run sealed to the owner's key")
     opened.add_argument("run", nargs="?", default="last", metavar="RUN")
     opened.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; the run's name without it")
@@ -39,17 +62,85 @@ def run(argv: list[str]) -> int:
     predict.add_argument("--data", required=True, metavar="FILE", help="a CSV file with the schema's columns")
     predict.add_argument("--out", metavar="FILE", help="where the predictions go; standard output without it")
     args = parser.parse_args(argv)
-    return {"init": _init, "open": _open, "predict": _predict}[args.action](args)
+    verbs = {"init": _init, "pin": _pin, "requests": _requests, "share": _share, "open": _open, "predict": _predict}
+    return verbs[args.action](args)
 
 
 def _init(args: argparse.Namespace) -> int:
-    folder: Path = args.folder
-    if folder.exists():
-        raise ConfigError(f"{folder} is there already", "an owner's key is made once; name a new folder")
-    made = Identity.create(folder)
-    common.say(f"the owner's key: {folder}; give {folder / 'public.json'} to the other owners")
+    folder = data_owner.home(args.folder)
+    made = data_owner.create(folder)
+    common.say(f"the owner's key: {folder}; a proposal names {folder / data_owner.PUBLIC}")
     common.show(made.public.x25519)
     return OK
+
+
+def _pin(args: argparse.Namespace) -> int:
+    for key in data_owner.pin(data_owner.home(args.owner), args.keys):
+        common.show(f"{fingerprint(key)}  {key}")
+    return OK
+
+
+def _requests(args: argparse.Namespace) -> int:
+    base = data_owner.home(args.owner)
+    owner, pins = Identity.load(base), data_owner.pinned(base)
+    there = meeting(args)
+    data_owner.announce(there, owner)
+    found, twice = data_owner.requests(there, owner.public)
+    rows: list[dict[str, Any]] = []
+    for standing in found:
+        p = standing.signed.proposal
+        try:
+            data_owner.approved(standing, pins, time.time())
+            trouble = ""
+        except ConfigError as e:
+            trouble = e.what
+        told = {"proposal": p.id, "name": p.name, "reveals": [[r.value, r.to] for r in p.reveal], "trouble": trouble}
+        rows.append({**told, "place": p.owners.index(owner.public.ed25519)})
+        if not args.json:
+            common.show("\n".join(screen(standing)) + f"\n{'NOT YET' if trouble else 'ready':<13}{trouble}\n")
+    if args.json:
+        common.emit({"requests": rows, "equivocations": [tale.to_json() for tale in twice]})
+    elif not rows:
+        common.say("no proposal there names this owner")
+    for tale in twice:
+        common.say(f"the coordinator {fingerprint(tale.coordinator)} signed two texts as one proposal")
+    return FAILED if twice else OK
+
+
+def _share(args: argparse.Namespace) -> int:
+    base = data_owner.home(args.owner)
+    owner, pins = Identity.load(base), data_owner.pinned(base)
+    there = meeting(args)
+    request = data_owner.ready(there, args.proposal, owner, pins, args.attempt)
+    p = request.proposal
+    common.show("\n".join(screen(request.standing)))
+    for party in range(PARTIES):
+        pods = ", ".join(f"{pod.pod} {pod.identity.x25519[:12]}" for pod in request.rosters[party].pods)
+        common.show(f"pods of P{party}   {pods} (signed by its domain)")
+    place = "first: results that go to the owner are sealed to it" if not request.number else f"number {request.number}"
+    common.show(f"this owner   {place}; attempt {request.attempt}")
+    if not args.yes:
+        if not sys.stdin.isatty():
+            common.say("uvcc owner share: nobody is there to ask\n  share at a terminal, or say --yes")
+            return USAGE
+        if not common.agreed(f"Share your rows for {p.name}?"):
+            return FAILED
+    named = {"--data": args.data, "--labels": args.labels, "--schema": args.schema, "--weights": args.weights}
+    files = [part for flag, path in named.items() if path is not None for part in (flag, str(path.expanduser()))]
+    share = data_owner.sealed(base, request, files, owner, _tell)
+    data_owner.send(there, base, request, share, _tell)
+    rows = ", ".join(f"{count} {kind} rows" for kind, count in sorted(share.rows.items()))
+    common.show(f"shared       {rows}; the receipt: {data_owner.folder_of(base, request) / data_owner.RECEIPT}")
+    return OK
+
+
+def _tell(what: str, done: int, total: int) -> None:
+    """A bar on a terminal, nothing elsewhere."""
+    if sys.stderr.isatty() and total:
+        filled = 30 * done // total
+        sys.stderr.write(f"\r{what:<7}[{'#' * filled}{'.' * (30 - filled)}] {100 * done // total:3d} %")
+        sys.stderr.write("\n" if done >= total else "")
+        sys.stderr.flush()
 
 
 def _open(args: argparse.Namespace) -> int:

@@ -1,0 +1,315 @@
+"""The data owner's own machine: its key, the domains that it pinned, what it is asked for, and what it gives.
+
+Nothing here reads a row: the owner's program splits and seals, in a process of its own; this sends what it sealed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_console.core import paths
+from uvcc_console.federation import rendezvous
+from uvcc_console.federation.domain_key import fingerprint
+from uvcc_console.federation.parcels import PIECE, box_of
+from uvcc_console.federation.rendezvous import Rendezvous
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError
+from uvcc_engine.contract.files import write_atomic
+from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.signed import owner_shares
+from uvcc_engine.transcript.signed import roster as rosters
+from uvcc_engine.transcript.signed.approvals import APPROVE
+from uvcc_engine.transcript.signed.owner_shares import OWNER_NAMESPACE, OwnerShare, ShareFile
+from uvcc_engine.transcript.signed.proposals import Equivocation, Standing
+from uvcc_engine.transcript.signed.roster import Roster
+from uvcc_engine.transcript.signing import sshsig
+from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
+from uvcc_engine.transcript.terms.proposal import Proposal
+
+PUBLIC: Final = "owner.pub"
+PINS: Final = "domains.pub"
+RECEIPT: Final = "receipt.json"
+SENT: Final = "sent.json"
+OWNER_KEYS: Final = "owner-key/"
+OWNER_SHARES: Final = "owner-share/"
+_TRIES: Final = 8
+_TTL_S: Final = 86_400
+Tell = Callable[[str, int, int], None]
+"""Of a progress bar: what is done, how much of it, of how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRequest:
+    """A proposal that names this owner, checked: approved by three pinned domains, with the rosters of an attempt."""
+
+    standing: Standing
+    number: int
+    attempt: int
+    rosters: Mapping[int, Roster]
+    owners: tuple[PublicIdentity, ...]
+
+    @property
+    def proposal(self) -> Proposal:
+        return self.standing.signed.proposal
+
+
+def home(folder: Path | None = None) -> Path:
+    """The owner's folder: its key, its pins, its receipts. Not necessarily there."""
+    return folder or paths.config_dir() / "owner"
+
+
+def create(folder: Path) -> Identity:
+    """Make an owner's key. Raises ConfigError if there is one."""
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already", "an owner's key is made once; name a new folder")
+    made = Identity.create(folder)
+    write_atomic(folder / PUBLIC, f"{made.public.ed25519} uvcc-owner\n".encode(), mode=0o644)
+    return made
+
+
+def pin(folder: Path, files: Sequence[Path]) -> list[str]:
+    """Pin the keys of domains, in place of those pinned before. Raises UnreadableError, ConfigError."""
+    from uvcc_console.federation.domain_key import read_public
+
+    keys = [read_public(path) for path in files]
+    if len(set(keys)) < PARTIES:
+        raise ConfigError(f"{len(set(keys))} different keys of domains are named", "three domains, three keys")
+    write_atomic(folder / PINS, "".join(f"{key}\n" for key in keys).encode(), mode=0o600)
+    return keys
+
+
+def pinned(folder: Path) -> list[str]:
+    """The pinned keys. Raises ConfigError if there are none, UnreadableError."""
+    if not (folder / PINS).exists():
+        raise ConfigError("no domain's key is pinned here", "uvcc owner pin a.pub b.pub c.pub, fingerprints compared")
+    keys = reading.read_text(folder / PINS, 64 * reading.KIB, named=True).splitlines()
+    for key in keys:
+        sshsig.public_raw(key)
+    return keys
+
+
+def requests(there: Rendezvous, ours: PublicIdentity) -> tuple[list[Standing], list[Equivocation]]:
+    """The proposals at the rendezvous that name this owner, and coordinators who told two tales. Raises UvccError."""
+    found, twice = there.look()
+    return [s for s in found.values() if ours.ed25519 in s.signed.proposal.owners], twice
+
+
+def announce(there: Rendezvous, owner: Identity) -> None:
+    """Say at the rendezvous with which key this owner seals; the other owners bind their shares to it."""
+    body = owner_shares.key_signed(owner.public, lambda payload: owner.sign(OWNER_NAMESPACE, payload))
+    there.leave(f"{OWNER_KEYS}{_name(owner.public.ed25519)}", body)
+
+
+def approved(standing: Standing, pins: Sequence[str], now: float) -> None:
+    """See that three pinned domains approved exactly this text. Raises ConfigError naming the domain or coordinator."""
+    p = standing.signed.proposal
+    who = f"the coordinator {fingerprint(p.coordinator)}"
+    for party, key in enumerate(p.domains):
+        if key not in pins:
+            what = f"{who} names as P{party} a domain that you did not pin: {fingerprint(key)}"
+            raise ConfigError(what, "compare the digits by voice; uvcc owner pin takes the keys that you trust")
+        heard = standing.said.get(party)
+        if heard is None or heard[0].decision != APPROVE:
+            said = "has not approved" if heard is None else f"refused ({heard[0].reason or 'no reason given'})"
+            raise ConfigError(
+                f"P{party}'s domain ({fingerprint(key)}) {said} this proposal", "wait, or ask that domain"
+            )
+    if now >= p.expires:
+        raise ConfigError(f"the proposal of {who} has expired", "ask for a new one")
+
+
+def ready(there: Rendezvous, proposal_id: str, owner: Identity, pins: Sequence[str], attempt: int = -1) -> OwnerRequest:
+    """Everything that an owner sees to before it shares. ``attempt``: the newest with three rosters where negative.
+
+    Raises ConfigError or ProtocolError naming who is to blame, or who is being waited for.
+    """
+    found, twice = there.look()
+    standing = rendezvous.chosen(found, proposal_id)
+    p = standing.signed.proposal
+    if owner.public.ed25519 not in p.owners:
+        raise ConfigError("this proposal does not name this owner", "uvcc owner requests lists those that do")
+    rendezvous.told_one_tale(standing.signed, twice)
+    approved(standing, pins, time.time())
+    bodies = there.look_bodies(f"{rendezvous.ROSTERS}{p.id}/")
+    attempts = sorted({when for of, when, _ in map(rosters.says, bodies) if of == p.id and when >= 0}, reverse=True)
+    wanted = [attempt] if attempt >= 0 else attempts
+    whole = next((n for n in wanted if len(rosters.gathered(p, n, bodies)) == PARTIES), None)
+    if whole is None:
+        raise ConfigError(*_no_roster(p, wanted[0] if wanted else 0, bodies))
+    announce(there, owner)
+    keys = owner_shares.keys_of(p.owners, there.look_bodies(OWNER_KEYS))
+    if missing := [fingerprint(key) for n, key in enumerate(p.owners) if n not in keys]:
+        raise ConfigError(
+            f"{', '.join(missing)}: no key to seal with was announced yet", "each owner runs uvcc owner requests once"
+        )
+    number = p.owners.index(owner.public.ed25519)
+    if keys[number] != owner.public:
+        raise ProtocolError(
+            "another key to seal with was announced in this owner's name", "who has a copy of your key?"
+        )
+    return OwnerRequest(
+        standing, number, whole, rosters.gathered(p, whole, bodies), tuple(keys[n] for n in range(len(p.owners)))
+    )
+
+
+def _no_roster(p: Proposal, attempt: int, bodies: Sequence[str]) -> tuple[str, str]:
+    """Which domain's roster is missing, or was not signed by that domain."""
+    there = {party for of, when, party in map(rosters.says, bodies) if (of, when) == (p.id, attempt)}
+    signed = rosters.gathered(p, attempt, bodies)
+    for party in range(PARTIES):
+        who = f"P{party}'s domain ({fingerprint(p.domains[party])})"
+        if party in there and party not in signed:
+            return f"the roster that lies there as P{party}'s is not signed by {who}", "somebody swapped pods: ask it"
+    missing = ", ".join(f"P{party}" for party in range(PARTIES) if party not in signed)
+    return f"no signed roster of {missing} lies there yet: its pods are not known", "wait, and run it again"
+
+
+def folder_of(base: Path, request: OwnerRequest) -> Path:
+    """Where an owner keeps the sealed files and the receipt of one attempt."""
+    return base / "receipts" / f"{request.proposal.id[:16]}-{request.attempt}"
+
+
+def sealed(base: Path, request: OwnerRequest, files: Sequence[str], owner: Identity, tell: Tell) -> OwnerShare:
+    """Have the owner's program split and seal, and sign what it sealed; an attempt that was sealed is not sealed again:
+    two versions of one owner's rows in one attempt could be told to different domains. Raises UvccError.
+    """
+    out, p = folder_of(base, request), request.proposal
+    rosters_ = tuple(request.rosters[party].digest for party in range(PARTIES))
+    if (out / RECEIPT).exists():
+        share = receipt(out, owner.public.ed25519)
+        if share.rosters != rosters_ or share.owners != tuple(o.x25519 for o in request.owners):
+            raise ConfigError(
+                f"attempt {request.attempt} was shared to other pods",
+                "the domains begin another attempt; share to that",
+            )
+        return share
+    paths.ensure(out)
+    pods = [[request.rosters[q].pod(r).identity.to_json() for q in range(PARTIES)] for r in range(p.topology.replicas)]
+    told = {
+        "proposal": p.id,
+        "attempt": request.attempt,
+        "job": dict(p.job),
+        "reveal": [[r.value, r.to] for r in p.reveal],
+        "owners": [o.x25519 for o in request.owners],
+        "pods": pods,
+    }
+    write_atomic(out / "request.json", json.dumps(told).encode(), mode=0o600)
+    command = ["--request", str(out / "request.json"), "--owner", str(base), "--out", str(out)]
+    made = _run_sealing([*command, "--progress", "--fitted", str(out / "preprocessing.yaml"), *files], tell)
+    first, second, third = (ShareFile(bytes=f["bytes"], sha256=f["sha256"]) for f in made["files"])
+    c0, c1, c2 = made["commitments"]
+    share = OwnerShare(
+        version=owner_shares.VERSION,
+        proposal=p.id,
+        attempt=request.attempt,
+        owner=owner.public,
+        owners=tuple(o.x25519 for o in request.owners),
+        rosters=(rosters_[0], rosters_[1], rosters_[2]),
+        commitments=(c0, c1, c2),
+        files=(first, second, third),
+        rows=made["rows"],
+    )
+    body = owner_shares.share_signed(share, lambda payload: owner.sign(OWNER_NAMESPACE, payload))
+    kept = {"share": body, **request.standing.to_json()}
+    write_atomic(out / RECEIPT, json.dumps(kept, indent=1).encode() + b"\n", mode=0o600)
+    return share
+
+
+def receipt(folder: Path, owner: str) -> OwnerShare:
+    """What this owner signed that it shared. Raises UnreadableError."""
+    found = reading.read_json(folder / RECEIPT)
+    share = owner_shares.share_opened(str(found.get("share")), owner) if isinstance(found, dict) else None
+    if share is None:
+        raise UnreadableError(f"{folder / RECEIPT} is no receipt of this owner's", "take it from your backup")
+    return share
+
+
+def _run_sealing(args: Sequence[str], tell: Tell) -> dict[str, Any]:
+    """Run ``uvcc-engine seal``. Raises UvccError with its own words."""
+    command = [sys.executable, "-m", "uvcc_engine.cli", "seal", *args]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        last = ""
+        for line in process.stderr:
+            words = line.split()
+            if words[:1] == ["progress"] and len(words) == 3:
+                tell("sealed", int(words[1]), int(words[2]))
+            elif words:
+                last = line.strip()
+        said = process.stdout.read()
+    if process.returncode:
+        why = last.removeprefix("uvcc-engine seal: ") or f"exit code {process.returncode}"
+        raise ConfigError(why) if process.returncode == ConfigError.exit_code else UvccError(why)
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def send(there: Rendezvous, base: Path, request: OwnerRequest, share: OwnerShare, tell: Tell) -> None:
+    """Put the sealed files and the signed statement there; what arrived before is not sent again. Raises UvccError."""
+    out = folder_of(base, request)
+    box = box_of(request.proposal.id, request.attempt, f"owner/{request.number}")
+    sent = _sent(out / SENT)
+    total, done = sum(f.bytes for f in share.files), 0
+    for party, file in enumerate(share.files):
+        name = f"sealed-p{party}.bin"
+        path, at = out / name, sent.get(name, 0)
+        if at < file.bytes and (not path.exists() or path.stat().st_size != file.bytes):
+            raise UnreadableError(f"{path} is not what was sealed", "the domains begin another attempt; share to that")
+        with path.open("rb") if path.exists() else open("/dev/null", "rb") as f:
+            f.seek(at)
+            while at < file.bytes:
+                piece = f.read(PIECE)
+                _enqueue(there, box, party, name, file, at, piece)
+                at += len(piece)
+                sent[name] = at
+                write_atomic(out / SENT, json.dumps(sent).encode(), mode=0o600, durable=False)
+                tell("sent", done + at, total)
+        done += file.bytes
+    body = str(reading.read_json(out / RECEIPT)["share"])
+    there.leave(f"{OWNER_SHARES}{request.proposal.id}/{request.attempt}/{request.number}", body)
+    for party in range(PARTIES):  # the relay has them; an owner keeps its data and the receipt
+        (out / f"sealed-p{party}.bin").unlink(missing_ok=True)
+
+
+def _sent(path: Path) -> dict[str, int]:
+    """How many bytes of each file are there already; what cannot be read counts as nothing."""
+    try:
+        found = reading.read_json(path) if path.exists() else {}
+    except UnreadableError:
+        found = {}
+    return {str(k): v for k, v in found.items() if type(v) is int and v > 0} if isinstance(found, dict) else {}
+
+
+def _enqueue(there: Rendezvous, box: int, party: int, name: str, file: ShareFile, at: int, piece: bytes) -> None:
+    """One piece of a parcel; sent again it is there once. Waits while the domain has not taken enough of the others."""
+    head = json.dumps({"at": at, "name": name, "sha256": file.sha256, "size": file.bytes}).encode()
+    entry = {
+        "msg_id": hashlib.sha256(b"%d|%d|" % (box, at) + name.encode() + file.sha256.encode()).hexdigest(),
+        "receiver": party,
+        "payload_b64": base64.b64encode(head + b"\n" + piece).decode(),
+        "ttl_s": _TTL_S,
+    }
+    for attempt in range(_TRIES):
+        try:
+            there.mail("/enqueue", {"messages": [entry], "box": box})
+            return
+        except UvccError:
+            if attempt == _TRIES - 1:
+                raise
+            time.sleep(min(30.0, 0.25 * 2**attempt))
+
+
+def _name(key: str) -> str:
+    return hashlib.sha256(sshsig.public_raw(key)).hexdigest()[:32]
