@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
+from uvcc_console.federation.owner_parcels import OwnerParcels
 from uvcc_console.federation.parcels import Parcels, box_of, manifest, send
 from uvcc_console.federation.rendezvous import ROSTERS
 from uvcc_console.federation.seat import Seat
@@ -22,6 +23,7 @@ from uvcc_console.plan.federated import barriers_of, under
 from uvcc_console.plan.plan import FULL, SMOKE, Phase, pod_name
 from uvcc_console.report import collector
 from uvcc_console.rollout.context import Rollout, each
+from uvcc_console.rollout.federated.from_owners import shares_of_owners
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.stages.links.ports import LINKS, LOOPBACK, free_ports, host_of
 from uvcc_console.rollout.stages.training import agree
@@ -172,16 +174,15 @@ class FederatedParty:
     async def _shares(self, ctx: Rollout) -> str:
         """Each domain gets the sealed shares of its own pods, and the commitments that all three hold them against.
 
-        Without an owner the data are public, and the first domain shares them.
+        They come from the data owners. Without an owner the data are public, and the first domain shares them.
         """
-        if self.seat.proposal.owners:
-            what = (
-                "the proposal names data owners, and this release has no sharing from their machines to three domains"
-            )
-            raise ConfigError(what, "propose it without --owner, on public data")
         folder = ctx.run_dir / "owner" / "sealed"
         box = box_of(self.seat.proposal.id, self.peers.attempt, SHARES)
-        if self.seat.party == 0:
+        if self.seat.proposal.owners:
+            of = (self.seat.proposal, self.peers.attempt, self.rosters, self.seat.party)
+            parcels = OwnerParcels(self.seat.there(), *of, folder)
+            self._shared = await shares_of_owners(parcels, len(self._replicas()), self.seat.terms.wait_s)
+        elif self.seat.party == 0:
             pods = [self.rosters[p].pod(r).identity.to_json() for r in self._replicas() for p in range(PARTIES)]
             self._shared = await agree.share_for(ctx, pods, folder, ctx.run_dir / "owner" / "parties.json")
             _keep_json(folder / COMMITMENTS, self._shared)
@@ -288,6 +289,8 @@ class FederatedParty:
             reveal=[(r.value, r.to) for r in proposal.reveal],
             limits=asdict(proposal.limits),
             nonce=hashlib.sha256(b"UVCC_FEDERATED_NONCE_V1" + about.encode()).hexdigest(),
+            proposal=proposal.id if proposal.owners else "",
+            attempt=self.peers.attempt if proposal.owners else 0,
         )
 
     # evidence
