@@ -180,8 +180,8 @@ class FederatedParty:
         box = box_of(self.seat.proposal.id, self.peers.attempt, SHARES)
         if self.seat.proposal.owners:
             of = (self.seat.proposal, self.peers.attempt, self.rosters, self.seat.party)
-            parcels = OwnerParcels(self.seat.there(), *of, folder)
-            self._shared = await shares_of_owners(parcels, len(self._replicas()), self.seat.terms.wait_s)
+            theirs = OwnerParcels(self.seat.there(), *of, folder)
+            self._shared = await shares_of_owners(theirs, len(self._replicas()), self.seat.terms.wait_s)
         elif self.seat.party == 0:
             pods = [self.rosters[p].pod(r).identity.to_json() for r in self._replicas() for p in range(PARTIES)]
             self._shared = await agree.share_for(ctx, pods, folder, ctx.run_dir / "owner" / "parties.json")
