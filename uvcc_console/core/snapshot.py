@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from uvcc_console.core.series import Series
+from uvcc_engine.contract.proof_mode import MODES, OFF, sentences
 from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
@@ -316,11 +317,19 @@ class Snapshot:
 
     @property
     def operation(self) -> tuple[str, ...]:
-        """Who could look into this run and what is not encrypted in it; nothing for jobs that claim no privacy."""
+        """Who could look into this run, what is not encrypted in it, and what it proves, if it proves anything; nothing
+        for jobs that claim no privacy."""
         if not self.proves:
             return ()
         sizes = (max(1, n) for n in (self.replicas, self.pipeline_stages, self.tensor))
-        return Operation.of(Topology(*sizes)).sentences()
+        return (*Operation.of(Topology(*sizes)).sentences(), *(sentences(self.verify) if self.verify != OFF else ()))
+
+    @property
+    def verify(self) -> str:
+        """What is proved of a private run's computation, by its mode (``contract.proof_mode``)."""
+        job = self.profile.get("job")
+        mode = job.get("verify", OFF) if isinstance(job, Mapping) else OFF
+        return mode if mode in MODES else OFF
 
     @property
     def stage(self) -> StageView | None:

@@ -34,6 +34,7 @@ MEANINGS: Final[dict[str, str]] = {
     "job.task": "train, or infer: answer the owner's queries with weights that the owner brings.",
     "job.device": "Where shares are computed: cpu, cuda, or auto, which is each pod's GPU if it has one.",
     "job.rounds": "few (between domains), sparing (on one machine), or auto, which chooses by where the pods are.",
+    "job.verify": "products: each product is proved before a step reveals anything (dense layers); off: nothing is.",
     "job.data": "The owner's file of rows; a relative path is relative to the profile.",
     "job.schema": "What the columns of job.data are, as uvcc data infer writes it.",
     "job.labels": "The owner's file of labels, where data does not hold them.",

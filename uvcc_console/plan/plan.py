@@ -15,6 +15,7 @@ from uvcc_console.fleet.provider_kinds import DEFAULT, kind_of
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.private_job import where_it_says_something
+from uvcc_engine.contract.proof_mode import OFF, sentences
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
@@ -196,9 +197,16 @@ def make_plan(run: str, profile_name: str, profile: Profile, seed: int | None = 
 
 
 def operation_of(plan: Plan) -> tuple[str, ...]:
-    """Who could look into this run and what is not encrypted in it; nothing for jobs that claim no privacy."""
+    """Who could look into this run, what is not encrypted in it, and what it proves, if it proves anything; nothing
+    for jobs that claim no privacy."""
     full = plan.phases[FULL]
-    return Operation.of(full.topology).sentences() if full.kind == "private" else ()
+    return (*Operation.of(full.topology).sentences(), *proved(full.job)) if full.kind == "private" else ()
+
+
+def proved(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a run of this job proves and what not; nothing if it proves nothing."""
+    mode = str(job.get("verify", OFF))
+    return sentences(mode) if mode != OFF else ()
 
 
 def revealed_values(job: Mapping[str, Any]) -> list[str]:

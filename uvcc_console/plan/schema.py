@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_
 
 from uvcc_console.fleet.by_party import settings_for
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.link_spec import LinkKind
 from uvcc_engine.contract.private_job import (
     Device,
@@ -21,6 +22,7 @@ from uvcc_engine.contract.private_job import (
     Schedule,
     Task,
 )
+from uvcc_engine.contract.proof_mode import OFF, ProofMode, check_mode
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -47,6 +49,13 @@ def _model(value: Any) -> Any:
     if isinstance(value, str | list) or (isinstance(value, dict) and "layers" in value):
         return value
     raise ValueError("a model's name, or a list of layers like [{linear: 16}, relu, linear]")
+
+
+def _proof_mode(value: Any) -> Any:
+    try:
+        return check_mode(value)
+    except ConfigError as e:
+        raise ValueError(f"{e.what.partition(', which ')[2] or 'there is no such mode'}; give {e.hint}") from e
 
 
 class PrivateJobSettings(Strict):
@@ -85,6 +94,7 @@ class PrivateJobSettings(Strict):
     task: Task = _JOB.task
     device: Device = _JOB.device
     rounds: Rounds | Literal["auto"] = "auto"
+    verify: Annotated[ProofMode, BeforeValidator(_proof_mode)] = _JOB.verify
     data: str = ""
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""
@@ -241,6 +251,12 @@ class Profile(Strict):
             )
         if self.link == "nats" and not self.nats.url.startswith(("nats://", "tls://")):
             raise ValueError(f"link nats needs the server's address in nats.url, not {self.nats.url!r}")
+        size = self.topology.model_dump()
+        if isinstance(self.job, PrivateJobSettings) and self.job.verify != OFF and set(size.values()) != {1}:
+            many = next(f"topology.{name} {n}" for name, n in size.items() if n != 1)
+            raise ValueError(
+                f"job.verify is {self.job.verify!r}, and there is no proof with {many}: give verify: off, or 1"
+            )
         if isinstance(self.job, PrivateJobSettings) and self.job.task == "infer" and self.smoke.steps:
             raise ValueError("a job of task infer answers its queries once: give smoke.steps 0")
         return self

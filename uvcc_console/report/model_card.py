@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from uvcc_console.core.shown import Shown
 from uvcc_console.plan.owndata import model_words
-from uvcc_engine.transcript.terms.operation import Operation
 from uvcc_engine.transcript.terms.policy import EVERYBODY, Policy
 
 _TRAINING: Final = (
@@ -62,6 +61,6 @@ def _privacy(policy: Policy) -> list[str]:
         f"told to all three domains: {', '.join(told) or 'nothing'}; all else stayed shared",
         f"sealed to the owner's key: {', '.join(dict.fromkeys(owners)) or 'nothing'}",
         "two domains that put their shares together learn data and weights",
-        *Operation.of(policy.topology).sentences(),
+        *policy.sentences(),
         "weights remember training data: whoever gets them can test guesses about single rows; no noise was added",
     ]

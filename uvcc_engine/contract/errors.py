@@ -46,11 +46,12 @@ class ProtocolError(UvccError):
 
 
 class ProofFailedError(ProtocolError):
-    """A step's proof does not hold. ``pair``: the parties of whom one altered a message; the third saw it."""
+    """A step's proof does not hold. ``pair``: the parties of whom one lied, as this party must see it, which knows of
+    itself that it did not; ``prover``: whose proof it is, -1 where it is about what the pair opened under masks."""
 
-    def __init__(self, what: str, hint: str = "", *, pair: tuple[int, ...] = ()) -> None:
+    def __init__(self, what: str, hint: str = "", *, pair: tuple[int, ...] = (), prover: int = -1) -> None:
         super().__init__(what, hint)
-        self.pair = pair
+        self.pair, self.prover = pair, prover
 
 
 class RingRangeError(UvccError):

@@ -57,8 +57,8 @@ class LinkSpec:
     for what is due at once. ``faults``: a rehearsed bad network, see ``plane.faults``. All ``*_s`` are seconds:
     ``peer_timeout_s`` and ``first_contact_s`` until a peer counts as lost, later and at the start; ``refused_s`` and
     ``relay_s`` until a refusal, a missing relay is final; ``order_s`` and ``report_s`` for what is out of order, and
-    between two reports of waiting; ``close_s`` for the last words; ``rto_s`` before an unacknowledged frame is sent
-    again; ``look_s`` and ``idle_s`` between two looks at the network, while waiting and while idle.
+    between two reports of waiting; ``proof_s`` for a living peer's part of a proof; ``close_s`` for the last words;
+    ``rto_s`` before an unacknowledged frame is sent again; ``look_s`` and ``idle_s`` between two looks at the network, while waiting and while idle.
     """
 
     kind: str = ""
@@ -81,6 +81,7 @@ class LinkSpec:
     refused_s: float | None = None
     close_s: float | None = None
     order_s: float | None = None
+    proof_s: float | None = None
     report_s: float | None = None
     relay_s: float | None = None
     look_s: float | None = None

@@ -12,6 +12,7 @@ from uvcc_engine.contract import strict
 from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.migration import Migration
+from uvcc_engine.contract.proof_mode import OFF, ProofMode, check_mode
 from uvcc_engine.contract.suggest import did_you_mean
 
 Metric = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
@@ -55,6 +56,7 @@ class PrivateJob:
     has the masks drawn there (``random_generator``). All give the same bits.
     ``rounds``: ``few`` where the parties lie far apart, though it takes about twice the bytes and work; ``sparing``
     where they share a machine or a rack. The weights differ in their last bits.
+    ``verify``: what is proved of the computation (``proof_mode``).
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
@@ -82,6 +84,7 @@ class PrivateJob:
     warmup: int = 0
     device: Device = "auto"
     rounds: Rounds = "few"
+    verify: ProofMode = "off"
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -122,6 +125,7 @@ class PrivateJob:
         ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"job.{name} is {getattr(self, name)!r}", f"one of {', '.join(known)}")
+        check_mode(self.verify)
         for item in self.reveal:
             if item not in REVEALABLE:
                 raise ConfigError(f"job.reveal: unknown item {item!r}", did_you_mean(item, REVEALABLE))
@@ -153,6 +157,11 @@ class PrivateJob:
         return self.start.step if self.start is not None else 0
 
     @property
+    def proves(self) -> bool:
+        """Whether products are proved."""
+        return self.verify != OFF
+
+    @property
     def random_generator(self) -> str:
         """Which generator draws the parties' masks: ChaCha20 where all are sure to have a GPU, which computes it."""
         return "chacha20" if self.device == "cuda" else "aes"
@@ -181,7 +190,7 @@ class PrivateJob:
         return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
 
 
-LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds")
+LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify")
 """Keys that a policy names only where they say something."""
 _PLAIN: Final = PrivateJob()
 

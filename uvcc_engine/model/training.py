@@ -20,10 +20,11 @@ from uvcc_engine.model.optimizers import Adam, Optimizer, Sgd
 from uvcc_engine.model.specs import ModelSpec, initial_weights
 from uvcc_engine.model.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.mpc.arithmetic import public, sub
+from uvcc_engine.mpc.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.opening import open_ring_protocol
 from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.share import Share
-from uvcc_engine.proofs.step_proof import prove_protocol
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep, prove_protocol
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 
@@ -32,16 +33,26 @@ ops.load()
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step reveals: the mean loss of its batch before the update, or None if it is not opened."""
+    """What one step reveals: the mean loss of its batch before the update, or None if it is not opened.
+
+    ``proved``: what was proved of it before, where products are.
+    """
 
     loss: float | None
+    proved: ProvedStep | None = None
 
 
 class PrivateTrainer:
     """Weights and momentum of one party and the protocol that moves them. Use it from one thread."""
 
     def __init__(self, rt: Runtime, job: PrivateJob, model: ModelSpec, inputs: PartyInputs) -> None:
-        """Start from the public initial weights of the job's seed. Raises ConfigError if shapes do not fit."""
+        """Start from the public initial weights of the job's seed; as the job says, products are noted to be proved.
+
+        Raises ConfigError if shapes do not fit.
+        """
+        if job.proves:
+            rt.ledger = ClaimLedger()
+        self.proved_metrics = NOTHING_PROVED
         self._rt = rt
         self._job = job
         self._tensors = {
@@ -85,11 +96,11 @@ class PrivateTrainer:
     def _proved_step(self, rows: Tensor, *, reveal: bool) -> StepResult:
         """The same with every product of the step proved before its loss is opened. Cross-entropy only."""
         total = self._rt.run(self._closed_step_protocol(rows, reveal=reveal))
-        self._rt.run(prove_protocol(self._rt))
+        proved = self._rt.run(prove_protocol(self._rt))
         if total is None:
-            return StepResult(None)
+            return StepResult(None, proved)
         opened = self._rt.run(open_ring_protocol(self._rt, total))
-        return StepResult(float(opened.item()) / 2.0**total.f / (len(rows) * self._model.positions))
+        return StepResult(float(opened.item()) / 2.0**total.f / (len(rows) * self._model.positions), proved)
 
     def _closed_step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[Share | None]:
         """A step that opens nothing; the summed loss, if it is to be revealed."""
@@ -166,7 +177,7 @@ class PrivateTrainer:
         if set(METRICS) & set(self._job.reveal) != {"accuracy"} or self._model.classes < 2:
             raise ConfigError(f"proofs of what {', '.join(self._job.reveal)} reveal", "reveal the accuracy alone")
         hits = self._rt.run(self._hits_protocol())
-        self._rt.run(prove_protocol(self._rt))
+        self.proved_metrics = self._rt.run(prove_protocol(self._rt))
         opened = self._rt.run(open_ring_protocol(self._rt, hits))
         return {"accuracy": (int(opened.item()) >> hits.f) / self.test_rows}
 

@@ -41,6 +41,7 @@ _WAITS: Final = {
     "refused_s": "refused_s",
     "close_s": "close_s",
     "order_s": "order_s",
+    "proof_s": "proof_s",
     "report_s": "report_s",
     "relay_s": "away_s",
     "look_s": "look_s",

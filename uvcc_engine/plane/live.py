@@ -22,6 +22,7 @@ from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.faults import FaultyLink
 from uvcc_engine.plane.links import Link
 from uvcc_engine.plane.quiet import OnEvent, Quiet
+from uvcc_engine.transcript.formats import kinds
 
 _LONGEST_WAIT: Final = 1.0
 _NOISE: Final = frozenset({"protocol_error", "relay_refused", "relay_expired", "relay_down", "relay_up"})
@@ -35,6 +36,7 @@ class Waits:
     first_s: float = 0.0  # the same until its first sign of life, if that is longer: pods start minutes apart
     refused_s: float = 10.0  # its host refuses connections after it had accepted one
     order_s: float = 30.0  # the peer is alive and sends, but not what is due
+    proof_s: float = 300.0  # the peer is alive, and owes its part of a proof
     away_s: float = 900.0  # the relay cannot be reached: it may be started again, or elsewhere
     report_s: float = 5.0  # before a wait is worth an event
     close_s: float = 10.0  # for the last acknowledgements
@@ -382,6 +384,9 @@ class LivePlane:
             self._lose(peer, why, refused if refused > waits.refused_s else silent, silent)
         if tag is not None and now - start > waits.order_s and (other := endpoint.inbox.beyond(tag)):
             raise ProtocolError(f"party {peer} sent {other} and goes on without {tag}", party=peer)
+        if tag is not None and tag.kind in (kinds.PROOF, kinds.COIN) and now - start > waits.proof_s:
+            what = f"party {peer} is alive and withholds its part of a proof for {now - start:.0f} s ({tag})"
+            raise ProtocolError(what, "nothing of this step was revealed", party=peer)
         if now >= self._next_report:
             self._next_report = now + 6 * waits.report_s
             fields = {"peer": peer, "since_s": round(now - start, 1), "silent_s": round(silent, 1)}

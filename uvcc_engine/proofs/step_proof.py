@@ -23,6 +23,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.mpc.claim_ledger import ProductNotes
@@ -37,14 +38,28 @@ from uvcc_engine.transcript.formats import kinds
 
 _HALF: Final = SEED_WORDS // 2
 _HELD, _FAILED, _NOT_MINE = 1, 2, 0
+_CURE: Final = (
+    "nothing of this step was revealed; each party's exit names whom its own view leaves. Go on under the next attempt:"
+    " a step that is repeated with other messages under the same masks would leak"
+)
+_CLAIMS, _COINS = b"UVCC_CLAIMS_V1", b"UVCC_COINS_V1"
 
 
 @dataclass(frozen=True, slots=True)
 class ProvedStep:
-    """What a proof covered: claims (products and truncations), and the entries of the three provers' vectors."""
+    """What a proof covered: claims (products and truncations), and the entries of the three provers' vectors.
+
+    ``digest``: of the claims, as far as they are public: forms, shapes, factors, dealers, shifts. ``coins``: of the
+    verifiers' coins, without those that no prover is told. Both are the same at all three parties.
+    """
 
     claims: int
     entries: tuple[int, ...]
+    digest: bytes
+    coins: bytes
+
+
+NOTHING_PROVED: Final = ProvedStep(0, (0, 0, 0), hashlib.sha256(_CLAIMS).digest(), hashlib.sha256(_COINS).digest())
 
 
 @dataclass(slots=True)
@@ -66,17 +81,33 @@ def prove_protocol(rt: Runtime, ring: GaloisRing | None = None) -> MpcProtocol[P
     ledger = known(rt.ledger)
     notes = ledger.take()
     if not notes:
-        return ProvedStep(0, (0, 0, 0))
+        return NOTHING_PROVED
     at = Arithmetic(ring or GaloisRing(DEGREE), rt.kernels)
     sizes = [sizes_of(notes, q) for q in range(PARTIES)]
     drawn = _draw(rt, at.ring, [schedule(s) for s in sizes])
     seeds, agree = yield from _begin_protocol(rt, notes, drawn)
+    told: list[list[Tensor]] = [[] for _ in range(PARTIES)]
     proofs: list[MpcProtocol[int]] = [
-        _one_protocol(rt, at, notes, q, sizes[q], drawn[q], seeds[q]) for q in range(PARTIES)
+        _one_protocol(rt, at, notes, q, sizes[q], drawn[q], seeds[q], told[q]) for q in range(PARTIES)
     ]
     verdicts = yield from par(*proofs)
+    coins = hashlib.sha256(_COINS)
+    for words in (*seeds, *(w for one in told for w in one)):
+        coins.update(words.contiguous().numpy().tobytes())
     yield from _agree_protocol(rt, verdicts, agree)
-    return ProvedStep(len(notes), tuple(sum(s.numbers) + 64 * sum(s.masks) for s in sizes))
+    return ProvedStep(
+        len(notes), tuple(sum(s.numbers) + 64 * sum(s.masks) for s in sizes), _claims_digest(notes), coins.digest()
+    )
+
+
+def _claims_digest(notes: list[ProductNotes]) -> bytes:
+    """Of what everybody may know of the claims."""
+    hashed = hashlib.sha256(_CLAIMS)
+    for one in notes:
+        y, shift = one.y, one.truncation.s if one.truncation is not None else 0
+        shapes = [list(t) for t in (one.x.shape, y.shape if y is not None else (), one.z.shape)]
+        hashed.update(sorted_json([one.form, *shapes, one.factor, one.dealer, shift]).encode() + b"\n")
+    return hashed.digest()
 
 
 def _draw(rt: Runtime, ring: GaloisRing, folds: list[list[int]]) -> list[_Randomness]:
@@ -126,15 +157,22 @@ def _opened_digest(rt: Runtime, notes: list[ProductNotes], peer: int) -> Tensor:
 
 
 def _one_protocol(
-    rt: Runtime, at: Arithmetic, notes: list[ProductNotes], q: int, sizes: Sizes, drawn: _Randomness, seed: Tensor
+    rt: Runtime,
+    at: Arithmetic,
+    notes: list[ProductNotes],
+    q: int,
+    sizes: Sizes,
+    drawn: _Randomness,
+    seed: Tensor,
+    coins: list[Tensor],
 ) -> MpcProtocol[int]:
-    """Prover ``q``'s proof at this party: whether it holds, ``_NOT_MINE`` at the prover itself."""
+    """Prover ``q``'s proof at this party: whether it holds, ``_NOT_MINE`` at the prover. Notes the folds' coins."""
     folds = schedule(sizes)
     if not folds:
         return _HELD if rt.party != q else _NOT_MINE
     side = _Side(rt, at, q, gather(at, notes, q, rt.party, PublicCoins(at.ring, seed, bytes([q]))), drawn)
     for number, fold in enumerate(folds):
-        yield from side.fold_protocol(number, fold)
+        coins.append((yield from side.fold_protocol(number, fold)))
     return (yield from side.finish_protocol())
 
 
@@ -161,8 +199,9 @@ class _Side:
         word = self._word(number)
         return self._at.ring.challenges(word | 1 if odd else word)[0]
 
-    def fold_protocol(self, number: int, fold: int) -> MpcProtocol[None]:
-        """2 rounds: the coefficients, but the one that is the target, to the second verifier; its coin back."""
+    def fold_protocol(self, number: int, fold: int) -> MpcProtocol[Tensor]:
+        """2 rounds: the coefficients, but the one that is the target, to the second verifier; its coin back, which is
+        the result."""
         ring, after = self._at.ring, (self._q + 1) % PARTIES
         sent, told = Round(), Round()
         if self.proves:
@@ -176,19 +215,22 @@ class _Side:
             if int(word) >> ring.degree:
                 raise ProtocolError(f"the coin of party {after} is {int(word)}, beyond {ring.degree} bits", party=after)
             powers = ring.powers(ring.challenges(word)[0], 2 * fold - 1)
+            word = word.reshape(1)
         else:
+            word = self._word(number) & ((1 << ring.degree) - 1)
             if self.is_before:
                 yield sent
                 mine = self._summands(2 * fold - 2)
             else:
                 sent.want(self._q, kinds.PROOF, torch.int64, 2 * fold - 2, ring.degree)
                 (mine,) = yield sent
-                told.send(self._q, kinds.COIN, self._word(number) & ((1 << ring.degree) - 1))
+                told.send(self._q, kinds.COIN, word)
             yield told
             powers = ring.powers(self._coin(number), 2 * fold - 1)
             whole = torch.cat([mine[: fold - 1], self._target.unsqueeze(0), mine[fold - 1 :]])
             self._target = ring.mul(whole, powers).sum(0)
         self._shrink(powers[:fold])
+        return word
 
     def _shrink(self, powers: Tensor) -> None:
         before = after = None
@@ -247,19 +289,21 @@ def _agree_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtoco
             raise ProofFailedError(
                 f"{where}: the proof of party {q} does not hold at party {rt.party}: party {q} altered a message of"
                 f" this step, or party {other} its part of the check",
-                "nothing of this step was opened; compare both parties' transcripts of it",
+                _CURE,
                 pair=tuple(sorted((q, other))),
+                prover=q,
             )
     if not agree:
         raise ProofFailedError(
             f"{where}: parties {rt.next} and {rt.prev} sent party {rt.party} values under masks that do not agree",
-            "nothing of this step was opened; compare both parties' transcripts of it",
+            _CURE,
             pair=tuple(sorted((rt.next, rt.prev))),
         )
     for p, flags in found.items():
         if p != rt.party and any(int(flags[q]) != (_NOT_MINE if q == p else _HELD) for q in range(PARTIES + 1)):
             raise ProofFailedError(
                 f"{where}: party {p} reports that a proof of this step does not hold",
-                "nothing of this step was opened; its own log names the two of whom one altered a message",
+                _CURE,
                 pair=tuple(sorted((p, next(q for q in range(PARTIES) if q not in (p, rt.party))))),
+                prover=next((q for q in range(PARTIES) if q != p and int(flags[q]) != _HELD), -1),
             )

@@ -12,12 +12,13 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.private_job import METRICS, PrivateJob
-from uvcc_engine.model.specs import ModelSpec, find_model
+from uvcc_engine.model.specs import Dense, ModelSpec, Relu, find_model
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sharding.partition import place_layers, stage_bounds
 
 QUERY: Final = "query_x"
 PREDICTION: Final = "prediction"
+PROVED_LAYERS: Final = (Dense, Relu)
 
 
 def fit_model(
@@ -41,6 +42,7 @@ def fit_model(
             f"job.frac_bits is {job.frac_bits}, {model.name} needs {model.frac_bits}", f"give {model.frac_bits} to 24"
         )
     check_metrics(job, model)
+    check_provable(job, model, workers)
     special = [
         f"{name} {value!r}"
         for name, value, plain in (
@@ -60,6 +62,31 @@ def fit_model(
         stage_bounds(model, stages)
         _check_rows_of_ranks(job, model, replicas, tensor, microbatches)
     return model
+
+
+def check_provable(job: PrivateJob, model: ModelSpec, workers: int) -> None:
+    """Refuse (ConfigError naming it) what ``job.verify`` cannot prove yet: nothing is computed without a proof then."""
+    if not job.proves:
+        return
+    odd = [
+        f"job.{name} {value!r}"
+        for name, value, proved in (
+            ("task", job.task, "train"),
+            ("optimizer", job.optimizer, "sgd"),
+            ("objective", job.objective, "cross-entropy"),
+            ("clip_norm", job.clip_norm, 0.0),
+        )
+        if value != proved
+    ]
+    odd += [f"job.reveal {name!r}" for name in METRICS if name in job.reveal and name != "accuracy"]
+    odd += [f"job.device {job.device!r}"] if job.device == "cuda" else []
+    odd += [f"{workers} workers or microbatches per party"] if workers > 1 else []
+    odd += [f"layer {type(layer).__name__}" for layer in model.layers if type(layer) not in PROVED_LAYERS]
+    if odd:
+        raise ConfigError(
+            f"job.verify is {job.verify!r}, and there is no proof of {odd[0]}",
+            "verify: off, or dense layers and ReLU by SGD on the cross-entropy, one worker per party on its processor",
+        )
 
 
 def check_metrics(job: PrivateJob, model: ModelSpec) -> None:

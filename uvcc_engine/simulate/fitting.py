@@ -26,7 +26,6 @@ from uvcc_engine.model.plaintext import PlaintextResult, forward, train_plaintex
 from uvcc_engine.model.specs import MODELS, ModelSpec, find_model
 from uvcc_engine.model.torch_module import model_of_file, model_of_module
 from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime
@@ -149,7 +148,6 @@ def fit(
     keys: SessionKeys | None = None,
     progress: bool | Progress = False,
     watch_range: bool = False,
-    prove_products: bool = False,
     **job: Any,
 ) -> SimulatedFit:
     """Train ``model`` on rows ``x`` and labels ``y`` between three simulated parties.
@@ -157,10 +155,10 @@ def fit(
     ``model``: a ``torch.nn.Module`` or ``"file.py:Model"``, of which the layers are taken, not the weights; a shipped
     name, a list of layers as in a profile, a ``ModelSpec``, or its JSON. ``test``: the share of
     rows that is held out by the job's seed, or rows and labels of their own. ``watch_range``: a debugging mode that
-    raises RingRangeError as soon as a number passes 2^62 before a truncation. ``prove_products``: every product of a
-    step and its truncation is proved before the step's loss is opened, for dense layers and cross-entropy; comparisons,
-    choices by bits, exponentials and look-ups are not proved. All else are the keys of a private job
-    (``batch``, ``lr``, ``optimizer``, ``seed``, ...). Raises ConfigError for what does not fit, before it computes.
+    raises RingRangeError as soon as a number passes 2^62 before a truncation. All else are the keys of a private job
+    (``batch``, ``lr``, ``optimizer``, ``seed``, ...). With ``verify="products"`` every product of a step and its
+    truncation is proved before the step's loss is opened, for dense layers and cross-entropy; comparisons, choices by
+    bits, exponentials and look-ups are not proved. Raises ConfigError for what does not fit, before it computes.
     """
     features, labels = _features(x).numpy(), np.asarray(y)
     if labels.ndim != 1 or len(labels) != len(features) or not len(labels):
@@ -180,7 +178,7 @@ def fit(
     default = {"reveal": ["loss", "accuracy" if classes else "rmse"]}
     asked = _job(spec, data, epochs, steps, default | job)
     return replace(
-        train(asked, data, keys=keys, progress=progress, watch_range=watch_range, prove_products=prove_products),
+        train(asked, data, keys=keys, progress=progress, watch_range=watch_range),
         classes=classes,
     )
 
@@ -204,9 +202,8 @@ def train(
     keys: SessionKeys | None = None,
     progress: bool | Progress = False,
     watch_range: bool = False,
-    prove_products: bool = False,
 ) -> SimulatedFit:
-    """Train exactly as ``job`` says, epoch for epoch as one worker per party does. The switches: see ``fit``."""
+    """Train exactly as ``job`` says, epoch for epoch as one worker per party does. ``watch_range``: see ``fit``."""
     model = fit_model(job)
     tensors = dataset_tensors(data, job.frac_bits)
     check_tensors(shapes_of(tensors), job, model)
@@ -228,8 +225,6 @@ def train(
         ]
     if watch_range:
         planes.watch_range()
-    for rt in planes.runtimes:
-        rt.ledger = ClaimLedger() if prove_products else None
     metering, tell = Metering(model.layers), _teller(progress)
     began = time.monotonic()
 

@@ -81,6 +81,11 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
         tensor=size.tensor,
         microbatches=size.microbatches,
     )
+    if spec.job and (asked := PrivateJob.from_json(spec.job)).verify != job.verify:
+        raise ConfigError(
+            f"the worker's job has verify {asked.verify!r}, the signed policy {job.verify!r}",
+            "launch it with the policy's job",
+        )
     if spec.job and PrivateJob.from_json(spec.job) != job:
         raise ConfigError("the worker's job is not the job of the signed policy", "launch it with the policy's job")
     for value in job.reveal:

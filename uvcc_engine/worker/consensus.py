@@ -18,6 +18,7 @@ from typing import Any, Final
 from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.control import MODES, HaltRequest
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.proof_mode import OFF
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.contract.writer import error_fields
 from uvcc_engine.plane.api import Plane
@@ -211,16 +212,30 @@ class StepConsensus:
             turn += 1
 
     def agree_step(
-        self, steps: list[int], *, among_ranks: Callable[[set[int]], set[int]] = lambda steps: steps, **expected: Any
+        self,
+        steps: list[int],
+        *,
+        among_ranks: Callable[[set[int]], set[int]] = lambda steps: steps,
+        verify: str = OFF,
+        **expected: Any,
     ) -> tuple[int, set[int]]:
         """The newest checkpoint step that all three parties hold verified (0 = from the start), and all such steps.
+
+        ``verify``: what the policy has proved; a party that works otherwise is named.
 
         ``expected`` (attempt, policy hash) must be the same at all three, else ProtocolError. ``among_ranks`` takes the
         steps that the three workers here have in common and returns those of the whole fleet.
         """
-        self.say("resume", steps=steps, **expected)
+        self.say("resume", steps=steps, verify=verify, **expected)
         common = set(steps)
         for peer, message in self.hear("resume", **expected).items():
+            if (theirs := message.get("verify", OFF)) != verify:
+                shown = peer_messages.shown(theirs, 40)
+                raise ProtocolError(
+                    f"P{peer} works with verify {shown!r}, the policy says {verify!r}",
+                    "every party proves what the policy says; nothing was computed",
+                    party=peer,
+                )
             common &= peer_messages.steps(message.get("steps"), peer)
         common = among_ranks(common)
         return max(common, default=0), common

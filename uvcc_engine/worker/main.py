@@ -18,7 +18,7 @@ import torch
 
 from uvcc_engine import __version__
 from uvcc_engine.contract import files, flight
-from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError, UvccError
 from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.narrate import Narrator
 from uvcc_engine.contract.spec import WorkerSpec
@@ -217,7 +217,10 @@ def _report(writer: RunWriter, step: int, error: UvccError) -> None:
     name = {ProtocolError: "protocol_error", PeerLostError: "peer_lost"}
     event = next((name[kind] for kind in name if isinstance(error, kind)), "run_failed")
     fields: dict[str, Any] = {"what": error.what, "hint": error.hint}
-    if isinstance(error, ProtocolError | PeerLostError):
+    if isinstance(error, ProofFailedError):
+        event = "proof_failed"
+        fields |= {"pair": [f"P{p}" for p in error.pair], "prover": error.prover, "step": step}
+    elif isinstance(error, ProtocolError | PeerLostError):
         fields["party"] = error.party
     writer.event(event, "error", **fields)
     writer.heartbeat(step, "failed", error.what)

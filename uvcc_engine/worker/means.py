@@ -22,13 +22,13 @@ def pair_keys(admitted: Admission) -> PairKeys:
 
 
 def device_of(admitted: Admission) -> torch.device:
-    """Where this worker keeps its shares. Ranks that compute together do so on processors.
+    """Where this worker keeps its shares. Ranks that compute together, and proofs, take processors.
 
     Raises ConfigError where the job insists on a GPU that it cannot have.
     """
     size, wanted = admitted.policy.topology, admitted.job.device
     if size.workers_per_party * size.microbatches == 1:
-        return device_for(wanted)
+        return device_for("cpu" if admitted.job.proves else wanted)
     if wanted == "cuda":
         raise ConfigError(
             "job.device is cuda, and a party's several ranks compute on processors",

@@ -21,6 +21,7 @@ from uvcc_engine.contract.writer import RunWriter
 from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
+from uvcc_engine.proofs.step_proof import ProvedStep
 from uvcc_engine.sealing.release import box_name, seal_weights
 from uvcc_engine.sharding.sharded_training import Learner, ParallelTrainer, stream_of
 from uvcc_engine.transcript.exchange.agreement import ForkError
@@ -29,6 +30,7 @@ from uvcc_engine.transcript.exchange.own_history import check_history
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.leaf_file import folder_name
 from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
+from uvcc_engine.transcript.signed.statements import Verdict
 from uvcc_engine.worker.admission import SEALED, Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
@@ -121,7 +123,7 @@ class WorkerSession:
         a, groups = self._admitted, self._ranks.groups
         if a.job.task == "infer":
             return Predictor(self._rt, a.job, a.model, a.inputs)
-        if groups.alone and a.policy.topology.microbatches == 1:
+        if groups.alone and a.policy.topology.microbatches == 1:  # the one kind that proves: see check_provable
             return PrivateTrainer(self._rt, a.job, a.model, a.inputs)
 
         def tell(name: str, fields: dict[str, Any]) -> None:
@@ -190,6 +192,7 @@ class WorkerSession:
             list(found.whole),
             among_ranks=self._ranks.common,
             attempt=spec.attempt,
+            verify=self._admitted.job.verify,
             policy=self._admitted.policy.hash.hex(),
             start=spec.start,
         )
@@ -312,7 +315,7 @@ class WorkerSession:
         result = self._trainer.step(step)
         decision = self._settle_votes(epoch, mine)
         revealed = {} if result.loss is None else {"loss": result.loss}
-        self._finished(self._proof.finish(epoch, revealed))
+        self._finished(self._proof.finish(epoch, revealed, _verdict(result.proved)))
         rate = job.batch / (time.monotonic() - began)
         if result.loss is not None:
             self._loss = result.loss
@@ -394,7 +397,8 @@ class WorkerSession:
         self._settle_votes(epoch, mine)  # a halt that comes now is outrun by the end of the run
         blinds = self._ranks.of_first_replica(state_blinds(a.identity, a.policy, a.coord))
         digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))
-        self._finished(self._proof.outcome(values, self._ranks.whole_state(digests_of_all)))
+        proved = self._trainer.proved_metrics if isinstance(self._trainer, PrivateTrainer) and job.proves else None
+        self._finished(self._proof.outcome(values, self._ranks.whole_state(digests_of_all), _verdict(proved)))
         self._settle_roots()
         result = self._proof.result()
         mine_at_end = {p: self._proof.closing(p) for p in self._table.peers}
@@ -427,3 +431,8 @@ class WorkerSession:
         self._writer.heartbeat(self.step, "done", "done")
         sha = newest.sha256 if newest is not None and newest.step == self.step else ""
         return RunOutcome("done", self.step, sha)
+
+
+def _verdict(proved: ProvedStep | None) -> Verdict | None:
+    """What a root statement says of a proof that held."""
+    return None if proved is None else Verdict(proved.claims, proved.digest, proved.coins)

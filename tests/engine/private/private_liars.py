@@ -51,6 +51,46 @@ def alters_a_product(spec: WorkerSpec) -> None:
     LivePlane.send = send  # type: ignore[method-assign]
 
 
+def stands_by_an_altered_product(spec: WorkerSpec) -> None:
+    """It adds 2^63 to one entry of a product's summand, and goes on with that number itself."""
+    from uvcc_engine.mpc import arithmetic
+
+    honest, done = arithmetic.additive_product, []
+
+    def altered(rt: Any, *args: Any, **kwargs: Any) -> Any:
+        z, shift = honest(rt, *args, **kwargs)
+        if rt.epoch == EPOCH and not done:
+            done.append(shift)
+            z.view(-1)[0] += -(2**63)
+        return z, shift
+
+    arithmetic.additive_product = altered
+
+
+def withholds_its_proof(spec: WorkerSpec) -> None:
+    """It goes on living: its links stand and answer."""
+    honest = LivePlane.send
+
+    def send(self: LivePlane, dst: int, tag: Any, payload: Any) -> None:
+        if tag.epoch < EPOCH or tag.kind not in (kinds.PROOF, kinds.COIN):
+            honest(self, dst, tag, payload)
+
+    LivePlane.send = send  # type: ignore[method-assign]
+
+
+def proves_nothing(spec: WorkerSpec) -> None:
+    """Signs a policy that has products proved, and works as one that has not."""
+    from uvcc_engine.worker import main
+
+    honest = main.admit
+
+    def admit(spec: WorkerSpec) -> Any:
+        admitted = honest(spec)
+        return dataclasses.replace(admitted, job=dataclasses.replace(admitted.job, verify="off"))
+
+    main.admit = admit  # type: ignore[assignment]
+
+
 def sends_other_than_it_records(spec: WorkerSpec) -> None:
     """The wire carries an altered message, the transcript the honest one."""
     honest, done = LivePlane._queue, []

@@ -28,7 +28,7 @@ def _fit(**more: Any) -> simulate.SimulatedFit:
 
 
 def test_a_proved_training_learns_what_an_unproved_one_does() -> None:
-    plain, proved = _fit(), _fit(prove_products=True)
+    plain, proved = _fit(), _fit(verify="products")
     assert np.allclose(plain.losses, proved.losses, atol=2.0**-9)
     for a, b in zip(plain.weights, proved.weights, strict=True):
         assert np.allclose(a, b, atol=2.0**-9)
@@ -53,12 +53,12 @@ def test_a_lie_in_a_step_ends_the_training_before_its_loss_is_opened(
     lied: list[int] = []
     monkeypatch.setattr("uvcc_engine.mpc.arithmetic.truncate_proved_protocol", lying)
     with pytest.raises(ProofFailedError, match="step 1"):
-        _fit(prove_products=True, progress=lambda done, steps, loss: told.append(loss))
+        _fit(verify="products", progress=lambda done, steps, loss: told.append(loss))
     assert len(told) == 1
 
 
 def test_what_has_no_proof_is_refused_not_skipped() -> None:
     with pytest.raises(ConfigError, match="cross-entropy"):
-        _fit(prove_products=True, objective="mse")
+        _fit(verify="products", objective="mse")
     with pytest.raises(ConfigError, match="accuracy alone"):
-        _fit(prove_products=True, reveal=["loss", "confusion"])
+        _fit(verify="products", reveal=["loss", "confusion"])

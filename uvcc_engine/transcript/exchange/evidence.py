@@ -38,6 +38,7 @@ from uvcc_engine.transcript.signed.statements import (
     ResultStatement,
     RootStatement,
     Signed,
+    Verdict,
     result_core,
     sign_result,
     sign_root,
@@ -186,20 +187,23 @@ class WorkerEvidence:
         self._open_epoch = epoch
         self._record_local()
 
-    def finish(self, epoch: int, values: Mapping[str, float] | None = None) -> EpochRoot:
-        """Finalise and sign the epoch with the ``values`` that its step revealed to all.
+    def finish(self, epoch: int, values: Mapping[str, float] | None = None, proved: Verdict | None = None) -> EpochRoot:
+        """Finalise and sign the epoch with the ``values`` that its step revealed to all, and what was ``proved`` of it.
 
         Raises ConfigError if the epoch before was not checked with both peers, or if the values are not those that the
-        policy wants of this step; UnreadableError if the epoch is repeated and is not what was signed.
+        policy wants of this step, or a proof lacks; UnreadableError if the epoch is repeated and is not what was
+        signed.
         """
         if epoch != self._open_epoch:
             raise ConfigError(f"cannot finish epoch {epoch}: epoch {self._open_epoch} is open")
         values = values or {}
         if (due := sorted(self.policy.step_values(epoch))) != sorted(values):
             raise ConfigError(f"epoch {epoch} states {sorted(values)}, the policy wants {due}", "state what it reveals")
+        if (proved is not None) != self.policy.proves:
+            raise ConfigError(f"epoch {epoch} of a policy with verify {self.policy.verify!r}", "prove what it says")
         seen, head = self._agreement.settled()
         root = self.recorder.finalize_epoch()
-        statement = RootStatement(self.coord, self.policy.sid_job, root, seen, head, dict(values))
+        statement = RootStatement(self.coord, self.policy.sid_job, root, seen, head, dict(values), proved)
         signed = sign_root(self._identity, statement)
         before = self._own.pop(epoch, None)
         if before is not None and before[0].line != signed.line:
@@ -223,7 +227,9 @@ class WorkerEvidence:
             "its own files or its own computation changed; take the next attempt",
         )
 
-    def outcome(self, values: Mapping[str, float], state_digests: Sequence[str]) -> EpochRoot:
+    def outcome(
+        self, values: Mapping[str, float], state_digests: Sequence[str], proved: Verdict | None = None
+    ) -> EpochRoot:
         """Record the outcome in the open epoch (or a new one), which becomes the last, and finish that.
 
         ``values``: what the policy reveals to all; ``state_digests``: hex SHA-256 of the three blinded final share
@@ -238,7 +244,7 @@ class WorkerEvidence:
         core = result_core(self.policy.sid_job, self.policy.steps, values, state_digests)
         self.recorder.record_local((self._open_epoch, 0, 0, kinds.RESULT), core)
         stated = {name: values[name] for name in self.policy.step_values(self._open_epoch) if name in values}
-        root = self.finish(self._open_epoch, stated)
+        root = self.finish(self._open_epoch, stated, proved)
         self._outcome = dict(values), list(state_digests)
         return root
 

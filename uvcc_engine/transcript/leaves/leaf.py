@@ -20,7 +20,7 @@ RECEIVED: Final = 1
 RECORD: Final = struct.Struct("<BBBBIIQQ32s")
 _POSITION: Final = struct.Struct("<BBBIIQ")
 _PREFIX: Final = b"UVCC_LEAF_V1"
-WIRE_KINDS: Final = frozenset((kinds.OPEN, kinds.RESHARE, kinds.DEALER))
+WIRE_KINDS: Final = frozenset((kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.PROOF, kinds.COIN))
 LOCAL_KINDS: Final = frozenset((kinds.INPUT, kinds.RESULT, kinds.CHECKPOINT, kinds.POLICY, kinds.PIPELINE, kinds.START))
 OPENED_KINDS: Final = LOCAL_KINDS - {kinds.PIPELINE}
 

@@ -57,6 +57,19 @@ def _check_values(bundle: Bundle, worker: WorkerPart) -> None:
         wanted = sorted(bundle.policy.step_values(mine.root.epoch))
         _equal("revealed values", f"what is revealed in {where}", sorted(mine.values), wanted)
         _equal("revealed values", f"the values of {where}", dict(mine.values), dict(first.values))
+        _check_verdict(bundle, worker, mine, first)
+
+
+def _check_verdict(bundle: Bundle, worker: WorkerPart, mine: RootStatement, first: RootStatement) -> None:
+    """Where products are proved, all three signed one verdict, of at least one claim where anything was computed."""
+    policy, where = bundle.policy, f"epoch {mine.root.epoch} of {worker.coord}"
+    _equal("verdict", f"whether {where} states a proof", mine.proved is not None, policy.proves)
+    if mine.proved is None or first.proved is None:
+        return
+    _equal("verdict", f"what was proved in {where}", mine.proved.to_json(), first.proved.to_json())
+    learns = policy.first_step + mine.root.epoch < policy.steps
+    if mine.proved.claims == 0 and (learns or set(worker.result[1].values) - {"loss"}):
+        raise VerificationError("verdict", f"{where} computed, and states a proof of nothing")
 
 
 def _check_end(worker: WorkerPart, three: Sequence[WorkerPart], head: bytes) -> None:

@@ -22,14 +22,16 @@ MIB = 1024 * 1024
 BUNDLE, POLICY, SIGNATURES, MANIFEST = "proof_bundle.json", "policy.json", "policy_signatures.json", "MANIFEST.json"
 OF_A_RUN = (MANIFEST, f"{MANIFEST}.sig", "run_full.jsonl", "run_full.log", "dp_layout.json")
 FOR_POLICY, FOR_ROOT, FOR_RESULT, FOR_MANIFEST = "uvcc-policy", "uvcc-root", "uvcc-result", "uvcc-manifest"
+PRODUCTS = ("all three signed that products and truncations were proved (sound if one domain at most is corrupt); "
+            "not proved: comparisons, choices by bits, exponentials, look-ups and what is dealt for them")
 CODES = {"pinned": 3, "transcripts": 4, "full": 5, "manifest": 6}
 RECORD, HEADER = struct.Struct("<BBBBIIQQ32s"), struct.Struct("<8sIQ32s32s")
-OPEN, RESHARE, DEALER, _, INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START = range(1, 11)  # kinds of leaves
+OPEN, RESHARE, DEALER, _, INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START, PROOF, COIN = range(1, 13)  # leaves
 SHIPPED = dict(one.split(":") for one in (
     "logistic-digits:64 10,mlp-digits:64 32 10,mlp4-digits:64 32 32 32 10,mlp22-digits:64" + " 32" * 21 + " 10,"
     "cnn-digits:128 10,cnn-digits-norm:128 10,secureml-a:784 128 128 10,lenet:800 500 10,lenet-avg:800 500 10,"
     "alexnet-cifar:256 256 256 10,vgg16-cifar:512 256 256 10,gpt-tiny:16 64 16 27").split(","))
-WIRE, LOCAL = (OPEN, RESHARE, DEALER), (INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START)
+WIRE, LOCAL = (OPEN, RESHARE, DEALER, PROOF, COIN), (INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START)
 COORD = re.compile("p([012])r{0}s{0}t{0}".format("(0|[1-9][0-9]{0,5})"))
 POD, POD_RESULT = re.compile(r"p[0-9]{1,6}r[0-9]{1,6}"), re.compile(r"result(?:_rank[0-9]{1,6})?\.json")
 WORDS, HEX32, HEXES = re.compile("(?s).+"), re.compile("[0-9a-f]{64}"), re.compile("(?:[0-9a-f]{2})*")
@@ -102,22 +104,19 @@ def fit(value: Json, form: Any, what: str) -> Json:
     need(good, Unreadable, f"{what} is not as it must be: {str(value)[:80]!r}")
     return value
 def below(most: int, least: int = 0) -> Any: return lambda value: type(value) is int and least <= value < most
-def numbers(value: Json) -> bool:
-    return isinstance(value, dict) and all(type(n) in (int, float) for n in value.values())
+def numbers(value: Json) -> bool: return type(value) is dict and all(type(n) in (int, float) for n in value.values())
 # ---- section 2: trees ----------------------------------------------------------------------------------------------
 class Tree:  # RFC 9162 section 2.1.1
     def __init__(self) -> None:
         self.stack, self.size = list[bytes](), 0
     def add(self, leaf: bytes) -> None:
         size = self.size
-        while size & 1:
-            leaf, size = sha(b"\1", self.stack.pop(), leaf), size >> 1
+        while size & 1: leaf, size = sha(b"\1", self.stack.pop(), leaf), size >> 1
         self.stack.append(leaf)
         self.size += 1
     def root(self) -> bytes:
         root = self.stack[-1] if self.stack else sha()
-        for left in reversed(self.stack[:-1]):
-            root = sha(b"\1", left, root)
+        for left in reversed(self.stack[:-1]): root = sha(b"\1", left, root)
         return root
 def root_of_path(leaf: bytes, index: int, size: int, path: list[bytes]) -> bytes:
     """RFC 9162 section 2.1.3.2; nothing if the path has the wrong length."""
@@ -126,8 +125,7 @@ def root_of_path(leaf: bytes, index: int, size: int, path: list[bytes]) -> bytes
         if last <= 0: return b""
         if at & 1 or at == last:
             leaf = sha(b"\1", sibling, leaf)
-            while at and not at & 1:
-                at, last = at >> 1, last >> 1
+            while at and not at & 1: at, last = at >> 1, last >> 1
         else:
             leaf = sha(b"\1", leaf, sibling)
         at, last = at >> 1, last >> 1
@@ -196,6 +194,7 @@ class Policy:
             raise Unreadable("policy.operation is not what a run of this size does")
         job = data["job"]
         self.steps = fit(job.get("steps"), below(2**53, 1), "job.steps")
+        self.proves = fit(job.get("verify", "off"), ["off", "products"].__contains__, "job.verify") == "products"
         self.every = fit(job.get("loss_every", 1), below(2**53, 1), "job.loss_every")
         self.listed, self.form = fit(job.get("reveal", ["loss"]), [object], "job.reveal"), tuple[Any, ...]()
         if job.get("kind") == "private" and "model" in job and "batch" in job:
@@ -277,6 +276,7 @@ def check_leaves(path: Path, policy: Policy, worker: Worker) -> int:
 # ---- sections 6 to 9: what a bundle says ---------------------------------------------------------------------------
 STATED = {"coord": str, "head": HEX32, "root": HEX32, "sid_job": HEX32, "version": below(3, 2), "seen": object,
           "values": numbers}
+VERDICT = {"proved": {"claims": below(2**32), "coins": HEX32, "digest": HEX32}}
 EPOCH = {"epoch": below(2**32), "leaves": below(2**48), "opened": below(2**32), "pairs": object}
 OUTCOME = {"epochs": below(2**32), "result_hash": HEX32, "state_digests": three, "steps": below(2**32)}
 OPENED = {"blind": HEX32, "epoch": below(2**32), "index": below(2**48), "payload": HEXES, "proof": [HEX32],
@@ -299,7 +299,8 @@ class Worker:
         self.lines = [b"".join(map(self.line, data["roots"])), self.line(data["result"])]
         self.lines.append(b"".join(canonical(one) + b"\n" for one in self.openings))
     def read(self, one: Json, form: dict[str, Any]) -> Json:
-        s = fit(one, {"signature": str, "statement": form}, f"a statement of {self.name}")["statement"]
+        proof = VERDICT if "epoch" in form and "proved" in fit(one, dict, self.name).get("statement", ()) else {}
+        s = fit(one, {"signature": str, "statement": form | proof}, f"a statement of {self.name}")["statement"]
         others = dict.fromkeys(map(str, peers(coord_of(s["coord"])[1])), HEX32)
         fit(s["seen"], others if s.get("epoch", 1) else {}, f"seen of {self.name}")
         fit(s.get("pairs", {}), others if "pairs" in s else {}, f"pairs of {self.name}")
@@ -364,6 +365,10 @@ class Bundle:
             same(f"worker and job in {where}", [s["coord"], s["sid_job"]], [w.name, p.sid.hex()])
             same(f"what is revealed in {where}", sorted(s["values"]), p.values(e))
             same(f"the values of {where}", s["values"], first.roots[e]["values"])
+            same(f"the verdict of {where}", s.get("proved"), first.roots[e].get("proved"))
+            due = p.first + e < p.steps or set(first.last["values"]) - {"loss"}
+            good = ("proved" in s) == p.proves and (not p.proves or not due or s["proved"]["claims"])
+            need(good, Wrong, f"{where} does not state the proof that the policy wants of it")
             theirs = {str(m.coord[1]): m.roots[e]["pairs"][str(w.coord[1])] for m in others}
             same(f"the messages of {where}, by peer", s["pairs"], theirs)
             before = {str(m.coord[1]): m.roots[e - 1]["root"] for m in others} if e else {}
@@ -435,8 +440,7 @@ def check_transcripts(bundle: Bundle, files: dict[str, Path]) -> int:
         if (home / "contradictions.jsonl").exists() and read(home / "contradictions.jsonl"):
             raise Wrong(f"{w.name} kept statements that contradict each other")
         total += check_leaves(home / "leaves.bin", bundle.policy, w)
-    if bundle.policy.form:
-        check_form(bundle, bundle.policy)
+    if bundle.policy.form: check_form(bundle, bundle.policy)
     return total
 def check_form(bundle: Bundle, p: Policy) -> None:
     """Section 5.3: every epoch has at least the messages that no run of the agreed program can do without."""
@@ -573,6 +577,7 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
         print(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
         print("  one operator ran all three domains, and could look at everything", end="")
         print("; the keys come from a public seed: a demonstration" if bundle.policy.seeded else "")
+        print(f"  {PRODUCTS if bundle.policy.proves else 'no product was proved: an altered one goes unnoticed'}")
         print("" if bundle.policy.form else "  no model and batch are named: the form was not checked\n", end="")
     lacks |= {"full": "no bundle of the full run is here"} if promised and promised not in phases else {}
     if root is not None and (why := check_manifest(root, signers, bundles, tree_of(root))):

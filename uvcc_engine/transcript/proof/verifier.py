@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
+from uvcc_engine.contract.proof_mode import OFF, sentences
 from uvcc_engine.contract.topology import Coord
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.formats.reading import shown
@@ -51,6 +52,7 @@ class Certificate:
     """What was verified. ``level``: "transcripts" if every leaf was recomputed, "bundle" if none was at hand.
 
     ``pinned``: the identities are those that the caller expects. ``unread``: folders that nobody could look into.
+    ``verify``: what of the computation was proved; ``claims``: of how many claims all three signed that it was.
     """
 
     level: str
@@ -65,6 +67,8 @@ class Certificate:
     parties: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...]
     operation: tuple[str, ...]
+    verify: str = OFF
+    claims: int = 0
     pinned: bool = False
     unread: tuple[str, ...] = ()
 
@@ -78,6 +82,13 @@ class Certificate:
     def word(self) -> str:
         """The verdict's word: that something is verified is said only where nothing is missing."""
         return HOLDS if self.missing else VERIFIED
+
+    def _computed(self) -> tuple[str, ...]:
+        """What the signed verdicts say was proved, and what was not."""
+        first, *others = sentences(self.verify)
+        if self.verify != OFF:
+            first = f"{self.claims} claims, of which all three signed that the proofs held: {first}"
+        return (first, *others)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -96,6 +107,8 @@ class Certificate:
             "parties": [dict(p) for p in self.parties],
             "warnings": list(self.warnings),
             "operation": list(self.operation),
+            "verify": self.verify,
+            "claims": self.claims,
         }
 
     def text(self, word: str = "", about: str = "") -> str:
@@ -112,6 +125,7 @@ class Certificate:
             *(f"revealed     {k} = {v}" for k, v in sorted(self.values.items())),
             *(f"P{p['party']}           {p['provider']}/{p['region']}  {p['ed25519']}" for p in self.parties),
             *(f"operated     {sentence}" for sentence in self.operation),
+            *(f"computed     {sentence}" for sentence in self._computed()),
             *(f"warning      {w}" for w in self.warnings),
         ]
         return "\n".join(shown(line) for line in lines)
@@ -421,4 +435,6 @@ def _certificate(bundle: Bundle, level: str, pinned: bool) -> Certificate:
         tuple(parties),
         tuple(warnings),
         policy.operation.sentences(),
+        policy.verify,
+        sum(s.proved.claims for w in bundle.workers if w.coord.party == 0 for _, s in w.roots if s.proved),
     )

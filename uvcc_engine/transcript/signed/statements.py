@@ -40,6 +40,8 @@ _ROOT_FIELDS: Final = (
     "values",
     "version",
 )
+PROVED: Final = "proved"
+"""The one field that a root statement has only where the policy has products proved."""
 _RESULT_FIELDS: Final = (
     "coord",
     "epochs",
@@ -56,11 +58,35 @@ _RESULT_FIELDS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """A worker's word that the proof of an epoch held: of how many claims, which (as far as they are public), under
+    which coins of the verifiers."""
+
+    claims: int
+    digest: bytes
+    coins: bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {"claims": self.claims, "coins": self.coins.hex(), "digest": self.digest.hex()}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Verdict:
+        """Read strictly. Raises UnreadableError."""
+        found = exact(data, ("claims", "coins", "digest"), "verdict")
+        return cls(
+            count(found["claims"], "claims", 2**32),
+            digest(found["digest"], "digest of claims"),
+            digest(found["coins"], "digest of coins"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RootStatement:
     """A worker's word on one epoch.
 
     ``seen`` countersigns the peers' roots of the epoch before (empty in the first), ``head`` all that the three signed
-    about all epochs before. ``values``: what the step revealed to everybody, by name.
+    about all epochs before. ``values``: what the step revealed to everybody, by name. ``proved``: where the policy has
+    products proved.
     """
 
     coord: Coord
@@ -69,9 +95,11 @@ class RootStatement:
     seen: Mapping[int, bytes]
     head: bytes
     values: Mapping[str, float]
+    proved: Verdict | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        proved = {} if self.proved is None else {PROVED: self.proved.to_json()}
+        return proved | {
             "coord": str(self.coord),
             "epoch": self.root.epoch,
             "head": self.head.hex(),
@@ -88,7 +116,8 @@ class RootStatement:
     @classmethod
     def from_json(cls, data: Any) -> RootStatement:
         """Read strictly. Raises UnreadableError."""
-        found = _current(data, _ROOT_FIELDS, "root statement")
+        proves = isinstance(data, dict) and PROVED in data
+        found = _current(data, (*_ROOT_FIELDS, PROVED) if proves else _ROOT_FIELDS, "root statement")
         where = coord_of(found["coord"])
         epoch = count(found["epoch"], "epoch", 2**32)
         peers = peers_of(where.party)
@@ -106,6 +135,7 @@ class RootStatement:
             _by_peer(found["seen"], peers if epoch else (), "seen"),
             digest(found["head"], "head"),
             _numbers(found["values"], "root statement"),
+            Verdict.from_json(found[PROVED]) if proves else None,
         )
 
 

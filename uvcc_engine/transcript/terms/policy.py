@@ -20,6 +20,7 @@ from uvcc_engine.contract import strict
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.migration import Migration
+from uvcc_engine.contract.proof_mode import OFF, check_mode, sentences
 from uvcc_engine.contract.topology import PARTIES, Topology
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_canonical
@@ -285,6 +286,20 @@ class Policy:
     def reveals(self, value: str, to: str = EVERYBODY) -> bool:
         return (value, to) in self.reveal
 
+    @property
+    def verify(self) -> str:
+        """What is proved of the computation: a mode of ``contract.proof_mode``."""
+        return str(self.job.get("verify", OFF))
+
+    @property
+    def proves(self) -> bool:
+        """Whether every epoch's products are proved, and every root statement says so."""
+        return self.verify != OFF
+
+    def sentences(self) -> tuple[str, ...]:
+        """Who operates the run, and what it proves if it proves anything: for people."""
+        return (*self.operation.sentences(), *(sentences(self.verify) if self.proves else ()))
+
     def step_values(self, epoch: int) -> tuple[str, ...]:
         """What every worker states in its root statement of this epoch: the values that the step reveals to all.
 
@@ -331,6 +346,7 @@ def _job(data: Any) -> Mapping[str, Any]:
         raise ConfigError(f"policy.job.loss_every is {_shown(every)}", "it must be a whole number of at least 1")
     if not isinstance(data.get("reveal", []), list):
         raise ConfigError(f"policy.job.reveal is {_shown(data['reveal'])}", "it must be a list of words")
+    check_mode(data.get("verify", OFF))
     start = Migration.of_job(data)
     if start is not None and start.step >= steps:
         raise ConfigError(f"policy.job starts at step {start.step} of {steps}", "there is nothing left to do")

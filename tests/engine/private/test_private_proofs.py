@@ -1,0 +1,221 @@
+"""A job that has its products proved, by workers as real processes: it ends verified, and a lie ends it unrevealed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
+
+from uvcc_engine.contract.canonical import canonical, sorted_json
+from uvcc_engine.contract.errors import ConfigError, VerificationError
+from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.data.sets import Dataset
+from uvcc_engine.model.layer_list import model_of_list, model_to_json
+from uvcc_engine.sealing.inputs import SharedInputs, share_dataset
+from uvcc_engine.sealing.purpose import Purpose
+from uvcc_engine.sharding.validation import fit_model
+from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.leaf import Leaf
+from uvcc_engine.transcript.proof import standalone_verify
+from uvcc_engine.transcript.proof.bundle import assemble_folder
+from uvcc_engine.transcript.proof.verifier import verify
+from uvcc_engine.transcript.signing.sshsig import NAMESPACES
+
+LIAR = 1
+NET = sorted_json(model_to_json(model_of_list([{"linear": 2}, "relu", "linear"], 3, 2)))
+JOB = PrivateJob(model=NET, steps=3, batch=4, checkpoint_every=2, test_rows=4, verify="products")
+
+
+def _rows() -> Dataset:
+    x = torch.randn(16, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64).numpy()
+    y = (x[:, 0] > 0).astype(np.int64)
+    return Dataset(x[:12], y[:12], x[12:], y[12:], 2)
+
+
+def _shared(job: PrivateJob) -> SharedInputs:
+    purpose = Purpose.of(job, [OWNER.public.x25519])
+    return share_dataset(_rows(), job.frac_bits, tuple(p.public for p in PARTIES), OWNER, seed=1, purpose=purpose)
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    made = Zygote(tmp_path_factory.mktemp("proofs"))
+    yield made
+    made.close()
+
+
+def _fleet(folder: Path, zygote: Zygote, job: PrivateJob = JOB) -> Fleet:
+    return Fleet(folder, zygote, job, direct_links(), _shared(job))
+
+
+def _run(fleet: Fleet, zygote: Zygote, lie: str = "", **changes: Any) -> list[int]:
+    fleet.pids = []
+    for party in range(3):
+        fleet.dir(party).mkdir(exist_ok=True)
+        spec = fleet.spec(party, **changes).to_json()
+        request = {"spec": spec, "log": str(fleet.home(party) / "worker.log")}
+        if lie and party == LIAR:
+            request["lie"] = lie
+        fleet.pids.append(zygote.ask(request)["pid"])
+    return fleet.wait()
+
+
+@pytest.fixture(scope="module")
+def whole(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    fleet = _fleet(tmp_path_factory.mktemp("whole"), zygote)
+    assert _run(fleet, zygote) == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    return fleet
+
+
+@pytest.fixture(scope="module")
+def bundle(whole: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as it is collected: bundle, signers, transcripts."""
+    root = tmp_path_factory.mktemp("bundle")
+    for party in range(3):
+        source = whole.dir(party) / f"transcript_p{party}r0s0t0"
+        target = root / f"p{party}r0" / source.name
+        target.mkdir(parents=True)
+        for file in source.iterdir():
+            if file.name in ("leaves.bin", "roots.jsonl", "openings.jsonl", "peers.jsonl", "result.json"):
+                (target / file.name).write_bytes(file.read_bytes())
+    for name, there in (("policy.json", "policy.json"), ("policy_signatures.json", "signatures.json")):
+        (root / name).write_bytes((whole.home(0) / there).read_bytes())
+    signers = "".join(f'P{i} namespaces="{",".join(NAMESPACES)}" {p.public.ed25519}\n' for i, p in enumerate(PARTIES))
+    (root / "allowed_signers").write_text(signers)
+    assemble_folder(root)
+    return root
+
+
+def test_a_proved_run_ends_verified_by_both_verifiers(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certificate = verify(bundle, allowed_signers=bundle / "allowed_signers")
+    assert certificate.word == "VERIFIED"
+    assert certificate.verify == "products"
+    assert certificate.claims > JOB.steps
+    text = certificate.text()
+    assert "not proved: comparisons" in text
+    assert "2^-40" in text
+    words = [str(bundle / "proof_bundle.json"), "--allowed-signers", str(bundle / "allowed_signers")]
+    assert standalone_verify.main(words) == 0
+    assert "not proved: comparisons" in capsys.readouterr().out
+
+
+def test_every_epoch_has_its_proof_in_the_transcript_and_one_verdict_of_all(bundle: Path) -> None:
+    found = json.loads((bundle / "proof_bundle.json").read_bytes())
+    stated = [[s["statement"]["proved"] for s in w["roots"]] for w in found["workers"]]
+    assert stated[0] == stated[1] == stated[2]
+    assert len(stated[0]) == JOB.steps + 1
+    assert len({v["coins"] for v in stated[0]}) == len(stated[0])
+    for file, block in leaf_file.blocks(bundle / "p0r0" / "transcript_p0r0s0t0" / leaf_file.LEAVES):
+        there = {Leaf.unpack(r).kind for r in leaf_file.records(file, block)}
+        assert {kinds.PROOF, kinds.COIN} <= there or kinds.PROOF in there
+
+
+@pytest.mark.parametrize(
+    ("alter", "words"),
+    [
+        (lambda s: s.pop("proved"), "verdict: whether epoch 1 of p0r0s0t0 states a proof"),
+        (lambda s: s["proved"].update(claims=s["proved"]["claims"] + 1), "verdict: what was proved in epoch 1"),
+        (lambda s: s["proved"].update(claims=0), "a proof of nothing"),
+    ],
+)
+def test_a_verdict_that_one_party_signs_otherwise_is_refused(bundle: Path, alter: Any, words: str) -> None:
+    """It signs with its own key; the check of verdicts comes on top of that of histories, which refuses it as well."""
+    from uvcc_engine.transcript.proof import countersigned
+    from uvcc_engine.transcript.proof.bundle import read_bundle
+    from uvcc_engine.transcript.signed.statements import RootStatement
+
+    good = read_bundle(bundle / "proof_bundle.json", lambda policy: True)
+    for number, worker in enumerate(good.workers if "nothing" in words else good.workers[:1]):
+        signed, statement = worker.roots[1]
+        changed = json.loads(canonical(signed.statement))
+        alter(changed)
+        false = RootStatement.from_json(changed)
+        roots = [*worker.roots[:1], (replace(signed, statement=changed), false), *worker.roots[2:]]
+        workers = [*good.workers[:number], replace(worker, roots=roots), *good.workers[number + 1 :]]
+        good = replace(good, workers=workers)
+        assert statement.proved is not None
+    with pytest.raises(VerificationError, match=words):
+        countersigned.check_histories(good)
+
+
+def test_an_altered_product_ends_the_step_in_all_parties_before_anything_is_revealed(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    fleet = _fleet(tmp_path, zygote)
+    assert _run(fleet, zygote, "stands_by_an_altered_product") == [3, 3, 3]
+    for party in range(3):
+        assert len(fleet.csv(party)) == 1 + 2, "a loss of the step was revealed"
+        assert max(fleet.roots(party)) == 1, "the epoch was finalised"
+        (failed,) = fleet.events(party, "proof_failed")
+        assert failed["step"] == 2
+        if party != LIAR:
+            assert f"P{LIAR}" in failed["pair"]
+        assert "proof" in fleet.exit(party)["error"]
+        assert {int(p.name.split("-")[1]) for p in (fleet.dir(party) / "checkpoints").glob("step-*")} <= {2}
+
+
+def test_the_same_lie_goes_through_where_nothing_is_proved(zygote: Zygote, tmp_path: Path) -> None:
+    fleet = _fleet(tmp_path, zygote, replace(JOB, verify="off"))
+    assert _run(fleet, zygote, "stands_by_an_altered_product") == [0, 0, 0]
+
+
+def test_a_party_that_proves_nothing_is_named_before_the_first_step(zygote: Zygote, tmp_path: Path) -> None:
+    fleet = _fleet(tmp_path, zygote)
+    assert 0 not in _run(fleet, zygote, "proves_nothing")
+    said = [str(fleet.exit(p)["error"]) for p in (0, 2)]
+    assert any("P1 works with verify 'off', the policy says 'products'" in text for text in said), said
+    assert not fleet.roots(0)
+
+
+def test_a_withheld_proof_ends_within_the_limit_of_the_plane(zygote: Zygote, tmp_path: Path) -> None:
+    fleet = _fleet(tmp_path, zygote)
+    for link in fleet.links:
+        link["proof_s"] = 1.0
+    assert 0 not in _run(fleet, zygote, "withholds_its_proof")
+    said = [str(fleet.exit(p)["error"]) for p in (0, 2)]
+    assert any("party 1 is alive and withholds its part of a proof" in text for text in said), said
+    assert max(fleet.roots(0)) == 1
+
+
+def test_a_run_goes_on_from_its_last_proved_checkpoint(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:
+    fleet = _fleet(tmp_path, zygote)
+    _run(fleet, zygote, "dies_in_an_epoch")
+    assert _run(fleet, zygote, resume=True) == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    assert fleet.roots(0) == whole.roots(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "size", "words"),
+    [
+        ({"model": "cnn-digits"}, 1, "layer Conv2d"),
+        ({"optimizer": "adam"}, 1, "optimizer 'adam'"),
+        ({"device": "cuda"}, 1, "device 'cuda'"),
+        ({"clip_norm": 1.0}, 1, "clip_norm"),
+        ({}, 2, "2 workers"),
+    ],
+)
+def test_what_cannot_be_proved_is_refused_by_name_before_it_begins(change: Any, size: int, words: str) -> None:
+    job = replace(PrivateJob(verify="products"), **change)
+    with pytest.raises(ConfigError, match=words):
+        fit_model(job, workers=size)
+
+
+def test_a_mode_that_is_not_there_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="comparisons"):
+        PrivateJob(verify="proofs")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="one of off, products"):
+        PrivateJob(verify="all")  # type: ignore[arg-type]
+
+
+def test_a_worker_of_another_mode_than_the_policy_is_refused(zygote: Zygote, tmp_path: Path) -> None:
+    fleet = _fleet(tmp_path, zygote)
+    assert _run(fleet, zygote, job=replace(JOB, verify="off").to_json()) == [2, 2, 2]
+    assert "verify 'off', the signed policy 'products'" in fleet.exit(0)["error"]

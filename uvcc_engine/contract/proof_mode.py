@@ -1,0 +1,40 @@
+"""What of a run's computation is proved before a step opens anything: ``job.verify``, and its words for people.
+
+The words claim no more than holds, and name what is not proved.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+from uvcc_engine.contract.errors import ConfigError
+
+ProofMode = Literal["off", "products"]
+OFF: Final = "off"
+PRODUCTS: Final = "products"
+MODES: Final[tuple[str, ...]] = get_args(ProofMode)
+_NOT_YET: Final = {
+    "proofs": "comparisons, choices by bits, exponentials, look-ups and what is dealt for them have no proof yet",
+    "covert": "no party is audited by chance while a run goes on",
+}
+_PROVED: Final = (
+    "every product and its truncation is proved before its step reveals anything or commits a checkpoint: a false one"
+    " passes with a chance of at most 2^-40 a step, if at most one of the three domains is corrupt",
+    "not proved: comparisons, choices by bits, exponentials, look-ups and what is dealt for them; a domain that"
+    " alters one of these can go unnoticed",
+)
+_NOTHING: Final = ("no product is proved: a domain that alters one goes unnoticed",)
+
+
+def check_mode(value: object) -> str:
+    """The mode, if there is one of that name. Raises ConfigError; for what is not built yet, with the reason."""
+    if isinstance(value, str) and value in MODES:
+        return value
+    if isinstance(value, str) and value in _NOT_YET:
+        raise ConfigError(f"job.verify is {value!r}, which there is not: {_NOT_YET[value]}", f"{OFF}, or {PRODUCTS}")
+    raise ConfigError(f"job.verify is {str(value)[:80]!r}", f"one of {', '.join(MODES)}")
+
+
+def sentences(mode: str) -> tuple[str, ...]:
+    """What a run of this mode proves and what not."""
+    return _PROVED if mode == PRODUCTS else _NOTHING
