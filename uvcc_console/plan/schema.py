@@ -254,9 +254,7 @@ class Profile(Strict):
         size = self.topology.model_dump()
         if isinstance(self.job, PrivateJobSettings) and self.job.verify != OFF and set(size.values()) != {1}:
             many = next(f"topology.{name} {n}" for name, n in size.items() if n != 1)
-            raise ValueError(
-                f"job.verify is {self.job.verify!r}, and there is no proof with {many}: give verify: off, or 1"
-            )
+            raise ValueError(f"job.verify {self.job.verify}: there is no proof with {many}; give 1, or verify: off")
         if isinstance(self.job, PrivateJobSettings) and self.job.task == "infer" and self.smoke.steps:
             raise ValueError("a job of task infer answers its queries once: give smoke.steps 0")
         return self

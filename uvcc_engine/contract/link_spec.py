@@ -58,7 +58,8 @@ class LinkSpec:
     ``peer_timeout_s`` and ``first_contact_s`` until a peer counts as lost, later and at the start; ``refused_s`` and
     ``relay_s`` until a refusal, a missing relay is final; ``order_s`` and ``report_s`` for what is out of order, and
     between two reports of waiting; ``proof_s`` for a living peer's part of a proof; ``close_s`` for the last words;
-    ``rto_s`` before an unacknowledged frame is sent again; ``look_s`` and ``idle_s`` between two looks at the network, while waiting and while idle.
+    ``rto_s`` before an unacknowledged frame is sent again; ``look_s`` and ``idle_s`` between two looks at the network,
+    while waiting and while idle.
     """
 
     kind: str = ""

@@ -203,6 +203,7 @@ class _Side:
         """2 rounds: the coefficients, but the one that is the target, to the second verifier; its coin back, which is
         the result."""
         ring, after = self._at.ring, (self._q + 1) % PARTIES
+        word: Tensor
         sent, told = Round(), Round()
         if self.proves:
             grams = [block.gram(self._at, fold) for block in self._blocks]
