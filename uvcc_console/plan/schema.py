@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_
 
 from uvcc_console.fleet.by_party import settings_for
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
-from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.link_spec import LinkKind
 from uvcc_engine.contract.private_job import (
     Device,
@@ -22,7 +21,7 @@ from uvcc_engine.contract.private_job import (
     Schedule,
     Task,
 )
-from uvcc_engine.contract.proof_mode import OFF, ProofMode, check_mode
+from uvcc_engine.contract.proof_mode import OFF, ProofMode, why_not
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -52,10 +51,9 @@ def _model(value: Any) -> Any:
 
 
 def _proof_mode(value: Any) -> Any:
-    try:
-        return check_mode(value)
-    except ConfigError as e:
-        raise ValueError(f"{e.what.partition(', which ')[2] or 'there is no such mode'}; give {e.hint}") from e
+    if reason := why_not(value):
+        raise ValueError(reason)
+    return value
 
 
 class PrivateJobSettings(Strict):

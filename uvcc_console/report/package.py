@@ -20,7 +20,8 @@ from uvcc_console.report.run_log import Translator, human
 from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
-from uvcc_engine.transcript.proof.verifier import Certificate, verify
+from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.terms.commit_record import RECORDS, check_record
 from uvcc_engine.transcript.terms.policy import Policy
 

@@ -36,7 +36,8 @@ from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sealing.inputs import share_dataset
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.transcript.proof.bundle import assemble_folder
-from uvcc_engine.transcript.proof.verifier import Certificate, verify
+from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy, write_signatures
 

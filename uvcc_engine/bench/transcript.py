@@ -24,7 +24,8 @@ from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.store import TranscriptStore
-from uvcc_engine.transcript.proof.verifier import Certificate, verify
+from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.signing.identity import Identity
 
 _SID: Final = hashlib.sha256(b"bench").digest()

@@ -26,13 +26,19 @@ _PROVED: Final = (
 _NOTHING: Final = ("no product is proved: a domain that alters one goes unnoticed",)
 
 
+def why_not(value: object) -> str:
+    """Why there is no mode of that name; empty if there is."""
+    if isinstance(value, str) and value in MODES:
+        return ""
+    reason = _NOT_YET.get(value, "") if isinstance(value, str) else ""
+    return f"there is no such mode{reason and ': ' + reason}; give {OFF} or {PRODUCTS}"
+
+
 def check_mode(value: object) -> str:
     """The mode, if there is one of that name. Raises ConfigError; for what is not built yet, with the reason."""
-    if isinstance(value, str) and value in MODES:
-        return value
-    if isinstance(value, str) and value in _NOT_YET:
-        raise ConfigError(f"job.verify is {value!r}, which there is not: {_NOT_YET[value]}", f"{OFF}, or {PRODUCTS}")
-    raise ConfigError(f"job.verify is {str(value)[:80]!r}", f"one of {', '.join(MODES)}")
+    if reason := why_not(value):
+        raise ConfigError(f"job.verify is {str(value)[:80]!r}", reason)
+    return str(value)
 
 
 def sentences(mode: str) -> tuple[str, ...]:

@@ -60,5 +60,5 @@ def test_a_lie_in_a_step_ends_the_training_before_its_loss_is_opened(
 def test_what_has_no_proof_is_refused_not_skipped() -> None:
     with pytest.raises(ConfigError, match="cross-entropy"):
         _fit(verify="products", objective="mse")
-    with pytest.raises(ConfigError, match="accuracy alone"):
+    with pytest.raises(ConfigError, match="reveal 'confusion'"):
         _fit(verify="products", reveal=["loss", "confusion"])

@@ -18,7 +18,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, Verificati
 from uvcc_engine.transcript.formats.reading import reason, shown
 from uvcc_engine.transcript.proof import derived, manifest
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle
-from uvcc_engine.transcript.proof.verifier import HOLDS, VERIFIED, Certificate
+from uvcc_engine.transcript.proof.verified import HOLDS, VERIFIED, Certificate
 from uvcc_engine.transcript.proof.verifier import examine as examine_bundle
 from uvcc_engine.transcript.signing.signers import AllowedSigners
 from uvcc_engine.transcript.terms.policy import Policy

@@ -248,8 +248,7 @@ def summarise(file: Any, leaves: int, sid: bytes, epoch: int, me: int, seen: lis
         tree.add(sha(b"\0UVCC_LEAF_V1", mark, record))
         flows[src, dst].update(record[1:])
         opened += src == dst and kind != PIPELINE
-        if src != dst:
-            seen[:] = seen[0] + (kind == RESHARE), seen[1] + (kind == OPEN), seen[2] + size
+        if src != dst: seen[:] = seen[0] + (kind == RESHARE), seen[1] + (kind == OPEN), seen[2] + size
     ends = {p: (min(p, me), max(p, me)) for p in peers(me)}
     pairs = {str(p): sha(b"UVCC_PAIR_DIGEST_V1", flows[a, b].digest(), flows[b, a].digest()).hex()
              for p, (a, b) in ends.items()}
@@ -332,8 +331,7 @@ class Bundle:
             for one, namespace in signed:
                 s, what = one["statement"], f"{w.name} of epoch {one['statement'].get('epoch', 'last')} ({namespace})"
                 self.claims.append(Claim(p.key(w.coord), namespace, canonical(s), one["signature"], what))
-        for i in range(3):
-            check_pinned(signers, f"P{i}", [c for c in self.claims if c.key == p.keys[i][0]])
+        for i in range(3): check_pinned(signers, f"P{i}", [c for c in self.claims if c.key == p.keys[i][0]])
     def mates(self, w: Worker) -> list[Worker]:
         r, _, s, t = w.coord
         return [self.at[r, party, s, t] for party in range(3)]

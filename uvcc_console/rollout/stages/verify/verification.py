@@ -16,7 +16,8 @@ from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.verify.collect import fetch_phase
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
 from uvcc_engine.transcript.proof.bundle import NAME, assemble_folder
-from uvcc_engine.transcript.proof.verifier import Certificate, verify
+from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof.verifier import verify
 
 
 async def verify_phase(ctx: Rollout, phase: Phase) -> str:
