@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from uvcc_console.core.series import Series
-from uvcc_engine.contract.proof_mode import MODES, OFF, sentences
+from uvcc_engine.contract.proof_mode import MODES, OFF
 from uvcc_engine.contract.topology import Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
@@ -322,7 +322,7 @@ class Snapshot:
         if not self.proves:
             return ()
         sizes = (max(1, n) for n in (self.replicas, self.pipeline_stages, self.tensor))
-        return (*Operation.of(Topology(*sizes)).sentences(), *(sentences(self.verify) if self.verify != OFF else ()))
+        return Operation.of(Topology(*sizes)).sentences(self.verify)
 
     @property
     def verify(self) -> str:

@@ -12,9 +12,10 @@ from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.site_policy import SiteJudgement
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.owndata import model_words, settle
-from uvcc_console.plan.plan import FULL, make_plan, new_run_id, operation_of, proved, revealed_values
+from uvcc_console.plan.plan import FULL, make_plan, new_run_id, operation_of, revealed_values
 from uvcc_console.plan.profile import load
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.proof_mode import OFF
 from uvcc_engine.transcript.signed.proposals import Standing
 from uvcc_engine.transcript.terms.operation import Operation
 from uvcc_engine.transcript.terms.proposal import EVERYBODY, VERSION, Proposal, ProposedLimits, Revealed
@@ -75,7 +76,7 @@ def screen(standing: Standing, judgement: SiteJudgement | None = None) -> list[s
         *(f"owner        {fingerprint(key)}" for key in p.owners),
         f"code         {p.code_hash}",
         f"costs        at most {p.limits.hourly:.2f} $/h, {p.limits.total:.2f} $, {p.limits.ttl_s / 3600:g} h",
-        *(f"operated     {sentence}" for sentence in (*Operation.of(t).sentences(), *proved(job))),
+        *(f"operated     {sentence}" for sentence in Operation.of(t).sentences(str(job.get("verify", OFF)))),
     ]
     for party, key in enumerate(p.domains):
         heard = standing.said.get(party)

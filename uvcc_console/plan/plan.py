@@ -15,7 +15,7 @@ from uvcc_console.fleet.provider_kinds import DEFAULT, kind_of
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.private_job import where_it_says_something
-from uvcc_engine.contract.proof_mode import OFF, sentences
+from uvcc_engine.contract.proof_mode import OFF
 from uvcc_engine.contract.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
@@ -200,13 +200,7 @@ def operation_of(plan: Plan) -> tuple[str, ...]:
     """Who could look into this run, what is not encrypted in it, and what it proves, if it proves anything; nothing
     for jobs that claim no privacy."""
     full = plan.phases[FULL]
-    return (*Operation.of(full.topology).sentences(), *proved(full.job)) if full.kind == "private" else ()
-
-
-def proved(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a run of this job proves and what not; nothing if it proves nothing."""
-    mode = str(job.get("verify", OFF))
-    return sentences(mode) if mode != OFF else ()
+    return Operation.of(full.topology).sentences(str(full.job.get("verify", OFF))) if full.kind == "private" else ()
 
 
 def revealed_values(job: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.proof_mode import OFF, sentences
 from uvcc_engine.contract.topology import Topology
 
 ONE_OPERATOR: Final = "one"
@@ -50,7 +51,7 @@ class Operation:
     def to_json(self) -> Mapping[str, str]:
         return {"operators": self.operators, "party_traffic": self.party_traffic}
 
-    def sentences(self) -> tuple[str, ...]:
-        """What holds, for people; nothing about traffic that does not exist."""
+    def sentences(self, verify: str = OFF) -> tuple[str, ...]:
+        """What holds, for people; nothing about traffic that does not exist, nor of proofs where ``verify`` has none."""
         said = (self.operators, self.party_traffic)
-        return tuple(_WORDS[word] for word in said if word != NO_TRAFFIC)
+        return (*(_WORDS[word] for word in said if word != NO_TRAFFIC), *(sentences(verify) if verify != OFF else ()))

@@ -20,7 +20,7 @@ from uvcc_engine.contract import strict
 from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.migration import Migration
-from uvcc_engine.contract.proof_mode import OFF, check_mode, sentences
+from uvcc_engine.contract.proof_mode import OFF, check_mode
 from uvcc_engine.contract.topology import PARTIES, Topology
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_canonical
@@ -295,10 +295,6 @@ class Policy:
     def proves(self) -> bool:
         """Whether every epoch's products are proved, and every root statement says so."""
         return self.verify != OFF
-
-    def sentences(self) -> tuple[str, ...]:
-        """Who operates the run, and what it proves if it proves anything: for people."""
-        return (*self.operation.sentences(), *(sentences(self.verify) if self.proves else ()))
 
     def step_values(self, epoch: int) -> tuple[str, ...]:
         """What every worker states in its root statement of this epoch: the values that the step reveals to all.
