@@ -52,6 +52,6 @@ class Operation:
         return {"operators": self.operators, "party_traffic": self.party_traffic}
 
     def sentences(self, verify: str = OFF) -> tuple[str, ...]:
-        """What holds, for people; nothing about traffic that does not exist, nor of proofs where ``verify`` has none."""
+        """What holds, for people; nothing about traffic or proofs that there are not."""
         said = (self.operators, self.party_traffic)
         return (*(_WORDS[word] for word in said if word != NO_TRAFFIC), *(sentences(verify) if verify != OFF else ()))
