@@ -38,6 +38,7 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "party_start": (("step", "attempt"), lambda f: f"training starts{_at(f)}"),
     "policy_accepted": ((), lambda f: "the signed policy is accepted"),
     "worker_start": ((), lambda f: "worker process started"),
+    "environment_proven": ((), lambda f: "what the environment sets was read back where it acts"),
     "resumed": (("step",), lambda f: f"resumed from the checkpoint of step {said(f.get('step'))}"),
     "run_done": (("step",), lambda f: f"last step done{_at(f)}"),
     "open_final_done": ((), lambda f: "the result is opened as the policy allows"),

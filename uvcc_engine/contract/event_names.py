@@ -32,6 +32,7 @@ NAMES: Final[dict[str, EventName]] = {
     "party_start": EventName(Area.RUN, "a worker starts its first step, or goes on at a later one"),
     "policy_accepted": EventName(Area.RUN, "a worker checked the signed policy and its own part of it"),
     "worker_start": EventName(Area.RUN, "a worker process began"),
+    "environment_proven": EventName(Area.RUN, "what the environment sets was read back where it acts, in this rank"),
     "resumed": EventName(Area.RUN, "a worker went on from a checkpoint"),
     "taken_over": EventName(Area.RUN, "a worker went on from the checkpoint of another policy"),
     "handed_over": EventName(Area.RUN, "a worker handed its shares of a checkpoint to the pods of another policy"),

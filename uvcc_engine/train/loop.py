@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from uvcc_engine.contract import files
 from uvcc_engine.contract.checkpoint import CheckpointManifest
@@ -53,7 +53,8 @@ class LoopOutcome:
 class LmTrainer:
     """One rank. ``packer(val, cursor)`` makes the data; ``clock`` is monotonic seconds; ``stop_asked`` is SIGTERM.
 
-    ``on_alive(stepped)`` hears after every step, and without a step while held, evaluating or saving.
+    ``on_alive(stepped)`` hears after every step, and without a step while held, evaluating or saving;
+    ``on_wrapped(model)`` once, when the model stands as it is trained.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class LmTrainer:
         stop_asked: Callable[[], bool] = lambda: False,
         pause: Callable[[float], None] = time.sleep,
         on_alive: Callable[[bool], None] = lambda stepped: None,
+        on_wrapped: Callable[[nn.Module], None] = lambda model: None,
     ) -> None:
         check_world(cfg, group.world)
         check_marks(cfg.runtime.nvtx, group.device)
@@ -81,6 +83,7 @@ class LmTrainer:
         self._eos, self._packer = tokenizer.eos, packer
         self._cursor: Cursor | None = None
         self._clock, self._pause, self._stop_asked, self._on_alive = clock, pause, stop_asked, on_alive
+        self._on_wrapped = on_wrapped
         self._halt_nonce = ""
         self._skipped = 0
         self._val: list[Tensor] = []
@@ -106,6 +109,7 @@ class LmTrainer:
         Nothing that is not a number is ever applied to the weights or saved.
         """
         self._wrapped = wrap(self.model, self.group, self.cfg.ddp)
+        self._on_wrapped(self._wrapped)
         self._forward = torch.compile(self._wrapped) if self.cfg.runtime.compile else self._wrapped
         self._rehearse()
         data = Prefetcher(self._packer(False, self._cursor), self._rows, self.cfg.data.queue)

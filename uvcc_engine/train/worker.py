@@ -10,6 +10,7 @@ import platform
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from uvcc_engine.contract.spec import WorkerSpec
 from uvcc_engine.contract.writer import RunWriter, Ticker
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
+from uvcc_engine.train import effective, lm_state, memory_plan
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import lm_state, memory_plan
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
 from uvcc_engine.train.data import Cursor, Packer
@@ -54,6 +55,7 @@ def train(
     Raises VerificationError naming the file if that checkpoint was altered: an older one is the operator's decision.
     """
     check_world(cfg, int(os.environ.get("WORLD_SIZE", "1")))
+    effective.take(os.environ)
     group = start_group(cfg.runtime.device, cfg.ddp.timeout_min)
     if group.device.type == "cpu":
         keep_memory()
@@ -81,7 +83,7 @@ def train(
         with Ticker(writer, group.trace.waiting_on):
             watchdog.start()
             try:
-                return _train(cfg, group, writer, manifest, asked, watchdog)
+                return _train(cfg, group, writer, manifest, asked, watchdog, effects or [])
             finally:
                 watchdog.stop()
                 stop_group(group)
@@ -94,6 +96,7 @@ def _train(
     manifest: ck.CheckpointManifest | None,
     asked: list[int],
     watchdog: Watchdog,
+    effects: Sequence[lm_env.Effect],
 ) -> int:
     source = make_source(cfg.data, cfg.train.seed)
 
@@ -121,6 +124,7 @@ def _train(
             packer,
             stop_asked=lambda: bool(asked),
             on_alive=lambda stepped: watchdog.beat(stepped=stepped),
+            on_wrapped=lambda model: _prove(writer, effective.read_back(effects, cfg, model)),
         )
         if manifest:
             trainer.resume_from(manifest)
@@ -193,6 +197,12 @@ def _set_aside(group: RankGroup, root: Path, start: int) -> str:
         moved = ck.set_aside(root, start, also=[root.parent / name for name in (files.TRAINING, files.VAL)])
     group.barrier()
     return moved.name if moved else ""
+
+
+def _prove(writer: RunWriter, values: dict[str, str]) -> None:
+    """Say what the environment was found to have set, in this rank."""
+    if values:
+        writer.event("environment_proven", values=values)
 
 
 def _signals(directory: Path, rank: int) -> list[int]:

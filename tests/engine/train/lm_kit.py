@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -74,7 +74,9 @@ def run_here(cfg: lm_config.LMConfig, directory: Path, *, halt_at: int = 0, resu
 PATIENCE_S = 150.0  # for a machine that is busy with other tests
 
 
-def start_ranks(directory: Path, port: int, *extra: str, world: int = 2) -> list[subprocess.Popen[str]]:
+def start_ranks(
+    directory: Path, port: int, *extra: str, world: int = 2, more: Mapping[str, str] | None = None
+) -> list[subprocess.Popen[str]]:
     text = directory / "text.txt"
     if not text.exists():
         directory.mkdir(parents=True, exist_ok=True)
@@ -92,6 +94,7 @@ def start_ranks(directory: Path, port: int, *extra: str, world: int = 2) -> list
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        **(more or {}),
     }
     return [
         subprocess.Popen(command, env={**env, "RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE, text=True)

@@ -177,7 +177,13 @@ def test_two_gloo_ranks_lose_one_by_name_then_resume_on_one(tmp_path: Path) -> N
     report = json.loads((tmp_path / "run" / "exit.json").read_text())
     assert report["status"] == "failed"
     assert "collective failed" in report["error"]
-    both = start_ranks(tmp_path, free_port(), "--set", "train.steps=500")
+    acts = {
+        "NSA_DDP_STATIC_GRAPH": "1",
+        "NSA_DDP_BUCKET_MB": "7",
+        "TORCH_DISTRIBUTED_DEBUG": "INFO",
+        "NCCL_ALGO": "Ring",
+    }
+    both = start_ranks(tmp_path, free_port(), "--set", "train.steps=500", more=acts)
     wait_for_step(tmp_path, 8, both)
     (tmp_path / "run" / ".HALT").touch()
     assert [p.wait(timeout=PATIENCE_S) for p in both] == [0, 0]
@@ -185,3 +191,13 @@ def test_two_gloo_ranks_lose_one_by_name_then_resume_on_one(tmp_path: Path) -> N
     assert ends[0]["status"] == ends[1]["status"] == "halted"
     assert ends[0]["step"] == ends[1]["step"]
     assert ends[0]["checkpoint"] == ends[1]["checkpoint"]
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    proven = [e["fields"]["values"] for e in events if e["event"] == "environment_proven"]
+    assert proven, "each rank reads back what its environment sets"
+    assert all(values == proven[0] for values in proven)
+    assert proven[0] == {
+        "NCCL_ALGO": "Ring in this process, where its library reads it",
+        "NSA_DDP_BUCKET_MB": "7 in the DDP wrapper",
+        "NSA_DDP_STATIC_GRAPH": "True in the DDP wrapper",
+        "TORCH_DISTRIBUTED_DEBUG": "INFO in torch's process groups",
+    }

@@ -1,0 +1,93 @@
+"""Settings from the environment: made to take effect in a process that was forked after the import, and read back.
+
+torch looks at some variables once, when it is imported; the agent's zygote imports it long before a run's environment
+is known. Whatever a run says it honours is read back here, inside the rank, from the thing that it is to set: the DDP
+wrapper, torch's process groups, the C library's environment (which is what NCCL and CUDA ask), the resolved settings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.train.config import LMConfig
+from uvcc_engine.train.env import Effect
+
+DEBUG: Final = "TORCH_DISTRIBUTED_DEBUG"
+LEVELS: Final = ("OFF", "INFO", "DETAIL")
+_MIB: Final = 1 << 20
+_DDP: Final[Mapping[str, Callable[[DistributedDataParallel], object]]] = {
+    "ddp.bucket_mb": lambda d: d.bucket_bytes_cap // _MIB,
+    "ddp.static_graph": lambda d: d.static_graph,
+    "ddp.find_unused": lambda d: d.find_unused_parameters,
+    "ddp.gradient_as_bucket_view": lambda d: d.gradient_as_bucket_view,
+    "ddp.compress": lambda d: "bf16" if d._comm_hooks else "off",
+}
+
+
+def take(environ: Mapping[str, str]) -> None:
+    """Have torch read again what it read when it was imported. Raises ConfigError for a level that it does not have."""
+    wanted = environ.get(DEBUG, "")
+    if wanted and wanted.upper() not in LEVELS:
+        raise ConfigError(f"{DEBUG} is {wanted!r}", f"one of {', '.join(LEVELS)}")
+    dist.set_debug_level_from_env()  # type: ignore[attr-defined]
+
+
+def read_back(effects: Sequence[Effect], cfg: LMConfig, model: nn.Module) -> dict[str, str]:
+    """Every variable that is honoured, with the value found where it acts.
+
+    Raises ConfigError naming the first that does not act: a run must not show what it does not do.
+    """
+    found: dict[str, str] = {}
+    for effect in effects:
+        if effect.name == DEBUG:
+            value = dist.get_debug_level().name  # type: ignore[attr-defined]
+            _hold(effect, value, effect.value.upper())
+            found[effect.name] = f"{value} in torch's process groups"
+        elif not effect.name.startswith("NSA_"):
+            value = _of_c_library(effect.name)
+            _hold(effect, value, effect.value)
+            found[effect.name] = f"{value} in this process, where its library reads it"
+        else:
+            found[effect.name] = _setting(effect, cfg, model)
+    return found
+
+
+def _setting(effect: Effect, cfg: LMConfig, model: nn.Module) -> str:
+    """A setting of ours: in the DDP wrapper where it acts there, else in the resolved settings."""
+    key = effect.meaning
+    section, _, name = key.partition(".")
+    part: Any = getattr(cfg, section, None)
+    if not dataclasses.is_dataclass(part) or not hasattr(part, name):
+        return key
+    if section != "ddp" or key not in _DDP:
+        return f"{key} = {getattr(part, name)}"
+    if not isinstance(model, DistributedDataParallel):
+        return f"{key}: no effect, one rank reduces nothing"
+    value = _DDP[key](model)
+    _hold(effect, str(value), str(getattr(part, name)))
+    return f"{value} in the DDP wrapper"
+
+
+def _hold(effect: Effect, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ConfigError(
+            f"{effect.name}={effect.value} is set, but {found or 'nothing'} acts",
+            "this torch does not take it; remove it from the profile's env",
+        )
+
+
+def _of_c_library(name: str) -> str:
+    """What ``getenv`` of the C library answers: a library below Python asks that, not ``os.environ``."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_char_p
+    value = getenv(os.fsencode(name))
+    return "" if value is None else os.fsdecode(value)
