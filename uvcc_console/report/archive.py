@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from uvcc_console.core.log import logger
-from uvcc_console.report import collector, timestamps
+from uvcc_console.report import collector, recording, timestamps
 from uvcc_console.report.figures import Figures, write_figures
 from uvcc_console.report.handoff import write_handoff
 from uvcc_console.report.howto import howto
@@ -68,6 +68,7 @@ def write_package(
         texts = {name: (proof / source).read_bytes() for name, source in _OURS.items()}
         texts["HOWTO.md"] = howto(read).encode()
         texts["index.html"] = page(read).encode()
+        texts[recording.NAME] = recording.recording(record)
         for name, data in texts.items():
             written.append(_write(record.artifacts / name, data))
     if not manifest.is_there(record.artifacts):

@@ -62,7 +62,7 @@ _TABLE: Final = re.compile(r"\|[ 0-9]+\|\s*`?(?:0x)?$")
 
 _LABELLED: Final = re.compile(r"(?<=[\w\"'])\s{0,4}[:=]\s{0,4}[-+]?[\d.][\w.+-]*")
 _BIG: Final = re.compile(r"(?<![\w.+-])-?(?:\d{16,20}|\d\.\d+e\+1[5-9])(?![\w.])")
-_FLOAT: Final = re.compile(r"(?<![\w.+-])[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
+_FLOAT: Final = re.compile(r"(?<![\w.+-])[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]| ?\$)")  # and no price
 _PARTS: Final = re.compile(
     r"(?P<open>\[)|(?P<close>\])|(?P<made>\b(?:tensor|array|Parameter containing:)\(?)"
     r"|(?P<number>(?<![\w.+-])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?(?![\w.]))"

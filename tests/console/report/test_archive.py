@@ -66,6 +66,7 @@ def test_a_stranger_verifies_it_with_its_own_verifier(packed: tuple[Package, Pat
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("VERIFIED\n")
     assert "could look at everything" in done.stdout
+    assert (opened / "recording.jsonl").stat().st_size > 1000
     assert "public seed" in done.stdout
 
 

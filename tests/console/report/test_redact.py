@@ -179,3 +179,9 @@ def test_a_refusal_names_the_place_and_never_the_value() -> None:
         list(checked("full/p0r0/worker.log", lines))
     assert "full/p0r0/worker.log:2 is share-shaped" in str(caught.value)
     assert "1234567890123456789" not in str(caught.value)
+
+
+def test_prices_of_a_large_fleet_are_no_shares() -> None:
+    quote = ", ".join(f'"uvcc-large-p{n % 3}r{n // 3} local {n}.07 $/h"' for n in range(24))
+    assert secret_kind(f'{{"pods": [{quote}]}}') == ""
+    assert secret_kind(f'{{"pods": [{quote.replace(" $/h", "")}]}}') == SHARE

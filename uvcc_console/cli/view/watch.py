@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from uvcc_console.cli import common
 from uvcc_console.core import events as ev
@@ -37,10 +38,7 @@ def run(argv: list[str]) -> int:
             for seq, event in batch:
                 ended = ended or isinstance(event, ev.RunEnded)
                 if not args.kind or event.kind in args.kind:
-                    row = {"seq": seq, "ts": event.ts, "kind": event.kind, **ev.to_json(event)}
-                    if isinstance(event, ev.ResultReported):
-                        row["mark"] = NOT_VERIFIED
-                    common.emit_line(row)
+                    common.emit_line(row(seq, event))
             sys.stdout.flush()
             if batch:
                 continue
@@ -49,3 +47,9 @@ def run(argv: list[str]) -> int:
             time.sleep(POLL_S)
     finally:
         journal.close()
+
+
+def row(seq: int, event: ev.Event) -> dict[str, Any]:
+    """An event as a line of this verb."""
+    mark = {"mark": NOT_VERIFIED} if isinstance(event, ev.ResultReported) else {}
+    return {"seq": seq, "ts": event.ts, "kind": event.kind, **ev.to_json(event), **mark}
