@@ -14,6 +14,7 @@ from uvcc_engine.contract.outside import moment, without_nan
 from uvcc_engine.contract.text import clean, clean_block
 
 if TYPE_CHECKING:
+    from uvcc_console.core.events import Event
     from uvcc_console.core.snapshot import Snapshot
 
 JOURNAL = "journal.sqlite"
@@ -59,6 +60,15 @@ def emit(data: Any) -> None:
 def emit_line(data: Any) -> None:
     """One JSON document on a line of its own, as :func:`emit`."""
     sys.stdout.write(json.dumps(without_nan(data), separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def event_row(seq: int, event: Event) -> dict[str, Any]:
+    """An event of a run as a line of ``uvcc watch``."""
+    from uvcc_console.core import events as ev
+    from uvcc_console.core.shown import NOT_VERIFIED
+
+    mark = {"mark": NOT_VERIFIED} if isinstance(event, ev.ResultReported) else {}
+    return {"seq": seq, "ts": event.ts, "kind": event.kind, **ev.to_json(event), **mark}
 
 
 def show(text: str) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import OK, USAGE
-from uvcc_console.cli.view.watch import row
 
 
 def run(argv: list[str]) -> int:
@@ -47,5 +46,5 @@ def _print(run_dir: Path) -> int:
     from uvcc_console.core.journal import iter_events
 
     for seq, event in iter_events(run_dir / common.JOURNAL):
-        common.emit_line(row(seq, event))
+        common.emit_line(common.event_row(seq, event))
     return OK

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 from uvcc_console.cli import common
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.core.shown import NOT_VERIFIED
 from uvcc_console.runs.processes import conducted
 
 POLL_S = 0.1
@@ -38,7 +36,7 @@ def run(argv: list[str]) -> int:
             for seq, event in batch:
                 ended = ended or isinstance(event, ev.RunEnded)
                 if not args.kind or event.kind in args.kind:
-                    common.emit_line(row(seq, event))
+                    common.emit_line(common.event_row(seq, event))
             sys.stdout.flush()
             if batch:
                 continue
@@ -47,9 +45,3 @@ def run(argv: list[str]) -> int:
             time.sleep(POLL_S)
     finally:
         journal.close()
-
-
-def row(seq: int, event: ev.Event) -> dict[str, Any]:
-    """An event as a line of this verb."""
-    mark = {"mark": NOT_VERIFIED} if isinstance(event, ev.ResultReported) else {}
-    return {"seq": seq, "ts": event.ts, "kind": event.kind, **ev.to_json(event), **mark}
