@@ -56,6 +56,7 @@ class OwnerRequest:
     attempt: int
     rosters: Mapping[int, Roster]
     owners: tuple[PublicIdentity, ...]
+    mailbox: int
 
     @property
     def proposal(self) -> Proposal:
@@ -103,10 +104,13 @@ def requests(there: Rendezvous, ours: PublicIdentity) -> tuple[list[Standing], l
     return [s for s in found.values() if ours.ed25519 in s.signed.proposal.owners], twice
 
 
-def announce(there: Rendezvous, owner: Identity) -> None:
-    """Say at the rendezvous with which key this owner seals; the other owners bind their shares to it."""
+def announce(there: Rendezvous, owner: Identity) -> int:
+    """Say at the rendezvous with which key this owner seals; the other owners bind their shares to it.
+
+    Returns the number that the owner's token has there.
+    """
     body = owner_shares.key_signed(owner.public, lambda payload: owner.sign(OWNER_NAMESPACE, payload))
-    there.leave(f"{OWNER_KEYS}{_name(owner.public.ed25519)}", body)
+    return there.leave_as(f"{OWNER_KEYS}{_name(owner.public.ed25519)}", body)
 
 
 def approved(standing: Standing, pins: Sequence[str], now: float) -> None:
@@ -145,7 +149,7 @@ def ready(there: Rendezvous, proposal_id: str, owner: Identity, pins: Sequence[s
     whole = next((n for n in wanted if len(rosters.gathered(p, n, bodies)) == PARTIES), None)
     if whole is None:
         raise ConfigError(*_no_roster(p, wanted[0] if wanted else 0, bodies))
-    announce(there, owner)
+    mailbox = announce(there, owner)
     keys = owner_shares.keys_of(p.owners, there.look_bodies(OWNER_KEYS))
     if missing := [fingerprint(key) for n, key in enumerate(p.owners) if n not in keys]:
         raise ConfigError(
@@ -156,9 +160,8 @@ def ready(there: Rendezvous, proposal_id: str, owner: Identity, pins: Sequence[s
         raise ProtocolError(
             "another key to seal with was announced in this owner's name", "who has a copy of your key?"
         )
-    return OwnerRequest(
-        standing, number, whole, rosters.gathered(p, whole, bodies), tuple(keys[n] for n in range(len(p.owners)))
-    )
+    rosters_ = rosters.gathered(p, whole, bodies)
+    return OwnerRequest(standing, number, whole, rosters_, tuple(keys[n] for n in range(len(p.owners))), mailbox)
 
 
 def _no_roster(p: Proposal, attempt: int, bodies: Sequence[str]) -> tuple[str, str]:
@@ -217,6 +220,7 @@ def sealed(base: Path, request: OwnerRequest, files: Sequence[str], owner: Ident
         commitments=(c0, c1, c2),
         files=(first, second, third),
         rows=made["rows"],
+        mailbox=request.mailbox,
     )
     body = owner_shares.share_signed(share, lambda payload: owner.sign(OWNER_NAMESPACE, payload))
     kept = {"share": body, **request.standing.to_json()}
@@ -231,6 +235,17 @@ def receipt(folder: Path, owner: str) -> OwnerShare:
     if share is None:
         raise UnreadableError(f"{folder / RECEIPT} is no receipt of this owner's", "take it from your backup")
     return share
+
+
+def kept(base: Path, proposal: str, owner: Identity) -> tuple[Path, OwnerShare]:
+    """The newest receipt for a proposal, by its id or the beginning of it, and its folder. Raises ConfigError."""
+    folders = sorted((base / "receipts").glob("*-*"), key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
+    for folder in folders:
+        if (folder / RECEIPT).exists():
+            share = receipt(folder, owner.public.ed25519)
+            if share.proposal.startswith(proposal):
+                return folder, share
+    raise ConfigError(f"nothing was shared for the proposal {proposal[:64]!r}", f"the receipts are in {base}")
 
 
 def _run_sealing(args: Sequence[str], tell: Tell) -> dict[str, Any]:

@@ -62,6 +62,11 @@ class OwnerParcels:
         commitments = parts[0].commitments if len(parts) == 1 else owner_shares.set_commitments(parts)
         return {"owner": parts[0].owner, "commitments": list(commitments)}
 
+    def statements(self) -> list[str]:
+        """What the owners signed, as it lies there and holds."""
+        bodies = dict.fromkeys(self.there.look_bodies(f"{OWNER_SHARES}{self.proposal.id}/{self.attempt}/"))
+        return [b for b in bodies if owner_shares.gathered(self.proposal, self.attempt, self.rosters, [b])]
+
     def _shares(self) -> dict[int, OwnerShare]:
         bodies = self.there.look_bodies(f"{OWNER_SHARES}{self.proposal.id}/{self.attempt}/")
         return owner_shares.gathered(self.proposal, self.attempt, self.rosters, bodies)

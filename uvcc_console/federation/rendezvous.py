@@ -16,6 +16,7 @@ from uvcc_console.federation import domain_key
 from uvcc_console.halt.relay_path import RelayMailbox
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.files import write_atomic
+from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed import barriers, reports
 from uvcc_engine.transcript.signed import roster as rosters
@@ -89,6 +90,15 @@ class Rendezvous:
     def look_signatures(self, at: str) -> list[str]:
         """Whatever lies there as signatures of that policy; none is checked here. Raises UvccError."""
         return list(self._bodies(f"{SIGNATURES}{at}/"))
+
+    def leave_as(self, name: str, body: str) -> int:
+        """Put a record there; as which party this credential wrote it, by what the relay says. Raises UvccError."""
+        self.leave(name, body)
+        self._box.after = -1
+        for one in self._box.exchange(None, name):
+            if one.get("body") == body and one.get("party") in range(PARTIES):
+                return int(one["party"])
+        raise UnreadableError("the relay did not keep what was put there", "is it up?")
 
     def mail(self, path: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         """One request to the relay's mail (``/enqueue``, ``/poll``, ``/ack``). Raises UvccError."""

@@ -28,11 +28,13 @@ from uvcc_engine.contract.topology import PARTIES, Topology
 from uvcc_engine.model.layer_list import model_of_list, model_to_json
 from uvcc_engine.sealing import joint
 from uvcc_engine.sealing.purpose import ProposedUse
+from uvcc_engine.transcript.proof import contributed
 from uvcc_engine.transcript.signed import approvals, owner_shares
 from uvcc_engine.transcript.signed.owner_shares import OWNER_NAMESPACE, OwnerShare
 from uvcc_engine.transcript.signed.proposals import PROPOSAL_NAMESPACE, SignedProposal
 from uvcc_engine.transcript.signed.roster import ROSTER_NAMESPACE, Roster, RosterPod
 from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
 from uvcc_engine.transcript.terms.proposal import Proposal, ProposedLimits, Revealed
 
 LEAN = Path(__file__).resolve().parents[2] / "lean"
@@ -288,6 +290,7 @@ def statement(g: Gathering, listed: dict[int, Roster], owner: int = 0, **changes
         commitments=("11" * 32,) * 3,
         files=(file, file, file),
         rows={},
+        mailbox=0,
     )
     made = replace(share, **changes)
     return owner_shares.share_signed(made, lambda payload: g.owners[owner].sign(OWNER_NAMESPACE, payload))
@@ -340,3 +343,48 @@ def test_two_keys_of_one_owner_are_found(gathering: Gathering) -> None:
     assert owner_shares.keys_of(g.proposal.owners, [bodies[0], "{}"]) == {0: g.owners[0].public}
     with pytest.raises(UvccError, match="made once"):
         data_owner.create(g.home(0))
+
+
+def test_a_run_that_computed_on_other_inputs_than_the_owners_signed_is_refused(gathering: Gathering) -> None:
+    g = gathering
+    listed = g.rosters()
+    bodies = [statement(g, listed, n) for n in range(2)]
+    ours = [o.public.x25519 for o in g.owners]
+    parts = [owner_shares.OwnerPart(key, ("11" * 32,) * 3) for key in ours]
+
+    def policy(**changes: Any) -> Policy:
+        given: dict[str, Any] = {
+            "job": g.proposal.job,
+            "model_hash": "11" * 32,
+            "code_hash": g.proposal.code_hash,
+            "topology": g.proposal.topology,
+            "parties": [
+                PolicyParty(p, PODS[p][0].public, "local", "here", (PODS[p][1].public,)) for p in range(PARTIES)
+            ],
+            "owner": ours[0],
+            "commitments": owner_shares.set_commitments(parts),
+            "reveal": [(r.value, r.to) for r in g.proposal.reveal],
+            "limits": {"hourly": 0.0, "total": 0.0, "ttl_s": 3600.0},
+            "proposal": g.proposal.id,
+        }
+        return Policy.build(**(given | changes))
+
+    assert not g.proposal.differs(policy())
+    assert "inputs.proposal" in g.proposal.differs(policy(proposal="ee" * 32))
+    assert Policy.from_bytes(policy(attempt=3).canonical).attempt == 3
+    assert set(contributed.check(bodies, g.proposal, listed, policy())) == {0, 1}
+    alone = owner_shares.set_commitments(parts[:1])
+    for found, made, words in (
+        (bodies, policy(proposal="", attempt=0), "inputs are of no proposal"),
+        (bodies, policy(attempt=1), "owner 0 .* sealed for attempt 0"),
+        (bodies[:1], policy(), "owner 1 signed no statement"),
+        (
+            bodies,
+            policy(owner=DOMAINS[3].public.x25519),
+            f"{DOMAINS[3].public.x25519[:12]}, the proposal's first owner",
+        ),
+        (bodies, policy(commitments=alone), "commits to other inputs than the owners signed"),
+        (bodies, policy(commitments=owner_shares.set_commitments(parts[::-1])), "commits to other inputs"),
+    ):
+        with pytest.raises(VerificationError, match=words):
+            contributed.check(found, g.proposal, listed, made)

@@ -1,4 +1,4 @@
-"""``uvcc owner init|pin|requests|share|open|predict``: an owner's key, what it gives to a run and opens of one."""
+"""``uvcc owner init|pin|requests|share|results|open|predict``: an owner's key, what it gives and what comes back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK, USAGE
 from uvcc_console.cli.parties.propose import add_relay, meeting
 from uvcc_console.core.shown import shown
-from uvcc_console.federation import data_owner
+from uvcc_console.federation import data_owner, owner_results
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.proposing import screen
 from uvcc_console.plan.owndata import fitted_file, owners_program
@@ -47,11 +47,15 @@ def run(argv: list[str]) -> int:
     gives.add_argument("--labels", type=Path, metavar="FILE", help="where FILE holds one array only")
     gives.add_argument("--schema", type=Path, metavar="FILE", help="what its columns are; uvcc data infer writes one")
     gives.add_argument("--weights", type=Path, metavar="FILE", help="a model's weights, where the job answers queries")
+    back = actions.add_parser("results", help="fetch what a run sealed to this owner, hold it to the receipt, open it")
+    back.add_argument("proposal", metavar="PROPOSAL", help="its id, or the beginning of it")
+    back.add_argument("--from", dest="handed", type=Path, metavar="FOLDER", help="handed over by a domain, not fetched")
+    back.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; results-PROPOSAL without it")
     gives.add_argument("--yes", action="store_true", help="share without asking a person")
-    for parser_ in (pins, asked, gives):
+    for parser_ in (pins, asked, gives, back):
         parser_.add_argument("--owner", type=Path, metavar="FOLDER", help="the owner's folder, if not the usual one")
-    for parser_ in (asked, gives):
-        add_relay(parser_)
+    for parser_ in (asked, gives, back):
+        add_relay(parser_, required=parser_ is not back)
     opened = actions.add_parser("open", help="open the weights that the run sealed to the owner's key")
     opened.add_argument("run", nargs="?", default="last", metavar="RUN")
     opened.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; the run's name without it")
@@ -62,7 +66,8 @@ def run(argv: list[str]) -> int:
     predict.add_argument("--data", required=True, metavar="FILE", help="a CSV file with the schema's columns")
     predict.add_argument("--out", metavar="FILE", help="where the predictions go; standard output without it")
     args = parser.parse_args(argv)
-    verbs = {"init": _init, "pin": _pin, "requests": _requests, "share": _share, "open": _open, "predict": _predict}
+    verbs = {"init": _init, "pin": _pin, "requests": _requests, "share": _share}
+    verbs |= {"results": _results, "open": _open, "predict": _predict}
     return verbs[args.action](args)
 
 
@@ -131,6 +136,45 @@ def _share(args: argparse.Namespace) -> int:
     data_owner.send(there, base, request, share, _tell)
     rows = ", ".join(f"{count} {kind} rows" for kind, count in sorted(share.rows.items()))
     common.show(f"shared       {rows}; the receipt: {data_owner.folder_of(base, request) / data_owner.RECEIPT}")
+    return OK
+
+
+def _results(args: argparse.Namespace) -> int:
+    base = data_owner.home(args.owner)
+    owner, pins = Identity.load(base), data_owner.pinned(base)
+    kept, share = data_owner.kept(base, args.proposal, owner)
+    number = share.owners.index(owner.public.x25519)
+    out: Path = args.out or Path(f"results-{share.proposal[:12]}")
+    if out.exists():
+        raise ConfigError(f"{out} is there already", "name another folder with --out")
+    handed: Path = args.handed or kept / "results"
+    if args.handed is None:
+        if not args.relay or not args.token_file:
+            raise ConfigError("neither a relay nor a folder is named", "--relay and --token-file, or --from FOLDER")
+        owner_results.fetch(meeting(args), share, number, handed)
+    found = owner_results.verified(handed, share, number, pins)
+    common.show(found.certificate.text())
+    common.show("receipt      it is of the rows that this owner shared, on the pods that it sealed them to")
+    if number:
+        common.show("results      are sealed to the first owner")
+        return OK
+    if not any(value in ("weights", "predictions") for value, _ in found.policy.reveal):
+        common.show("results      the run reveals none")
+        return OK
+    model: Any = found.policy.job.get("model", "")
+    try:
+        out.mkdir(mode=0o700)
+    except OSError as e:
+        raise ConfigError(f"cannot create {out}: {e.strerror}", "name another folder with --out") from e
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as parties:
+        parties.write(owner_results.parties_file(found.policy))
+        parties.flush()
+        command = ["--open", str(handed), "--owner", str(base), "--parties", parties.name, "--out", str(out)]
+        owners_program([*command, "--model", model if isinstance(model, str) else json.dumps(model)], "share")
+    (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
+    if (fitted := kept / FITTED).exists():
+        shutil.copyfile(fitted, out / FITTED)
+    common.show(f"{out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     return OK
 
 

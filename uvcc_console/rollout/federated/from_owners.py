@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core.log import logger
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.owner_parcels import OwnerParcels
-from uvcc_engine.contract.errors import PeerLostError, UnreachableError
+from uvcc_console.federation.owner_results import DOCUMENTS, results_box
+from uvcc_console.federation.parcels import send
+from uvcc_console.federation.seat import Seat
+from uvcc_engine.contract.errors import PeerLostError, UnreachableError, UvccError
+from uvcc_engine.transcript.signed import owner_shares
 
 LOOK_S: Final = 1.0
 log = logger(__name__)
@@ -34,3 +39,23 @@ async def shares_of_owners(parcels: OwnerParcels, replicas: int, wait_s: float) 
         if missing:
             await asyncio.sleep(LOOK_S)
     return await asyncio.to_thread(parcels.laid, replicas)
+
+
+async def results_to_owners(seat: Seat, attempt: int, bodies: list[str], artifacts: Path, phase: str) -> None:
+    """Send each owner what this domain's pods sealed, and what shows that it is of the run that was agreed.
+
+    An owner that cannot be sent to can be handed the same by hand: it is among the artifacts, and only it opens it.
+    """
+    files = {name: artifacts / name for name in (*DOCUMENTS, f"{phase}/proof_bundle.json")}
+    files |= {path.relative_to(artifacts).as_posix(): path for path in (artifacts / phase).glob("*/result_*.box")}
+    there = {name: path for name, path in files.items() if path.is_file()}
+    for number, key in enumerate(seat.proposal.owners):
+        share = next((s for b in bodies if (s := owner_shares.share_opened(b, key)) is not None), None)
+        if share is None:
+            continue
+        try:
+            await asyncio.to_thread(
+                send, seat.there(), results_box(seat.proposal.id, attempt, number), share.mailbox, there
+            )
+        except UvccError as e:
+            log.warning("owner %d was not sent its results: %s", number, e)

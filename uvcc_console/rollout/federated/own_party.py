@@ -23,7 +23,7 @@ from uvcc_console.plan.federated import barriers_of, under
 from uvcc_console.plan.plan import FULL, SMOKE, Phase, pod_name
 from uvcc_console.report import collector
 from uvcc_console.rollout.context import Rollout, each
-from uvcc_console.rollout.federated.from_owners import shares_of_owners
+from uvcc_console.rollout.federated.from_owners import results_to_owners, shares_of_owners
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.stages.links.ports import LINKS, LOOPBACK, free_ports, host_of
 from uvcc_console.rollout.stages.training import agree
@@ -37,6 +37,7 @@ from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.formats.reading import parse_json
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
+from uvcc_engine.transcript.proof.contributed import OWNERS_FILE
 from uvcc_engine.transcript.signed import approvals, barriers, roster
 from uvcc_engine.transcript.signed.barriers import COLLECT, MEET, ROSTER, SHARES
 from uvcc_engine.transcript.signed.roster import ROSTER_NAMESPACE, Roster, RosterPod
@@ -62,6 +63,7 @@ class FederatedParty:
         self.rosters: dict[int, Roster] = {}
         self._bodies: list[str] = []
         self._shared: dict[str, Any] = {}
+        self._owners: list[str] = []
 
     @property
     def domain(self) -> str:
@@ -101,6 +103,7 @@ class FederatedParty:
                 verdict = ctx.bus.snapshot.verdicts[name.removeprefix("verify-")]
                 await self.peers.guarded(self.peers.reach(name, verdict.global_root))
             elif name == COLLECT:
+                await results_to_owners(self.seat, self.peers.attempt, self._owners, ctx.artifacts, FULL)
                 await self.peers.reach(name, _digest("collected"), waits=False)
             return detail
 
@@ -182,6 +185,7 @@ class FederatedParty:
             of = (self.seat.proposal, self.peers.attempt, self.rosters, self.seat.party)
             theirs = OwnerParcels(self.seat.there(), *of, folder)
             self._shared = await shares_of_owners(theirs, len(self._replicas()), self.seat.terms.wait_s)
+            self._owners = await asyncio.to_thread(theirs.statements)
         elif self.seat.party == 0:
             pods = [self.rosters[p].pod(r).identity.to_json() for r in self._replicas() for p in range(PARTIES)]
             self._shared = await agree.share_for(ctx, pods, folder, ctx.run_dir / "owner" / "parties.json")
@@ -338,6 +342,8 @@ class FederatedParty:
         ctx.artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
         _keep_json(ctx.artifacts / roster.FILE, self._bodies)
         _keep_json(ctx.artifacts / barriers.FILE, list(self.peers.bodies))
+        if self._owners:
+            _keep_json(ctx.artifacts / OWNERS_FILE, self._owners)
 
     async def _all(self, look: Callable[[], dict[int, T]], what: str) -> dict[int, T]:
         """Look, again and again, until all three are there. A rendezvous that does not answer is asked again.

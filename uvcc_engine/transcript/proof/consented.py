@@ -8,6 +8,7 @@ from pathlib import Path
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.proof import contributed
 from uvcc_engine.transcript.proof.bundle import read_bundle
 from uvcc_engine.transcript.proof.package import ExpectedSigners, PackageTarget
 from uvcc_engine.transcript.signed import barriers, roster
@@ -53,7 +54,17 @@ def check(target: PackageTarget, domains: Sequence[str]) -> str:
     said = f"approved     by the three domains that were named: proposal {proposal.id}"
     if not (target.root / roster.FILE).exists():
         return said
-    return f"{said}\n{_driven(target, proposal, policy)}"
+    return f"{said}\n{_driven(target, proposal, policy)}{_owners(target, proposal, policy)}"
+
+
+def _owners(target: PackageTarget, proposal: Proposal, policy: Policy) -> str:
+    """Where data owners shared from their own machines: see that the inputs are theirs."""
+    assert target.root is not None
+    path = target.root / contributed.OWNERS_FILE
+    if not path.exists() and not policy.proposal:
+        return ""
+    found = contributed.check(_bodies(path), proposal, _rosters(target.root, proposal), policy)
+    return f"\nowners       {len(found)} shared for this attempt, to these pods; the policy commits to what they signed"
 
 
 def vouched(target: PackageTarget, domains: Sequence[str]) -> ExpectedSigners | None:

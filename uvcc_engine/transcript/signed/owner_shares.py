@@ -42,7 +42,8 @@ class ShareFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerShare:
     """``owners``: X25519 keys (hex) of all owners in the proposal's order; ``rosters``: digests of the three rosters;
-    ``commitments``: to the three components; ``files``: for P0, P1 and P2; ``rows``: how many of each kind (public)."""
+    ``commitments``: to the three components; ``files``: for P0, P1 and P2; ``rows``: how many of each kind (public);
+    ``mailbox``: the number that the owner's token has at the relay, for what is sent back."""
 
     version: int
     proposal: str
@@ -53,6 +54,7 @@ class OwnerShare:
     commitments: tuple[str, str, str]
     files: tuple[ShareFile, ShareFile, ShareFile]
     rows: dict[str, int]
+    mailbox: int
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -62,6 +64,8 @@ class OwnerShare:
             raise ConfigError("the statement of shares has a hash or an attempt that is none", "64 hex digits each")
         if min((*(f.bytes for f in self.files), *self.rows.values())) < 0:
             raise ConfigError("the statement of shares has a negative size")
+        if self.mailbox not in range(PARTIES):
+            raise ConfigError(f"the statement of shares names the mailbox {self.mailbox}", "0, 1 or 2")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

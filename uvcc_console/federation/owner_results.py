@@ -1,0 +1,113 @@
+"""What comes back to a data owner: sealed results, and a bundle that is held against the receipt before they open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_console.federation.parcels import Parcels, box_of
+from uvcc_console.federation.rendezvous import Rendezvous
+from uvcc_console.fleet.landing import Landing
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.safepaths import Refused, safe_relative
+from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.proof import contributed, verifier
+from uvcc_engine.transcript.proof.contributed import OWNERS_FILE
+from uvcc_engine.transcript.signed import barriers, roster
+from uvcc_engine.transcript.signed.owner_shares import OwnerShare
+from uvcc_engine.transcript.signed.proposals import FILE as PROPOSAL_FILE
+from uvcc_engine.transcript.signed.proposals import Standing
+from uvcc_engine.transcript.signing.signers import AllowedSigners, Signer
+from uvcc_engine.transcript.terms.policy import Policy
+
+PHASE: Final = "full"
+DOCUMENTS: Final = (PROPOSAL_FILE, roster.FILE, barriers.FILE, OWNERS_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerResults:
+    """A run that held against the receipt: its policy, and how far that was checked."""
+
+    policy: Policy
+    certificate: verifier.Certificate
+
+
+def results_box(proposal: str, attempt: int, number: int) -> int:
+    """The mailbox of what comes back to an owner of one attempt."""
+    return box_of(proposal, attempt, f"results/{number}")
+
+
+def fetch(there: Rendezvous, share: OwnerShare, number: int, folder: Path) -> list[str]:
+    """Take what the domains sent; their files' names. A file that two domains send must be the same.
+
+    Raises ConfigError if nothing lies there, ProtocolError naming a domain.
+    """
+    parcels = Parcels(there, results_box(share.proposal, share.attempt, number), folder / "incoming")
+    while parcels.poll():
+        pass
+    names: list[str] = []
+    with Landing(folder) as landing:
+        for sender in range(PARTIES):
+            for name in sorted(parcels.arrived(sender)):
+                parts = safe_relative(name)
+                own = isinstance(parts, tuple) and parts[-1].startswith(f"result_p{sender}r")
+                if isinstance(parts, Refused) or (name.endswith(".box") and not own) or name in names:
+                    continue  # a domain speaks for its own pods; a document that another sent is checked all the same
+                parcels.land(sender, name, landing, parts)
+                names.append(name)
+    if not names:
+        raise ConfigError(
+            "nothing lies there for this owner", "the domains send it when they collect; or --from FOLDER"
+        )
+    return names
+
+
+def verified(folder: Path, share: OwnerShare, number: int, pins: Sequence[str]) -> OwnerResults:
+    """Hold what came back against the receipt: the proposal that this owner saw, the pods that it sealed to, and the
+    inputs that it signed, and the bundle that these pods signed. Raises VerificationError, UnreadableError.
+    """
+    standing = Standing.from_json(reading.read_json(folder / PROPOSAL_FILE))
+    proposal = standing.signed.proposal
+    if proposal.id != share.proposal:
+        what = f"it is of the proposal {proposal.id[:16]}, shared was for {share.proposal[:16]}"
+        raise VerificationError("receipt", what)
+    for party, key in enumerate(proposal.domains):
+        if key not in pins:
+            raise VerificationError("receipt", f"P{party}'s domain is {key}, which is not pinned here")
+    found = roster.gathered(proposal, share.attempt, _texts(folder / roster.FILE))
+    for party in range(PARTIES):
+        if party not in found or found[party].digest != share.rosters[party]:
+            raise VerificationError("receipt", f"P{party}'s roster is not the one whose pods were sealed to")
+    lines = tuple(Signer(f"P{p}", r.pod(0).identity.ed25519) for p, r in sorted(found.items()))
+    signers = AllowedSigners(lines, "the rosters that were sealed to")
+    certificate, bundle = verifier.examine(folder / PHASE / "proof_bundle.json", allowed_signers=signers)
+    policy = bundle.policy
+    if policy.attempt != share.attempt:
+        raise VerificationError("receipt", f"the policy is of attempt {policy.attempt}, not of {share.attempt}")
+    if differs := proposal.differs(policy):
+        raise VerificationError("receipt", f"what was run is not what the domains approved: {differs}")
+    for party, listed in found.items():
+        for replica in range(policy.topology.replicas):
+            if policy.public(party, replica) != listed.pod(replica).identity:
+                what = f"the policy names another pod as p{party}r{replica} than that domain's roster"
+                raise VerificationError("receipt", what, f"P{party}'s domain did not vouch for it")
+    shares = contributed.check(_texts(folder / OWNERS_FILE), proposal, found, policy)
+    if shares[number] != share:
+        raise VerificationError("receipt", "the run's inputs are not what this owner's receipt says that it shared")
+    return OwnerResults(policy, certificate)
+
+
+def _texts(path: Path) -> list[str]:
+    found: Any = reading.read_json(path)
+    if not isinstance(found, list) or not all(isinstance(body, str) for body in found):
+        raise UnreadableError(f"{path.name} is no list of signed records", "have a domain send it again")
+    return found
+
+
+def parties_file(policy: Policy) -> str:
+    """Who sealed, as the owner's program takes it."""
+    return json.dumps([party.public.to_json() for party in policy.parties])
