@@ -13,12 +13,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
 from demorun import Uvcc, user_at
-from relaykit import TOKENS, relay  # noqa: F401
+from relaykit import TOKENS, relay_of
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
@@ -29,6 +30,8 @@ from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.runs import processes
 
 pytestmark = pytest.mark.timeout(600)
+OWNER_TOKEN = "token-of-an-owner-0123456789"
+OPENED = ("--set", "job.reveal=[loss, accuracy, weights]")
 JOB = ("--set", "job.steps=5", "--set", "smoke.steps=0", "--set", "link=direct", "--set", "job.test_rows=200")
 
 
@@ -40,20 +43,23 @@ class Domains:
     url: str
     proposal: str = ""
     keys: list[Path] = field(default_factory=list)
+    job: tuple[str, ...] = JOB
 
     def meets(self, n: int) -> list[str]:
         return ["--relay", self.url, "--token-file", str(self.users[n].home / "token")]
 
-    def prepare(self) -> None:
+    def prepare(self, *owners: str) -> None:
+        """Make the domains, and have all three approve a proposal; ``owners``: options that name data owners."""
         for n, user in enumerate(self.users):
             (user.home / "token").write_text(TOKENS[n])
             assert user.run("domain", "init").returncode == 0
             self.keys.append(user.home / "config" / "domain" / domain_key.PUBLIC_FILE)
         first = domain_key.read_public(self.keys[0])
         for user in self.users:
-            (user.home / "config" / "domain" / "policy.yaml").write_text(json.dumps({"yes_for": [first]}))
+            rules = {"yes_for": [first], "reveal": ["loss", "accuracy", "weights"]}
+            (user.home / "config" / "domain" / "policy.yaml").write_text(json.dumps(rules))
         named = [part for key in self.keys for part in ("--domain", str(key))]
-        done = self.users[0].run("propose", "demo", *named, "--json", *JOB, *self.meets(0))
+        done = self.users[0].run("propose", "demo", *named, *owners, "--json", *self.job, *self.meets(0))
         assert done.returncode == 0, done.stderr
         self.proposal = str(json.loads(done.stdout)["proposal"])
         for n, user in enumerate(self.users):
@@ -62,7 +68,7 @@ class Domains:
 
     def start(self, n: int, *args: str) -> subprocess.Popen[str]:
         of = ("--proposal", self.proposal, "--domain", "--headless", "--json", "--wait", "120")
-        return self.users[n].start("rollout", "demo", *of, *args, *self.meets(n), *JOB)
+        return self.users[n].start("rollout", "demo", *of, *args, *self.meets(n), *self.job)
 
     def run_of(self, n: int) -> Path:
         """The newest run of a domain."""
@@ -73,14 +79,52 @@ class Domains:
 
 
 @pytest.fixture
-def domains(tmp_path: Path, relay: str) -> Iterator[Domains]:  # noqa: F811
+def strangers(tmp_path: Path) -> Iterator[Domains]:
+    """Three domains with homes of their own, at a relay that lets a data owner in, too."""
+    people = [{"party": p, "group": "g", "token": t, "send_to": [0, 1, 2]} for p, t in enumerate(TOKENS)]
+    people.append({"party": 0, "group": "g", "token": OWNER_TOKEN, "send_to": [0, 1, 2]})
     with ExitStack() as stack:
+        url = stack.enter_context(relay_of(tmp_path, people))
         homes = [tmp_path / f"p{n}" for n in range(3)]
         for home in homes:
             home.mkdir()
-        made = Domains([stack.enter_context(user_at(home)) for home in homes], relay)
-        made.prepare()
-        yield made
+        yield Domains([stack.enter_context(user_at(home)) for home in homes], url)
+
+
+@pytest.fixture
+def domains(strangers: Domains) -> Domains:
+    """The same, once they have approved a proposal on public data."""
+    strangers.prepare()
+    return strangers
+
+
+@pytest.fixture
+def owner(strangers: Domains, tmp_path: Path) -> Iterator[Uvcc]:
+    """A data owner whom the domains' proposal names, and who pinned them."""
+    with user_at(tmp_path / "owner") as user:
+        user.home.mkdir()
+        (user.home / "token").write_text(OWNER_TOKEN)
+        assert user.run("owner", "init").returncode == 0
+        strangers.job = (*JOB, *OPENED)
+        strangers.prepare("--owner", str(user.home / "config" / "owner" / "owner.pub"))
+        assert user.run("owner", "pin", *map(str, strangers.keys)).returncode == 0
+        yield user
+
+
+def shared(owner: Uvcc, domains: Domains, running: list[subprocess.Popen[str]]) -> np.ndarray:
+    """Have the owner share once the rosters are there; its rows."""
+    x = np.random.default_rng(1).normal(size=(500, 64)).round(4)
+    lines = [",".join(map(str, [*row, n % 10])) for n, row in enumerate(x.tolist())]
+    (owner.home / "rows.csv").write_text("\n".join(lines) + "\n")
+    meets = ("--relay", domains.url, "--token-file", str(owner.home / "token"))
+    for _ in range(150):
+        done = owner.run("owner", "share", domains.proposal, "--data", str(owner.home / "rows.csv"), "--yes", *meets)
+        if done.returncode == 0 or any(process.poll() is not None for process in running):
+            break
+        assert "no signed roster" in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "200 test rows, 300 train rows" in done.stdout
+    return x
 
 
 def everything(root: Path) -> Iterator[tuple[Path, bytes]]:
@@ -90,9 +134,11 @@ def everything(root: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 def test_three_conductors_train_together_and_an_auditor_with_three_keys_verifies_it(
-    domains: Domains, tmp_path: Path
+    strangers: Domains, owner: Uvcc, tmp_path: Path
 ) -> None:
+    domains = strangers
     running = [domains.start(n) for n in range(3)]
+    rows = shared(owner, domains, running)
     for n, process in enumerate(running):
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, (n, err[-3000:])
@@ -103,7 +149,8 @@ def test_three_conductors_train_together_and_an_auditor_with_three_keys_verifies
         assert all(pod.state == "gone" for pod in s.pods.values())
         assert set(s.domains) == {0, 1, 2} - {n}
         assert not domains.users[n].on_pods()
-    _nobody_holds_what_is_anothers(domains)
+    _nobody_holds_what_is_anothers(domains, rows)
+    _the_owner_opens_what_was_sealed_to_it(domains, owner, tmp_path / "results")
 
     package = tmp_path / "handed-over"
     shutil.copytree(domains.run_of(1) / "artifacts", package)
@@ -114,11 +161,38 @@ def test_three_conductors_train_together_and_an_auditor_with_three_keys_verifies
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.startswith("identities vouched for by the three domains that were named\nVERIFIED")
         assert "driven       by these domains, each its own pods: 3 rosters" in done.stdout
+        assert "owners       1 shared for this attempt" in done.stdout
         _what_was_altered_is_named(auditor, package, pinned)
 
 
-def _nobody_holds_what_is_anothers(domains: Domains) -> None:
-    """No domain's home holds a token, a domain's key or the SSH key of another, nor the address of another's shell."""
+def _the_owner_opens_what_was_sealed_to_it(domains: Domains, owner: Uvcc, out: Path) -> None:
+    """It comes through the relay, is held against the receipt, and is nothing that the domains could open."""
+    meets = ("--relay", domains.url, "--token-file", str(owner.home / "token"))
+    done = owner.run("owner", "results", domains.proposal[:12], "--out", str(out), *meets)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "receipt      it is of the rows that this owner shared" in done.stdout
+    with np.load(out / "weights.npz") as found:
+        assert found["weight.0"].shape[0] == 64 + 1
+    kept = next((owner.home / "config" / "owner" / "receipts").iterdir())
+    bundle = kept / "results" / "full" / "proof_bundle.json"
+    for path, content, words in (
+        (kept / "results" / "owner-shares.json", b"[]", "owner 0 signed no statement of shares"),
+        (kept / "results" / "rosters.json", b"[]", "P0's roster is not the one whose pods were sealed to"),
+        (bundle, bundle.read_bytes().replace(b'"steps":5', b'"steps":6'), "signature"),
+    ):
+        before = path.read_bytes()
+        path.write_bytes(content)
+        handed = ("--from", str(kept / "results"), "--out", str(out / "again"))
+        done = owner.run("owner", "results", domains.proposal[:12], *handed)
+        assert done.returncode != 0
+        assert words in done.stderr
+        path.write_bytes(before)
+
+
+def _nobody_holds_what_is_anothers(domains: Domains, rows: np.ndarray) -> None:
+    """No domain holds a token, a domain key or the SSH key of another, the address of another's shell, or a row."""
+    planted = [np.rint(row * 65536).astype("<i8").tobytes() for row in rows[:3]]
+    planted += [",".join(map(str, row)).encode() for row in rows[:3].tolist()]
     secrets = {
         n: (
             TOKENS[n].encode(),
@@ -129,7 +203,7 @@ def _nobody_holds_what_is_anothers(domains: Domains) -> None:
         for n in range(3)
     }
     for n, user in enumerate(domains.users):
-        theirs = [secret for m, found in secrets.items() if m != n for secret in found]
+        theirs = [*planted, *(secret for m, found in secrets.items() if m != n for secret in found)]
         for path, data in everything(user.home):
             assert not any(secret in data for secret in theirs), path
 
