@@ -17,6 +17,7 @@ from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import contributed, verifier
 from uvcc_engine.transcript.proof.contributed import OWNERS_FILE
+from uvcc_engine.transcript.proof.verified import Certificate
 from uvcc_engine.transcript.signed import barriers, roster
 from uvcc_engine.transcript.signed.owner_shares import OwnerShare
 from uvcc_engine.transcript.signed.proposals import FILE as PROPOSAL_FILE
@@ -33,7 +34,7 @@ class OwnerResults:
     """A run that held against the receipt: its policy, and how far that was checked."""
 
     policy: Policy
-    certificate: verifier.Certificate
+    certificate: Certificate
 
 
 def results_box(proposal: str, attempt: int, number: int) -> int:
