@@ -16,30 +16,40 @@ from uvcc_engine.proofs.galois_ring import GaloisRing
 DEGREE: Final = 49
 LEAST_BITS: Final = 40
 """A step's soundness error is at most 2^-40, for vectors of any length that fits into memory."""
+SLOTS: Final = 4  # a product of elements takes so much that few at a time are cheapest
 _MANY = 1 << 12  # entries, or words of masks, from which a larger first fold pays for its bytes
+_SOME = 1 << 9  # entries from which more rounds pay for less work
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Public sizes of a prover's blocks: entries of each block of numbers, words of each block of masks."""
+    """Public sizes of a prover's blocks: entries of each block of numbers, words of each block of masks, and entries of
+    the block that has elements of the ring on both sides, of which the first fold takes ``SLOTS`` at a time."""
 
     numbers: tuple[int, ...]
     masks: tuple[int, ...]
+    elements: int = 0
 
     def after(self, fold: int) -> int:
         """Entries after the first fold."""
-        return sum(-(-n // fold) for n in self.numbers) + 64 * sum(-(-n // fold) for n in self.masks)
+        whole = sum(-(-n // fold) for n in self.numbers) + 64 * sum(-(-n // fold) for n in self.masks)
+        return whole + -(-self.elements // min(fold, SLOTS))
+
+    @property
+    def entries(self) -> int:
+        """Of the inner product that is proved."""
+        return sum(self.numbers) + 64 * sum(self.masks) + self.elements
 
 
 def schedule(sizes: Sizes) -> list[int]:
     """The folds, first to last; empty for a prover without a claim. Afterwards one entry is left."""
-    total = sum(sizes.numbers) + sum(sizes.masks)
+    total = sum(sizes.numbers) + sum(sizes.masks) + sizes.elements
     if total == 0:
         return []
     first = 64 if total > _MANY else 16
     folds, left = [first], sizes.after(first)
     while left > 1:
-        folds.append(4 if left > _MANY else min(16, 1 << (left - 1).bit_length()))
+        folds.append(4 if left > _SOME else min(16, 1 << (left - 1).bit_length()))
         left = -(-left // folds[-1])
     return folds
 

@@ -25,8 +25,8 @@ from uvcc_engine.mpc.kernels.plain import shift_logical
 from uvcc_engine.mpc.roles import known
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.proofs.challenges import PublicCoins
-from uvcc_engine.proofs.folding import Sizes
-from uvcc_engine.proofs.vectors import Arithmetic, Block, MaskBlock, NumberBlock
+from uvcc_engine.proofs.folding import SLOTS, Sizes
+from uvcc_engine.proofs.vectors import AFTER, BEFORE, PLAIN_SIDES, Arithmetic, Block, MaskBlock, NumberBlock, merged
 
 
 @dataclass(slots=True)
@@ -94,19 +94,24 @@ class _Prover:
 
 
 def sizes_of(notes: list[ProductNotes], q: int) -> Sizes:
-    """The public sizes of prover ``q``'s blocks; ``gather`` appends blocks in this order."""
-    numbers: list[int] = []
-    masks: list[int] = []
+    """The public sizes of prover ``q``'s blocks, as ``merged`` leaves them."""
+    numbers, masks, elements = dict.fromkeys(PLAIN_SIDES, 0), dict[int, int](), 0
     for one in notes:
         if one.form == MATMUL:
-            numbers.append(2 * one.x.shape[1])
+            elements += 2 * one.x.shape[1]
         elif one.form == ELEMENTWISE:
-            numbers.append(2 * one.count)
+            numbers[BEFORE] += 2 * one.count
         if one.dealer == q:
-            masks.append(one.count)
+            s = _truncation(one).s
+            masks[s] = masks.get(s, 0) + one.count
         elif one.dealer is not None:
-            numbers.append(one.count)
-    return Sizes(tuple(numbers), tuple(masks))
+            numbers[BEFORE if _is_left(one, q) else AFTER] += one.count
+    return Sizes(tuple(n for n in numbers.values() if n), tuple(n for _, n in sorted(masks.items())), elements)
+
+
+def _is_left(notes: ProductNotes, q: int) -> bool:
+    """Whether ``q`` is the left one of a truncation's two online parties."""
+    return (known(notes.dealer) + 1) % 3 == q
 
 
 def gather(at: Arithmetic, notes: list[ProductNotes], q: int, me: int, coins: PublicCoins) -> ProverStatement:
@@ -114,6 +119,7 @@ def gather(at: Arithmetic, notes: list[ProductNotes], q: int, me: int, coins: Pu
     who, found = _Prover(q, me), ProverStatement()
     for one in notes:
         _product(at, one, who, coins, found)
+    found.blocks = merged(found.blocks)
     return found
 
 
@@ -175,7 +181,7 @@ def _matrix(
         after = torch.cat([right, left])
         if deals or to_next:
             _add(found, who, after=at.inner(left, right) * notes.factor)
-    found.blocks.append(NumberBlock(before, after))
+    found.blocks.append(NumberBlock(before, after, slots=SLOTS))
 
 
 def _entries(
@@ -199,7 +205,7 @@ def _entries(
         after = torch.cat([y_part.unsqueeze(1) * w.flat, x_part.unsqueeze(1) * w.flat])
         if deals or to_next:
             _add(found, who, after=w.of((x_part * y_part * notes.factor).reshape(shape)))
-    found.blocks.append(NumberBlock(before, after))
+    found.blocks.append(NumberBlock(before, after, plain=BEFORE))
 
 
 def _dealt(
@@ -222,7 +228,7 @@ def _dealt(
         weights = ((first.flat, 0, -2), (second.flat, s, 2), (third.flat, 63, _signed(-2 << top)))
     b_words = known(t.b).reshape(-1) if who.before else None
     a_words = known(t.a).reshape(-1) if who.after else None
-    found.blocks.append(MaskBlock(b_words, a_words, weights))
+    found.blocks.append(MaskBlock(b_words, a_words, weights, s))
 
 
 def _signed(x: int) -> int:
@@ -235,7 +241,7 @@ def _upper(at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins
     t = _truncation(notes)
     top = 64 - t.s
     weights = _Weights(at, coins, notes.z.shape, freivalds=False)
-    is_left = (known(notes.dealer) + 1) % 3 == who.q
+    is_left = _is_left(notes, who.q)
     dealer_side = who.before if is_left else who.after
     online_side = who.after if is_left else who.before
     dealt = opened = None
@@ -250,4 +256,5 @@ def _upper(at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins
         _add(found, who, before=None if is_left else own, after=own if is_left else None)
         clear = (known(t.opened) >= 0).to(torch.int64).reshape(-1, 1)
         opened = clear * weights.flat
-    found.blocks.append(NumberBlock(dealt, opened) if is_left else NumberBlock(opened, dealt))
+    sides = (dealt, opened, BEFORE) if is_left else (opened, dealt, AFTER)
+    found.blocks.append(NumberBlock(sides[0], sides[1], plain=sides[2]))

@@ -96,7 +96,7 @@ def prove_protocol(rt: Runtime, ring: GaloisRing | None = None) -> MpcProtocol[P
         coins.update(words.contiguous().numpy().tobytes())
     yield from _agree_protocol(rt, verdicts, agree)
     return ProvedStep(
-        len(notes), tuple(sum(s.numbers) + 64 * sum(s.masks) for s in sizes), _claims_digest(notes), coins.digest()
+        len(notes), tuple(s.entries for s in sizes), _claims_digest(notes), coins.digest()
     )
 
 

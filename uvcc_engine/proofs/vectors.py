@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -32,9 +32,13 @@ class Arithmetic:
     kernels: Kernels
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
-        """``a @ b`` of integers modulo 2^64."""
+        """``a @ b`` of integers modulo 2^64; numbers that are small on one side take half of the work."""
         if not a.numel() or not b.numel():
             return torch.zeros(a.shape[0], b.shape[1], dtype=torch.int64)
+        if _are_small(b):
+            return self.by_small(a, b)
+        if _are_small(a.T):
+            return self.small_by(a, b)
         return self.kernels.right_factor([b.contiguous()], a.shape[0])([a.contiguous()])
 
     def by_small(self, a: Tensor, b: Tensor) -> Tensor:
@@ -66,6 +70,12 @@ _OUTER = 1 << 20  # products of coefficients at a time
 _LIMB = 22  # bits: a limb times 2^31 is exact as a double
 
 
+def _are_small(x: Tensor) -> bool:
+    """Whether ``by_small`` takes this right factor ``[k, n]``."""
+    low, high = x.aminmax()
+    return x.shape[0] * max(-int(low), int(high)) < 1 << 31
+
+
 def sum_of_limbs(x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
     """A linear function of ``x`` modulo 2^64, from its values for three limbs of ``x`` as doubles."""
     total: Tensor | None = None
@@ -75,6 +85,11 @@ def sum_of_limbs(x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
         total = part if total is None else total.add_(part)
     assert total is not None
     return total
+
+
+BEFORE: Final = "before"
+AFTER: Final = "after"
+PLAIN_SIDES: Final = (BEFORE, AFTER)
 
 
 class Block(Protocol):
@@ -99,23 +114,32 @@ def _grouped(x: Tensor, fold: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberBlock:
-    """Entries ``[n, d]``, or ``[n, 1]`` where they are plain numbers modulo 2^64: ``u`` before, ``v`` after."""
+    """Entries ``[n, d]``, or ``[n, 1]`` where they are plain numbers modulo 2^64: ``u`` before, ``v`` after.
+
+    ``plain``: which side is plain, if one is. ``slots``: so many entries make the two polynomials at most, whose other
+    coefficients are then zero.
+    """
 
     before: Tensor | None
     after: Tensor | None
+    plain: str = ""
+    slots: int = 1 << 16
 
     def gram(self, at: Arithmetic, fold: int) -> Tensor:
-        u, v = _grouped(known(self.before), fold), _grouped(known(self.after), fold)
+        used = min(fold, self.slots)
+        u, v = _grouped(known(self.before), used), _grouped(known(self.after), used)
         after = v.reshape(v.shape[0], -1)
         slab = max(1, _OUTER // (u.shape[2] * after.shape[1]))
-        elements = torch.cat([_pairs(at, u[:, k : k + slab], after, fold) for k in range(0, fold, slab)])
-        return _diagonals(elements)
+        elements = torch.cat([_pairs(at, u[:, k : k + slab], after, used) for k in range(0, used, slab)])
+        return torch.nn.functional.pad(_diagonals(elements), (0, 0, fold - used, fold - used))
 
     def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        return _folded(at, _grouped(known(self.before), len(powers)), powers)
+        used = min(len(powers), self.slots)
+        return _folded(at, _grouped(known(self.before), used), powers[:used])
 
     def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        return _folded(at, _grouped(known(self.after), len(powers)), powers.flip(0))
+        used = min(len(powers), self.slots)
+        return _folded(at, _grouped(known(self.after), used), powers.flip(0)[:used])
 
 
 def _pairs(at: Arithmetic, u: Tensor, after: Tensor, fold: int) -> Tensor:
@@ -149,13 +173,14 @@ class MaskBlock:
     """What a truncation's mask takes: ``sum_e sum_k w_ek f_k(b_e & a_e)`` over words, ``f_k(x) = c_k (x >> s_k)``.
 
     ``a`` (``v``'s side) and ``b`` (``u``'s side) are words ``[n]``; ``weights``: (``[n, d]``, ``s_k``, ``c_k``). As an
-    inner product it has ``64 n`` entries, one a bit. They are folded over the words of a group, each bit for itself, so
+    inner product (``shift``: of the truncation) it has ``64 n`` entries, one a bit. They are folded over the words of a group, each bit for itself, so
     the coefficients come from whole words; after it every group has 64 entries.
     """
 
     b: Tensor | None
     a: Tensor | None
     weights: Sequence[tuple[Tensor, int, int]]
+    shift: int = 0
 
     def gram(self, at: Arithmetic, fold: int) -> Tensor:
         b, a = _grouped(known(self.b), fold), _grouped(known(self.a), fold)
@@ -212,3 +237,37 @@ def _weighted(at: Arithmetic, bits: Tensor, weighted: Sequence[tuple[Tensor, int
         part = at.small_by(by_bit[:, shift:], turned[rows])
         total[:, shift:] += part << torch.arange(_WORD - shift)[None, :, None]
     return total
+
+
+def merged(blocks: Sequence[Block]) -> list[Block]:
+    """As few blocks as there are forms of them: what a block costs beside its entries is paid once.
+
+    Numbers with a plain side before, those with one after, masks by the shift, then elements on both sides: the order
+    of ``statement.sizes_of``.
+    """
+    numbers = [b for b in blocks if isinstance(b, NumberBlock)]
+    masks = [b for b in blocks if isinstance(b, MaskBlock)]
+    found: list[Block] = [_joined([b for b in numbers if b.plain == side]) for side in PLAIN_SIDES]
+    for shift in sorted({b.shift for b in masks}):
+        of_shift = [b for b in masks if b.shift == shift]
+        weights = [
+            (torch.cat([w for w, _, _ in same]), same[0][1], same[0][2])
+            for same in zip(*(b.weights for b in of_shift), strict=True)
+        ]
+        found.append(MaskBlock(_cat([b.b for b in of_shift]), _cat([b.a for b in of_shift]), weights, shift))
+    found.append(_joined([b for b in numbers if not b.plain]))
+    return [b for b in found if not isinstance(b, NumberBlock) or b.slots]
+
+
+def _joined(blocks: Sequence[NumberBlock]) -> NumberBlock:
+    """One block; of no slots if there was none."""
+    if not blocks:
+        return NumberBlock(None, None, slots=0)
+    before, after = _cat([b.before for b in blocks]), _cat([b.after for b in blocks])
+    return NumberBlock(before, after, blocks[0].plain, blocks[0].slots)
+
+
+def _cat(sides: Sequence[Tensor | None]) -> Tensor | None:
+    """None at a verifier that does not hold this side."""
+    there = [side for side in sides if side is not None]
+    return torch.cat(there) if there else None
