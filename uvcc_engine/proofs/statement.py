@@ -26,7 +26,7 @@ from uvcc_engine.mpc.roles import known
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.proofs.challenges import PublicCoins
 from uvcc_engine.proofs.folding import SLOTS, Sizes
-from uvcc_engine.proofs.vectors import AFTER, BEFORE, PLAIN_SIDES, Arithmetic, Block, MaskBlock, NumberBlock, merged
+from uvcc_engine.proofs.vectors import Arithmetic, Block, MaskBlock, NumberBlock, WeightedBlock, merged
 
 
 @dataclass(slots=True)
@@ -95,23 +95,18 @@ class _Prover:
 
 def sizes_of(notes: list[ProductNotes], q: int) -> Sizes:
     """The public sizes of prover ``q``'s blocks, as ``merged`` leaves them."""
-    numbers, masks, elements = dict.fromkeys(PLAIN_SIDES, 0), dict[int, int](), 0
+    numbers, masks, elements = 0, dict[int, int](), 0
     for one in notes:
         if one.form == MATMUL:
             elements += 2 * one.x.shape[1]
         elif one.form == ELEMENTWISE:
-            numbers[BEFORE] += 2 * one.count
+            numbers += 2 * one.count
         if one.dealer == q:
             s = _truncation(one).s
             masks[s] = masks.get(s, 0) + one.count
         elif one.dealer is not None:
-            numbers[BEFORE if _is_left(one, q) else AFTER] += one.count
-    return Sizes(tuple(n for n in numbers.values() if n), tuple(n for _, n in sorted(masks.items())), elements)
-
-
-def _is_left(notes: ProductNotes, q: int) -> bool:
-    """Whether ``q`` is the left one of a truncation's two online parties."""
-    return (known(notes.dealer) + 1) % 3 == q
+            numbers += one.count
+    return Sizes((numbers,) if numbers else (), tuple(n for _, n in sorted(masks.items())), elements)
 
 
 def gather(at: Arithmetic, notes: list[ProductNotes], q: int, me: int, coins: PublicCoins) -> ProverStatement:
@@ -197,15 +192,15 @@ def _entries(
     before = after = None
     if who.before:
         x_part, y_part = both(0)
-        before = torch.cat([x_part, y_part]).unsqueeze(1) * notes.factor
+        before = torch.cat([x_part, y_part]) * notes.factor
         if notes.dealer is None or deals:
             _add(found, who, before=w.of((x_part * y_part * notes.factor).reshape(shape)))
     if who.after:
         x_part, y_part = both(1)
-        after = torch.cat([y_part.unsqueeze(1) * w.flat, x_part.unsqueeze(1) * w.flat])
+        after = torch.cat([y_part, x_part])
         if deals or to_next:
             _add(found, who, after=w.of((x_part * y_part * notes.factor).reshape(shape)))
-    found.blocks.append(NumberBlock(before, after, plain=BEFORE))
+    found.blocks.append(WeightedBlock(before, after, torch.cat([w.flat, w.flat])))
 
 
 def _dealt(
@@ -241,7 +236,7 @@ def _upper(at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins
     t = _truncation(notes)
     top = 64 - t.s
     weights = _Weights(at, coins, notes.z.shape, freivalds=False)
-    is_left = _is_left(notes, who.q)
+    is_left = (known(notes.dealer) + 1) % 3 == who.q
     dealer_side = who.before if is_left else who.after
     online_side = who.after if is_left else who.before
     dealt = opened = None
@@ -249,12 +244,11 @@ def _upper(at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins
         k, m = (t.k_left, t.m_left) if is_left else (t.k_right, t.m_right)
         own = weights.of(known(k).to(torch.int64) << top)
         _add(found, who, before=own if is_left else None, after=None if is_left else own)
-        dealt = (known(m).to(torch.int64) << top).reshape(-1, 1)
+        dealt = (known(m).to(torch.int64) << top).reshape(-1)
     if online_side:
         part = known(t.part_left if is_left else t.part_right).to(torch.int64)
         own = weights.of(-(part << top))
         _add(found, who, before=None if is_left else own, after=own if is_left else None)
-        clear = (known(t.opened) >= 0).to(torch.int64).reshape(-1, 1)
-        opened = clear * weights.flat
-    sides = (dealt, opened, BEFORE) if is_left else (opened, dealt, AFTER)
-    found.blocks.append(NumberBlock(sides[0], sides[1], plain=sides[2]))
+        opened = (known(t.opened) >= 0).to(torch.int64).reshape(-1)
+    sides = (dealt, opened) if is_left else (opened, dealt)
+    found.blocks.append(WeightedBlock(*sides, weights.flat))

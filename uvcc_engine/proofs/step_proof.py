@@ -95,9 +95,7 @@ def prove_protocol(rt: Runtime, ring: GaloisRing | None = None) -> MpcProtocol[P
     for words in (*seeds, *(w for one in told for w in one)):
         coins.update(words.contiguous().numpy().tobytes())
     yield from _agree_protocol(rt, verdicts, agree)
-    return ProvedStep(
-        len(notes), tuple(s.entries for s in sizes), _claims_digest(notes), coins.digest()
-    )
+    return ProvedStep(len(notes), tuple(s.entries for s in sizes), _claims_digest(notes), coins.digest())
 
 
 def _claims_digest(notes: list[ProductNotes]) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,19 +42,19 @@ class Arithmetic:
         return self.kernels.right_factor([b.contiguous()], a.shape[0])([a.contiguous()])
 
     def by_small(self, a: Tensor, b: Tensor) -> Tensor:
-        """``a @ b`` modulo 2^64 for ``b`` of small numbers (``[..., k, n]``, ``k |b| < 2^31``): three exact products of
-        doubles, where ``product`` takes up to ten."""
+        """``a @ b`` modulo 2^64 for ``b`` of small numbers (``[..., k, n]``, ``k |b| < 2^31``): two or three exact
+        products of doubles, where ``product`` takes six."""
         if not a.numel() or not b.numel():
             return torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.int64)
         small = b.to(torch.float64)
-        return sum_of_limbs(a, lambda limb: limb @ small)
+        return sum_of_limbs(a, lambda limb: limb @ small, _limb_bits(a.shape[-1], b))
 
     def small_by(self, a: Tensor, b: Tensor) -> Tensor:
         """The same with the small numbers on the left."""
         if not a.numel() or not b.numel():
             return torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.int64)
         small = a.to(torch.float64)
-        return sum_of_limbs(b, lambda limb: small @ limb)
+        return sum_of_limbs(b, lambda limb: small @ limb, _limb_bits(a.shape[-1], a))
 
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
         """``sum_i a_i b_i`` ``[d]`` of elements ``[n, d]``, or plain numbers ``[n, 1]`` on either side."""
@@ -67,7 +67,7 @@ class Arithmetic:
 
 
 _OUTER = 1 << 20  # products of coefficients at a time
-_LIMB = 22  # bits: a limb times 2^31 is exact as a double
+_LIMB, _WIDE_LIMB = 22, 32  # bits: a limb times 2^31, or 2^21, is exact as a double
 
 
 def _are_small(x: Tensor) -> bool:
@@ -76,20 +76,22 @@ def _are_small(x: Tensor) -> bool:
     return x.shape[0] * max(-int(low), int(high)) < 1 << 31
 
 
-def sum_of_limbs(x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
-    """A linear function of ``x`` modulo 2^64, from its values for three limbs of ``x`` as doubles."""
+def _limb_bits(inner: int, small: Tensor) -> int:
+    """How wide the limbs may be that are summed up ``inner`` times with ``small`` numbers."""
+    low, high = small.aminmax()
+    return _WIDE_LIMB if inner * max(-int(low), int(high)) < 1 << 21 else _LIMB
+
+
+def sum_of_limbs(x: Tensor, of: Callable[[Tensor], Tensor], width: int = _LIMB) -> Tensor:
+    """A linear function of ``x`` modulo 2^64, from its values for limbs of ``x`` as doubles."""
     total: Tensor | None = None
-    for start in range(0, _WORD, _LIMB):
-        bits = (x >> start) & ((1 << min(_LIMB, _WORD - start)) - 1)
-        part = of(bits.to(torch.float64)).to(torch.int64) << start
+    for start in range(0, _WORD, width):
+        bits = x >> start if start + width >= _WORD else (x >> start) & ((1 << width) - 1)
+        part = of(bits.to(torch.float64)).to(torch.int64)
+        part = part << start if start else part
         total = part if total is None else total.add_(part)
     assert total is not None
     return total
-
-
-BEFORE: Final = "before"
-AFTER: Final = "after"
-PLAIN_SIDES: Final = (BEFORE, AFTER)
 
 
 class Block(Protocol):
@@ -114,15 +116,12 @@ def _grouped(x: Tensor, fold: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberBlock:
-    """Entries ``[n, d]``, or ``[n, 1]`` where they are plain numbers modulo 2^64: ``u`` before, ``v`` after.
-
-    ``plain``: which side is plain, if one is. ``slots``: so many entries make the two polynomials at most, whose other
-    coefficients are then zero.
+    """Entries ``[n, d]``: ``u`` before, ``v`` after. ``slots``: so many of them make the two polynomials at most, whose
+    other coefficients are then zero.
     """
 
     before: Tensor | None
     after: Tensor | None
-    plain: str = ""
     slots: int = 1 << 16
 
     def gram(self, at: Arithmetic, fold: int) -> Tensor:
@@ -140,6 +139,33 @@ class NumberBlock:
     def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
         used = min(len(powers), self.slots)
         return _folded(at, _grouped(known(self.after), used), powers.flip(0)[:used])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightedBlock:
+    """Entries ``w u v`` of numbers modulo 2^64 ``[n]`` and public weights ``[n, d]`` of small coefficients: the weights
+    belong to ``v``'s side."""
+
+    before: Tensor | None
+    after: Tensor | None
+    weights: Tensor
+
+    def gram(self, at: Arithmetic, fold: int) -> Tensor:
+        u, v, w = (_grouped(x, fold) for x in (known(self.before), known(self.after), self.weights))
+        pairs = torch.empty(fold, fold, at.ring.degree, dtype=torch.int64)
+        for l_after in range(fold):
+            pairs[:, l_after] = at.by_small((u * v[:, l_after, None]).T, w[:, l_after])
+        return _diagonals(pairs)
+
+    def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
+        return at.product(_grouped(known(self.before), len(powers)), powers)
+
+    def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
+        v, w = (_grouped(x, len(powers)) for x in (known(self.after), self.weights))
+        total = torch.zeros(v.shape[0], at.ring.degree, dtype=torch.int64)
+        for number, step in enumerate(at.ring.times(powers.flip(0))):
+            total += at.small_by(w[:, number], step) * v[:, number, None]
+        return total
 
 
 def _pairs(at: Arithmetic, u: Tensor, after: Tensor, fold: int) -> Tensor:
@@ -173,7 +199,7 @@ class MaskBlock:
     """What a truncation's mask takes: ``sum_e sum_k w_ek f_k(b_e & a_e)`` over words, ``f_k(x) = c_k (x >> s_k)``.
 
     ``a`` (``v``'s side) and ``b`` (``u``'s side) are words ``[n]``; ``weights``: (``[n, d]``, ``s_k``, ``c_k``). As an
-    inner product (``shift``: of the truncation) it has ``64 n`` entries, one a bit. They are folded over the words of a group, each bit for itself, so
+    inner product it has ``64 n`` entries, one a bit. They are folded over the words of a group, each bit for itself, so
     the coefficients come from whole words; after it every group has 64 entries.
     """
 
@@ -242,12 +268,13 @@ def _weighted(at: Arithmetic, bits: Tensor, weighted: Sequence[tuple[Tensor, int
 def merged(blocks: Sequence[Block]) -> list[Block]:
     """As few blocks as there are forms of them: what a block costs beside its entries is paid once.
 
-    Numbers with a plain side before, those with one after, masks by the shift, then elements on both sides: the order
-    of ``statement.sizes_of``.
+    Weighted numbers, masks by the shift, then elements: the order of ``statement.sizes_of``.
     """
-    numbers = [b for b in blocks if isinstance(b, NumberBlock)]
+    found: list[Block] = []
+    if weighted := [b for b in blocks if isinstance(b, WeightedBlock)]:
+        both = _cat([b.before for b in weighted]), _cat([b.after for b in weighted])
+        found.append(WeightedBlock(*both, torch.cat([b.weights for b in weighted])))
     masks = [b for b in blocks if isinstance(b, MaskBlock)]
-    found: list[Block] = [_joined([b for b in numbers if b.plain == side]) for side in PLAIN_SIDES]
     for shift in sorted({b.shift for b in masks}):
         of_shift = [b for b in masks if b.shift == shift]
         weights = [
@@ -255,16 +282,10 @@ def merged(blocks: Sequence[Block]) -> list[Block]:
             for same in zip(*(b.weights for b in of_shift), strict=True)
         ]
         found.append(MaskBlock(_cat([b.b for b in of_shift]), _cat([b.a for b in of_shift]), weights, shift))
-    found.append(_joined([b for b in numbers if not b.plain]))
-    return [b for b in found if not isinstance(b, NumberBlock) or b.slots]
-
-
-def _joined(blocks: Sequence[NumberBlock]) -> NumberBlock:
-    """One block; of no slots if there was none."""
-    if not blocks:
-        return NumberBlock(None, None, slots=0)
-    before, after = _cat([b.before for b in blocks]), _cat([b.after for b in blocks])
-    return NumberBlock(before, after, blocks[0].plain, blocks[0].slots)
+    if elements := [b for b in blocks if isinstance(b, NumberBlock)]:
+        both = _cat([b.before for b in elements]), _cat([b.after for b in elements])
+        found.append(NumberBlock(*both, elements[0].slots))
+    return found
 
 
 def _cat(sides: Sequence[Tensor | None]) -> Tensor | None:
