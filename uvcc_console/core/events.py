@@ -281,6 +281,15 @@ class FlightRead(Event):
     findings: list[str] = field(default_factory=list)
 
 
+@event("settings")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsChanged(Event):
+    """From its next attempt on the run's trainer has these settings (``section.key``); None takes a change back."""
+
+    changes: dict[str, Any]
+    by: str = ""
+
+
 @event("triage")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriageTried(Event):

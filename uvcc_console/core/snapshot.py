@@ -299,6 +299,7 @@ class Snapshot:
     watchdog_dumps: int = 0  # stalls that the workers' own watchdogs saw in this phase
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)
     triage: tuple[TriageView, ...] = ()
+    changed_settings: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     flight: FlightView | None = None
     waits: Mapping[str, WaitView] = field(default_factory=lambda: EMPTY)
     prediction: ForecastView | None = None

@@ -255,6 +255,13 @@ def _triage(s: Snapshot, e: ev.TriageTried) -> Snapshot:
     return logged(s, e, "warn", "triage", f"goes on from step {e.step} with {e.rung}, asked by {e.by}")
 
 
+def _settings(s: Snapshot, e: ev.SettingsChanged) -> Snapshot:
+    now = {**s.changed_settings, **e.changes}
+    s = replace(s, changed_settings=MappingProxyType({k: v for k, v in now.items() if v is not None}))
+    words = ", ".join(f"{k} as planned" if v is None else f"{k} = {v}" for k, v in e.changes.items())
+    return logged(s, e, "warn", "rollout", f"from the next attempt on {words}, asked by {e.by}")
+
+
 def _home(s: Snapshot, e: ev.CheckpointHome) -> Snapshot:
     if e.engine_run == s.engine_run:
         s = replace(s, home=put(s.home, e.pod, (e.step, e.sha256)))
@@ -329,6 +336,7 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.Intent: _intent,
     ev.ActionDone: _action_done,
     ev.TriageTried: _triage,
+    ev.SettingsChanged: _settings,
     ev.FlightRead: _flight,
     ev.Consent: _consent,
     ev.DomainReported: _domain,

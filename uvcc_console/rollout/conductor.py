@@ -30,7 +30,7 @@ from uvcc_console.federation import seat as seats
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh_keys import operator_key
-from uvcc_console.plan import forecast
+from uvcc_console.plan import changed_settings, forecast
 from uvcc_console.plan.federated import of_domain
 from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
 from uvcc_console.plan.profile import parse
@@ -47,7 +47,7 @@ from uvcc_console.rollout.stages.fleet import adoption
 from uvcc_console.rollout.stages.migration import checkpoint_copies, private_migration
 from uvcc_console.rollout.supervision import SideTasks
 from uvcc_console.runs import domain, logfile, processes, sweep
-from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.topology import Coord
 
 log = logger(__name__)
@@ -174,6 +174,8 @@ def _obey_intents(
                 return
             end_request.ask(f"{event.action} asked by {event.by}")
         elif not runner.take(event):
+            if "set" in event.args:
+                _change(ctx, event)
             start = event.args.get("from")
             if event.action == "resume" and isinstance(start, int) and start >= 0:
                 ctx.start_from = start
@@ -185,6 +187,18 @@ def _obey_intents(
         if seq <= ctx.bus.snapshot.seq:
             heard(event)
     ctx.bus.listen(heard)
+
+
+def _change(ctx: Rollout, event: ev.Intent) -> None:
+    """Write down which settings a resume changes, for this attempt and all after it."""
+    try:
+        if ctx.bus.snapshot.job_kind != "lm":
+            raise ConfigError("only a language model's settings can be changed in a run")
+        changes = changed_settings.well_formed(event.args["set"])
+    except ConfigError as e:
+        ctx.bus.record([ev.ActionDone(action="resume", pod="", ok=False, detail=str(e))])
+        return
+    ctx.bus.record([ev.SettingsChanged(changes=changes, by=event.by)])
 
 
 async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from test_rollout_lm import Operator, operator  # noqa: F401
 
@@ -55,10 +57,11 @@ def test_checkpoints_come_home_are_chosen_and_restored(operator: Operator) -> No
     assert missing.wait(300) == 1
     s = me.wait("the steps there are", lambda s: s.stage and "no checkpoint of step 7" in s.stage.detail, 60.0)
     assert str(before) in s.stage.detail  # type: ignore[union-attr]
-    me.run("resume", run, "--from", str(before), "--timeout", "300")
+    me.run("resume", run, "--from", str(before), "--set", "train.lr=0.000123", "--timeout", "300")
     attempt = me.snapshot().attempt
     s = me.wait("steps", lambda s: _trains(s, attempt, before), 300.0)
     assert checkpoint.steps_present(there.parent / "aside1_checkpoints") == [newest]
+    assert json.loads((there.parent / "run.json").read_text())["config"]["train"]["lr"] == 0.000123
 
     # the pod is replaced: another machine goes on with what came home
     me.wait("home again", lambda s: s.home and s.home["p0r0"][0] > newest, 600.0)

@@ -13,6 +13,7 @@ from uvcc_console.cli.main import FAILED, OK, USAGE
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.halt import certificate
+from uvcc_console.plan import changed_settings
 from uvcc_console.runs import processes
 
 POLL_S = 0.05
@@ -37,6 +38,13 @@ def run(argv: list[str]) -> int:
         metavar="STEP",
         help="go on from the checkpoint of this step and set later ones aside; 0 starts over, under the next attempt",
     )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="with a language model: this setting from here on, like train.lr=0.0001; without a value as planned again",
+    )
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="how long to wait until it runs")
     parser.add_json()
     args = parser.parse_args(argv)
@@ -56,6 +64,11 @@ def run(argv: list[str]) -> int:
         why = "a command has no checkpoints to choose from" if s.job_kind == "command" else "it means to resume"
         common.say(f"uvcc: --from {args.start} does not go with this: {why}")
         return USAGE
+    if args.set and (action != "resume" or s.job_kind != "lm"):
+        why = "it means to resume" if s.job_kind == "lm" else f"a {s.job_kind} job's settings are what was agreed"
+        common.say(f"uvcc: --set {args.set[0]} does not go with this: {why}")
+        return USAGE
+    changes = changed_settings.parse(args.set)
     if action != "resume" and not live:
         common.say(f"uvcc: nobody conducts {run_dir.name}; take it up first: uvcc resume {run_dir.name}")
         return USAGE
@@ -63,6 +76,8 @@ def run(argv: list[str]) -> int:
     cited: dict[str, Any] = {"certificate": held.sha256, "nonce": held.nonce} if held is not None else {}
     if args.start >= 0:
         cited = {"from": args.start}
+    if changes:
+        cited["set"] = changes
     with headless.interruptible() as received:
         child = headless.ask(run_dir, action, **cited)
         if args.wait:

@@ -14,6 +14,7 @@ from uvcc_console.core.shown import shown
 from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_console.fleet import hearing
 from uvcc_console.halt import certificate
+from uvcc_console.plan import changed_settings
 from uvcc_console.plan.plan import SMOKE, Phase
 from uvcc_console.plan.schema import CommandJobSettings
 from uvcc_console.rollout import ingest, priority
@@ -155,7 +156,7 @@ def _spec(ctx: Rollout, phase: Phase, coord: str, link: LinkSpec, env: dict[str,
         kind=phase.kind,
         coord=coord,
         topology=phase.topology,
-        job=dict(phase.job),
+        job=changed_settings.laid_upon(phase.job, ctx.bus.snapshot.changed_settings),
         policy=f"{there}/{POLICY_FILE}" if private else "",
         signatures=f"{there}/{SIGNATURES_FILE}" if private else "",
         inputs=f"{there}/{agree.INPUTS_FILE}" if private else "",

@@ -1,0 +1,65 @@
+"""Settings of a language model's run that a resume changes; whatever gave the checkpoint its shape stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from uvcc_engine.contract.errors import ConfigError
+
+SECTIONS: Final = ("train", "data", "runtime", "ddp")
+FIXED: Final[Mapping[str, str]] = {
+    "model": "the checkpoint has the shape of this model",
+    "nsa": "the checkpoint was trained with this attention",
+    "train.steps": "the profile's steps are what was planned and priced; a new run has others",
+    "train.seed": "the data goes on from where the checkpoint stood",
+}
+Scalar = str | int | float | bool
+
+
+def parse(pairs: Sequence[str]) -> dict[str, Scalar | None]:
+    """``section.key=value`` texts by key; a value is YAML, an empty one (None) takes an earlier change back.
+
+    Raises ConfigError naming what cannot be changed.
+    """
+    import yaml
+
+    found: dict[str, Scalar | None] = {}
+    for pair in pairs:
+        path, sign, text = pair.partition("=")
+        section, _, key = path.partition(".")
+        if not (sign and key and key.isidentifier()):
+            raise ConfigError(f"--set {pair}", "write it like --set train.lr=0.0001")
+        if why := FIXED.get(section) or FIXED.get(path):
+            raise ConfigError(f"{path} cannot be changed in a run: {why}", "uvcc rollout starts a new one")
+        if section not in SECTIONS:
+            raise ConfigError(f"there is no section {section!r} to change", f"one of {', '.join(SECTIONS)}")
+        try:
+            value = yaml.safe_load(text) if text else None
+        except yaml.YAMLError:
+            value = text
+        if value is not None and not isinstance(value, (str, int, float, bool)):
+            raise ConfigError(f"--set {pair}: not one value", "write it like --set train.lr=0.0001")
+        found[path] = value
+    return found
+
+
+def well_formed(found: object) -> dict[str, Scalar | None]:
+    """The same, from an intent in a journal. Raises ConfigError."""
+    if not isinstance(found, Mapping):
+        raise ConfigError("changed settings are not a mapping")
+    for path, value in found.items():
+        section, _, key = str(path).partition(".")
+        bad = FIXED.get(section) or FIXED.get(str(path)) or section not in SECTIONS or not key.isidentifier()
+        if bad or not (value is None or isinstance(value, (str, int, float, bool))):
+            raise ConfigError(f"{path} cannot be changed in a run")
+    return {str(path): value for path, value in found.items()}
+
+
+def laid_upon(job: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """A language model's job section with the changes in force."""
+    made = dict(job)
+    for path, value in changed.items():
+        section, _, key = path.partition(".")
+        made[section] = {**made.get(section, {}), key: value}
+    return made
