@@ -10,10 +10,11 @@ notice without knowing which of two holders lied.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -26,6 +27,7 @@ from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.owner.client import sealed_name
+from uvcc_engine.owner.fleet_replay import Timed, replay_fleet
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.seeds import Seeds, check_pairs, open_seeds, seeds_name
@@ -219,17 +221,24 @@ def audit(root: Path, owner: Identity, sealed: Path, policy_file: Path | None = 
     VerificationError if the parties' seeds contradict each other, ConfigError for a job that cannot be replayed.
     """
     policy = Policy.load(policy_file or root / POLICY_FILE)
-    coords = [Coord(0, p, 0, 0) for p in range(PARTIES)]
+    size = policy.topology
+    alone = size.workers_per_party * size.microbatches == 1
+    coords = [Coord(0, p, 0, 0) for p in range(PARTIES)] if alone else list(size.coords())
     folders = find_folders(root)
     if missing := [str(c) for c in coords if c not in folders]:
         raise UnreadableError(f"no transcript of {', '.join(missing)} under {root}", "collect the run first")
-    seeds = {
-        c.party: open_seeds(
-            _only(root, seeds_name(c)), owner=owner, sender=policy.public(c.party), policy=policy, coord=c
+    disclosed = {
+        c: open_seeds(
+            _only(root, seeds_name(c)), owner=owner, sender=policy.public(c.party, c.replica), policy=policy, coord=c
         )
         for c in coords
     }
-    check_pairs(seeds)
+    for c in coords:
+        if c.party == 0:
+            check_pairs({p: disclosed[replace(c, party=p)] for p in range(PARTIES)})
+    if not alone:
+        return _of_fleet(policy, disclosed, folders, sealed)
+    seeds = {c.party: found for c, found in disclosed.items()}
     boxes = {p: _only(sealed, sealed_name(p)) for p in range(PARTIES)}
     epochs = messages = 0
     for epoch, program in enumerate(replay(policy, seeds, boxes)):
@@ -241,6 +250,62 @@ def audit(root: Path, owner: Identity, sealed: Path, policy_file: Path | None = 
         if verdict is not None:
             return Audit(epochs, messages, verdict.parties, epoch, verdict.what)
     return Audit(epochs, messages)
+
+
+def _of_fleet(policy: Policy, seeds: Mapping[Coord, Seeds], folders: Mapping[Coord, Path], sealed: Path) -> Audit:
+    """:func:`audit` of a run with several workers or microbatches per party."""
+    job = PrivateJob.from_json(policy.job)
+    if job.task != "train" or job.start is not None:
+        raise ConfigError("only a training from its beginning can be replayed", "run the same job from its beginning")
+    pods = {(c.party, c.replica): c for c in seeds}
+    opened = {pod: seeds[c].inputs(_sealed_for(sealed, *pod), policy) for pod, c in pods.items()}
+    inputs = {c: opened[c.party, c.replica] for c in seeds}
+    epochs = messages = 0
+    with contextlib.closing(replay_fleet(policy, seeds, inputs)) as replayed:
+        for epoch, program in enumerate(replayed):
+            found = {c: recorded(folders[c], epoch) for c in seeds}
+            if not any(records for records, _ in found.values()):
+                break
+            epochs, messages = epoch + 1, messages + sum(len(records) for records, _ in found.values())
+            verdict = judge_fleet(epoch, program, found)
+            if verdict is not None:
+                return replace(verdict, epochs=epochs, messages=messages)
+    return Audit(epochs, messages)
+
+
+def judge_fleet(
+    epoch: int, program: Mapping[Coord, Timed], found: Mapping[Coord, tuple[Records, bool]]
+) -> Audit | None:
+    """:func:`judge` over all workers: of each party the first difference counts, in the order of the replay's clock."""
+    first: dict[int, tuple[Coord, Leaf]] = {}
+    for party in range(PARTIES):
+        ordered = sorted((at, c, record) for c, timed in program.items() if c.party == party for at, record in timed)
+        known: dict[Coord, set[Key]] = {c: set() for c in program if c.party == party}
+        for _, c, record in ordered:
+            leaf, (records, whole) = Leaf.unpack(record), found[c]
+            known[c].add(leaf.key)
+            if records.get(leaf.key, None if whole else record) != record:
+                first[party] = (c, leaf)
+                break
+        else:
+            for c, keys in known.items():
+                records = found[c][0]
+                if extra := records.keys() - keys:
+                    first.setdefault(party, (c, Leaf.unpack(records[min(extra)])))
+    guilty = [p for p, (_, leaf) in first.items() if leaf.direction == SENT]
+    if guilty:
+        c, leaf = first[guilty[0]]
+        return Audit(0, 0, tuple(guilty), epoch, f"{leaf.name} of {c} is not what the program sends there")
+    for c, leaf in first.values():
+        ends = tuple(sorted((leaf.src, leaf.dst)))
+        return Audit(0, 0, ends, epoch, f"{leaf.name} of {c} is not what its sender recorded")
+    return None
+
+
+def _sealed_for(sealed: Path, party: int, replica: int) -> bytes:
+    """A pod's file; of what was sealed to all pods of a party at once, the party's."""
+    own = sealed_name(party, replica)
+    return _only(sealed, own if any(sealed.rglob(own)) else sealed_name(party))
 
 
 def _only(root: Path, name: str) -> bytes:

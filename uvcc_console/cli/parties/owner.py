@@ -1,10 +1,11 @@
-"""``uvcc owner init|pin|requests|share|results|open|predict``: an owner's key, what it gives and what comes back."""
+"""``uvcc owner init|pin|requests|share|results|audit|open|predict``: an owner's key, what it gives and what comes back."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,8 +52,12 @@ def run(argv: list[str]) -> int:
     back.add_argument("proposal", metavar="PROPOSAL", help="its id, or the beginning of it")
     back.add_argument("--from", dest="handed", type=Path, metavar="FOLDER", help="handed over by a domain, not fetched")
     back.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; results-PROPOSAL without it")
+    replay = actions.add_parser("audit", help="replay a run that revealed its seeds; name the party that strayed")
+    replay.add_argument("run", type=Path, metavar="FOLDER", help="its policy, transcripts and seeds; of any topology")
+    replay.add_argument("--sealed", type=Path, metavar="FOLDER", help="what was sealed, if not by uvcc owner share")
+    replay.add_argument("--json", action="store_true", help="print JSON on standard output")
     gives.add_argument("--yes", action="store_true", help="share without asking a person")
-    for parser_ in (pins, asked, gives, back):
+    for parser_ in (pins, asked, gives, back, replay):
         parser_.add_argument("--owner", type=Path, metavar="FOLDER", help="the owner's folder, if not the usual one")
     for parser_ in (asked, gives, back):
         add_relay(parser_, required=parser_ is not back)
@@ -67,7 +72,7 @@ def run(argv: list[str]) -> int:
     predict.add_argument("--out", metavar="FILE", help="where the predictions go; standard output without it")
     args = parser.parse_args(argv)
     verbs = {"init": _init, "pin": _pin, "requests": _requests, "share": _share}
-    verbs |= {"results": _results, "open": _open, "predict": _predict}
+    verbs |= {"results": _results, "audit": _audit, "open": _open, "predict": _predict}
     return verbs[args.action](args)
 
 
@@ -176,6 +181,18 @@ def _results(args: argparse.Namespace) -> int:
         shutil.copyfile(fitted, out / FITTED)
     common.show(f"{out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     return OK
+
+
+def _audit(args: argparse.Namespace) -> int:
+    """Exit codes: 0 every party kept to the program, 1 one strayed, 2 it cannot be told."""
+    base, sealed = data_owner.home(args.owner), args.sealed
+    if sealed is None:
+        policy = Policy.load(args.run / POLICY_FILE)
+        if not policy.proposal:
+            raise ConfigError("the run was not started from a proposal", "--sealed names what was sealed for it")
+        sealed, _ = data_owner.kept(base, policy.proposal, Identity.load(base))
+    command = [str(args.run), "--owner", str(base), "--sealed", str(sealed), *(["--json"] if args.json else [])]
+    return subprocess.run([sys.executable, "-m", "uvcc_engine.cli", "audit", *command], check=False).returncode
 
 
 def _tell(what: str, done: int, total: int) -> None:
