@@ -1,4 +1,4 @@
-"""``uvcc owner init|pin|requests|share|results|audit|open|predict``: an owner's key, what it gives and what comes back."""
+"""``uvcc owner``: a data owner's key, the domains it trusts, what it gives to a run, what comes back, and its audit."""
 
 from __future__ import annotations
 
