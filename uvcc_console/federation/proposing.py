@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.site_policy import SiteJudgement
@@ -19,6 +20,9 @@ from uvcc_engine.contract.proof_mode import OFF
 from uvcc_engine.transcript.signed.proposals import Standing
 from uvcc_engine.transcript.terms.operation import Operation
 from uvcc_engine.transcript.terms.proposal import EVERYBODY, VERSION, Proposal, ProposedLimits, Revealed
+
+SEALED_TO_OWNER: Final = ("weights", "predictions", "seeds")
+TO_OWNER: Final = "owner"
 
 
 def propose(
@@ -52,13 +56,18 @@ def propose(
         job=dict(full.job),
         topology=full.topology,
         code_hash=code,
-        reveal=tuple(Revealed(value=value, to=EVERYBODY) for value in revealed_values(full.job)),
+        reveal=tuple(Revealed(value=v, to=_to_whom(v, owners)) for v in revealed_values(full.job)),
         providers=(first, second, third),
         limits=ProposedLimits(hourly=limits.hourly, total=limits.total, ttl_s=limits.ttl),
         created=now,
         expires=now + int(lasts_s),
         nonce=secrets.token_hex(32),
     )
+
+
+def _to_whom(value: str, owners: Sequence[str]) -> str:
+    """Pods seal some values to the first owner; where the proposal names owners it says so."""
+    return TO_OWNER if owners and value in SEALED_TO_OWNER else EVERYBODY
 
 
 def screen(standing: Standing, judgement: SiteJudgement | None = None) -> list[str]:

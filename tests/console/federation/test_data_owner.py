@@ -388,3 +388,24 @@ def test_a_run_that_computed_on_other_inputs_than_the_owners_signed_is_refused(g
     ):
         with pytest.raises(VerificationError, match=words):
             contributed.check(found, g.proposal, listed, made)
+
+
+def test_an_audit_needs_what_was_sealed(gathering: Gathering) -> None:
+    g = gathering
+    (g.root / "run").mkdir()
+    assert g.at(0, "audit", str(g.root / "run")) == 2
+    assert "policy.json" in g.err
+    given = {"model_hash": "11" * 32, "code_hash": "ab" * 32, "topology": g.proposal.topology, "owner": "x"}
+    parties = [PolicyParty(p, PODS[p][0].public, "local", "here", (PODS[p][1].public,)) for p in range(PARTIES)]
+    terms: dict[str, Any] = {
+        "job": job(),
+        "parties": parties,
+        "commitments": ["11" * 32] * 3,
+        "reveal": [],
+        "limits": {},
+    }
+    for proposal, words in (("", "--sealed names"), (g.proposal.id, "nothing was shared for the proposal")):
+        made = Policy.build(**given, **terms, proposal=proposal)
+        (g.root / "run" / "policy.json").write_bytes(made.canonical)
+        assert g.at(0, "audit", str(g.root / "run")) == 2
+        assert words in g.err

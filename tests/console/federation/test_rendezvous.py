@@ -126,6 +126,15 @@ def _a_rollout_is_held_to_it(root: Path, standing: Standing) -> None:
         agree.check_proposal(ctx, full, policy())  # type: ignore[arg-type]
 
 
+def test_a_proposal_that_names_owners_says_what_is_sealed_to_them(people: People) -> None:
+    domains = [part for n in range(3) for part in ("--domain", str(people.key(f"p{n}")))]
+    opened = ("--json", "--set", "job.reveal=[loss, weights]", "--set", "job.steps=9")
+    for named, to in (((), "all"), (("--owner", str(people.key("coordinator"))), "owner")):
+        assert people.at("coordinator", "propose", "demo", *domains, *named, *opened) == 0, people.err
+        found = rendezvous.kept(str(json.loads(people.out)["proposal"])).signed.proposal
+        assert [(r.value, r.to) for r in found.reveal] == [("loss", "all"), ("weights", to)]
+
+
 def test_outside_the_site_policy_nobody_is_asked_and_the_rule_is_named(people: People) -> None:
     wanted = people.propose()
     people.allows("p1", models=["other"])

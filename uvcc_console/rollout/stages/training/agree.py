@@ -178,7 +178,7 @@ def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
         parties=parties_of(ctx, phase),
         owner=str(shared["owner"]),
         commitments=list(shared["commitments"]),
-        reveal=revealed_values(job),
+        reveal=_revealed(ctx, job),
         limits={"hourly": profile.limits.hourly, "total": profile.limits.total, "ttl_s": profile.limits.ttl},
         nonce=derive(ctx.plan.seed, "nonce", phase.name).hex(),
     )
@@ -214,6 +214,14 @@ async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
         await stamp(folder / POLICY_FILE, url)  # before any pod may begin
     await each(ctx.of_phase(phase), lambda m: _hand_over(ctx, phase, m, agreement))
     return agreement
+
+
+def _revealed(ctx: Rollout, job: Mapping[str, Any]) -> list[str | tuple[str, str]]:
+    """What is revealed, and to whom where the run was started from a proposal."""
+    path = ctx.run_dir / PROPOSAL_FILE
+    if not path.exists():
+        return list(revealed_values(job))
+    return [(r.value, r.to) for r in Standing.from_json(reading.read_json(path)).signed.proposal.reveal]
 
 
 def check_proposal(ctx: Rollout, phase: Phase, policy: Policy) -> None:
