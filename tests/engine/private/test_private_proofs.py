@@ -18,6 +18,7 @@ from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.layer_list import model_of_list, model_to_json
+from uvcc_engine.owner import program_form
 from uvcc_engine.sealing.inputs import SharedInputs, share_dataset
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sharding.validation import fit_model
@@ -114,8 +115,11 @@ def test_every_epoch_has_its_proof_in_the_transcript_and_one_verdict_of_all(bund
     assert len(stated[0]) == JOB.steps + 1
     assert len({v["coins"] for v in stated[0]}) == len(stated[0])
     for file, block in leaf_file.blocks(bundle / "p0r0" / "transcript_p0r0s0t0" / leaf_file.LEAVES):
-        there = {Leaf.unpack(r).kind for r in leaf_file.records(file, block)}
-        assert {kinds.PROOF, kinds.COIN} <= there or kinds.PROOF in there
+        assert {kinds.PROOF, kinds.COIN} <= {Leaf.unpack(r).kind for r in leaf_file.records(file, block)}
+
+
+def test_every_message_of_every_proof_has_the_form_that_the_program_gives_it(bundle: Path) -> None:
+    assert program_form.check(bundle).epochs == JOB.steps + 1
 
 
 @pytest.mark.parametrize(
