@@ -41,13 +41,13 @@ class Arithmetic:
             return self.small_by(a, b)
         return self.kernels.right_factor([b.contiguous()], a.shape[0])([a.contiguous()])
 
-    def by_small(self, a: Tensor, b: Tensor) -> Tensor:
+    def by_small(self, a: Tensor, b: Tensor, bits: int = 64) -> Tensor:
         """``a @ b`` modulo 2^64 for ``b`` of small numbers (``[..., k, n]``, ``k |b| < 2^31``): two or three exact
-        products of doubles, where ``product`` takes six."""
+        products of doubles, where ``product`` takes six. ``bits``: those that ``a`` can have, if it has no sign."""
         if not a.numel() or not b.numel():
             return torch.zeros(*a.shape[:-1], b.shape[-1], dtype=torch.int64)
         small = b.to(torch.float64)
-        return sum_of_limbs(a, lambda limb: limb @ small, _limb_bits(a.shape[-1], b))
+        return sum_of_limbs(a, lambda limb: limb @ small, _limb_bits(a.shape[-1], b), bits)
 
     def small_by(self, a: Tensor, b: Tensor) -> Tensor:
         """The same with the small numbers on the left."""
@@ -82,12 +82,12 @@ def _limb_bits(inner: int, small: Tensor) -> int:
     return _WIDE_LIMB if inner * max(-int(low), int(high)) < 1 << 21 else _LIMB
 
 
-def sum_of_limbs(x: Tensor, of: Callable[[Tensor], Tensor], width: int = _LIMB) -> Tensor:
+def sum_of_limbs(x: Tensor, of: Callable[[Tensor], Tensor], width: int = _LIMB, bits: int = _WORD) -> Tensor:
     """A linear function of ``x`` modulo 2^64, from its values for limbs of ``x`` as doubles."""
     total: Tensor | None = None
-    for start in range(0, _WORD, width):
-        bits = x >> start if start + width >= _WORD else (x >> start) & ((1 << width) - 1)
-        part = of(bits.to(torch.float64)).to(torch.int64)
+    for start in range(0, bits, width):
+        limb = x >> start if start + width >= bits else (x >> start) & ((1 << width) - 1)
+        part = of(limb.to(torch.float64)).to(torch.int64)
         part = part << start if start else part
         total = part if total is None else total.add_(part)
     assert total is not None
@@ -215,7 +215,8 @@ class MaskBlock:
         for l_before in range(fold):
             both = b[:, l_before, None] & a
             for (_, shift, factor), small in zip(self.weights, grouped, strict=True):
-                pairs[l_before] += at.by_small(_shifted(both, shift).T, small[:, l_before]) * factor
+                part = at.by_small(_shifted(both, shift).T, small[:, l_before], _WORD - shift)
+                pairs[l_before] += part * factor
         return _diagonals(pairs)
 
     def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
