@@ -11,6 +11,7 @@ from uvcc_console.plan.schema import LimitsPart
 from uvcc_engine.contract.errors import ConfigError
 
 AGAIN_S = 60.0
+ALONE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -18,6 +19,7 @@ class Reaper:
     """Counts how long the run has been without a conductor. All times are the run's own, see ``fleet.runclock``."""
 
     ledger: Ledger = field(default_factory=Ledger)
+    resumable: bool = True  # one domain's part of a run is not: nobody comes back for it
     _alone_since: float = -1.0
     _asked: float = float("-inf")
 
@@ -28,7 +30,8 @@ class Reaper:
     def due(self, s: Snapshot, *, conducted: bool, now: float) -> str:
         """Why the run must be ended now; empty while a conductor looks after it, or while one may still come back.
 
-        Without a conductor the caps and the time to live hold at once, and ``limits.wait`` is how long one may be away.
+        Without a conductor the caps and the time to live hold at once, and ``limits.wait`` is how long one may be away;
+        ``ALONE_S`` where no other could go on with the run.
         """
         left = [p for p in s.pods.values() if p.state not in ("planned", "gone")]
         if conducted or not left:
@@ -44,7 +47,7 @@ class Reaper:
             why = f"its time to live of {limits.ttl:.0f} s is over"
         elif breach := self.ledger.breach():
             why = breach
-        elif alone >= limits.wait:
+        elif alone >= (limits.wait if self.resumable else ALONE_S):
             why = f"it has had no conductor for {alone:.0f} s"
         if not why or now - self._asked < AGAIN_S:
             return ""

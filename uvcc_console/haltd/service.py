@@ -19,6 +19,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import PodView, Snapshot
+from uvcc_console.federation import seat
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.cloud.intents import Intents, books_of
@@ -149,7 +150,7 @@ class Service:
         self._given_times = times
         self._ended = False
         self._clock = RunClock(run_dir)
-        self._reaper = Reaper(Ledger(clock=self._clock.now))
+        self._reaper = Reaper(Ledger(clock=self._clock.now), resumable=not (run_dir / seat.FILE).exists())
         self._reaping: asyncio.Task[None] | None = None
         self._looking: set[asyncio.Future[None]] = set()
         self._beat = pulse.Beat(run_dir, processes.HALTD) if not only else None

@@ -33,8 +33,8 @@ T = TypeVar("T")
 class Halted(UvccError):
     """The run was halted on purpose; every worker stopped at ``step``. Not a failure: it can be resumed."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__(f"halted at step {step}", "uvcc resume goes on, uvcc teardown ends it")
+    def __init__(self, step: int, hint: str = "uvcc resume goes on, uvcc teardown ends it") -> None:
+        super().__init__(f"halted at step {step}", hint)
         self.step = step
 
 

@@ -22,18 +22,25 @@ from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.federated import barriers_of, under
 from uvcc_console.plan.plan import FULL, SMOKE, Phase, pod_name
 from uvcc_console.report import collector
-from uvcc_console.rollout.context import Rollout, each
+from uvcc_console.rollout.context import Halted, Rollout, each
 from uvcc_console.rollout.federated.from_owners import results_to_owners, shares_of_owners
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.stages.links.ports import LINKS, LOOPBACK, free_ports, host_of
 from uvcc_console.rollout.stages.training import agree
 from uvcc_engine.contract.agent_commands import PolicyCommand
 from uvcc_engine.contract.canonical import canonical
-from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError
+from uvcc_engine.contract.errors import (
+    ConfigError,
+    PeerLostError,
+    ProtocolError,
+    UnreachableError,
+    UnreadableError,
+)
 from uvcc_engine.contract.files import write_atomic
 from uvcc_engine.contract.link_spec import LinkSpec
 from uvcc_engine.contract.safepaths import Refused, safe_relative
 from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_json
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
@@ -41,11 +48,11 @@ from uvcc_engine.transcript.proof.contributed import OWNERS_FILE
 from uvcc_engine.transcript.signed import approvals, barriers, roster
 from uvcc_engine.transcript.signed.barriers import COLLECT, MEET, ROSTER, SHARES
 from uvcc_engine.transcript.signed.roster import ROSTER_NAMESPACE, Roster, RosterPod
-from uvcc_engine.transcript.signing.identity import verify_signature
+from uvcc_engine.transcript.signing.identity import Identity, verify_signature
 from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, write_signatures
 
-COMMITMENTS: Final = "commitments.json"
+SHARE_FILE: Final = "share.json"
 MANIFEST: Final = "MANIFEST"
 AGAIN_S: Final = 0.5
 _SMALL: Final = 1 << 20
@@ -95,7 +102,10 @@ class FederatedParty:
         async def run(resumed: bool) -> str:
             if name == COLLECT:
                 self._keep_records(ctx)
-            detail = await self.peers.guarded(_told(act, resumed))
+            try:
+                detail = await self.peers.guarded(_told(act, resumed))
+            except Halted as e:
+                raise Halted(e.step, "all three domains stop; they begin the next attempt together") from e
             if name in (SMOKE, FULL):
                 hashes = sorted({h for key, h in ctx.bus.snapshot.result_hashes.items() if key.startswith(f"{name}/")})
                 await self.peers.guarded(self.peers.reach(name, _digest(hashes)))
@@ -184,17 +194,18 @@ class FederatedParty:
         if self.seat.proposal.owners:
             of = (self.seat.proposal, self.peers.attempt, self.rosters, self.seat.party)
             theirs = OwnerParcels(self.seat.there(), *of, folder)
-            self._shared = await shares_of_owners(theirs, len(self._replicas()), self.seat.terms.wait_s)
+            replicas = self.seat.proposal.topology.replicas
+            self._shared = await shares_of_owners(theirs, replicas, self.seat.terms.wait_s)
             self._owners = await asyncio.to_thread(theirs.statements)
-        elif self.seat.party == 0:
-            pods = [self.rosters[p].pod(r).identity.to_json() for r in self._replicas() for p in range(PARTIES)]
-            self._shared = await agree.share_for(ctx, pods, folder, ctx.run_dir / "owner" / "parties.json")
-            _keep_json(folder / COMMITMENTS, self._shared)
+            await self.peers.reach(SHARES, _digest(self._shared))
+            return "the owners' sealed shares are here; the commitments are equal at all three domains"
+        if self.seat.party == 0:
+            await agree.seal_inputs(ctx, self._request(ctx), folder)
             for party in range(1, PARTIES):
-                files = {name: folder / name for name in (COMMITMENTS, *self._sealed(party))}
+                files = {name: folder / name for name in (SHARE_FILE, _sealed(party))}
                 await asyncio.to_thread(send, self.seat.there(), box, party, files)
         else:
-            wanted = {COMMITMENTS, *self._sealed(self.seat.party)}
+            wanted = {SHARE_FILE, _sealed(self.seat.party)}
             parcels = Parcels(self.seat.there(), box, ctx.run_dir / "incoming" / SHARES)
 
             def look() -> dict[int, bool]:
@@ -207,16 +218,23 @@ class FederatedParty:
             with Landing(folder) as landing:
                 for name in sorted(wanted):
                     await asyncio.to_thread(parcels.land, 0, name, landing, (name,))
-            found = parse_json((folder / COMMITMENTS).read_bytes(), COMMITMENTS)
-            self._shared = _commitments(found)
+        self._shared = _commitments(folder / SHARE_FILE)
         await self.peers.reach(SHARES, _digest(self._shared))
-        return f"sealed shares for {len(self._replicas())} pods; commitments equal at all three domains"
+        return "sealed shares are here; the commitments are equal at all three domains"
 
-    def _replicas(self) -> range:
-        return range(self.seat.proposal.topology.replicas)
-
-    def _sealed(self, party: int) -> list[str]:
-        return [f"sealed-p{party}r{r}.bin" if r else f"sealed-p{party}.bin" for r in self._replicas()]
+    def _request(self, ctx: Rollout) -> dict[str, Any]:
+        """What the first domain seals public data for: this attempt of this proposal, and these pods."""
+        folder = ctx.run_dir / "owner" / "identity"
+        owner = Identity.load(folder) if folder.exists() else Identity.create(folder)
+        replicas = range(self.seat.proposal.topology.replicas)
+        return {
+            "proposal": self.seat.proposal.id,
+            "attempt": self.peers.attempt,
+            "job": dict(ctx.plan.phases[FULL].job),
+            "reveal": [[r.value, r.to] for r in self.seat.proposal.reveal],
+            "owners": [owner.public.x25519],
+            "pods": [[self.rosters[p].pod(r).identity.to_json() for p in range(PARTIES)] for r in replicas],
+        }
 
     # a phase
 
@@ -268,7 +286,7 @@ class FederatedParty:
             await member.ssh.sh(f"umask 077; mkdir -p {there_on}")
             for file in (POLICY_FILE, SIGNATURES_FILE):
                 await member.ssh.put(folder / file, f"{there_on}/{file}")
-            sealed = ctx.run_dir / "owner" / "sealed" / self._sealed(self.seat.party)[member.request.replica]
+            sealed = ctx.run_dir / "owner" / "sealed" / _sealed(self.seat.party)
             await member.ssh.put(sealed, f"{there_on}/{agree.INPUTS_FILE}")
 
         await each(ctx.of_phase(phase), lambda m: hand_over(m.name))
@@ -293,8 +311,8 @@ class FederatedParty:
             reveal=[(r.value, r.to) for r in proposal.reveal],
             limits=asdict(proposal.limits),
             nonce=hashlib.sha256(b"UVCC_FEDERATED_NONCE_V1" + about.encode()).hexdigest(),
-            proposal=proposal.id if proposal.owners else "",
-            attempt=self.peers.attempt if proposal.owners else 0,
+            proposal=proposal.id,
+            attempt=self.peers.attempt,
         )
 
     # evidence
@@ -392,12 +410,19 @@ def _manifest(data: bytes, party: int, digest: str) -> dict[str, Any]:
     raise ProtocolError(f"P{party}'s domain sent another list of transcripts than it signed", "it lies", party=party)
 
 
-def _commitments(found: Any) -> dict[str, Any]:
-    """What P0 says that the shares are, strictly. Raises ProtocolError."""
-    good = isinstance(found, dict) and set(found) == {"commitments", "owner"} and isinstance(found["owner"], str)
-    if not good or not isinstance(found["commitments"], list):
-        raise ProtocolError("P0's domain sent commitments that cannot be read", "it runs other code", party=0)
-    return dict(found)
+def _commitments(path: Path) -> dict[str, Any]:
+    """What the policy binds of the shares. Raises ProtocolError naming P0 if that is not to be read from its file."""
+    try:
+        found = reading.read_json(path)
+        named = {"owner": str(found["owner"]), "commitments": [str(c) for c in found["commitments"]]}
+    except (UnreadableError, KeyError, TypeError) as e:
+        raise ProtocolError("P0's domain sent commitments that cannot be read", "it runs other code", party=0) from e
+    return named
+
+
+def _sealed(party: int) -> str:
+    """The name of a party's sealed shares; all its pods open the same file."""
+    return f"sealed-p{party}.bin"
 
 
 def _digest(value: Any) -> str:

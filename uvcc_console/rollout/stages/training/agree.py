@@ -73,13 +73,9 @@ async def share_inputs(ctx: Rollout, phase: Phase) -> dict[str, Any]:
     replaced: the shares of the lost one were for it alone.
     Returns what the policy binds (``commitments``, ``owner``). Shares leave that process only as sealed files.
     """
-    pods = _pods(ctx, phase)
-    return await share_for(ctx, pods, *_sealed(ctx, pods))
-
-
-async def share_for(ctx: Rollout, pods: list[dict[str, Any]], out: Path, parties: Path) -> dict[str, Any]:
-    """The same for these identities, three per replica: into ``out``, noting them in ``parties``."""
     folder = ctx.run_dir / "owner"
+    pods = _pods(ctx, phase)
+    out, parties = _sealed(ctx, pods)
     done = out / "commitments.json"
     if done.exists():
         return dict(json.loads(done.read_text()))
@@ -98,6 +94,21 @@ async def share_for(ctx: Rollout, pods: list[dict[str, Any]], out: Path, parties
         return dict(json.loads(done.read_text()))
     except (OSError, ValueError) as e:
         raise UnreadableError(f"the data owner's program left no commitments: {e}") from e
+
+
+async def seal_inputs(ctx: Rollout, request: Mapping[str, Any], out: Path) -> None:
+    """Have the inputs split and sealed for one attempt of one proposal: a file per party, and ``share.json``."""
+    folder = ctx.run_dir / "owner"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    asked = folder / "request.json"
+    write_atomic(asked, json.dumps(request).encode(), mode=0o600)
+    job = ctx.plan.profile.job
+    assert isinstance(job, PrivateJobSettings)
+    files = _owners_files(ctx, job)
+    files = [part for n, part in enumerate(files) if "--pin" not in (part, files[n - 1])]
+    command = [sys.executable, "-m", "uvcc_engine.cli", "seal", "--request", str(asked)]
+    command += ["--owner", str(folder / "identity"), "--out", str(out)]
+    await _run([*command, *files], "sharing the inputs", SHARE_S)
 
 
 async def check_job(ctx: Rollout) -> None:
