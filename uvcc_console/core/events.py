@@ -34,7 +34,8 @@ class RunCreated(Event):
     """A rollout was planned. ``profile`` is the resolved profile; ``stages`` the plan in order.
 
     ``seed`` makes identities and nonces repeatable (demonstrations only); None draws them fresh. ``patient``: somebody
-    sits in front of it, so every failed stage waits for a decision, not only those of the training itself.
+    sits in front of it, so every failed stage waits for a decision, not only those of the training itself. ``apart``:
+    it is one domain's part of a run that three domains conduct.
     """
 
     run: str
@@ -47,6 +48,7 @@ class RunCreated(Event):
     profile: dict[str, Any] = field(default_factory=dict)
     seed: int | None = None
     patient: bool = False
+    apart: bool = False
 
 
 @event("stage")

@@ -248,7 +248,7 @@ class Snapshot:
     """One run at one moment. ``seq`` is the journal sequence it reflects.
 
     ``status``: planned | running | halted | failed while the run lives (the last two can be resumed); once ``ended``
-    is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``: see ``RunCreated``.
+    is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``, ``apart``: see ``RunCreated``.
     ``checkpoints``: per pod the newest (step, hash); ``home``: the newest that was fetched and verified.
     ``facts``: what each directory's lead worker said it runs.
     ``waits``: by worker, or by pod where the event does not name one. ``malformed``: how many lines of a pod, or of the
@@ -308,6 +308,7 @@ class Snapshot:
     ended: float = 0.0
     seed: int | None = None
     patient: bool = False
+    apart: bool = False
     malformed: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     odd: tuple[tuple[str, str], ...] = ()  # (whose, kind) of journal rows that were told to be unusable
 
@@ -323,7 +324,7 @@ class Snapshot:
         if not self.proves:
             return ()
         sizes = (max(1, n) for n in (self.replicas, self.pipeline_stages, self.tensor))
-        return Operation.of(Topology(*sizes)).sentences(self.verify)
+        return Operation.of(Topology(*sizes), apart=self.apart).sentences(self.verify)
 
     @property
     def verify(self) -> str:

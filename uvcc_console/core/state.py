@@ -44,6 +44,7 @@ def _created(s: Snapshot, e: ev.RunCreated) -> Snapshot:
         tensor=e.tensor,
         seed=e.seed,
         patient=e.patient,
+        apart=e.apart,
         status="running",
         stages=tuple(StageView(n) for n in e.stages),
     )

@@ -200,7 +200,8 @@ def operation_of(plan: Plan) -> tuple[str, ...]:
     """Who could look into this run, what is not encrypted in it, and what it proves, if it proves anything; nothing
     for jobs that claim no privacy."""
     full = plan.phases[FULL]
-    return Operation.of(full.topology).sentences(str(full.job.get("verify", OFF))) if full.kind == "private" else ()
+    said = Operation.of(full.topology, apart=full.only >= 0).sentences(str(full.job.get("verify", OFF)))
+    return said if full.kind == "private" else ()
 
 
 def revealed_values(job: Mapping[str, Any]) -> list[str]:

@@ -188,6 +188,7 @@ def create_run(
             profile=profile.model_dump(mode="json"),
             seed=seed,
             patient=patient,
+            apart=part is not None,
         )
     )
     journal.close()

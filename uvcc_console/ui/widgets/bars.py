@@ -90,7 +90,8 @@ def _identity(view: View, room: int, wide: bool) -> list[Span]:
     many = f"3 parties {g.times} {s.replicas}{inner}" if s.proves else f"{len(s.workers) or len(s.pods)} ranks"
     many += f" {g.dot} products proved" if s.proves and s.verify == PRODUCTS else ""
     shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} {many}   ", "muted")]
-    operators: list[Span] = [("one operator   ", "warn")] if s.operation and wide else []
+    who: Span = ("one domain of three   ", "text") if s.apart else ("one operator   ", "warn")
+    operators: list[Span] = [who] if s.operation and wide else []
     drill: list[Span] = []
     if s.halt.last_drill_s is not None:
         drill = [("drill ", "muted"), (f"{g.ok} {s.halt.last_drill_s:.1f} s   ", "text")]

@@ -15,11 +15,13 @@ from uvcc_engine.contract.proof_mode import OFF, sentences
 from uvcc_engine.contract.topology import Topology
 
 ONE_OPERATOR: Final = "one"
+THREE_DOMAINS: Final = "three"
 NO_TRAFFIC: Final = "none"
 IN_CLEAR: Final = "clear"
 _FIELDS: Final = ("operators", "party_traffic")
 _WORDS: Final = {
     ONE_OPERATOR: "one operator runs the data owner's program and all three domains, and could look at everything",
+    THREE_DOMAINS: "each of three domains drives its own pods with keys of its own; two of them together could look",
     NO_TRAFFIC: "every party is one worker: nothing crosses between its own pods",
     IN_CLEAR: "traffic between a party's own workers is not encrypted",
 }
@@ -33,14 +35,14 @@ class Operation:
     party_traffic: str
 
     @classmethod
-    def of(cls, topology: Topology) -> Operation:
-        """How this code operates a run of that size."""
-        return cls(ONE_OPERATOR, IN_CLEAR if topology.workers_per_party > 1 else NO_TRAFFIC)
+    def of(cls, topology: Topology, *, apart: bool = False) -> Operation:
+        """How this code operates a run of that size. ``apart``: each domain conducts its own part of it."""
+        return cls(THREE_DOMAINS if apart else ONE_OPERATOR, IN_CLEAR if topology.workers_per_party > 1 else NO_TRAFFIC)
 
     @classmethod
-    def from_json(cls, data: Any, topology: Topology) -> Operation:
+    def from_json(cls, data: Any, topology: Topology, *, apart: bool = False) -> Operation:
         """Read strictly. Raises ConfigError for anything but what this code really does with such a topology."""
-        true = cls.of(topology)
+        true = cls.of(topology, apart=apart)
         if data != true.to_json():
             raise ConfigError(
                 f"policy.operation is {str(data)[:120]}, a run of this size is operated as {true.to_json()}",

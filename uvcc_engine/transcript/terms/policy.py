@@ -165,7 +165,7 @@ class Policy:
                 "model_hash": model_hash,
                 "code_hash": code_hash,
                 "topology": {k: getattr(topology, k) for k in _TOPOLOGY},
-                "operation": Operation.of(topology).to_json(),
+                "operation": Operation.of(topology, apart=bool(proposal)).to_json(),
                 "parties": [p.to_json() for p in parties],
                 "inputs": _inputs(owner, commitments, proposal, attempt),
                 "reveal": [{"value": value, "to": to} for value, to in shown],
@@ -186,9 +186,9 @@ class Policy:
             raise ConfigError("policy.parties must list exactly three parties", "one entry per domain")
         named = [PolicyParty.from_json(i, p) for i, p in enumerate(parties)]
         topology = _topology(found["topology"])
-        Operation.from_json(found["operation"], topology)
         _check_keys(named, topology)
         inputs, proposal, attempt = _read_inputs(found["inputs"])
+        Operation.from_json(found["operation"], topology, apart=bool(proposal))
         commitments = inputs["commitments"]
         if not isinstance(commitments, list) or len(commitments) != PARTIES:
             raise ConfigError("policy.inputs.commitments must list three hashes", "one per party's sealed input file")
@@ -255,8 +255,12 @@ class Policy:
 
     @property
     def operation(self) -> Operation:
-        """Who operates the run and what is not encrypted in it: it follows from the topology."""
-        return Operation.of(self.topology)
+        """Who operates the run and what is not encrypted in it.
+
+        It follows from the topology, and from whether the policy names a proposal: only three domains that each conduct
+        their own part make such a policy.
+        """
+        return Operation.of(self.topology, apart=bool(self.proposal))
 
     @property
     def migration(self) -> Migration | None:
