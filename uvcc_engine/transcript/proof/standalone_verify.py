@@ -190,8 +190,8 @@ class Policy:
         self.sid = sha(b"UVCC_SID_JOB_V1", self.hash)
         self.replicas, self.stages, self.tensor = (data["topology"][n] for n in ("replicas", "stages", "tensor"))
         own = self.replicas * self.stages * self.tensor
-        who = "three" if "proposal" in data["inputs"] else "one"
-        if data["operation"] != {"operators": who, "party_traffic": "clear" if own > 1 else "none"}:
+        self.apart, traffic = "proposal" in data["inputs"], "clear" if own > 1 else "none"
+        if data["operation"] != {"operators": "three" if self.apart else "one", "party_traffic": traffic}:
             raise Unreadable("policy.operation is not what a run of this size does")
         job = data["job"]
         self.steps = fit(job.get("steps"), below(2**53, 1), "job.steps")
@@ -574,9 +574,8 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
             lacks["transcripts"] = f"no transcripts of {name or file.name}: no leaf was recomputed"
         print(f"{name or '?'}: {bundle.length} epochs, {max(0, leaves)} leaves; policy {bundle.policy.hash.hex()}")
         print(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
-        apart = bundle.policy.data["operation"]["operators"] == "three"
-        who = "each domain ran its own pods; two of them" if apart else "one operator ran all three domains, and"
-        print(f"  {who} could look at everything", end="")
+        print("  each domain ran its own pods; two of them" if bundle.policy.apart else "  one operator ran all three domains,"
+              " and", "could look at everything", end="")
         print("; the keys come from a public seed: a demonstration" if bundle.policy.seeded else "")
         print(f"  {PRODUCTS if bundle.policy.proves else 'no product was proved: an altered one goes unnoticed'}")
         print("" if bundle.policy.form else "  no model and batch are named: the form was not checked\n", end="")
