@@ -574,8 +574,8 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
             lacks["transcripts"] = f"no transcripts of {name or file.name}: no leaf was recomputed"
         print(f"{name or '?'}: {bundle.length} epochs, {max(0, leaves)} leaves; policy {bundle.policy.hash.hex()}")
         print(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
-        print("  each domain ran its own pods; two of them" if bundle.policy.apart else "  one operator ran all three domains,"
-              " and", "could look at everything", end="")
+        who = "each domain ran its own pods; two" if bundle.policy.apart else "one operator ran all three domains, and"
+        print(f"  {who} could look at everything", end="")
         print("; the keys come from a public seed: a demonstration" if bundle.policy.seeded else "")
         print(f"  {PRODUCTS if bundle.policy.proves else 'no product was proved: an altered one goes unnoticed'}")
         print("" if bundle.policy.form else "  no model and batch are named: the form was not checked\n", end="")
