@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.federation.owner_parcels import OwnerParcels
-from uvcc_console.federation.parcels import Parcels, box_of, manifest, send
+from uvcc_console.federation.parcels import Parcels, box_of, send
 from uvcc_console.federation.rendezvous import ROSTERS
 from uvcc_console.federation.seat import Seat
 from uvcc_console.fleet import pins
@@ -23,6 +23,7 @@ from uvcc_console.plan.federated import barriers_of, under
 from uvcc_console.plan.plan import FULL, SMOKE, Phase, pod_name
 from uvcc_console.report import collector
 from uvcc_console.rollout.context import Halted, Rollout, each
+from uvcc_console.rollout.federated.exchange import ExchangeTable, exchange
 from uvcc_console.rollout.federated.from_owners import results_to_owners, shares_of_owners
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.stages.links.ports import LINKS, LOOPBACK, free_ports, host_of
@@ -38,11 +39,8 @@ from uvcc_engine.contract.errors import (
 )
 from uvcc_engine.contract.files import write_atomic
 from uvcc_engine.contract.link_spec import LinkSpec
-from uvcc_engine.contract.safepaths import Refused, safe_relative
 from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.formats.reading import parse_json
-from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 from uvcc_engine.transcript.proof.contributed import OWNERS_FILE
 from uvcc_engine.transcript.signed import approvals, barriers, roster
@@ -53,9 +51,7 @@ from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, write_signatures
 
 SHARE_FILE: Final = "share.json"
-MANIFEST: Final = "MANIFEST"
 AGAIN_S: Final = 0.5
-_SMALL: Final = 1 << 20
 Act = Callable[[bool], Awaitable[str]]
 T = TypeVar("T")
 log = logger(__name__)
@@ -319,41 +315,8 @@ class FederatedParty:
 
     async def evidence(self, ctx: Rollout, phase: Phase) -> None:
         """Give the others this domain's transcripts, and take theirs: each verifies the whole for itself."""
-        home, stage = ctx.artifacts / phase.name, f"evidence-{phase.name}"
-        own = {
-            path.relative_to(home).as_posix(): path
-            for c in phase.coords()
-            for path in (home / phase.pod_of(c) / leaf_file.folder_name(str(c))).iterdir()
-            if path.is_file()
-        }
-        listed = ctx.run_dir / f"{stage}.json"
-        write_atomic(listed, canonical({name: list(v) for name, v in manifest(own).items()}))
-        box = box_of(self.seat.proposal.id, self.peers.attempt, stage)
-        others = [p for p in range(PARTIES) if p != self.seat.party]
-        for party in others:
-            await asyncio.to_thread(send, self.seat.there(), box, party, {**own, MANIFEST: listed})
-        found = await self.peers.reach(stage, hashlib.sha256(listed.read_bytes()).hexdigest(), equal=False)
-        parcels = Parcels(self.seat.there(), box, ctx.run_dir / "incoming" / stage)
-        lists: dict[int, dict[str, Any]] = {}
-
-        def look() -> dict[int, bool]:
-            if not all(_whole(parcels, p, lists.get(p)) for p in others):
-                parcels.poll()
-            for p in others:
-                if p not in lists and MANIFEST in parcels.arrived(p):
-                    lists[p] = _manifest(parcels.read(p, MANIFEST, _SMALL), p, found[p].digest)
-            return {p: True for p in range(PARTIES) if p not in others or _whole(parcels, p, lists.get(p))}
-
-        await self._all(look, f"sent its transcripts of {phase.name}")
-        with Landing(home) as landing:
-            for party in others:
-                allowed = {(pod.pod, leaf_file.folder_name(c)) for pod in self.rosters[party].pods for c in pod.coords}
-                for name in sorted(lists[party]):
-                    parts = safe_relative(name)
-                    if isinstance(parts, Refused) or len(parts) != 3 or parts[:2] not in allowed:
-                        what = f"P{party}'s domain sent {name[:80]!r} as a transcript of its workers"
-                        raise ProtocolError(what, "it may send those of its own workers only", party=party)
-                    await asyncio.to_thread(parcels.land, party, name, landing, parts)
+        table = ExchangeTable(self.seat, self.peers, self.rosters, self._all)
+        await exchange(table, ctx.run_dir, ctx.artifacts / phase.name, phase)
 
     def _keep_records(self, ctx: Rollout) -> None:
         """Rosters and barriers, as they were signed, among what the run hands over."""
@@ -394,20 +357,6 @@ def _signed(policy: Policy, lying: list[str]) -> dict[int, str]:
             if party not in found and verify_signature(policy.public(party), POLICY_NAMESPACE, policy.canonical, text):
                 found[party] = text
     return found
-
-
-def _whole(parcels: Parcels, party: int, listed: dict[str, Any] | None) -> bool:
-    here = parcels.arrived(party)
-    return listed is not None and all(here.get(name) == tuple(v) for name, v in listed.items())
-
-
-def _manifest(data: bytes, party: int, digest: str) -> dict[str, Any]:
-    """A list of files, if it is the one whose digest that domain signed. Raises ProtocolError naming it."""
-    if hashlib.sha256(data).hexdigest() == digest:
-        found = parse_json(data, "a list of transcripts")
-        if isinstance(found, dict) and all(isinstance(v, list) and len(v) == 2 for v in found.values()):
-            return found
-    raise ProtocolError(f"P{party}'s domain sent another list of transcripts than it signed", "it lies", party=party)
 
 
 def _commitments(path: Path) -> dict[str, Any]:

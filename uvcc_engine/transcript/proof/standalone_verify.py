@@ -186,12 +186,10 @@ BEGUN = {**dict.fromkeys(("commit", "of", "root"), HEX32), "step": below(2**53, 
 class Policy:
     def __init__(self, data: Json) -> None:
         self.data, self.text = fit(data, AGREEMENT, "the policy"), canonical(data)
-        self.hash = sha(self.text)
-        self.sid = sha(b"UVCC_SID_JOB_V1", self.hash)
+        self.hash = sha(self.text); self.sid = sha(b"UVCC_SID_JOB_V1", self.hash)
         self.replicas, self.stages, self.tensor = (data["topology"][n] for n in ("replicas", "stages", "tensor"))
-        own = self.replicas * self.stages * self.tensor
-        self.apart, traffic = "proposal" in data["inputs"], "clear" if own > 1 else "none"
-        if data["operation"] != {"operators": "three" if self.apart else "one", "party_traffic": traffic}:
+        self.who, own = "three" if "proposal" in data["inputs"] else "one", self.replicas * self.stages * self.tensor
+        if data["operation"] != {"operators": self.who, "party_traffic": "clear" if own > 1 else "none"}:
             raise Unreadable("policy.operation is not what a run of this size does")
         job = data["job"]
         self.steps = fit(job.get("steps"), below(2**53, 1), "job.steps")
@@ -574,10 +572,10 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
             lacks["transcripts"] = f"no transcripts of {name or file.name}: no leaf was recomputed"
         print(f"{name or '?'}: {bundle.length} epochs, {max(0, leaves)} leaves; policy {bundle.policy.hash.hex()}")
         print(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
-        who = "each domain ran its own pods; two" if bundle.policy.apart else "one operator ran all three domains, and"
-        print(f"  {who} could look at everything", end="")
-        print("; the keys come from a public seed: a demonstration" if bundle.policy.seeded else "")
-        print(f"  {PRODUCTS if bundle.policy.proves else 'no product was proved: an altered one goes unnoticed'}")
+        who = {"three": "each domain ran its own pods; two", "one": "one operator ran all three domains, and"}
+        shown = "; the keys come from a public seed: a demonstration" if bundle.policy.seeded else ""
+        shown += f"\n  {PRODUCTS if bundle.policy.proves else 'no product was proved: an altered one goes unnoticed'}"
+        print(f"  {who[bundle.policy.who]} could look at everything{shown}")
         print("" if bundle.policy.form else "  no model and batch are named: the form was not checked\n", end="")
     lacks |= {"full": "no bundle of the full run is here"} if promised and promised not in phases else {}
     if root is not None and (why := check_manifest(root, signers, bundles, tree_of(root))):

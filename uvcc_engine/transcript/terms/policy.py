@@ -255,11 +255,7 @@ class Policy:
 
     @property
     def operation(self) -> Operation:
-        """Who operates the run and what is not encrypted in it.
-
-        It follows from the topology, and from whether the policy names a proposal: only three domains that each conduct
-        their own part make such a policy.
-        """
+        """Who operates the run and what is not encrypted in it: only three that each conduct a part name a proposal."""
         return Operation.of(self.topology, apart=bool(self.proposal))
 
     @property
