@@ -124,6 +124,7 @@ def _pilot_length(record: RunRecord, phase: str) -> Criterion:
 
 
 Curves = dict[str, list[dict[str, float]]]
+_MOST_TABLES: Final = 6  # that one line quotes
 
 
 def _training(package: Package, phase: str) -> tuple[Curves, list[str]]:
@@ -162,10 +163,11 @@ def _loss_falls(package: Package, phase: str, curves: Curves, altered: list[str]
             first = statistics.median(r["loss"] for r in rows[:part])
             last = statistics.median(r["loss"] for r in rows[-part:])
             good = good and last < first
-            facts.append(f"{file}: {first:.4f} -> {last:.4f} in {len(rows)} rows")
+            at = len(facts) if last < first else 0  # what speaks against it stands first
+            facts.insert(at, f"{file}: {first:.4f} -> {last:.4f} in {len(rows)} rows")
             if final is not None and abs(rows[-1]["loss"] - final) > _EQUAL * max(1.0, abs(final)):
                 good = False
-                facts.append(f"{file} ends at {rows[-1]['loss']:g}, the certificate says {final:g}")
+                facts.insert(0, f"{file} ends at {rows[-1]['loss']:g}, the certificate says {final:g}")
     return _of_tables(name, facts, good, altered)
 
 
@@ -178,12 +180,16 @@ def _throughput(curves: Curves, altered: list[str]) -> Criterion:
         if rates:
             middle = statistics.median(rates)
             low, high = rates[len(rates) // 4], rates[(3 * len(rates)) // 4]
-            good = good and middle > 0 and high - low <= 2 * _STABLE * middle
-            facts.append(f"{file}: {middle:.1f} {column}, middle half {low:.1f} to {high:.1f}")
+            stable = middle > 0 and high - low <= 2 * _STABLE * middle
+            good = good and stable
+            at = len(facts) if stable else 0
+            facts.insert(at, f"{file}: {middle:.1f} {column}, middle half {low:.1f} to {high:.1f}")
     return _of_tables(name, facts, good, altered)
 
 
 def _of_tables(name: str, facts: list[str], good: bool, altered: list[str]) -> Criterion:
+    if len(facts) > _MOST_TABLES:
+        facts = [*facts[:_MOST_TABLES], f"and {len(facts) - _MOST_TABLES} more"]
     if altered:
         return Criterion(name, NOT_MET if not good else NOT_SHOWN, "; ".join([*altered, *facts]))
     if not facts:

@@ -33,6 +33,7 @@ _ROBUST: Final = (
     "pods lost",
     "workers that failed",
 )
+_MOST_NUMBERED: Final = 1000  # bars of a schedule that bear the number of their microbatch; more could not be read
 Rows = Sequence[Sequence[Any]]
 
 
@@ -230,17 +231,25 @@ def _gantt(record: RunRecord) -> Drawing:
     rows = [(t.coord, t.step, t.phase, t.microbatch, t.start, t.end) for t in ticks]
 
     def draw(axes: Axes, rows: Rows) -> None:
-        lanes = sorted({r[0] for r in rows})
+        from matplotlib.collections import PolyCollection
+
+        by_lane: dict[str, list[Sequence[Any]]] = {}
+        for row in rows:
+            by_lane.setdefault(row[0], []).append(row[2:])
+        lanes, boxes, colours = sorted(by_lane), list[list[tuple[float, float]]](), list[str]()
         for lane, coord in enumerate(lanes):
-            bars = [r[2:] for r in rows if r[0] == coord]
+            bars = by_lane[coord]
             places, deep = _side_by_side([(start, end) for _, _, start, end in bars])
             height = 0.8 / deep
             for (phase, microbatch, start, end), place in zip(bars, places, strict=True):
-                y, colour = lane - 0.4 + height * (place + 0.5), _COLOURS.get(phase, "#999999")
-                axes.barh(y, end - start, height, left=start, color=colour, edgecolor="white", lw=0.4)
-                axes.text(
-                    (start + end) / 2, y, str(microbatch), ha="center", va="center", fontsize=max(3, 6 - deep / 2)
-                )
+                low = lane - 0.4 + height * place
+                boxes.append([(start, low), (end, low), (end, low + height), (start, low + height)])
+                colours.append(_COLOURS.get(phase, "#999999"))
+                if len(rows) <= _MOST_NUMBERED:
+                    middle, size = low + height / 2, max(3, 6 - deep / 2)
+                    axes.text((start + end) / 2, middle, str(microbatch), ha="center", va="center", fontsize=size)
+        axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="white", linewidths=0.4))
+        axes.autoscale_view()
         axes.set_yticks(range(len(lanes)), lanes)
         axes.invert_yaxis()
         axes.set_xlabel("seconds in the step (blue forward, red backward, grey update)")

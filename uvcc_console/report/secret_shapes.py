@@ -65,7 +65,7 @@ _BIG: Final = re.compile(r"(?<![\w.+-])-?(?:\d{16,20}|\d\.\d+e\+1[5-9])(?![\w.])
 _FLOAT: Final = re.compile(r"(?<![\w.+-])[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]| ?\$)")  # and no price
 _PARTS: Final = re.compile(
     r"(?P<open>\[)|(?P<close>\])|(?P<made>\b(?:tensor|array|Parameter containing:)\(?)"
-    r"|(?P<number>(?<![\w.+-])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?(?![\w.]))"
+    r"|(?P<number>(?<![\w.+-])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?(?![\w.]| ?\$))"
 )
 _NAMES_IN_ARRAYS: Final = frozenset(
     (

@@ -184,4 +184,5 @@ def test_a_refusal_names_the_place_and_never_the_value() -> None:
 def test_prices_of_a_large_fleet_are_no_shares() -> None:
     quote = ", ".join(f'"uvcc-large-p{n % 3}r{n // 3} local {n}.07 $/h"' for n in range(24))
     assert secret_kind(f'{{"pods": [{quote}]}}') == ""
+    assert secret_kind(f'[2026-11-22T07:53:02.100Z] EVENT quote {{"pods": [{quote}]}}') == ""
     assert secret_kind(f'{{"pods": [{quote.replace(" $/h", "")}]}}') == SHARE
