@@ -154,7 +154,7 @@ def _loss_falls(package: Package, phase: str, curves: Curves, altered: list[str]
 
     A table that ends otherwise than the certificate says is refuted by it.
     """
-    name, facts, good = "loss falls", [], True
+    name, facts, good = "loss falls", list[str](), True
     certificate = package.proof(phase).certificate if package.record.snapshot.proves else None
     final = certificate.values.get("loss") if certificate else None
     for file, rows in curves.items():
@@ -173,7 +173,7 @@ def _loss_falls(package: Package, phase: str, curves: Curves, altered: list[str]
 
 def _throughput(curves: Curves, altered: list[str]) -> Criterion:
     """Non-zero after the warm-up, and half of all values within a quarter around the median."""
-    name, facts, good = "throughput is non-zero and stable", [], True
+    name, facts, good = "throughput is non-zero and stable", list[str](), True
     for file, rows in curves.items():
         column = "samples_per_s" if rows and rows[0].get("samples_per_s") else "toks_per_s"
         rates = sorted(r.get(column, 0.0) for r in rows[int(len(rows) * _WARM_UP) :])
