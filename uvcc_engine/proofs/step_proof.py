@@ -73,7 +73,7 @@ class _Randomness:
 
 
 def prove_protocol(rt: Runtime, ring: GaloisRing | None = None) -> MpcProtocol[ProvedStep]:
-    """Prove what the ledger holds and empty it. 4 rounds and 2 a fold (at most 5 folds up to 2^20 entries).
+    """Prove what the ledger holds and empty it. 4 rounds and 2 a fold (9 folds for 3 10^5 truncated numbers).
 
     Raises ProofFailedError at every party if a proof does not hold at one of them; then nothing may be opened.
     ``ring``: of a smaller degree in tests.
