@@ -87,6 +87,15 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def bar(what: str, done: int, total: int) -> None:
+    """How far something is, on one line of a terminal that is written over; elsewhere nothing."""
+    if sys.stderr.isatty() and total:
+        filled = 30 * done // total
+        sys.stderr.write(f"\r{clean(what):<7}[{'#' * filled}{'.' * (30 - filled)}] {100 * done // total:3d} %")
+        sys.stderr.write("\n" if done >= total else "")
+        sys.stderr.flush()
+
+
 def agreed(question: str) -> bool:
     """Ask a person; anything but a yes is a no."""
     sys.stderr.write(clean(f"{question} [y/N] "))

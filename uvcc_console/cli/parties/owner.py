@@ -137,8 +137,8 @@ def _share(args: argparse.Namespace) -> int:
             return FAILED
     named = {"--data": args.data, "--labels": args.labels, "--schema": args.schema, "--weights": args.weights}
     files = [part for flag, path in named.items() if path is not None for part in (flag, str(path.expanduser()))]
-    share = data_owner.sealed(base, request, files, owner, _tell)
-    data_owner.send(there, base, request, share, _tell)
+    share = data_owner.sealed(base, request, files, owner, common.bar)
+    data_owner.send(there, base, request, share, common.bar)
     rows = ", ".join(f"{count} {kind} rows" for kind, count in sorted(share.rows.items()))
     common.show(f"shared       {rows}; the receipt: {data_owner.folder_of(base, request) / data_owner.RECEIPT}")
     return OK
@@ -193,15 +193,6 @@ def _audit(args: argparse.Namespace) -> int:
         sealed, _ = data_owner.kept(base, policy.proposal, Identity.load(base))
     command = [str(args.run), "--owner", str(base), "--sealed", str(sealed), *(["--json"] if args.json else [])]
     return subprocess.run([sys.executable, "-m", "uvcc_engine.cli", "audit", *command], check=False).returncode
-
-
-def _tell(what: str, done: int, total: int) -> None:
-    """A bar on a terminal, nothing elsewhere."""
-    if sys.stderr.isatty() and total:
-        filled = 30 * done // total
-        sys.stderr.write(f"\r{what:<7}[{'#' * filled}{'.' * (30 - filled)}] {100 * done // total:3d} %")
-        sys.stderr.write("\n" if done >= total else "")
-        sys.stderr.flush()
 
 
 def _open(args: argparse.Namespace) -> int:
