@@ -99,7 +99,7 @@ async def test_data_that_changed_since_the_plan_is_refused_before_a_pod_is_rente
 ) -> None:
     run_dir = create_run("demo", settings)
     profile = parse(dict(common.load_snapshot(run_dir).profile))
-    ctx: Any = SimpleNamespace(plan=make_plan("r", "demo", profile), run_dir=run_dir)
+    ctx: Any = SimpleNamespace(plan=make_plan("r", "demo", profile), run_dir=run_dir, federated=None)
     await check_job(ctx)
     table.write_text(table.read_text().replace("sick", "well", 1))
     with pytest.raises(UvccError, match=r"patients\.csv has changed since the run was planned"):

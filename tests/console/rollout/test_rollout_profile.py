@@ -196,5 +196,5 @@ async def test_a_job_that_does_not_fit_is_refused_while_it_is_planned(
     _, profile = p.load("demo", settings)
     plan = make_plan("demo-1", "demo", profile)
     with pytest.raises(UvccError) as refusal:
-        await check_job(SimpleNamespace(plan=plan, run_dir=tmp_path))  # type: ignore[arg-type]
+        await check_job(SimpleNamespace(plan=plan, run_dir=tmp_path, federated=None))  # type: ignore[arg-type]
     assert said in str(refusal.value)

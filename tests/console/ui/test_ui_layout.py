@@ -62,9 +62,12 @@ async def test_borders_follow_the_mouse_and_a_click_on_one_opens_its_panel(folde
         await pilot.mouse_up(offset=(x - 20, y))
         assert main.page == ""
         await pilot.click(offset=(10, log.region.y))
+        await d.settle()
         assert main.page == "3"
+        assert d.app.screen is main, "the click is no click on a line of what it brought there"
         assert log.region.height > 40, "alone it has all of the screen"
         await pilot.click(offset=(10, log.region.y))
+        await d.settle()
         assert main.page == ""
         assert right.region.width == 68, "and comes back to what was pulled"
         await pilot.resize_terminal(100, 50)

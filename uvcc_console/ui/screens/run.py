@@ -195,9 +195,13 @@ class RunScreen(Screen[None]):
             self.apply_shape()
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
-        """Let go; a click on a panel's upper border opens its page, or leaves it."""
+        """Let go."""
+        self._grip = ""
+
+    def on_click(self, event: events.Click) -> None:
+        """A click on a panel's upper border opens its page, or leaves it; the panel itself has had the click before."""
         at, pressed = (int(event.screen_x), int(event.screen_y)), self._pressed
-        self._pressed, self._grip = (-1, -1), ""
+        self._pressed = (-1, -1)
         if at == pressed:
             hit = next((p for p in self.panels() if p.display and p.region.y == at[1] and p.region.contains(*at)), None)
             if hit is not None and hit.styles.border_top[0]:
