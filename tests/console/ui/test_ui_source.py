@@ -153,4 +153,4 @@ def test_an_hour_of_twenty_four_pods_is_folded_in_seconds_of_processor_time(tmp_
     before = time.process_time()
     source.poll()
     assert source.snapshot.seq == count
-    assert time.process_time() - before <= 6.0  # a quiet processor takes about a third of it
+    assert time.process_time() - before <= 6.0  # a quiet processor takes about a fifth of it
