@@ -5,7 +5,6 @@ Nothing here reads a row: the owner's program splits and seals, in a process of 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any, Final
 from uvcc_console.core import paths
 from uvcc_console.federation import rendezvous
 from uvcc_console.federation.domain_key import fingerprint
-from uvcc_console.federation.parcels import PIECE, box_of
+from uvcc_console.federation.parcels import PIECE, box_of, enqueue
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError
 from uvcc_engine.contract.files import write_atomic
@@ -41,8 +40,6 @@ RECEIPT: Final = "receipt.json"
 SENT: Final = "sent.json"
 OWNER_KEYS: Final = "owner-key/"
 OWNER_SHARES: Final = "owner-share/"
-_TRIES: Final = 8
-_TTL_S: Final = 86_400
 Tell = Callable[[str, int, int], None]
 """Of a progress bar: what is done, how much of it, of how much."""
 
@@ -286,7 +283,7 @@ def send(there: Rendezvous, base: Path, request: OwnerRequest, share: OwnerShare
             f.seek(at)
             while at < file.bytes:
                 piece = f.read(PIECE)
-                _enqueue(there, box, party, name, file, at, piece)
+                enqueue(there, box, party, name, (file.bytes, file.sha256), at, piece)
                 at += len(piece)
                 sent[name] = at
                 write_atomic(out / SENT, json.dumps(sent).encode(), mode=0o600, durable=False)
@@ -307,25 +304,6 @@ def _sent(path: Path) -> dict[str, int]:
     except UnreadableError:
         found = {}
     return {str(k): v for k, v in found.items() if type(v) is int and v > 0} if isinstance(found, dict) else {}
-
-
-def _enqueue(there: Rendezvous, box: int, party: int, name: str, file: ShareFile, at: int, piece: bytes) -> None:
-    """One piece of a parcel; sent again it is there once. Waits while the domain has not taken enough of the others."""
-    head = json.dumps({"at": at, "name": name, "sha256": file.sha256, "size": file.bytes}).encode()
-    entry = {
-        "msg_id": hashlib.sha256(b"%d|%d|" % (box, at) + name.encode() + file.sha256.encode()).hexdigest(),
-        "receiver": party,
-        "payload_b64": base64.b64encode(head + b"\n" + piece).decode(),
-        "ttl_s": _TTL_S,
-    }
-    for attempt in range(_TRIES):
-        try:
-            there.mail("/enqueue", {"messages": [entry], "box": box})
-            return
-        except UvccError:
-            if attempt == _TRIES - 1:
-                raise
-            time.sleep(min(30.0, 0.25 * 2**attempt))
 
 
 def _name(key: str) -> str:

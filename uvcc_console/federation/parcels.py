@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.fleet.landing import Landing
-from uvcc_engine.contract.errors import ProtocolError, UnreadableError
+from uvcc_engine.contract.errors import ProtocolError, UnreadableError, UvccError
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.formats.reading import parse_json
 
@@ -26,6 +27,7 @@ LARGEST: Final = 64 << 30
 MOST_FILES: Final = 4096
 _HEAD: Final = 4096
 _TTL_S: Final = 86_400
+_TRIES: Final = 8
 _BOX: Final = b"UVCC_PARCEL_V1"
 
 
@@ -48,15 +50,32 @@ def send(there: Rendezvous, box: int, receiver: int, files: Mapping[str, Path]) 
     for name, (size, digest) in manifest(files).items():
         with files[name].open("rb") as f:
             for at in range(0, max(size, 1), PIECE):
-                head = json.dumps({"at": at, "name": name, "sha256": digest, "size": size}).encode()
-                body = head + b"\n" + f.read(PIECE)
-                entry = {
-                    "msg_id": hashlib.sha256(b"%d|%d|" % (box, at) + name.encode() + digest.encode()).hexdigest(),
-                    "receiver": receiver,
-                    "payload_b64": base64.b64encode(body).decode(),
-                    "ttl_s": _TTL_S,
-                }
-                there.mail("/enqueue", {"messages": [entry], "box": box})
+                enqueue(there, box, receiver, name, (size, digest), at, f.read(PIECE))
+
+
+def enqueue(
+    there: Rendezvous, box: int, receiver: int, name: str, whole: tuple[int, str], at: int, piece: bytes
+) -> None:
+    """One piece of a file of this size and SHA-256; sent again it is there once.
+
+    Waits a while for a relay that does not answer, or whose receiver has not taken enough. Raises UvccError.
+    """
+    size, digest = whole
+    head = json.dumps({"at": at, "name": name, "sha256": digest, "size": size}).encode()
+    entry = {
+        "msg_id": hashlib.sha256(b"%d|%d|" % (box, at) + name.encode() + digest.encode()).hexdigest(),
+        "receiver": receiver,
+        "payload_b64": base64.b64encode(head + b"\n" + piece).decode(),
+        "ttl_s": _TTL_S,
+    }
+    for attempt in range(_TRIES):
+        try:
+            there.mail("/enqueue", {"messages": [entry], "box": box})
+            return
+        except UvccError:
+            if attempt == _TRIES - 1:
+                raise
+            time.sleep(min(30.0, 0.25 * 2**attempt))
 
 
 @dataclass(slots=True)

@@ -19,12 +19,9 @@ from uvcc_engine.contract.files import write_atomic
 from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed import barriers, reports
-from uvcc_engine.transcript.signed import roster as rosters
-from uvcc_engine.transcript.signed.barriers import Barrier, Barriers
+from uvcc_engine.transcript.signed.barriers import Barrier
 from uvcc_engine.transcript.signed.proposals import Equivocation, SignedProposal, Standing, standings
 from uvcc_engine.transcript.signed.reports import DomainReport
-from uvcc_engine.transcript.signed.roster import Roster
-from uvcc_engine.transcript.terms.proposal import Proposal
 
 PROPOSALS: Final = "proposal/"
 APPROVALS: Final = "approval/"
@@ -58,30 +55,9 @@ class Rendezvous:
         """Every proposal that lies there, with the domains' words. Raises UvccError."""
         return standings([body for prefix in (PROPOSALS, APPROVALS) for body in self._bodies(prefix)])
 
-    def leave_roster(self, roster: Roster, sign: Callable[[bytes], str]) -> None:
-        """Put this domain's roster there; ``sign`` signs under ``ROSTER_NAMESPACE``. Raises UvccError."""
-        name = f"{ROSTERS}{roster.proposal}/{roster.attempt}/{roster.party}"
-        self.leave(name, rosters.signed(roster, sign))
-
-    def look_rosters(self, proposal: Proposal, attempt: int) -> dict[int, Roster]:
-        """The domains' rosters of an attempt by party, each as its domain signed it. Raises UvccError, see there."""
-        return rosters.gathered(proposal, attempt, self._bodies(f"{ROSTERS}{proposal.id}/{attempt}/"))
-
-    def leave_barrier(self, barrier: Barrier, sign: Callable[[bytes], str]) -> None:
-        """Put this domain's word about a stage there; ``sign`` signs under ``BARRIER_NAMESPACE``. Raises UvccError."""
-        self.leave(barrier_name(barrier), barriers.signed(barrier, sign))
-
-    def look_barriers(self, proposal: Proposal, attempt: int) -> Barriers:
-        """The domains' barriers of an attempt. Raises UvccError, naming a domain that says two things of one stage."""
-        return barriers.gathered(proposal, attempt, self._bodies(f"{BARRIERS}{proposal.id}/{attempt}/"))
-
     def leave_report(self, report: DomainReport, sign: Callable[[bytes], str]) -> None:
         """Put this domain's sign of life there; ``sign`` signs under ``REPORT_NAMESPACE``. Raises UvccError."""
         self.leave(f"{REPORTS}{report.proposal}/{report.party}", reports.signed(report, sign))
-
-    def look_reports(self, proposal: Proposal) -> dict[int, DomainReport]:
-        """The newest sign of life of each domain. Raises UvccError."""
-        return reports.newest(proposal, self._bodies(f"{REPORTS}{proposal.id}/"))
 
     def leave_signature(self, at: str, party: int, signature: str) -> None:
         """Put a policy's signature by this domain's pod there; ``at`` names proposal, attempt and phase."""

@@ -15,6 +15,7 @@ FIXED: Final[Mapping[str, str]] = {
     "train.seed": "the data goes on from where the checkpoint stood",
 }
 Scalar = str | int | float | bool
+_FORM: Final = "write it like --set train.lr=0.0001"
 
 
 def parse(pairs: Sequence[str]) -> dict[str, Scalar | None]:
@@ -24,36 +25,36 @@ def parse(pairs: Sequence[str]) -> dict[str, Scalar | None]:
     """
     import yaml
 
-    found: dict[str, Scalar | None] = {}
+    found: dict[str, object] = {}
     for pair in pairs:
         path, sign, text = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {pair}", _FORM)
+        try:
+            found[path] = yaml.safe_load(text) if text else None
+        except yaml.YAMLError:
+            found[path] = text
+    return well_formed(found)
+
+
+def well_formed(found: object) -> dict[str, Scalar | None]:
+    """Changes by key, if each may be made, from a command line or a journal. Raises ConfigError naming one that not."""
+    if not isinstance(found, Mapping):
+        raise ConfigError("changed settings are not a mapping")
+    made: dict[str, Scalar | None] = {}
+    for name, value in found.items():
+        path = str(name)
         section, _, key = path.partition(".")
-        if not (sign and key and key.isidentifier()):
-            raise ConfigError(f"--set {pair}", "write it like --set train.lr=0.0001")
         if why := FIXED.get(section) or FIXED.get(path):
             raise ConfigError(f"{path} cannot be changed in a run: {why}", "uvcc rollout starts a new one")
         if section not in SECTIONS:
             raise ConfigError(f"there is no section {section!r} to change", f"one of {', '.join(SECTIONS)}")
-        try:
-            value = yaml.safe_load(text) if text else None
-        except yaml.YAMLError:
-            value = text
-        if value is not None and not isinstance(value, (str, int, float, bool)):
-            raise ConfigError(f"--set {pair}: not one value", "write it like --set train.lr=0.0001")
-        found[path] = value
-    return found
-
-
-def well_formed(found: object) -> dict[str, Scalar | None]:
-    """The same, from an intent in a journal. Raises ConfigError."""
-    if not isinstance(found, Mapping):
-        raise ConfigError("changed settings are not a mapping")
-    for path, value in found.items():
-        section, _, key = str(path).partition(".")
-        bad = FIXED.get(section) or FIXED.get(str(path)) or section not in SECTIONS or not key.isidentifier()
-        if bad or not (value is None or isinstance(value, (str, int, float, bool))):
-            raise ConfigError(f"{path} cannot be changed in a run")
-    return {str(path): value for path, value in found.items()}
+        if not key.isidentifier():
+            raise ConfigError(f"{path} names no setting", _FORM)
+        if not (value is None or isinstance(value, (str, int, float, bool))):
+            raise ConfigError(f"{path}: not one value", _FORM)
+        made[path] = value
+    return made
 
 
 def laid_upon(job: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from uvcc_engine.model.layer_list import model_of_list, model_to_json
 from uvcc_engine.sealing import joint
 from uvcc_engine.sealing.purpose import ProposedUse
 from uvcc_engine.transcript.proof import contributed
-from uvcc_engine.transcript.signed import approvals, owner_shares
+from uvcc_engine.transcript.signed import approvals, owner_shares, roster
 from uvcc_engine.transcript.signed.owner_shares import OWNER_NAMESPACE, OwnerShare
 from uvcc_engine.transcript.signed.proposals import PROPOSAL_NAMESPACE, SignedProposal
 from uvcc_engine.transcript.signed.roster import ROSTER_NAMESPACE, Roster, RosterPod
@@ -130,7 +130,8 @@ class Gathering:
                 pods=pods,
             )
             signer = (by or {}).get(p, DOMAINS[p])
-            self.there[p].leave_roster(found[p], lambda payload, s=signer: s.sign(ROSTER_NAMESPACE, payload))
+            body = roster.signed(found[p], lambda payload, s=signer: s.sign(ROSTER_NAMESPACE, payload))
+            self.there[p].leave(f"roster/{self.proposal.id}/{attempt}/{p}", body)
         return found
 
     def data(self, owner: int) -> tuple[Path, np.ndarray]:

@@ -251,7 +251,7 @@ def test_a_roster_by_a_wrong_key_is_none_and_one_that_was_swapped_names_its_doma
                 _roster_of(table, 2), lambda payload: table.seats[0].key.sign(rosters.ROSTER_NAMESPACE, payload)
             )
             there.leave(f"roster/{table.proposal.id}/0/2", wrong)
-            assert there.look_rosters(table.proposal, 0) == {}
+            assert rosters.gathered(table.proposal, 0, there.look_bodies(f"roster/{table.proposal.id}/0/")) == {}
             for said in await _vouch(table, peers, silent=2):
                 assert "P2's domain has not published a roster" in str(said)
         async with table.peers(0, 1, 2) as peers:

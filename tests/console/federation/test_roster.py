@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
 from relaykit import TOKENS, relay  # noqa: F401
 
-from uvcc_console.federation.rendezvous import Rendezvous
+from uvcc_console.federation.rendezvous import Rendezvous, barrier_name
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.topology import PARTIES, Topology
 from uvcc_engine.transcript.signed import barriers
@@ -106,11 +106,11 @@ def word(one: Barrier, by: int | None = None) -> str:
 def test_three_rosters_meet_at_a_relay_and_read_as_they_were_signed(relay: str) -> None:  # noqa: F811
     made = {party: roster(party) for party in range(PARTIES)}
     for party, one in made.items():
-        there = Rendezvous(relay, TOKENS[party])
-        there.leave_roster(one, lambda payload, who=DOMAINS[party]: who.sign(ROSTER_NAMESPACE, payload))  # type: ignore[misc]
-    assert Rendezvous(relay, TOKENS[0]).look_rosters(P, 0) == made
-    assert Rendezvous(relay, TOKENS[0]).look_rosters(P, 1) == {}
-    assert Rendezvous(relay, TOKENS[0]).look_rosters(proposal(nonce="00" * 32), 0) == {}
+        Rendezvous(relay, TOKENS[party]).leave(f"roster/{P.id}/0/{party}", signed(one))
+    there = Rendezvous(relay, TOKENS[0]).look_bodies(f"roster/{P.id}/")
+    assert rosters.gathered(P, 0, there) == made
+    assert rosters.gathered(P, 1, there) == {}
+    assert rosters.gathered(proposal(nonce="00" * 32), 0, there) == {}
     assert made[1].pod(1).endpoints["p1r1s0t1"] == "198.51.100.1:2001"
     with pytest.raises(ConfigError, match="no pod of replica 2"):
         made[1].pod(2)
@@ -129,7 +129,7 @@ def test_a_roster_that_another_signed_is_none(relay: str) -> None:  # noqa: F811
     there = Rendezvous(relay, TOKENS[2])
     there.leave(f"roster/{P.id}/0/1", signed(mine, by=2))  # P2 writes it where P1's is looked for
     there.leave(f"roster/{P.id}/0/2", body)
-    assert there.look_rosters(P, 0) == {1: mine}
+    assert rosters.gathered(P, 0, there.look_bodies(f"roster/{P.id}/0/")) == {1: mine}
 
 
 def test_who_lies_in_a_roster_is_named() -> None:
@@ -225,15 +225,15 @@ def test_stages_advance_over_all_three_and_in_order(relay: str) -> None:  # noqa
     for stage in STAGES:
         made = {p: barrier(p, stage, said) for p in range(PARTIES)}
         for party, one in made.items():
-            sign = DOMAINS[party].sign
-            Rendezvous(relay, TOKENS[party]).leave_barrier(one, lambda payload, s=sign: s(BARRIER_NAMESPACE, payload))  # type: ignore[misc]
+            Rendezvous(relay, TOKENS[party]).leave(barrier_name(one), word(one))
         said = made
-    found = Rendezvous(relay, TOKENS[0]).look_barriers(P, 0)
+    there = Rendezvous(relay, TOKENS[0]).look_bodies(f"barrier/{P.id}/")
+    found = barriers.gathered(P, 0, there)
     assert found.of("full") == said
     barriers.in_order(found, STAGES)
     with pytest.raises(ProtocolError, match="no stage of this run"):
         barriers.in_order(found, STAGES[:2])
-    assert Rendezvous(relay, TOKENS[0]).look_barriers(P, 1) == Barriers()
+    assert barriers.gathered(P, 1, there) == Barriers()
 
 
 def test_a_barrier_out_of_order_names_its_domain() -> None:

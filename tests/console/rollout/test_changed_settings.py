@@ -35,8 +35,8 @@ def test_values_are_read_as_yaml_and_an_empty_one_takes_a_change_back() -> None:
     ("pair", "why"),
     [
         ("train.lr", "write it like"),
-        ("train.=1", "write it like"),
-        ("train.lr.x=1", "write it like"),
+        ("train.=1", "names no setting"),
+        ("train.lr.x=1", "names no setting"),
         ("model.dim=64", "shape of this model"),
         ("nsa.w=64", "this attention"),
         ("train.steps=9", "planned and priced"),

@@ -54,7 +54,7 @@ async def test_borders_follow_the_mouse_and_a_click_on_one_opens_its_panel(folde
         await pilot.mouse_down(offset=(x, y))
         await pilot.hover(offset=(x - 20, y))
         assert right.region.width == 48, "a mouse that only passes pulls nothing"
-        main._grip = "column"
+        await pilot.mouse_down(offset=(x, y))
         await pilot._post_mouse_events([_move()], offset=(x - 20, y), button=1)
         await pilot.pause()
         assert right.region.width == 68

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import paths
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract import strict
+from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 
@@ -37,56 +37,24 @@ class ScreenLayout:
     axis: str = ""
     smooth: float = 0.0
 
-
-def _names(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > _NAMES:
-        raise ValueError
-    return tuple(_name(v) for v in value)
-
-
-def _name(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _NAMES or not value.isprintable():
-        raise ValueError
-    return value
-
-
-def _cells(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= _WIDEST:
-        raise ValueError
-    return value
-
-
-def _truth(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _share(value: object) -> float:
-    if type(value) not in (int, float) or not 0 <= value < 1:  # type: ignore[operator]
-        raise ValueError
-    return float(value)  # type: ignore[arg-type]
-
-
-_PARSE: Final[Mapping[str, Callable[[object], Any]]] = {
-    "str": _name,
-    "int": _cells,
-    "bool": _truth,
-    "float": _share,
-    "tuple[str, ...]": _names,
-}
+    def __post_init__(self) -> None:
+        texts = (self.theme, self.sort, self.board, self.stamp, self.axis, *self.columns)
+        sizes = min(self.right, self.log) >= 0 and max(self.right, self.log) <= _WIDEST and 0 <= self.smooth < 1
+        if not sizes or len(texts) > _NAMES or any(len(t) > _NAMES or not t.isprintable() for t in texts):
+            raise ConfigError("that is no layout of a screen")
 
 
 def parse(data: object) -> ScreenLayout:
-    """What of ``data`` is a layout; every other part is as usual."""
+    """What of ``data`` is a layout; every other part is as usual, for a screen must not hang on it."""
     found: dict[str, Any] = {}
-    if isinstance(data, dict):
-        for known in fields(ScreenLayout):
-            if known.name in data:
-                try:
-                    found[known.name] = _PARSE[str(known.type)](data[known.name])
-                except ValueError:
-                    continue  # a part that cannot be read is as usual: a screen must not hang on it
+    parts: dict[str, Any] = data if isinstance(data, dict) else {}
+    for known in fields(ScreenLayout):
+        if known.name in parts:
+            try:
+                part = strict.read(ScreenLayout, {known.name: parts[known.name]}, FILE)
+            except ConfigError:
+                continue
+            found[known.name] = getattr(part, known.name)
     return ScreenLayout(**found)
 
 

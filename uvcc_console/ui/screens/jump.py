@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -12,12 +12,12 @@ from textual.geometry import Region
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-_SPARE: Final = "asdfghjklqwertyuiopzxcvbnm"
+from uvcc_console.ui.widgets.fleet import labels
 
 
 def signs(numbers: Mapping[str, str]) -> dict[str, str]:
     """A key for every panel, by its id: its own digit where it has one, else a letter."""
-    free = iter(_SPARE)
+    free = iter(labels(len(numbers)))
     return {name: number if len(number) == 1 else next(free) for name, number in numbers.items()}
 
 
