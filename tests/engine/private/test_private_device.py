@@ -31,15 +31,17 @@ JOB = PrivateJob(steps=1, batch=6, test_rows=20)
 @pytest.fixture
 def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pytest.importorskip("triton")
-    from triton.runtime.interpreter import GridExecutor
+    from triton.runtime.interpreter import InterpretedFunction
 
-    launch, one_at_a_time = GridExecutor.__call__, threading.Lock()
+    launch, one_at_a_time = InterpretedFunction.run, threading.Lock()
 
     def locked(self: Any, *args: Any, **more: Any) -> Any:
-        with one_at_a_time:  # the interpreter replaces parts of triton.language while it runs; parties are threads here
+        # Parties are threads here. The interpreter replaces parts of triton.language while it runs, and parses a
+        # kernel's source before its first run, which CPython 3.11 refuses of two threads at once (its issue 106905).
+        with one_at_a_time:
             return launch(self, *args, **more)
 
-    monkeypatch.setattr(GridExecutor, "__call__", locked)
+    monkeypatch.setattr(InterpretedFunction, "run", locked)
     monkeypatch.setenv(choose.KERNELS_ENV, "triton")
     choose.kernels_for.cache_clear()
     yield
